@@ -1,0 +1,80 @@
+"""The `memory` backend: a dict of CPU tensors."""
+
+# ruff: noqa: D102 - the methods of Store say what they do there
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tdstore.builtin.resident import ResidentStore, full
+from tdstore.errors import OptionError, StoreNotFoundError
+from tdstore.header import Header
+from tdstore.store import Cap
+from tdstore.types import LeafSpec, Mode, Path, path_text
+
+
+def open_memory(location: str | None = None, *, mode: Mode = "w") -> MemoryStore:
+    """A new, empty store in this process's memory; it has no name and cannot be opened again."""
+    if mode in ("r", "r+"):
+        raise StoreNotFoundError("a memory store cannot be opened again", hint="open one with mode='w'")
+    return MemoryStore()
+
+
+class MemoryStore(ResidentStore):
+    """Leaves as tensors of this process."""
+
+    caps = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.VIEW | Cap.CONCURRENT_READ
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self.url = "ram://"
+        self.writable = True
+        self._leaves = {}
+        self._fills: dict[Path, Any] = {}
+        self._header = Header()
+
+    def load_header(self) -> Header:
+        self._check_open()
+        return self._header
+
+    def save_header(self, header: Header) -> None:
+        self._check_writable()
+        self._header = header
+
+    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
+        views = [self.view(path) for path in paths]
+        fills = [self._fills.get(path, 0) for path in paths]
+        return [LeafSpec(t.shape, t.dtype, fill_value=fill) for t, fill in zip(views, fills, strict=True)]
+
+    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        self._check_writable()
+        for spec in leaves.values():
+            if spec.options:
+                raise OptionError(f"{self.url} has no leaf option {next(iter(spec.options))!r}", url=self.url)
+        self._leaves |= {path: full(spec, self.device) for path, spec in leaves.items()}
+        self._fills |= {path: spec.fill_value for path, spec in leaves.items()}
+
+    def rename(self, moves: Mapping[Path, Path]) -> None:
+        self._check_writable()
+        specs = self.specs(list(moves))
+        if len(set(moves.values())) < len(moves):
+            raise ValueError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
+        values = [self._leaves.pop(old) for old in moves]
+        for new, value, spec in zip(moves.values(), values, specs, strict=True):
+            self._leaves[new], self._fills[new] = value, spec.fill_value
+
+    def resize(self, lengths: Mapping[Path, int]) -> None:
+        self._check_writable()
+        specs = self.specs(list(lengths))
+        for spec, (path, length) in zip(specs, lengths.items(), strict=True):
+            if not spec.shape or length < 0:
+                raise ValueError(f"{path_text(path)} of shape {spec.shape} cannot be resized to length {length}")
+        for spec, (path, length) in zip(specs, lengths.items(), strict=True):
+            old = self._leaves[path]
+            new = full(spec.replace(shape=(length, *old.shape[1:])), self.device)
+            new[: len(old)] = old[:length]
+            self._leaves[path] = new
+
+    def nbytes_stored(self) -> int | None:
+        return sum(t.nbytes for t in self._leaves.values())

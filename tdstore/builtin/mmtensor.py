@@ -1,0 +1,350 @@
+"""`MemoryMappedTensor`: a tensor over a file, made of plain torch parts, so that its operations run at full speed."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore import files
+from tdstore.checksums import BLOCK
+from tdstore.dtypes import to_numpy
+from tdstore.errors import CorruptStoreError, StoreExistsError, StoreNotFoundError
+from tdstore.session import Lease
+
+_PROC = "/proc/self/fd"
+
+
+def map_fd(fd: int, shape: Sequence[int], dtype: torch.dtype, *, shared: bool, path: str = "") -> Tensor:
+    """Map an open, checked file as a plain tensor; the mapping outlives the descriptor and keeps none.
+
+    `shared=False` gives private memory: the file is never changed.
+    """
+    name = f"{_PROC}/{fd}" if _HAS_PROC else path
+    flat = torch.from_file(name, shared=shared, size=math.prod(shape), dtype=dtype)
+    return flat.view(torch.Size(shape))
+
+
+_HAS_PROC = os.path.isdir(_PROC)
+
+
+class MemoryMappedTensor(Tensor):
+    """A tensor whose memory is a file.
+
+    Results of operations, slices included, are plain tensors (slices still share the file).
+    Pickling sends the file's name, not the data; the file must be there when it is unpickled.
+    """
+
+    _filename: str | None
+    _shared: bool
+    _lease: Lease | None
+
+    # Subclasses of Tensor normally pay for a Python call around each operation.
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def wrap(
+        mapped: Tensor, filename: str | None, *, shared: bool = True, lease: Lease | None = None
+    ) -> MemoryMappedTensor:
+        """Dress a mapped plain tensor; `lease` keeps the session that it belongs to alive."""
+        tensor: MemoryMappedTensor = Tensor._make_subclass(MemoryMappedTensor, mapped)  # type: ignore[assignment]
+        tensor._filename = filename
+        tensor._shared = shared
+        tensor._lease = lease
+        return tensor
+
+    @property
+    def filename(self) -> str:
+        """Absolute name of the file.
+
+        Raises:
+            RuntimeError: the tensor is anonymous (made without a file name).
+        """
+        if self._filename is None:
+            raise RuntimeError("this memory-mapped tensor has no file name: it is anonymous")
+        return self._filename
+
+    @classmethod
+    def from_tensor(
+        cls,
+        tensor: Tensor,
+        *,
+        filename: str | os.PathLike[str] | None = None,
+        existsok: bool = False,
+        copy_existing: bool = False,
+        shape: Sequence[int] | None = None,
+        copy_data: bool = True,
+    ) -> MemoryMappedTensor:
+        """Copy a tensor into a new file (an anonymous one without `filename`) and map it.
+
+        Args:
+            tensor: any strided tensor, of any device; expanded and conjugate ones are materialised.
+            existsok: replace a file that is there (old mappings of it stay valid).
+            copy_existing: allow a tensor that is mapped from another file already.
+            shape: shape of the new tensor, of as many elements; that of `tensor` by default.
+            copy_data: False leaves zeros, without touching the disk.
+
+        Raises:
+            StoreExistsError: the file is there, and `existsok` is False.
+            RuntimeError: the tensor is mapped from another file, and `copy_existing` is False.
+        """
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            raise TypeError(f"a tensor of layout {tensor.layout} on {tensor.device} cannot be memory-mapped")
+        name = None if filename is None else os.path.abspath(os.fspath(filename))
+        if isinstance(tensor, MemoryMappedTensor) and tensor._filename is not None:
+            if name == tensor._filename and shape is None:
+                return tensor
+            if not copy_existing:
+                raise RuntimeError(
+                    f"the tensor is mapped from {tensor._filename} already; pass copy_existing=True to copy it"
+                )
+        size = torch.Size(tensor.shape if shape is None else shape)
+        if copy_data and size.numel() != tensor.numel():
+            raise ValueError(f"a tensor of shape {list(tensor.shape)} does not fit the shape {list(size)}")
+        source = tensor.detach() if copy_data else None
+        return cls._make(size, tensor.dtype, name, existsok=existsok, source=source)
+
+    @classmethod
+    def from_filename(
+        cls,
+        filename: str | os.PathLike[str],
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        index: Any = None,
+    ) -> Tensor:
+        """Map an existing file; the tensor writes through to it.
+
+        Raises:
+            StoreNotFoundError: no such file. CorruptStoreError: its size is not that of the shape.
+        """
+        name = os.path.abspath(os.fspath(filename))
+        mapped: Tensor = _open_existing(name, dtype, torch.Size(shape), shared=True)
+        return mapped if index is None else mapped[index]
+
+    @classmethod
+    def empty(cls, *shape: Any, dtype: Any = None, device: Any = None, filename: Any = None, **kw: Any) -> Self:
+        """Make a tensor of zeros over a new file; the disk is not touched until it is written to."""
+        return cls.full(*shape, fill_value=0, dtype=dtype, device=device, filename=filename, **kw)
+
+    @classmethod
+    def zeros(cls, *shape: Any, dtype: Any = None, device: Any = None, filename: Any = None, **kw: Any) -> Self:
+        """Make a tensor of zeros over a new file; the disk is not touched until it is written to."""
+        return cls.full(*shape, fill_value=0, dtype=dtype, device=device, filename=filename, **kw)
+
+    @classmethod
+    def ones(cls, *shape: Any, dtype: Any = None, device: Any = None, filename: Any = None, **kw: Any) -> Self:
+        """Make a tensor of ones over a new file."""
+        return cls.full(*shape, fill_value=1, dtype=dtype, device=device, filename=filename, **kw)
+
+    @classmethod
+    def full(
+        cls,
+        *shape: Any,
+        fill_value: Any = None,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        filename: str | os.PathLike[str] | None = None,
+        existsok: bool = False,
+    ) -> Self:
+        """Make a tensor full of one value over a new file: `full((3, 4), 2.0)` or `full(3, 4, fill_value=2.0)`."""
+        if device is not None and torch.device(device).type != "cpu":
+            raise ValueError(f"a memory-mapped tensor lives on the CPU, not on {device}")
+        if fill_value is None:
+            if len(shape) != 2:
+                raise TypeError("full() needs a shape and a fill_value")
+            shape, fill_value = shape[:1], shape[1]
+        sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        if dtype is None:
+            dtype = torch.get_default_dtype() if fill_value in (0, 1) else torch.tensor(fill_value).dtype
+        name = None if filename is None else os.path.abspath(os.fspath(filename))
+        tensor = cls._make(torch.Size(sizes), dtype, name, existsok=existsok, source=None)
+        if fill_value:
+            tensor.fill_(fill_value)
+        return tensor  # type: ignore[return-value]
+
+    @classmethod
+    def empty_like(cls, other: Tensor, *, filename: Any = None, **kw: Any) -> Self:
+        """As `empty`, with the shape and dtype of another tensor."""
+        return cls.full(other.shape, **_like(other, kw), fill_value=0, filename=filename)
+
+    @classmethod
+    def zeros_like(cls, other: Tensor, *, filename: Any = None, **kw: Any) -> Self:
+        """As `zeros`, with the shape and dtype of another tensor."""
+        return cls.full(other.shape, **_like(other, kw), fill_value=0, filename=filename)
+
+    @classmethod
+    def ones_like(cls, other: Tensor, *, filename: Any = None, **kw: Any) -> Self:
+        """As `ones`, with the shape and dtype of another tensor."""
+        return cls.full(other.shape, **_like(other, kw), fill_value=1, filename=filename)
+
+    @classmethod
+    def full_like(cls, other: Tensor, fill_value: Any, *, filename: Any = None, **kw: Any) -> Self:
+        """As `full`, with the shape and dtype of another tensor."""
+        return cls.full(other.shape, **_like(other, kw), fill_value=fill_value, filename=filename)
+
+    @classmethod
+    def _make(
+        cls, shape: torch.Size, dtype: torch.dtype, name: str | None, *, existsok: bool, source: Tensor | None
+    ) -> MemoryMappedTensor:
+        url = name or "an anonymous memory-mapped tensor"
+        nbytes = shape.numel() * dtype.itemsize
+        with files.io_errors(url, "making the file"):
+            folder = os.path.dirname(name) if name else scratch_dir()
+            # Built aside and renamed: old mappings of a replaced file stay valid, a failure leaves it as it was.
+            fd, temp = tempfile.mkstemp(prefix=files.TEMP_PREFIX, dir=folder)
+            try:
+                os.fchmod(fd, 0o666 & ~_umask())
+                files.truncate(fd, nbytes)
+                if source is not None:
+                    write_tensor(fd, source, 0)
+                mapped = _map_or_empty(fd, shape, dtype, shared=True, path=temp)
+                if name is None:
+                    os.unlink(temp)
+                elif existsok:
+                    os.replace(temp, name)
+                else:
+                    os.link(temp, name)
+                    os.unlink(temp)
+            except BaseException as error:
+                os.unlink(temp)
+                if isinstance(error, FileExistsError):
+                    raise StoreExistsError(
+                        f"{url} exists", url=url, hint="pass existsok=True to replace it, or use from_filename"
+                    ) from error
+                raise
+            finally:
+                os.close(fd)
+        return cls.wrap(mapped, name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._filename is None:
+            return torch.Tensor(self.detach()).clone().__reduce_ex__(protocol)
+        if self._lease is not None:
+            self._lease.escape()
+        return _reopen, (self._filename, self.dtype, tuple(self.shape), self._shared)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        # A copy has no file of its own: as `clone`, it is a plain tensor.
+        memo[id(self)] = copy = self.clone()
+        return copy
+
+
+def _like(other: Tensor, kw: dict[str, Any]) -> dict[str, Any]:
+    return {"dtype": other.dtype, **kw}
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _reopen(name: str, dtype: torch.dtype, shape: tuple[int, ...], shared: bool) -> Tensor:
+    return _open_existing(name, dtype, torch.Size(shape), shared=shared)
+
+
+def _open_existing(name: str, dtype: torch.dtype, shape: torch.Size, *, shared: bool) -> MemoryMappedTensor:
+    nbytes = shape.numel() * dtype.itemsize
+    if not nbytes:
+        return MemoryMappedTensor.wrap(torch.empty(shape, dtype=dtype), name, shared=shared)
+    with files.io_errors(name, "mapping"):
+        folder = files.open_dir(os.path.dirname(name))
+        try:
+            fd = files.open_plain(os.path.basename(name), folder)
+        except FileNotFoundError as error:
+            raise StoreNotFoundError(
+                f"{name} is gone; a memory-mapped tensor was pickled by name, or is opened by it", url=name
+            ) from error
+        finally:
+            os.close(folder)
+        try:
+            size = os.fstat(fd).st_size
+            if size != nbytes:
+                raise CorruptStoreError(
+                    f"{name} has {size} bytes, expected {nbytes} for shape {list(shape)} and {dtype}", url=name
+                )
+            mapped = map_fd(fd, shape, dtype, shared=shared, path=name)
+        finally:
+            os.close(fd)
+    return MemoryMappedTensor.wrap(mapped, name, shared=shared)
+
+
+def _map_or_empty(fd: int, shape: torch.Size, dtype: torch.dtype, *, shared: bool, path: str) -> Tensor:
+    if not shape.numel():
+        return torch.empty(shape, dtype=dtype)
+    return map_fd(fd, shape, dtype, shared=shared, path=path)
+
+
+def scratch_dir() -> str:
+    """Where anonymous files go: memory where the system has such a folder, else the temporary directory."""
+    shm = "/dev/shm"
+    return shm if sys.platform == "linux" and os.access(shm, os.W_OK | os.X_OK) else tempfile.gettempdir()
+
+
+def write_tensor(fd: int, value: Tensor, offset: int) -> None:
+    """Write a tensor's elements in C order at a byte offset, in blocks of bounded memory."""
+    for block in byte_blocks(value):
+        files.write_at(fd, memoryview(block), offset)
+        offset += block.nbytes
+
+
+def byte_blocks(value: Tensor, size: int = BLOCK) -> Any:
+    """The bytes of a tensor in C order, as uint8 arrays of exactly `size` bytes (the last may be shorter).
+
+    A contiguous tensor is not copied; any other a few megabytes at a time.
+    """
+    value = value.detach()
+    if value.device.type == "cpu" and value.is_contiguous():
+        flat = to_numpy(value).reshape(-1).view("uint8")
+        for start in range(0, len(flat), size):
+            yield flat[start : start + size]
+        return
+    flat_count = size // value.dtype.itemsize
+    for part in _flat_parts(value, flat_count):
+        yield to_numpy(part).reshape(-1).view("uint8")
+
+
+def _flat_parts(value: Tensor, count: int) -> Any:
+    """Contiguous 1-D pieces of exactly `count` elements (the last shorter), in C order."""
+    total = value.numel()
+    if not total:
+        return
+    if value.ndim == 0:
+        yield value.reshape(1).cpu()
+        return
+    held = torch.empty(min(count, total), dtype=value.dtype)
+    filled = 0
+    for piece in _pieces(value, count):
+        flat = piece.reshape(-1)
+        at = 0
+        while at < len(flat):
+            n = min(len(held) - filled, len(flat) - at)
+            held[filled : filled + n].copy_(flat[at : at + n])
+            filled += n
+            at += n
+            if filled == len(held):
+                yield held
+                filled = 0
+    if filled:
+        yield held[:filled]
+
+
+def _pieces(value: Tensor, count: int) -> Any:
+    """Sub-tensors of at most `count` elements along the leading dimensions, in C order."""
+    if value.numel() <= count or value.ndim == 0:
+        yield value
+        return
+    row = value.numel() // len(value)
+    if row <= count:
+        step = max(count // row, 1)
+        for start in range(0, len(value), step):
+            yield value[start : start + step]
+        return
+    for part in value:
+        yield from _pieces(part, count)

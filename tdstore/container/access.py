@@ -1,0 +1,577 @@
+"""Reading and writing entries by key: generic over the primitives of `Container`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core import GROUP, LEAF, VALUE, Container
+from tdstore.container.keysview import IsLeaf, ItemsView, KeysView, ValuesView
+from tdstore.container.nontensor import NonTensor, NonTensorData
+from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.keys import unravel
+from tdstore.types import NestedKey, Path
+
+
+class _NoDefault:
+    def __repr__(self) -> str:
+        return "NO_DEFAULT"
+
+
+NO_DEFAULT: Any = _NoDefault()
+
+
+def is_key(index: Any) -> bool:
+    """Whether a subscript is a key (a string, or a nested tuple of strings) and not a batch index."""
+    kind = type(index)
+    if kind is tuple:
+        return bool(index) and all(map(is_key, index))
+    return kind is str or isinstance(index, str)
+
+
+class AccessMixin(Container):
+    """get, set, update, pop, keys, ... and subscripts."""
+
+    __slots__ = ()
+
+    # -- walking -----------------------------------------------------------------------------
+    def _node(self, path: Path) -> Container | None:
+        """The container at a path of groups, or None."""
+        node: Container = self
+        for part in path:
+            if node._kind(part) != GROUP:
+                return None
+            node = node._raw(part)
+        return node
+
+    def _existing(self, key: Any) -> tuple[Any, str]:
+        """The container that holds an entry, and its first-level key there."""
+        path = unravel(key)
+        node: Any = self
+        for i, part in enumerate(path[:-1]):
+            kind = node._kind(part)
+            if kind is None:
+                raise self._missing(key)
+            if kind != GROUP:
+                raise KeyNotFoundError(f"key {key!r}: the entry {path[: i + 1]!r} is not a TensorDict")
+            node = node._raw(part)
+        if node._kind(path[-1]) is None:
+            raise self._missing(key)
+        return node, path[-1]
+
+    # -- reading -----------------------------------------------------------------------------
+    def get(self, key: NestedKey, default: Any = None, **kwargs: Any) -> Any:
+        """The entry, or `default`. Non-tensor values come wrapped; `td[key]` unwraps them."""
+        path = unravel(key)
+        node = self._node(path[:-1])
+        if node is None or node._kind(path[-1]) is None:
+            if default is NO_DEFAULT:
+                raise self._missing(key)
+            return default
+        return node._raw(path[-1])
+
+    def get_at(self, key: NestedKey, index: Any, default: Any = NO_DEFAULT) -> Any:
+        """`td.get(key)[index]`, reading no more than that."""
+        path = unravel(key)
+        node = self._node(path[:-1])
+        if node is None or node._kind(path[-1]) is None:
+            if default is NO_DEFAULT:
+                raise self._missing(key)
+            return default
+        found = node._at(index)._raw(path[-1])
+        return found.tolist() if isinstance(found, NonTensor) else found
+
+    def get_non_tensor(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+        """The unwrapped value of a non-tensor entry (or the entry itself), or `default`."""
+        found = self.get(key, default)
+        return found.tolist() if isinstance(found, NonTensor) else found
+
+    def entry_class(self, key: NestedKey) -> type:
+        """Class of the entry, without reading its data."""
+        node, last = self._existing(key)
+        return Tensor if node._kind(last) == LEAF else type(node._raw(last))
+
+    def get_item_shape(self, key: NestedKey) -> torch.Size:
+        """Shape of the entry, without reading its data."""
+        node, last = self._existing(key)
+        if node._kind(last) == LEAF:
+            shape: torch.Size = node._leaf_shape(last)
+            return shape
+        return torch.Size(node._raw(last).batch_size)
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """A view of the keys, in insertion order; nested ones are tuples.
+
+        Args:
+            include_nested: go into nested TensorDicts.
+            leaves_only: tensors only; nested TensorDicts and non-tensor values are left out.
+            is_leaf: classes to treat as leaves, such as `is_leaf_nontensor`.
+            sort: alphabetical order.
+        """
+        return KeysView(self, include_nested, leaves_only, is_leaf, sort)
+
+    def values(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """A view of the entries; see `keys`."""
+        return ValuesView(self, include_nested, leaves_only, is_leaf, sort)
+
+    def items(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """A view of `(key, entry)` pairs; see `keys`."""
+        return ItemsView(self, include_nested, leaves_only, is_leaf, sort)
+
+    @property
+    def sorted_keys(self) -> list[str]:
+        """First-level keys in alphabetical order."""
+        return sorted(self._first_keys())
+
+    def non_tensor_items(self, include_nested: bool = False) -> list[tuple[Any, NonTensor]]:
+        """`(key, wrapped value)` of the non-tensor entries."""
+        return [(k, v) for k, v in self.items(include_nested) if isinstance(v, NonTensor)]
+
+    def is_empty(self) -> bool:
+        """Whether there is no leaf at any level."""
+        return all(self._kind(k) == GROUP and self._raw(k).is_empty() for k in self._first_keys())
+
+    # -- writing -----------------------------------------------------------------------------
+    def set(
+        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any
+    ) -> Self:
+        """Set an entry, making nested TensorDicts on the way.
+
+        Args:
+            inplace: write into the entry if there is one (best effort: a new key is added).
+
+        Raises:
+            LockedError: locked, and the key set or an entry would change. BatchSizeError: wrong leading shape.
+        """
+        path = unravel(key)
+        node, rest = self._descend(path, item)
+        last = rest[-1]
+        if inplace and len(rest) == 1 and node._kind(last) is not None:
+            node._write({last: node._coerce_existing(last, item)})
+            return self
+        if node.is_locked:
+            raise node._refuse_locked(f"set {key!r}")
+        value = node._coerce(last, item)
+        for part in reversed(rest[1:]):
+            value = node._resident_class._new({part: value}, node._batch_size, node._device, node._names)
+        node._assign({rest[0]: value})
+        return self
+
+    def _descend(self, path: Path, item: Any) -> tuple[Any, Path]:
+        """The deepest container that exists on a path, and what is left of the path (at least one key)."""
+        node: Any = self
+        for i, part in enumerate(path[:-1]):
+            kind = node._kind(part)
+            if kind is None:
+                return node, path[i:]
+            if kind != GROUP:
+                raise KeyNotFoundError(f"cannot set {path!r}: the entry {path[: i + 1]!r} is not a TensorDict")
+            node = node._raw(part)
+        return node, path[-1:]
+
+    def _coerce_existing(self, key: str, item: Any) -> Any:
+        """A value for an in-place write: coerced, and of the entry's own kind and shape."""
+        kind = self._kind(key)
+        value = self._coerce(key, item)
+        if kind == LEAF:
+            if not isinstance(value, Tensor):
+                raise TypeError(f"entry {key!r} is a tensor; cannot write a {type(item).__name__} into it in place")
+            if value.shape != self._leaf_shape(key):
+                try:
+                    value = value.expand(self._leaf_shape(key))
+                except RuntimeError:
+                    raise BatchSizeError(
+                        f"cannot write shape {list(value.shape)} into entry {key!r} "
+                        f"of shape {list(self._leaf_shape(key))} in place"
+                    ) from None
+        elif kind == GROUP and not isinstance(value, Container):
+            raise TypeError(f"entry {key!r} is a TensorDict; cannot write a {type(item).__name__} into it in place")
+        elif kind == VALUE and not isinstance(value, NonTensor):
+            value = NonTensorData(item, self._batch_size)
+        return value
+
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
+        """Write into an existing entry in place: same shape, cast to its dtype.
+
+        Raises:
+            KeyNotFoundError: no such entry. BatchSizeError: another shape. ReadOnlyError.
+        """
+        node, last = self._existing(key)
+        value = node._coerce(last, item)
+        if node._kind(last) == LEAF and isinstance(value, Tensor) and value.shape != node._leaf_shape(last):
+            raise BatchSizeError(
+                f"cannot write shape {list(value.shape)} into entry {key!r} of shape {list(node._leaf_shape(last))}"
+            )
+        node._write({last: node._coerce_existing(last, value)})
+        return self
+
+    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+        """`td[key][index] = value` in place, broadcast and cast as torch does.
+
+        Raises:
+            KeyNotFoundError: no such entry.
+        """
+        node, last = self._existing(key)
+        node._write({last: value}, index)
+        return self
+
+    def set_non_tensor(self, key: NestedKey, value: Any) -> Self:
+        """Store any object as one value for the whole batch."""
+        return self.set(key, NonTensorData(value, self._batch_size))
+
+    def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Any:
+        """Set the entry if there is none, and return it."""
+        if self.get(key) is None:
+            self.set(key, default, inplace=inplace)
+        return self.get(key)
+
+    def update(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Any = None,
+        is_leaf: IsLeaf | None = None,
+        update_batch_size: bool = False,
+        ignore_lock: bool = False,
+        **kwargs: Any,
+    ) -> Self:
+        """Merge entries, going into nested TensorDicts that are on both sides.
+
+        Args:
+            clone: store copies of the tensors.
+            inplace: write into existing entries where there are some.
+            keys_to_update: only these (nested) keys.
+            update_batch_size: take over the source's batch size.
+        """
+        source = _source(input_dict_or_td, kwargs)
+        if source is self:
+            return self
+        if update_batch_size and isinstance(source, Container):
+            self._replace_batch(source)
+        wanted = None if keys_to_update is None else [unravel(k) for k in _as_list(keys_to_update)]
+        fresh: dict[str, Any] = {}
+        below: list[tuple[Any, Any, Any]] = []
+        writes: dict[str, Any] = {}
+        for key, value in _pairs(source):
+            path = unravel(key)
+            sub = None if wanted is None else [w[len(path) :] for w in wanted if w[: len(path)] == path]
+            if sub is not None and not sub:
+                continue
+            if len(path) > 1:
+                below.append((self, {path[0]: _nest(path[1:], value)}, None))
+                continue
+            (first,) = path
+            kind = self._kind(first)
+            nested = isinstance(value, Mapping) or (isinstance(value, Container) and not _leaf(is_leaf, value))
+            if sub is not None and nested and () not in sub:
+                if kind != GROUP:
+                    fresh[first] = self._coerce(first, {}) if kind is None else None
+                    value = _pick(value, sub)
+                    fresh[first] = self._coerce(first, value)
+                    continue
+                below.append((self._raw(first), value, sub))
+            elif kind == GROUP and nested:
+                below.append((self._raw(first), value, None))
+            elif inplace and kind is not None:
+                writes[first] = self._coerce_existing(first, value)
+            else:
+                made = self._coerce(first, value)
+                if clone and not isinstance(made, NonTensor):
+                    made = made.clone()
+                fresh[first] = made
+        if fresh:
+            if self.is_locked and not ignore_lock:
+                raise self._refuse_locked(f"update {', '.join(map(repr, fresh))}")
+            self._assign(fresh)
+        if writes:
+            self._write(writes)
+        for node, part, sub in below:
+            node.update(part, clone=clone, inplace=inplace, keys_to_update=sub, is_leaf=is_leaf)
+        return self
+
+    def _replace_batch(self, source: Container) -> None:
+        new = source.batch_size
+        if new != self._batch_size:
+            kept = {k for k in self._first_keys()} - set(source.keys())
+            for key in kept:
+                kind = self._kind(key)
+                shape = self._leaf_shape(key) if kind == LEAF else self._raw(key).batch_size
+                if kind != VALUE and shape[: len(new)] != new:
+                    raise BatchSizeError(f"entry {key!r} of shape {list(shape)} does not fit batch size {list(new)}")
+            gone = [k for k in self._first_keys() if k not in kept]
+            self._drop(gone)
+            self._set_batch_size(new)
+
+    def update_(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Any = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Write into existing entries in place; nothing is written unless every key is there.
+
+        Raises:
+            KeyNotFoundError: a key that this TensorDict does not have.
+        """
+        return self._update_in_place(_source(input_dict_or_td, kwargs), None, keys_to_update)
+
+    def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
+        """Alias of `update_`."""
+        return self.update_(tensordict)
+
+    def update_at_(
+        self,
+        input_dict_or_td: Any,
+        idx: Any,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Any = None,
+    ) -> Self:
+        """Write into existing entries at a batch index; keys that the source lacks are left alone."""
+        return self._update_in_place(input_dict_or_td, (idx,), keys_to_update)
+
+    def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True) -> Self:
+        """Alias of `update_at_`."""
+        return self.update_at_(tensordict, idx)
+
+    def _update_in_place(self, source: Any, at: tuple[Any] | None, keys_to_update: Any) -> Self:
+        wanted = None if keys_to_update is None else [unravel(k) for k in _as_list(keys_to_update)]
+        plan: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for key, value in _flat_pairs(source):
+            path = unravel(key)
+            if wanted is not None and not any(path[: len(w)] == w for w in wanted):
+                continue
+            node, last = self._existing(path)
+            checked = value if at is not None else node._coerce_existing(last, value)
+            plan.setdefault(id(node), (node, {}))[1][last] = checked
+        for node, entries in plan.values():
+            node._write(entries, *(at or ()))
+        return self
+
+    # -- removing ----------------------------------------------------------------------------
+    def del_(self, key: NestedKey) -> Self:
+        """Remove an entry.
+
+        Raises:
+            KeyNotFoundError, LockedError.
+        """
+        node, last = self._existing(key)
+        if node.is_locked:
+            raise node._refuse_locked(f"delete {key!r}")
+        node._drop([last])
+        return self
+
+    def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+        """Remove an entry and return it (non-tensor values unwrapped), or `default`."""
+        path = unravel(key)
+        node: Any = self._node(path[:-1])
+        if node is None or node._kind(path[-1]) is None:
+            if default is NO_DEFAULT:
+                raise self._missing(key)
+            return default
+        if node.is_locked:
+            raise node._refuse_locked(f"pop {key!r}")
+        entry = node._raw(path[-1])
+        if isinstance(entry, Container):
+            entry = entry._detached()
+        node._drop([path[-1]])
+        return entry.tolist() if isinstance(entry, NonTensor) else entry
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove the last first-level entry and return `(key, entry)`."""
+        keys = list(self._first_keys())
+        if not keys:
+            raise KeyNotFoundError("popitem: the TensorDict is empty")
+        return keys[-1], self.pop(keys[-1])
+
+    def _detached(self) -> Any:
+        """What stays of a nested container when its place is removed."""
+        return self
+
+    def clear(self) -> Self:
+        """Remove every entry."""
+        if self.is_locked:
+            raise self._refuse_locked("clear")
+        self._drop(list(self._first_keys()))
+        return self
+
+    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
+        """Move an entry to another (nested) key.
+
+        Args:
+            safe: raise `KeyError` if the new key exists; otherwise it is replaced.
+        """
+        node, last = self._existing(old_key)
+        if self.is_locked or node.is_locked:
+            raise self._refuse_locked(f"rename {old_key!r}")
+        old, new = unravel(old_key), unravel(new_key)
+        if old == new:
+            return self
+        target = self._node(new[:-1])
+        if safe and target is not None and target._kind(new[-1]) is not None:
+            raise KeyError(f"key {new_key!r} is already there")
+        if target is node:
+            node._rename(last, new[-1])
+            return self
+        entry = node._raw(last)
+        self.set(new, entry)
+        node._drop([last])
+        return self
+
+    # -- subscripts --------------------------------------------------------------------------
+    def __getitem__(self, index: Any) -> Any:
+        if not is_key(index):
+            return self._at(index)
+        node, last = self._existing(index)
+        entry = node._raw(last)
+        return entry.tolist() if isinstance(entry, NonTensor) else entry
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if is_key(index):
+            self.set(index, value)
+        else:
+            self._set_rows(index, value)
+
+    def __delitem__(self, key: Any) -> None:
+        if not is_key(key):
+            raise TypeError(f"del td[...] takes a key, not the index {key!r}")
+        self.del_(key)
+
+    def __contains__(self, key: object) -> bool:
+        if not is_key(key):
+            raise TypeError("`in` takes a key (a string or a tuple of strings)")
+        path = unravel(key)
+        node = self._node(path[:-1])
+        return node is not None and node._kind(path[-1]) is not None
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._batch_size:
+            raise TypeError("iteration over a TensorDict without batch dimensions; use td.keys()")
+        return iter(self.unbind(0))
+
+    def _set_rows(self, index: Any, value: Any) -> None:
+        """`td[index] = value`: entries of `value` are written at `index`, new ones start as zeros elsewhere."""
+        self._check_writable()
+        if not isinstance(value, (Container, Mapping)):
+            spread = {k: value for k in self.keys(True, True)}
+            self._update_in_place(spread, (index,), None)
+            return
+        shape = self._at(index).batch_size
+        if isinstance(value, Mapping):
+            value = self._resident_class._from_mapping(value, None, None, None, loose=True)
+        elif value.batch_size != shape:
+            try:
+                value = value.expand(shape)
+            except BatchSizeError:
+                raise BatchSizeError(
+                    f"cannot write a TensorDict of batch size {list(value.batch_size)} "
+                    f"at an index of batch size {list(shape)}"
+                ) from None
+        if self._device is not None and value.device not in (None, self._device):
+            value = value.to(self._device)
+        self._make_room(value, shape)
+        self._update_in_place(value, (index,), None)
+
+    def _make_room(self, value: Any, shape: torch.Size) -> None:
+        """Add zero-filled entries for what `value` has and this TensorDict has not."""
+        fresh: dict[str, Any] = {}
+        for key in value._first_keys():
+            kind, mine = value._kind(key), self._kind(key)
+            if mine is None:
+                if self.is_locked:
+                    raise self._refuse_locked(f"add {key!r}")
+                fresh[key] = _zeros_for(value._raw(key), self._batch_size, len(shape))
+            elif kind == GROUP and mine == GROUP:
+                self._raw(key)._make_room(value._raw(key), shape)
+        if fresh:
+            self._assign({k: self._coerce(k, v) for k, v in fresh.items()})
+
+
+def _zeros_for(entry: Any, batch: torch.Size, ndim: int) -> Any:
+    if isinstance(entry, NonTensor):
+        return NonTensorData(None, batch)
+    if isinstance(entry, Container):
+        full = (*batch, *entry.batch_size[ndim:])
+        return entry._resident_class._new(
+            {k: _zeros_for(entry._raw(k), batch, ndim) for k in entry._first_keys()}, torch.Size(full), entry.device, None
+        )
+    return torch.zeros((*batch, *entry.shape[ndim:]), dtype=entry.dtype, device=entry.device)
+
+
+def _source(given: Any, kwargs: Mapping[str, Any]) -> Any:
+    if not kwargs:
+        return {} if given is None else given
+    return {**dict(_pairs({} if given is None else given)), **kwargs}
+
+
+def _pairs(source: Any) -> Any:
+    if isinstance(source, (Container, Mapping)):
+        return source.items()
+    if hasattr(source, "items"):
+        return source.items()
+    raise TypeError(f"update takes a TensorDict or a dict, not a {type(source).__name__}")
+
+
+def _flat_pairs(source: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
+    for key, value in _pairs(source):
+        path = (*prefix, *unravel(key))
+        if isinstance(value, (Container, Mapping)):
+            yield from _flat_pairs(value, path)
+        else:
+            yield path, value
+
+
+def _as_list(keys: Any) -> list[Any]:
+    return [keys] if is_key(keys) else list(keys)
+
+
+def _nest(path: Path, value: Any) -> Any:
+    for part in reversed(path):
+        value = {part: value}
+    return value
+
+
+def _pick(value: Any, paths: list[Path]) -> dict[str, Any]:
+    picked: dict[str, Any] = {}
+    for path in paths:
+        node, inner = picked, value
+        for part in path[:-1]:
+            inner = inner[part]
+            node = node.setdefault(part, {})
+        node[path[-1]] = inner[path[-1]]
+    return picked
+
+
+def _leaf(is_leaf: IsLeaf | None, value: Any) -> bool:
+    return is_leaf is not None and is_leaf(type(value))

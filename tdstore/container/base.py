@@ -1,0 +1,61 @@
+"""TensorDictBase: the whole surface, over the primitives of `Container`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tdstore.container import making, torchfn
+from tdstore.container.repr import ReprMixin
+from tdstore.container.saving import SavingMixin
+
+
+class TensorDictBase(SavingMixin, ReprMixin):
+    """Base of every container: `TensorDict` and `PersistentTensorDict`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return torchfn.dispatch(func, types, args, kwargs)
+
+    @classmethod
+    def from_dict(
+        cls,
+        input_dict: Mapping[Any, Any],
+        *,
+        auto_batch_size: bool | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+        batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
+    ) -> Any:
+        """A TensorDict from nested dicts.
+
+        Args:
+            auto_batch_size: give every level the largest batch size its entries share.
+            batch_dims: at most this many batch dimensions, with `auto_batch_size`.
+        """
+        return making.from_dict(
+            cls._resident_class, input_dict, batch_size, bool(auto_batch_size), batch_dims, device, names
+        )
+
+    @classmethod
+    def fromkeys(cls, keys: Iterable[Any], value: Any = 0) -> Any:
+        """A TensorDict without batch dimensions whose (nested) keys all hold `value`."""
+        td = cls._resident_class()
+        for key in keys:
+            td.set(key, value)
+        return td
+
+    @classmethod
+    def stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+        """`torch.stack` of TensorDicts, along a new batch dimension."""
+        return making.stack(input, dim, out=out)
+
+    @classmethod
+    def cat(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+        """`torch.cat` of TensorDicts, along a batch dimension."""
+        return making.cat(input, dim, out=out)

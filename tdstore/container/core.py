@@ -1,0 +1,301 @@
+"""What every container is, over a handful of primitives.
+
+A container is a tree of entries (tensors, nested containers, non-tensor values) whose tensors all start
+with its batch size. Where the tensors live is the business of a store, never of a subclass per medium:
+`TensorDict` holds live tensors, `PersistentTensorDict` reads them on demand.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.locks import READONLY, LockMixin
+from tdstore.container.names import NamesMixin
+from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.errors import BatchSizeError, KeyNotFoundError, ReadOnlyError
+from tdstore.ops.arithmetic import ArithmeticOps
+from tdstore.ops.base import Names
+from tdstore.ops.cast import CastOps
+from tdstore.ops.move import MoveOps
+from tdstore.ops.reduce import ReduceOps
+from tdstore.shapes import as_dim, as_size
+
+LEAF = "leaf"
+GROUP = "group"
+VALUE = "value"
+
+
+class Container(ArithmeticOps, ReduceOps, CastOps, MoveOps, NamesMixin, LockMixin):
+    """The primitives and what follows from them at once; `TensorDictBase` adds the rest of the surface."""
+
+    __slots__ = ("__weakref__", "_batch_size", "_device", "_names", "_parents", "_state", "_undo")
+
+    _batch_size: torch.Size
+    _device: torch.device | None
+    _names: Names
+    _resident_class: ClassVar[Any]
+    """The in-memory container; set by its module."""
+    _stored_class: ClassVar[Any]
+    """The container over a store that is not resident; set by its module."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    # -- primitives --------------------------------------------------------------------------
+    @abstractmethod
+    def _first_keys(self) -> Iterable[str]:
+        """First-level keys in insertion order."""
+
+    @abstractmethod
+    def _kind(self, key: str) -> str | None:
+        """LEAF, GROUP or VALUE; None when there is no such entry. Reads no data."""
+
+    @abstractmethod
+    def _raw(self, key: str) -> Any:
+        """The entry of an existing first-level key; non-tensor values stay wrapped."""
+
+    @abstractmethod
+    def _assign(self, entries: Mapping[str, Any]) -> None:
+        """Add or replace entries (already coerced), all or none."""
+
+    @abstractmethod
+    def _write(self, entries: Mapping[str, Any], index: Any = None) -> None:
+        """Write into existing entries in place, at a batch index or whole; all checked before any is written."""
+
+    @abstractmethod
+    def _drop(self, keys: Iterable[str]) -> None:
+        """Remove existing first-level entries."""
+
+    @abstractmethod
+    def _rename(self, old: str, new: str) -> None:
+        """Rename an existing first-level entry, replacing `new`."""
+
+    @abstractmethod
+    def _resident(self) -> Any:
+        """This container with its entries as live tensors: itself, or one batched read."""
+
+    @abstractmethod
+    def _at(self, index: Any) -> Any:
+        """The container at a batch index (anything torch takes but a string key)."""
+
+    @abstractmethod
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        """Change the batch size, checked already against every leaf."""
+
+    @abstractmethod
+    def _leaf_shape(self, key: str) -> torch.Size:
+        """Shape of a first-level LEAF without reading it."""
+
+    # -- shape -------------------------------------------------------------------------------
+    @property
+    def batch_size(self) -> torch.Size:
+        """Shape of the batch: the leading dimensions that all entries share.
+
+        Setting it checks every leaf and grows nested TensorDicts that are too small; `BatchSizeError`
+        otherwise, with nothing changed.
+        """
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: Any) -> None:
+        new = as_size(batch_size)
+        self._check_batch(new, ())
+        self._set_batch_size(new)
+
+    def _check_batch(self, new: torch.Size, path: tuple[str, ...]) -> None:
+        n = len(new)
+        for key in self._first_keys():
+            kind = self._kind(key)
+            if kind == GROUP:
+                self._raw(key)._check_batch(new, (*path, key))
+            elif kind == LEAF and self._leaf_shape(key)[:n] != new:
+                raise BatchSizeError(
+                    f"entry {'/'.join((*path, key))!r} of shape {list(self._leaf_shape(key))} "
+                    f"does not start with the batch size {list(new)}"
+                )
+
+    shape = batch_size
+
+    @property
+    def batch_dims(self) -> int:
+        """Number of batch dimensions."""
+        return len(self._batch_size)
+
+    ndim = batch_dims
+
+    def dim(self) -> int:
+        """Number of batch dimensions."""
+        return len(self._batch_size)
+
+    ndimension = dim
+
+    def size(self, dim: int | None = None) -> Any:
+        """The batch size, or its length along `dim`."""
+        return self._batch_size if dim is None else self._batch_size[as_dim(dim, self.batch_dims)]
+
+    def numel(self) -> int:
+        """Number of batch positions, at least 1."""
+        return max(1, self._batch_size.numel())
+
+    def __len__(self) -> int:
+        return self._batch_size[0] if self._batch_size else 0
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("the truth of a TensorDict is ambiguous: use is_empty(), len(), all() or any()")
+
+    @property
+    def depth(self) -> int:
+        """Levels of nesting: 0 when no entry is a TensorDict."""
+        return max((1 + g.depth for g in self._groups()), default=0)
+
+    def auto_batch_size_(self, batch_dims: int | None = None) -> Self:
+        """Set the largest batch size that all entries share, of at most `batch_dims` dimensions; nested ones too."""
+        for group in self._groups():
+            group.auto_batch_size_(batch_dims)
+        common: torch.Size | None = None
+        for key in self._first_keys():
+            kind = self._kind(key)
+            if kind == VALUE:
+                continue
+            shape = self._leaf_shape(key) if kind == LEAF else self._raw(key).batch_size
+            if common is None:
+                common = shape[:batch_dims]
+            same = 0
+            while same < min(len(common), len(shape)) and common[same] == shape[same]:
+                same += 1
+            common = common[:same]
+        self._set_batch_size(common if common is not None else torch.Size(()))
+        return self
+
+    # -- device ------------------------------------------------------------------------------
+    @property
+    def device(self) -> torch.device | None:
+        """Device of every entry, or None when entries may differ. Change it with `to(device)`."""
+        return self._device
+
+    @device.setter
+    def device(self, value: Any) -> None:
+        raise RuntimeError("the device cannot be set in place: use td.to(device)")
+
+    # -- values ------------------------------------------------------------------------------
+    def _groups(self) -> list[Any]:
+        return [self._raw(k) for k in self._first_keys() if self._kind(k) == GROUP]
+
+    def _check_writable(self) -> None:
+        if self._state & READONLY:
+            raise ReadOnlyError(
+                "these entries belong to a store that was opened for reading only",
+                hint="open it with mode='r+' to write, or clone() it to change a copy",
+            )
+
+    def _coerce(self, key: str, value: Any) -> Any:
+        """Turn what a user sets into an entry of this batch size and device."""
+        batch, device = self._batch_size, self._device
+        if isinstance(value, Tensor):
+            tensor = value
+        elif isinstance(value, Container):
+            return self._adopt(key, value)
+        elif isinstance(value, NonTensor):
+            return _fit_value(key, value, batch)
+        elif isinstance(value, Mapping):
+            return self._resident_class._from_mapping(value, batch, device, self._names)
+        elif isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, list, tuple)):
+            made = _as_tensor(value, device)
+            if made is None:
+                return _as_value(key, value, batch)
+            tensor = made
+        else:
+            return NonTensorData(value, batch)
+        if tensor.shape[: len(batch)] != batch:
+            raise BatchSizeError(
+                f"batch dimension mismatch: entry {key!r} has shape {list(tensor.shape)}, "
+                f"which does not start with the batch size {list(batch)}"
+            )
+        if device is not None and tensor.device != device:
+            tensor = tensor.to(device)
+        return tensor
+
+    def _adopt(self, key: str, value: Container) -> Container:
+        batch = self._batch_size
+        if value.batch_size[: len(batch)] != batch:
+            value = value._shallow()
+            try:
+                value.batch_size = batch
+            except BatchSizeError as error:
+                raise BatchSizeError(
+                    f"batch dimension mismatch: the TensorDict under {key!r} cannot take "
+                    f"the batch size {list(batch)}: {error.message}"
+                ) from None
+        if self._device is not None and value.device != self._device:
+            value = value.to(self._device)
+        if self._names is not None and (value._names or ())[: len(batch)] != self._names:
+            value = value._shallow()
+            value._set_names(self._names + (value._names or (None,) * value.batch_dims)[len(batch) :])
+        return value
+
+    def _missing(self, key: Any) -> KeyNotFoundError:
+        known = sorted(self._first_keys())
+        listed = ", ".join(map(repr, known[:20])) + (", ..." if len(known) > 20 else "")
+        return KeyNotFoundError(f"key {key!r} not found in a {type(self).__name__} with keys [{listed}]")
+
+    # -- context manager ---------------------------------------------------------------------
+    def __enter__(self) -> Self:
+        if self._undo is None:
+            raise RuntimeError(
+                "with td: needs an operation that can be undone, such as td.unlock_(), td.view(...) or td.unsqueeze(0)"
+            )
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        undo, self._undo = self._undo, None
+        if isinstance(undo, str):
+            getattr(self, undo)()
+            self._undo = None
+        elif undo is not None and kind is None:
+            ref, back = undo
+            source = ref()
+            if source is not None and not source.is_locked:
+                source.update(back(self))
+
+
+def _as_tensor(value: Any, device: torch.device | None) -> Tensor | None:
+    """Numbers and (nested) sequences of them as a tensor; None for anything else."""
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "biufc":
+        return None
+    try:
+        if isinstance(value, (list, tuple)):
+            if value and all(isinstance(v, Tensor) for v in value):
+                stacked = torch.stack(list(value))
+                return stacked if device is None else stacked.to(device)
+            return torch.tensor(value, device=device)
+        return torch.as_tensor(value, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _as_value(key: str, value: Any, batch: torch.Size) -> NonTensor:
+    """A list is one value per row; anything else, one value for the batch."""
+    if isinstance(value, list) and value:
+        return _fit_value(key, NonTensorStack.from_list(value), batch)
+    if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "US":
+        return _fit_value(key, NonTensorStack.from_list(value.tolist(), value.ndim), batch)
+    return NonTensorData(value, batch)
+
+
+def _fit_value(key: str, value: NonTensor, batch: torch.Size) -> NonTensor:
+    if value.batch_size[: len(batch)] == batch:
+        return value
+    if isinstance(value, NonTensorData):
+        return NonTensorData(value.data, batch)
+    if value.batch_size == batch[: value.ndim]:
+        wide = (*value.batch_size, *(1,) * (len(batch) - value.ndim))
+        return value.move(lambda t: t.reshape(wide).expand(batch))
+    raise BatchSizeError(
+        f"batch dimension mismatch: the values of {key!r} have shape {list(value.batch_size)}, "
+        f"the batch size is {list(batch)}"
+    )

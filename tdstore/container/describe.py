@@ -1,0 +1,62 @@
+"""A container as a store sees it: group records and leaf specs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tdstore.container.core import GROUP, LEAF
+from tdstore.container.nontensor import NonTensor
+from tdstore.errors import UntrustedDataError
+from tdstore.header import Group
+from tdstore.types import LeafSpec, Path, path_text
+
+
+def describe(td: Any, prefix: Path = ()) -> tuple[dict[Path, Group], dict[Path, LeafSpec]]:
+    """Group records and leaf specs of a container, by path under `prefix`. Reads no data.
+
+    Raises:
+        UntrustedDataError: a value that is not plain data; the message names its key.
+    """
+    groups: dict[Path, Group] = {}
+    specs: dict[Path, LeafSpec] = {}
+    for path, node in _nodes(td, prefix):
+        values: dict[str, Any] = {}
+        for key in node._first_keys():
+            kind = node._kind(key)
+            if kind == LEAF:
+                shape, _, dtype, *_ = node._leaf_facts(key)
+                specs[(*path, key)] = LeafSpec(shape, dtype)
+            elif kind != GROUP:
+                values[key] = value_json(node._raw(key), (*path, key))
+        groups[path] = group_of(node, values)
+    return groups, specs
+
+
+def group_of(node: Any, values: dict[str, Any]) -> Group:
+    """The record of one level."""
+    return Group(
+        batch_size=tuple(node.batch_size),
+        names=node._dim_names(),
+        device=None if node.device is None else str(node.device),
+        keys=tuple(node._first_keys()),
+        values=values,
+    )
+
+
+def value_json(value: NonTensor, path: Path) -> Any:
+    """The envelope of a value; an error that names its key if it is not plain data."""
+    try:
+        return value.to_json()
+    except (TypeError, ValueError) as error:
+        raise UntrustedDataError(
+            f"the value {path_text(path)} cannot be stored: {error}",
+            hint="store plain data (numbers, strings, lists, dicts, bytes, ...), or exclude the key before saving",
+        ) from error
+
+
+def _nodes(td: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    yield path, td
+    for key in td._first_keys():
+        if td._kind(key) == GROUP:
+            yield from _nodes(td._raw(key), (*path, key))

@@ -1,0 +1,134 @@
+"""Filling and choosing values, leaf by leaf."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core import Container
+from tdstore.container.placing import PlacingMixin
+from tdstore.errors import BatchSizeError
+from tdstore.shapes import as_size, flat_args
+from tdstore.types import NestedKey
+
+
+class FillingMixin(PlacingMixin):
+    """zero_, fill_, masked_fill, masked_select, where, new_*, equality."""
+
+    __slots__ = ()
+
+    def zero_(self) -> Self:
+        """Set every element of every leaf to zero, in place."""
+        return self._foreach_(torch._foreach_zero_)
+
+    def fill_(self, key: NestedKey, value: Any) -> Self:
+        """Fill one entry in place with a number (every leaf of it, if it is a TensorDict)."""
+        entry = self.get(key)
+        if isinstance(entry, Container):
+            entry._foreach_(lambda leaves: [t.fill_(value) for t in leaves])
+            return self
+        if entry is None:
+            raise self._missing(key)
+        return self.set_(key, torch.full_like(entry, value))
+
+    def masked_fill_(self, mask: Tensor, value: Any) -> Self:
+        """Set the rows where `mask` (of the batch's leading shape) is true, in place."""
+        self._check_mask(mask)
+        self[mask] = value
+        return self
+
+    def masked_fill(self, mask: Tensor, value: Any) -> Any:
+        """A copy with `value` in the rows where `mask` is true."""
+        return self.clone().masked_fill_(mask, value)
+
+    def masked_select(self, mask: Tensor) -> Any:
+        """The rows where `mask` is true, as one batch dimension: `td[mask]`."""
+        self._check_mask(mask)
+        return self._at(mask)._resident()
+
+    def _check_mask(self, mask: Tensor) -> None:
+        if mask.dtype != torch.bool or mask.shape != self._batch_size[: mask.ndim]:
+            raise BatchSizeError(
+                f"a mask is a bool tensor of the batch's leading shape {list(self._batch_size)}, "
+                f"not {mask.dtype} of shape {list(mask.shape)}"
+            )
+
+    def where(self, condition: Tensor, other: Any, *, out: Any = None, pad: Any = None) -> Any:
+        """Entries of this TensorDict where `condition` is true, of `other` (TensorDict or number) elsewhere.
+
+        Args:
+            condition: bool, of the batch size.
+            out: write the result into this TensorDict.
+            pad: stands for entries that one side lacks.
+        """
+        td = self._resident()
+        n = len(td._batch_size)
+
+        def pick(a: Any, b: Any) -> Tensor:
+            like = a if isinstance(a, Tensor) else b
+            wide = condition.reshape(*condition.shape, *(1,) * (like.ndim - n))
+            return torch.where(wide, a, b)
+
+        if not isinstance(other, Container):
+            result = td.apply(lambda a: pick(a, other), filter_empty=False)
+        else:
+            rhs = other._resident()
+            if pad is None:
+                result = td._foreach(lambda xs, ys: [pick(x, y) for x, y in zip(xs, ys, strict=True)], rhs)
+            else:
+                result = _where_padded(td, rhs, pick, pad)
+        return result if out is None else out.update(result, inplace=True)
+
+    # -- new tensors of the same form ----------------------------------------------------------
+    def new_zeros(self, *size: Any, **kwargs: Any) -> Any:
+        """Zeros with these leaves' feature shapes and dtypes, for batch size `size`."""
+        return self._new_leaves(size, lambda t, shape: t.new_zeros(shape, **kwargs))
+
+    def new_ones(self, *size: Any, **kwargs: Any) -> Any:
+        """Ones, likewise."""
+        return self._new_leaves(size, lambda t, shape: t.new_ones(shape, **kwargs))
+
+    def new_empty(self, *size: Any, **kwargs: Any) -> Any:
+        """Uninitialised memory, likewise."""
+        return self._new_leaves(size, lambda t, shape: t.new_empty(shape, **kwargs))
+
+    def new_full(self, size: Any, fill_value: Any, **kwargs: Any) -> Any:
+        """`fill_value`, likewise."""
+        return self._new_leaves((size,), lambda t, shape: t.new_full(shape, fill_value, **kwargs))
+
+    def _new_leaves(self, size: tuple[Any, ...], make: Any) -> Any:
+        batch = as_size(flat_args(size))
+        n = len(self._batch_size)
+        return self._resident()._move(lambda t: make(t, (*batch, *t.shape[n:])), batch, None)
+
+    # -- equality ------------------------------------------------------------------------------
+    def __eq__(self, other: object) -> Any:
+        return self._compare(other, torch.eq)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compare(other, torch.ne)
+
+    def _compare(self, other: Any, op: Any) -> Any:
+        if other is None or isinstance(other, (str, bytes)):
+            return NotImplemented
+        mine = self._resident()
+        if isinstance(other, dict):
+            other = self._resident_class(other, batch_size=self._batch_size)
+        return mine._compared(other._resident() if isinstance(other, Container) else other, op)
+
+
+def _where_padded(td: Any, other: Any, pick: Any, pad: Any) -> Any:
+    data: dict[str, Any] = {}
+    for key in dict.fromkeys([*td._data, *other._data]):
+        a, b = td._data.get(key, pad), other._data.get(key, pad)
+        if isinstance(a, Container) and isinstance(b, Container):
+            data[key] = _where_padded(a, b, pick, pad)
+        elif isinstance(a, Container):
+            data[key] = a.apply(lambda x: pick(x, pad))  # type: ignore[attr-defined]
+        elif isinstance(b, Container):
+            data[key] = b.apply(lambda y: pick(pad, y))  # type: ignore[attr-defined]
+        else:
+            data[key] = pick(a, b)
+    return td._new(data, td._batch_size, td._device, td._names)

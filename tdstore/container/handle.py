@@ -1,0 +1,216 @@
+"""An open store together with what its header says: shared by every container over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from tdstore.container.core import GROUP, LEAF, VALUE
+from tdstore.container.nontensor import NonTensor, from_json
+from tdstore.errors import CorruptStoreError, KeyNotFoundError, ReadOnlyError, StoreError
+from tdstore.header import Group, Header
+from tdstore.hookspecs import Backend
+from tdstore.io.opening import open_store
+from tdstore.shapes import common_prefix
+from tdstore.store import Store
+from tdstore.types import LeafSpec, Mode, Path, path_text
+
+
+class StoreHandle:
+    """The catalogue of one open store, kept in step with it.
+
+    Nothing here changes before the store took it: a failed write leaves the catalogue as it was.
+    """
+
+    __slots__ = ("__weakref__", "backend", "groups", "location", "mode", "options", "specs", "store")
+
+    def __init__(
+        self, store: Store, backend: Backend, location: str | None, mode: Mode, options: Mapping[str, Any]
+    ) -> None:
+        self.store = store
+        self.backend = backend
+        self.location = location
+        self.mode = mode
+        self.options = dict(options)
+        self.specs: dict[Path, LeafSpec] = {}
+        self.groups: dict[Path, Group] = {}
+        self.reload()
+
+    @classmethod
+    def open(cls, location: Any = None, *, storage: Any = None, mode: Mode = "r", **options: Any) -> StoreHandle:
+        """Open a location through the registry."""
+        store, backend = open_store(location, storage=storage, mode=mode, **options)
+        try:
+            return cls(store, backend, None if location is None else str(location), mode, options)
+        except BaseException:
+            store.close()
+            raise
+
+    def reload(self) -> None:
+        """Read the catalogue from the store."""
+        paths = list(self.store.paths())
+        specs = dict(zip(paths, self.store.specs(paths), strict=True))
+        self.groups = _complete(dict(self.store.load_header().groups), specs, self.store.url)
+        self.specs = specs
+
+    # -- looking -----------------------------------------------------------------------------
+    def kind(self, path: Path) -> str | None:
+        """LEAF, GROUP or VALUE; None when nothing is there."""
+        if path in self.specs:
+            return LEAF
+        if path in self.groups:
+            return GROUP
+        group = self.groups.get(path[:-1])
+        return VALUE if group is not None and path[-1] in group.values else None
+
+    def value(self, path: Path) -> NonTensor:
+        """The non-tensor entry at a path."""
+        group = self.groups[path[:-1]]
+        try:
+            return from_json(group.values[path[-1]], torch.Size(group.batch_size or ()))
+        except (ValueError, TypeError, KeyError) as error:
+            raise CorruptStoreError(
+                f"the value {path_text(path)} of {self.store.url} is malformed: {error}", url=self.store.url
+            ) from error
+
+    def leaves_below(self, path: Path) -> list[Path]:
+        """Paths of the leaves at or under a path, in key order."""
+        if path in self.specs:
+            return [path]
+        out: list[Path] = []
+        group = self.groups.get(path)
+        for key in group.keys if group is not None else ():
+            out += self.leaves_below((*path, key))
+        return out
+
+    def check_writable(self) -> None:
+        """Raise `ReadOnlyError` unless the store was opened for writing."""
+        if not self.store.writable:
+            raise ReadOnlyError(
+                f"{self.store.url} was opened for reading only",
+                url=self.store.url,
+                hint="open it with mode='r+' to write",
+            )
+
+    # -- changing ----------------------------------------------------------------------------
+    def commit(self, groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec] | None = None) -> None:
+        """Save new group records, and only then believe them."""
+        self.check_writable()
+        self.store.save_header(Header(groups))
+        self.groups = dict(groups)
+        if specs is not None:
+            self.specs = dict(specs)
+
+    def remove(self, paths: Iterable[Path]) -> None:
+        """Delete entries of any kind, with all below them."""
+        self.check_writable()
+        gone = list(paths)
+        leaves = [leaf for path in gone for leaf in self.leaves_below(path)]
+        groups = without(self.groups, gone)
+        self.store.delete(leaves)
+        self.commit(groups, {p: s for p, s in self.specs.items() if p not in set(leaves)})
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Move an entry of any kind to another name in the same group, replacing what is there."""
+        self.check_writable()
+        if self.kind(old) is None:
+            raise KeyNotFoundError(f"no entry {path_text(old)} in {self.store.url}")
+        if self.kind(new) is not None:
+            self.remove([new])
+        moves = {leaf: new + leaf[len(old) :] for leaf in self.leaves_below(old)}
+        parent = self.groups[old[:-1]]
+        keys = tuple(k for k in parent.keys if k != old[-1]) + (new[-1],)
+        values = {(new[-1] if k == old[-1] else k): v for k, v in parent.values.items()}
+        groups: dict[Path, Group] = {}
+        for path, group in self.groups.items():
+            if path == old[:-1]:
+                groups[path] = msgspec.structs.replace(group, keys=keys, values=values)
+            elif path[: len(old)] == old:
+                groups[new + path[len(old) :]] = group
+            else:
+                groups[path] = group
+        if moves:
+            self.store.rename(moves)
+        self.commit(groups, {moves.get(p, p): s for p, s in self.specs.items()})
+
+    # -- travelling --------------------------------------------------------------------------
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the way to the data, never the data: backend, location, mode and options."""
+        token = self.store.reopen_token()
+        if token is None:
+            mode = "r+" if self.store.writable else "r"
+            if self.location is None:
+                raise StoreError(
+                    f"{self.store.url} has no location to be opened again by", url=self.store.url, hint="save() it first"
+                )
+            token = (self.location, mode, self.options)
+        return _reopen, (self.backend.name, token)
+
+
+def _reopen(backend: str, token: tuple[Any, Mode, dict[str, Any]]) -> StoreHandle:
+    location, mode, options = token
+    return StoreHandle.open(location, storage=backend, mode=mode, **options)
+
+
+def without(groups: Mapping[Path, Group], gone: Iterable[Path]) -> dict[Path, Group]:
+    """Group records once the entries at those paths are removed."""
+    out = dict(groups)
+    for path in gone:
+        out = {p: g for p, g in out.items() if p[: len(path)] != path}
+        parent = out.get(path[:-1])
+        if parent is not None:
+            out[path[:-1]] = msgspec.structs.replace(
+                parent,
+                keys=tuple(k for k in parent.keys if k != path[-1]),
+                values={k: v for k, v in parent.values.items() if k != path[-1]},
+            )
+    return out
+
+
+def _complete(groups: dict[Path, Group], specs: Mapping[Path, LeafSpec], url: str) -> dict[Path, Group]:
+    """Fill in what a foreign writer left out: groups, key order, batch sizes. Refuse what contradicts the data."""
+    foreign = not groups
+    children: dict[Path, list[str]] = {path: [] for path in groups}
+    for path in specs:
+        if path in groups:
+            raise CorruptStoreError(f"{path_text(path)} of {url} is a leaf and a group", url=url)
+        for i in range(len(path)):
+            children.setdefault(path[:i], [])
+            groups.setdefault(path[:i], Group())
+            if path[i] not in children[path[:i]]:
+                children[path[:i]].append(path[i])
+    groups.setdefault((), Group())
+    children.setdefault((), [])
+    for path in groups:
+        if path and path[-1] not in children[path[:-1]]:
+            children[path[:-1]].append(path[-1])
+    for path in sorted(groups, key=len, reverse=True):
+        group = groups[path]
+        have = children[path] + [k for k in group.values if k not in children[path]]
+        there = set(have)
+        if not foreign:
+            lost = [k for k in group.keys if k not in there]
+            if lost:
+                raise CorruptStoreError(
+                    f"{path_text((*path, lost[0]))} is in the header of {url}, but its data is missing", url=url
+                )
+        keys = dict.fromkeys(k for k in group.keys if k in there)
+        keys.update(dict.fromkeys(have))
+        below = [specs[(*path, k)].shape for k in keys if (*path, k) in specs]
+        batch = group.batch_size
+        if batch is None:
+            below += [groups[(*path, k)].batch_size or () for k in keys if (*path, k) in groups]
+            batch = tuple(common_prefix(below))
+        for key in keys:
+            spec = specs.get((*path, key))
+            if spec is not None and spec.shape[: len(batch)] != batch:
+                raise CorruptStoreError(
+                    f"{path_text((*path, key))} of {url} has shape {list(spec.shape)}, "
+                    f"which does not start with its group's batch size {list(batch)}",
+                    url=url,
+                )
+        groups[path] = msgspec.structs.replace(group, keys=tuple(keys), batch_size=batch)
+    return {path: groups[path] for path in sorted(groups, key=len)}

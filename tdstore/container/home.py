@@ -1,0 +1,152 @@
+"""An in-memory container whose entries are views of a store: files, shared memory."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.handle import StoreHandle
+from tdstore.container.locks import LOCKED, MAPPED, SHARED
+from tdstore.container.opening import over
+from tdstore.container.tree import ResidentTree
+from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.header import Group
+from tdstore.indexing import gather
+from tdstore.keys import unravel
+from tdstore.ops.base import Names
+from tdstore.types import LeafSpec, NestedKey, Path, Write
+
+
+class HomeMixin(ResidentTree):
+    """What saving and loading need of an in-memory container."""
+
+    __slots__ = ()
+
+    # -- facts -------------------------------------------------------------------------------
+    def _leaf_facts(self, key: str) -> tuple[Any, ...]:
+        leaf = self._data[key]
+        shared = bool(self._state & SHARED) or (leaf.device.type in ("cpu", "cuda") and leaf.is_shared())
+        name = "Tensor" if type(leaf) is Tensor else type(leaf).__name__
+        return leaf.shape, leaf.device, leaf.dtype, shared, name
+
+    def is_shared(self) -> bool:
+        """Whether other processes of this machine see writes to the leaves (always so on CUDA)."""
+        return bool(self._state & SHARED) or (self._device is not None and self._device.type == "cuda")
+
+    # -- becoming another --------------------------------------------------------------------
+    def _become(self, other: Any) -> Self:
+        """Take over another container's entries, keeping the identity of nested ones where both have them."""
+        other = other._resident()
+        data: dict[str, Any] = {}
+        for key, value in other._data.items():
+            mine = self._data.get(key)
+            nested = isinstance(mine, HomeMixin) and isinstance(value, HomeMixin)
+            data[key] = mine._become(value) if nested else value  # type: ignore[union-attr]
+        self._data = data
+        self._batch_size, self._device, self._names = other._batch_size, other._device, other._names
+        self._state, self._home = other._state & ~LOCKED, other._home
+        if other._state & LOCKED:
+            self.lock_()
+        return self
+
+    def _as_meta(self) -> Any:
+        td = self._foreach(lambda leaves: [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in leaves])
+        td._set_device(torch.device("meta"))
+        return td
+
+    # -- reading in bulk ---------------------------------------------------------------------
+    def _read_into(self, out: Any) -> Any:
+        for key, leaf in self.items(True, True):
+            buffer = out.get(key)
+            if not isinstance(buffer, Tensor):
+                raise KeyNotFoundError(f"out has no tensor {key!r}")
+            if buffer.shape != leaf.shape or buffer.dtype != leaf.dtype:
+                raise BatchSizeError(
+                    f"the buffer {key!r} is {buffer.dtype} of shape {list(buffer.shape)}, "
+                    f"the leaf {leaf.dtype} of shape {list(leaf.shape)}"
+                )
+            buffer.copy_(leaf)
+        return out
+
+    def read(self, index: Any = None, keys: Any = None, out: Any = None) -> Any:
+        if out is None or index is None or len(self._batch_size) == 0:
+            return super().read(index, keys, out)
+        # Straight into the caller's buffers: no batch is built in between.
+        td = self if keys is None else self.select(*([keys] if isinstance(keys, str) else keys))
+        rows = td._rows_of(index)
+        if rows is None:
+            return super().read(index, keys, out)
+        for key, leaf in td.items(True, True):
+            gather(leaf, (rows,), out.get(key))
+        return out
+
+    def _rows_of(self, index: Any) -> Tensor | None:
+        raise NotImplementedError
+
+    def _read_pieces(self, batch: Any) -> list[Tensor]:
+        out = []
+        for path, index in batch:
+            node: Any = self
+            for key in path[:-1]:
+                node = node._raw(key)
+            leaf = node._data[path[-1]] if isinstance(node, ResidentTree) else node._raw(path[-1])
+            out.append((leaf[index] if index else leaf).detach().cpu())
+        return out
+
+    # -- adding to the store -------------------------------------------------------------------
+    def _add_leaf(self, key: NestedKey, spec: LeafSpec, tensor: Tensor | None) -> Tensor:
+        handle, root = self._owned("make_memmap")
+        path = unravel(key)
+        batch = self._batch_size
+        if spec.shape[: len(batch)] != tuple(batch):
+            raise BatchSizeError(f"entry {key!r} of shape {list(spec.shape)} does not start with {list(batch)}")
+        full = (*root, *path)
+        handle.store.create({full: spec})
+        if tensor is not None:
+            handle.store.write([Write(full, (), tensor.detach().cpu())])
+        handle.commit(_with_entry(handle, full, root, batch), {**handle.specs, full: spec})
+        leaf: Tensor = handle.store.view(full)
+        node: Any = self
+        for depth, part in enumerate(path[:-1]):
+            if part not in node._data:
+                made = node._new({}, node._batch_size, node._device, node._names, node._state)
+                made._home = (handle, (*root, *path[: depth + 1]))
+                node._data[part] = made
+            node = node._data[part]
+        node._data[path[-1]] = leaf
+        return leaf
+
+    # -- travelling --------------------------------------------------------------------------
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._home is not None and self._state & (MAPPED | SHARED):
+            handle, path = self._home
+            return _reopened, (handle, path, self.is_locked, self._device)
+        parts = (dict(self._data), self._batch_size, self._device, self._names, self.is_locked)
+        return _rebuilt, (type(self), *parts)
+
+
+def _with_entry(handle: StoreHandle, path: Path, root: Path, batch: torch.Size) -> dict[Path, Group]:
+    groups = dict(handle.groups)
+    for i in range(len(root), len(path)):
+        old = groups.get(path[:i], Group(batch_size=tuple(batch)))
+        keys = tuple(dict.fromkeys((*old.keys, path[i])))
+        values = {k: v for k, v in old.values.items() if k != path[i]}
+        groups[path[:i]] = Group(old.batch_size, old.names, old.device, old.kind, keys, values, old.extra)
+    return groups
+
+
+def _reopened(handle: StoreHandle, path: Path, locked: bool, device: torch.device | None) -> Any:
+    td = over(handle, path)
+    if device is not None:
+        td._set_device(device)
+    return td.lock_() if locked else td
+
+
+def _rebuilt(
+    cls: Any, data: dict[str, Any], batch: torch.Size, device: torch.device | None, names: Names, locked: bool
+) -> Any:
+    td = cls._new(data, batch, device, names)
+    return td.lock_() if locked else td
+

@@ -1,0 +1,99 @@
+"""Views of the keys, values and items of a container, nested or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tdstore.container.core import GROUP, LEAF, Container
+from tdstore.keys import unravel
+
+IsLeaf = Callable[[type], bool]
+
+
+def walk(
+    td: Container, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf | None, sort: bool, prefix: Any = ()
+) -> Iterator[tuple[Any, Container, str]]:
+    """Yield `(key, container, first-level key)`; keys are strings at the root and tuples below.
+
+    Nested entries come before the container that holds them.
+    """
+    keys = sorted(td._first_keys()) if sort else list(td._first_keys())
+    for key in keys:
+        kind = td._kind(key)
+        full = (*prefix, key) if prefix else key
+        closed = is_leaf is not None and kind != LEAF and is_leaf(type(td._raw(key)))
+        if kind == GROUP and not closed:
+            if include_nested:
+                yield from walk(td._raw(key), True, leaves_only, is_leaf, sort, (*prefix, key))
+            if not leaves_only:
+                yield full, td, key
+        elif kind == LEAF or closed or not leaves_only:
+            yield full, td, key
+
+
+class KeysView:
+    """What `td.keys(...)` returns: iterable, with `in`, `len` and set-like comparison."""
+
+    __slots__ = ("_args", "_td")
+
+    def __init__(self, td: Container, *args: Any) -> None:
+        self._td = td
+        self._args = args
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key for key, _, _ in walk(self._td, *self._args))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, key: object) -> bool:
+        path = unravel(key)
+        include_nested, leaves_only, is_leaf, _ = self._args
+        if len(path) > 1 and not include_nested:
+            raise TypeError("`key in td.keys()` takes a string; use td.keys(include_nested=True) for nested keys")
+        node = self._td
+        for part in path[:-1]:
+            if node._kind(part) != GROUP:
+                return False
+            node = node._raw(part)
+        kind = node._kind(path[-1])
+        if kind is None or not leaves_only or kind == LEAF:
+            return kind is not None
+        return is_leaf is not None and is_leaf(type(node._raw(path[-1])))
+
+    def __eq__(self, other: object) -> bool:
+        return set(self) == set(other) if isinstance(other, (KeysView, set, type({}.keys()))) else NotImplemented
+
+    def __and__(self, other: Any) -> set[Any]:
+        return set(self) & set(other)
+
+    def __or__(self, other: Any) -> set[Any]:
+        return set(self) | set(other)
+
+    def __sub__(self, other: Any) -> set[Any]:
+        return set(self) - set(other)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self)})"
+
+
+class ItemsView(KeysView):
+    """What `td.items(...)` returns for containers that are not plain dicts inside, or with options."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((key, node._raw(last)) for key, node, last in walk(self._td, *self._args))
+
+    def __contains__(self, item: object) -> bool:
+        return any(item == pair for pair in self)
+
+
+class ValuesView(ItemsView):
+    """What `td.values(...)` returns, likewise."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return (node._raw(last) for _, node, last in walk(self._td, *self._args))

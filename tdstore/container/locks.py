@@ -1,0 +1,112 @@
+"""Locking: the key set of a tree is frozen; tensor contents may still change in place.
+
+A locked container keeps weak references to the locked containers above it, so that a child cannot be
+unlocked behind its parent's back.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Self
+
+from tdstore.errors import LockedError
+
+LOCKED = 1
+HOME = 2
+"""The entries are views of a store (see container/handle.py)."""
+MAPPED = 8
+"""The tensors are views of a persistent store: `is_memmap()`."""
+SHARED = 16
+"""The tensors are views of a shared store: `is_shared()`."""
+READONLY = 4
+"""The store was opened for reading: in-place writes are refused."""
+
+
+class LockMixin:
+    """`lock_`, `unlock_`, `is_locked`."""
+
+    __slots__ = ()
+
+    _state: int
+    _parents: list[weakref.ref[Any]] | None
+    _undo: Any
+
+    def _groups(self) -> list[Any]:
+        """Nested containers, one level down."""
+        raise NotImplementedError
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether keys can neither be added, replaced nor removed."""
+        return bool(self._state & LOCKED)
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        if value:
+            self.lock_()
+        else:
+            self.unlock_()
+
+    def lock_(self) -> Self:
+        """Freeze the key set of this TensorDict and all nested ones. As a context manager: for its body."""
+        if not self._state & LOCKED:
+            self._lock(None)
+            self._undo = "unlock_"
+        return self
+
+    def _lock(self, parent: weakref.ref[Any] | None) -> None:
+        if parent is not None:
+            if self._parents is None:
+                self._parents = [parent]
+            else:
+                self._parents.append(parent)
+        if self._state & LOCKED:
+            return
+        self._state |= LOCKED
+        groups = self._groups()
+        if groups:
+            me = weakref.ref(self)
+            for group in groups:
+                group._lock(me)
+
+    def unlock_(self) -> Self:
+        """Allow structural changes again. As a context manager: for its body.
+
+        Raises:
+            LockedError: part of another TensorDict that is locked.
+        """
+        if self._state & LOCKED:
+            if self._locked_parents():
+                raise LockedError(
+                    "cannot unlock a TensorDict that is part of a locked one", hint="unlock the outermost one"
+                )
+            self._unlock()
+            self._undo = "lock_"
+        return self
+
+    def _locked_parents(self) -> list[Any]:
+        alive = [p for ref in self._parents or () if (p := ref()) is not None and p._state & LOCKED]
+        return alive
+
+    def _unlock(self) -> None:
+        self._state &= ~LOCKED
+        self._parents = None
+        groups = self._groups()
+        for group in groups:
+            if any(p is not self for p in group._locked_parents()):
+                self._state |= LOCKED
+                raise LockedError(
+                    "a nested TensorDict is also part of another locked one", hint="unlock that one first"
+                )
+        for group in groups:
+            group._unlock()
+        self._forget_views()
+
+    def _forget_views(self) -> None:
+        """Called when the structure may change: what is cached about it no longer holds."""
+
+    def _refuse_locked(self, what: str) -> LockedError:
+        return LockedError(
+            f"cannot {what}: the TensorDict is locked",
+            hint="in-place changes (set_, update_, td[index] = ...) are allowed; or call unlock_() or clone() first",
+        )

@@ -1,0 +1,153 @@
+"""Ways to make a container: from dicts, keys and schemas, and by joining others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core import Container
+from tdstore.container.nontensor import NonTensor, merge
+from tdstore.errors import BatchSizeError
+from tdstore.keys import unravel
+from tdstore.ops.base import Names
+from tdstore.shapes import as_dim, as_size
+from tdstore.types import LeafSpec, Path
+
+
+def flat_schema(schema: Mapping[Any, Any], prefix: Path = ()) -> dict[Path, LeafSpec]:
+    """Leaf specs by path, without the batch size.
+
+    A leaf is a `LeafSpec`, a `(shape, dtype)` pair or a dtype; a mapping is a group.
+
+    Raises:
+        TypeError: none of these, or an unknown dtype; the message names the key.
+    """
+    out: dict[Path, LeafSpec] = {}
+    for key, value in schema.items():
+        path = (*prefix, *unravel(key))
+        if isinstance(value, Mapping):
+            out.update(flat_schema(value, path))
+            continue
+        if path in out:
+            raise ValueError(f"the schema has the key {path!r} twice")
+        out[path] = _leaf_spec(path, value)
+    for path in out:
+        for i in range(1, len(path)):
+            if path[:i] in out:
+                raise ValueError(f"the schema has {path[:i]!r} as a leaf and as a group")
+    return out
+
+
+def _leaf_spec(path: Path, value: Any) -> LeafSpec:
+    if isinstance(value, LeafSpec):
+        return value
+    try:
+        if isinstance(value, (tuple, list)) and len(value) == 2 and not isinstance(value[1], int):
+            shape = (value[0],) if isinstance(value[0], int) else value[0]
+            return LeafSpec(shape, value[1])
+        return LeafSpec((), value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"schema entry {path!r}: expected (shape, dtype), a dtype or a LeafSpec, not {value!r} ({error})"
+        ) from None
+
+
+def join(
+    tds: Sequence[Any],
+    tensors: Callable[[list[Tensor]], Tensor],
+    batch_size: torch.Size,
+    names: Names,
+    what: str,
+    path: Path = (),
+) -> Any:
+    """Join containers entry by entry; `tensors` is `torch.stack` or `torch.cat` with its dimension bound."""
+    first = tds[0]
+    keys = first._data.keys()
+    for other in tds[1:]:
+        if other._data.keys() != keys:
+            odd = sorted(keys ^ other._data.keys())
+            raise RuntimeError(f"cannot {what} TensorDicts with different keys: {[(*path, k) for k in odd]!r}")
+    n = len(first._batch_size)
+    data: dict[str, Any] = {}
+    for key, value in first._data.items():
+        column = [td._data[key] for td in tds]
+        if isinstance(value, Tensor):
+            try:
+                data[key] = tensors(column)
+            except (RuntimeError, TypeError) as error:
+                raise RuntimeError(f"cannot {what} the entries {(*path, key)!r}: {error}") from error
+        elif isinstance(value, NonTensor):
+            if not all(isinstance(v, NonTensor) for v in column):
+                raise RuntimeError(f"cannot {what} the entries {(*path, key)!r}: some are tensors, some are not")
+            data[key] = merge(column, tensors, collapse=what == "cat")
+        else:
+            if not all(isinstance(v, Container) for v in column):
+                raise RuntimeError(f"cannot {what} the entries {(*path, key)!r}: some are TensorDicts, some are not")
+            parts = [v._resident() for v in column]
+            wide = torch.Size((*batch_size, *value.batch_size[n:]))
+            data[key] = join(parts, tensors, wide, parts[0]._names and None, what, (*path, key))
+    device = first._device if all(td._device == first._device for td in tds) else None
+    return first._new(data, batch_size, device, names)
+
+
+def stack(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+    """Stack TensorDicts of one batch size and one set of keys along a new batch dimension.
+
+    Raises:
+        RuntimeError: no TensorDict, different batch sizes, keys or shapes.
+    """
+    parts = [td._resident() for td in tds]
+    if not parts:
+        raise RuntimeError("stack needs at least one TensorDict")
+    batch = parts[0]._batch_size
+    for part in parts[1:]:
+        if part._batch_size != batch:
+            raise BatchSizeError(f"cannot stack batch sizes {list(batch)} and {list(part._batch_size)}")
+    at = as_dim(dim, len(batch) + 1)
+    names = parts[0]._names
+    new = torch.Size((*batch[:at], len(parts), *batch[at:]))
+    made = join(
+        parts, lambda ts: torch.stack(ts, at), new, names and (*names[:at], None, *names[at:]), "stack"
+    )
+    return made if out is None else _into(out, made)
+
+
+def cat(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+    """Concatenate TensorDicts with one set of keys along a batch dimension.
+
+    Raises:
+        RuntimeError: no TensorDict, different batch sizes in other dimensions, different keys.
+    """
+    parts = [td._resident() for td in tds]
+    if not parts:
+        raise RuntimeError("cat needs at least one TensorDict")
+    batch = parts[0]._batch_size
+    at = as_dim(dim, len(batch))
+    for part in parts[1:]:
+        other = part._batch_size
+        if (*other[:at], *other[at + 1 :]) != (*batch[:at], *batch[at + 1 :]):
+            raise BatchSizeError(f"cannot concatenate batch sizes {list(batch)} and {list(other)} along {at}")
+    new = torch.Size((*batch[:at], sum(p._batch_size[at] for p in parts), *batch[at + 1 :]))
+    made = join(parts, lambda ts: torch.cat(ts, at), new, parts[0]._names, "cat")
+    return made if out is None else _into(out, made)
+
+
+def _into(out: Any, made: Any) -> Any:
+    if out.batch_size != made.batch_size:
+        raise BatchSizeError(f"out has batch size {list(out.batch_size)}, the result {list(made.batch_size)}")
+    return out.update(made.select(*[k for k in made.keys(True, True) if k in out]), inplace=True)
+
+
+def from_dict(cls: Any, source: Mapping[Any, Any], batch_size: Any, auto: bool, batch_dims: Any, device: Any, names: Any) -> Any:
+    """A TensorDict from nested dicts; `auto` gives every level its largest batch size."""
+    if batch_size is not None and auto:
+        raise ValueError("give batch_size or auto_batch_size=True, not both")
+    td = cls(source, batch_size=as_size(batch_size), device=device)
+    if auto:
+        td.auto_batch_size_(batch_dims)
+    if names is not None:
+        td.names = names
+    return td

@@ -1,0 +1,144 @@
+"""Names of batch dimensions: pure functions, and the mixin over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.ops.base import Names, OpsBase
+
+
+def as_names(names: Sequence[str | None] | None, ndim: int) -> Names:
+    """Check names for `ndim` batch dimensions; all-None becomes None.
+
+    Raises:
+        ValueError: wrong number, a repeated name, or something that is not a string.
+    """
+    if names is None:
+        return None
+    out = tuple(names)
+    if len(out) != ndim:
+        raise ValueError(f"{len(out)} names {list(out)} for {ndim} batch dimensions")
+    given = [n for n in out if n is not None]
+    if not all(isinstance(n, str) for n in given):
+        raise ValueError(f"dimension names are strings or None, not {list(out)}")
+    if len(set(given)) != len(given):
+        raise ValueError(f"dimension names must differ: {list(out)}")
+    return out if given else None
+
+
+def extend_names(names: Names, ndim: int) -> Names:
+    """Names for a nested TensorDict with further batch dimensions."""
+    return None if names is None else names + (None,) * (ndim - len(names))
+
+
+def indexed_names(names: Names, index: Any, ndim: int) -> Names:
+    """Names after indexing: an int drops its dimension's, None inserts None, rows keep it, masks lose it."""
+    if names is None:
+        return None
+    terms = list(index) if isinstance(index, tuple) else [index]
+    used = sum(_dims_used(t) for t in terms if t is not Ellipsis)
+    expanded: list[Any] = []
+    for term in terms:
+        expanded += [slice(None)] * (ndim - used) if term is Ellipsis else [term]
+    expanded += [slice(None)] * (ndim - sum(_dims_used(t) for t in expanded))
+    out: list[str | None] = []
+    at = 0
+    arrays = 0
+    for term in expanded:
+        width = _dims_used(term)
+        if term is None or isinstance(term, bool):
+            out.append(None)
+        elif isinstance(term, slice):
+            out.append(names[at])
+        elif (rank := _rank(term)) > 0:
+            arrays += 1
+            if arrays == 1:  # further arrays broadcast with the first
+                out += [names[at]] if rank == 1 and width == 1 else [None] * (1 if width > 1 else rank)
+        at += width
+    if arrays > 1:
+        return None
+    return tuple(out) if any(n is not None for n in out) else None
+
+
+def _dims_used(term: Any) -> int:
+    if term is None or isinstance(term, bool):
+        return 0
+    if isinstance(term, Tensor) and term.dtype == torch.bool:
+        return term.ndim
+    if getattr(term, "dtype", None) == bool:
+        return int(term.ndim)
+    return 1
+
+
+def _rank(term: Any) -> int:
+    if isinstance(term, (list, range)):
+        rank = 0
+        while isinstance(term, (list, range)) and len(term):
+            rank, term = rank + 1, term[0]
+        return rank or 1
+    return int(getattr(term, "ndim", 0))
+
+
+class NamesMixin(OpsBase):
+    """`names`, `refine_names`, `rename`, `rename_`."""
+
+    __slots__ = ()
+
+    _names: Names
+
+    @property
+    def names(self) -> list[str | None]:
+        """Name of each batch dimension, or None. Setting them names nested TensorDicts too."""
+        return [None] * len(self.batch_size) if self._names is None else list(self._names)
+
+    @names.setter
+    def names(self, names: Sequence[str | None] | None) -> None:
+        self._set_names(as_names(names, len(self.batch_size)))
+
+    def _dim_names(self) -> Names:
+        return self._names
+
+    def _set_names(self, names: Names) -> None:
+        raise NotImplementedError
+
+    def _shallow(self) -> Self:
+        raise NotImplementedError
+
+    def refine_names(self, *names: Any) -> Self:
+        """Name dimensions that have no name; an ellipsis stands for those to leave as they are.
+
+        Raises:
+            RuntimeError: a dimension already has another name.
+        """
+        old = self.names
+        wanted: list[Any] = list(names)
+        if Ellipsis in wanted:
+            at = wanted.index(Ellipsis)
+            wanted[at : at + 1] = old[at : len(old) - (len(wanted) - at - 1)]
+        for have, want in zip(old, wanted, strict=False):
+            if have is not None and have != want:
+                raise RuntimeError(f"cannot refine the name {have!r} to {want!r}: use rename")
+        self.names = wanted
+        return self
+
+    def rename_(self, *names: str | None, **rename_map: str) -> Self:
+        """Rename dimensions in place: all by position, or some by `old=new`."""
+        if names and rename_map:
+            raise ValueError("give names by position or as old=new, not both")
+        if rename_map:
+            unknown = set(rename_map) - set(self.names)
+            if unknown:
+                raise ValueError(f"no dimension is named {sorted(unknown)[0]!r}; the names are {self.names}")
+            names = tuple(rename_map.get(n, n) if n is not None else None for n in self.names)
+        elif len(names) == 1 and not isinstance(names[0], str):
+            names = tuple(names[0]) if names[0] is not None else (None,) * len(self.batch_size)
+        self.names = names
+        return self
+
+    def rename(self, *names: str | None, **rename_map: str) -> Self:
+        """A shallow copy with other dimension names; see `rename_`."""
+        return self._shallow().rename_(*names, **rename_map)

@@ -1,0 +1,163 @@
+"""From an open store to a container, and from a container to a store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tdstore.container.core import GROUP, LEAF, Container
+from tdstore.container.describe import describe
+from tdstore.container.handle import StoreHandle
+from tdstore.container.locks import HOME, MAPPED, READONLY, SHARED
+from tdstore.errors import KeyNotFoundError
+from tdstore.header import Group, Header
+from tdstore.io.blocks import BLOCK_BYTES, leaf_batches
+from tdstore.io.opening import Location, Storage, find_backend, open_store
+from tdstore.io.progress import Progress
+from tdstore.store import Cap
+from tdstore.types import LeafSpec, Mode, Path, Write, path_text
+
+
+def over(handle: StoreHandle, path: Path = ()) -> Any:
+    """The container over an open store: live tensors where the store can give them."""
+    if handle.kind(path) != GROUP:
+        raise KeyNotFoundError(f"no TensorDict {path_text(path)} in {handle.store.url}")
+    if Cap.VIEW not in handle.store.caps:
+        return Container._stored_class._over(handle, path)
+    return _resident(handle, path, _flags(handle))
+
+
+def _flags(handle: StoreHandle) -> int:
+    caps = handle.store.caps
+    if Cap.PERSISTENT in caps:
+        flags = HOME | MAPPED
+    elif Cap.SHARED in caps:
+        flags = HOME | SHARED
+    else:
+        return 0  # tensors of this process: nothing can open the store again
+    return flags if handle.store.writable else flags | READONLY
+
+
+def _resident(handle: StoreHandle, path: Path, flags: int) -> Any:
+    group = handle.groups[path]
+    data: dict[str, Any] = {}
+    view = _viewer(handle)
+    for key in group.keys:
+        here = (*path, key)
+        kind = handle.kind(here)
+        if kind == LEAF:
+            data[key] = view(here)
+        elif kind == GROUP:
+            data[key] = _resident(handle, here, flags)
+        else:
+            data[key] = handle.value(here)
+    device = None if group.device is None else _device_of(handle)
+    td = Container._resident_class._new(data, torch.Size(group.batch_size or ()), device, group.names, flags)
+    td._home = (handle, path) if flags else None
+    return td
+
+
+def _viewer(handle: StoreHandle) -> Any:
+    if not _fake_mode():
+        return handle.store.view
+    # Under FakeTensorMode a leaf has a shape and a dtype, and no file is mapped.
+    return lambda path: torch.empty(handle.specs[path].shape, dtype=handle.specs[path].dtype)
+
+
+def _fake_mode() -> bool:
+    mode = torch.utils._python_dispatch._get_current_dispatch_mode()
+    return mode is not None and type(mode).__name__ == "FakeTensorMode"
+
+
+def _device_of(handle: StoreHandle) -> torch.device:
+    direct = Cap.DIRECT_DEVICE in handle.store.caps
+    return torch.device(getattr(handle.store, "device", "cpu") if direct else "cpu")
+
+
+def open_container(
+    location: Location = None, *, storage: Storage = None, mode: Mode = "r", subpath: Any = None, **options: Any
+) -> Any:
+    """Open what is stored at a location. See `tdstore.open`."""
+    handle = StoreHandle.open(location, storage=storage, mode=mode, **options)
+    if mode in ("w", "x", "a") and not handle.store.load_header():
+        handle.commit(handle.groups)
+    path = () if subpath is None else (subpath,) if isinstance(subpath, str) else tuple(subpath)
+    td = over(handle, path)
+    td._undo = "close"
+    return td
+
+
+def allocate(
+    groups: Mapping[Path, Group],
+    specs: Mapping[Path, LeafSpec],
+    location: Location,
+    storage: Storage,
+    mode: Mode,
+    options: dict[str, Any],
+) -> StoreHandle:
+    """A new store with leaves that read as their fill value, and a header; wholly there or not at all."""
+    backend, text = find_backend(location, storage, mode)
+    store, backend = open_store(text, storage=backend, mode=mode, **options)
+    try:
+        store.create(specs)
+        store.save_header(Header(groups))
+        return StoreHandle(store, backend, text, mode, options)
+    except BaseException:
+        store.close()
+        raise
+
+
+def write(
+    td: Any, location: Location, storage: Storage, mode: Mode, options: dict[str, Any], progress: bool = False
+) -> StoreHandle:
+    """Save a container as a new dataset: wholly there, or the old one untouched."""
+    groups, specs = describe(td)
+    backend, text = find_backend(location, storage, mode)
+    store, backend = open_store(text, storage=backend, mode=mode, **options)
+    try:
+        store.create(specs)
+        limit = BLOCK_BYTES
+        if Cap.PARTIAL_WRITE not in store.caps:
+            limit = max([limit, *(s.nbytes for s in specs.values())])
+        with Progress(sum(s.nbytes for s in specs.values()), "save", progress) as bar:
+            for batch in leaf_batches(specs, limit):
+                values = td._read_pieces(batch)
+                store.write([Write(path, index, value) for (path, index), value in zip(batch, values, strict=True)])
+                bar.advance(sum(v.nbytes for v in values))
+        store.save_header(Header(groups))
+        return StoreHandle(store, backend, text, mode, options)
+    except BaseException:
+        store.close()
+        raise
+
+
+def copy_dataset(
+    source: Any,
+    target: Location,
+    *,
+    storage: Storage = None,
+    mode: Mode = "x",
+    progress: bool = True,
+    **options: Any,
+) -> None:
+    """Copy a dataset between any two backends, in blocks of bounded memory.
+
+    Args:
+        source: a location, or an open container.
+        target: where to; `storage` and `**options` are those of its backend.
+        mode: "x" refuses an existing target, "w" replaces it when the copy is complete.
+        progress: show a bar (with the `cli` extra installed).
+
+    Raises:
+        StoreExistsError: something is there already.
+    """
+    opened = None
+    if not isinstance(source, Container):
+        source = opened = open_container(source)
+    try:
+        write(source, target, storage, mode, options, progress).store.close()
+    finally:
+        if opened is not None:
+            opened.close()

@@ -1,0 +1,48 @@
+"""How containers print: the layout that users of the field know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdstore.container.core import LEAF, Container
+
+
+def text(td: Any) -> str:
+    """The tree with shapes, devices and dtypes; keys sorted."""
+    fields = _indent(",\n".join(f"{key}: {_entry(td, key)}" for key in sorted(td._first_keys())))
+    lines = [
+        f"fields={{\n{fields}}}" if fields else "fields={\n    }",
+        f"batch_size={td.batch_size!r}",
+        f"device={td.device}",
+        f"is_shared={td.is_shared()}",
+    ]
+    return f"{type(td).__name__}(\n" + ",\n".join(_indent(line) for line in lines) + ")"
+
+
+def _entry(td: Any, key: str) -> str:
+    if td._kind(key) != LEAF:
+        return repr(td._raw(key))
+    shape, device, dtype, shared, name = td._leaf_facts(key)
+    return f"{name}(shape={shape!r}, device={device}, dtype={dtype}, is_shared={shared})"
+
+
+def _indent(block: str) -> str:
+    return "\n".join("    " + line for line in block.split("\n")) if block else ""
+
+
+class ReprMixin(Container):
+    """`repr(td)`."""
+
+    __slots__ = ()
+
+    def is_shared(self) -> bool:
+        """Whether other processes of this machine see writes to the leaves."""
+        raise NotImplementedError
+
+    def _leaf_facts(self, key: str) -> tuple[Any, ...]:
+        """Shape, device, dtype, shared flag and class name of a leaf, without reading it."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return text(self)
+

@@ -1,0 +1,328 @@
+"""The tree inside an in-memory container: the primitives, and the walks that apply a function to every entry."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.base import TensorDictBase
+from tdstore.container.core import GROUP, LEAF, VALUE, Container
+from tdstore.container.locks import HOME, LOCKED, MAPPED, READONLY, SHARED
+from tdstore.container.names import extend_names
+from tdstore.container.nontensor import NonTensor, assign
+from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.ops.base import Names
+
+VIEW_FLAGS = READONLY | MAPPED | SHARED
+"""What a view of the entries inherits."""
+
+
+class ResidentTree(TensorDictBase):
+    """Entries in a plain dict; nested containers are entries too."""
+
+    __slots__ = ("_data", "_home")
+
+    _data: dict[str, Any]
+    _home: Any
+    """`(handle, path)` when the entries are exactly those of a store."""
+
+    @classmethod
+    def _new(
+        cls, data: dict[str, Any], batch: torch.Size, device: torch.device | None, names: Names, state: int = 0
+    ) -> Self:
+        """Build from checked parts, without `__init__`."""
+        td = cls.__new__(cls)
+        td._data = data
+        td._batch_size = batch
+        td._device = device
+        td._names = names
+        td._state = state
+        td._parents = td._undo = td._home = None
+        return td
+
+    # -- primitives --------------------------------------------------------------------------
+    def _first_keys(self) -> Iterable[str]:
+        return self._data
+
+    def _kind(self, key: str) -> str | None:
+        value = self._data.get(key)
+        if isinstance(value, Tensor):
+            return LEAF
+        if value is None:
+            return None
+        return VALUE if isinstance(value, NonTensor) else GROUP
+
+    def _raw(self, key: str) -> Any:
+        return self._data[key]
+
+    def _leaf_shape(self, key: str) -> torch.Size:
+        shape: torch.Size = self._data[key].shape
+        return shape
+
+    def _resident(self) -> Self:
+        return self
+
+    def _groups(self) -> list[Any]:
+        return [v for v in self._data.values() if isinstance(v, Container)]
+
+    def _leave_home(self) -> None:
+        """The structure changes: the entries are no longer exactly those of the store."""
+        self._state &= ~(HOME | MAPPED | SHARED)
+        self._home = None
+
+    def _assign(self, entries: Mapping[str, Any]) -> None:
+        if self._state:
+            self._leave_home()
+        self._data.update(entries)
+
+    def _drop(self, keys: Iterable[str]) -> None:
+        if self._state:
+            self._leave_home()
+        for key in list(keys):
+            del self._data[key]
+
+    def _rename(self, old: str, new: str) -> None:
+        if self._state:
+            self._leave_home()
+        self._data[new] = self._data.pop(old)
+
+    def _write(self, entries: Mapping[str, Any], index: Any = None) -> None:
+        if self._state & READONLY:
+            self._check_writable()
+        data = self._data
+        ready = [(key, data[key], self._writable_value(key, value, index)) for key, value in entries.items()]
+        for key, old, value in ready:
+            if isinstance(old, Tensor):
+                if index is None:
+                    old.copy_(value)
+                else:
+                    old[index] = value
+            elif isinstance(old, NonTensor):
+                data[key] = value if index is None else assign(old, index, value)
+            elif index is None:
+                old.update_(value)
+            else:
+                old._set_rows(index, value)
+
+    def _writable_value(self, key: str, value: Any, index: Any) -> Any:
+        """Check before anything is written that `entry[index] = value` will work."""
+        old = self._data[key]
+        if index is None or not isinstance(old, Tensor):
+            return value
+        if not isinstance(value, Tensor):
+            value = torch.as_tensor(value, dtype=None if isinstance(value, (bool, int, float)) else old.dtype)
+        if value.device != old.device and value.ndim:
+            value = value.to(old.device)
+        target = old[index].shape if value.ndim else ()
+        try:
+            torch.broadcast_shapes(value.shape, target)
+            fits = value.ndim <= len(target) or not value.ndim
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise BatchSizeError(
+                f"cannot write shape {list(value.shape)} at an index of shape {list(target)} in entry {key!r}"
+            )
+        return value
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        n = len(batch_size)
+        if self._names is not None:
+            kept = self._names[:n]
+            names: Names = extend_names(kept, n)
+            self._names = names if names and any(names) else None
+        self._batch_size = batch_size
+        for key, value in self._data.items():
+            if isinstance(value, Container):
+                if value.batch_size[:n] != batch_size:
+                    value._set_batch_size(batch_size)
+            elif isinstance(value, NonTensor) and value.batch_size[:n] != batch_size:
+                self._data[key] = self._coerce(key, value) if value.ndim <= n else value
+
+    def _set_names(self, names: Names) -> None:
+        self._names = names
+        for value in self._groups():
+            value._set_names(extend_names(names, value.batch_dims))
+
+    # -- trees -------------------------------------------------------------------------------
+    def _move(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        batch_size: torch.Size,
+        names: Names,
+        undo: Callable[[Any], Any] | None = None,
+    ) -> Self:
+        td = self._move_tree(fn, batch_size, names, len(self._batch_size))
+        if undo is not None:
+            td._undo = (weakref.ref(self), undo)
+        if self._state:
+            td._state = self._state & READONLY
+            if self._state & LOCKED:
+                td.lock_()
+        return td
+
+    def _move_tree(self, fn: Callable[[Tensor], Tensor], new: torch.Size, names: Names, n: int) -> Self:
+        data: dict[str, Any] = {}
+        for key, value in self._data.items():
+            if isinstance(value, Tensor):
+                data[key] = fn(value)
+            elif isinstance(value, NonTensor):
+                data[key] = value.move(fn)
+            else:
+                below = value.batch_size
+                wide = new if len(below) == n else torch.Size((*new, *below[n:]))
+                data[key] = value._resident()._move_tree(fn, wide, extend_names(names, len(wide)), n)
+        return self._new(data, new, self._device, names)
+
+    def _fan_out(
+        self, fn: Callable[[Tensor], Sequence[Tensor]], batch_sizes: Sequence[torch.Size], names: Names
+    ) -> tuple[Self, ...]:
+        n = len(self._batch_size)
+        columns: list[Sequence[Any]] = []
+        for value in self._data.values():
+            if isinstance(value, Tensor):
+                columns.append(fn(value))
+            elif isinstance(value, NonTensor):
+                columns.append(value.spread(fn))
+            else:
+                wide = [torch.Size((*b, *value.batch_size[n:])) for b in batch_sizes]
+                columns.append(value._resident()._fan_out(fn, wide, names))
+        keys = tuple(self._data)
+        state, device, new = self._state & READONLY, self._device, self._new
+        if not columns:
+            return tuple(new({}, b, device, names, state) for b in batch_sizes)
+        out = tuple(
+            new(dict(zip(keys, row, strict=True)), b, device, names, state)
+            for b, row in zip(batch_sizes, zip(*columns, strict=True), strict=True)
+        )
+        if self._state & LOCKED:
+            for td in out:
+                td.lock_()
+        return out
+
+    def _leaf_list(self) -> list[Tensor]:
+        out: list[Tensor] = []
+        self._collect(out)
+        return out
+
+    def _collect(self, out: list[Tensor]) -> None:
+        for value in self._data.values():
+            if isinstance(value, Tensor):
+                out.append(value)
+            elif isinstance(value, ResidentTree):
+                value._collect(out)
+            elif isinstance(value, Container):
+                out += value._leaf_list()
+
+    def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
+        """The same tree around other leaves, given in the order of `_leaf_list`."""
+        data: dict[str, Any] = {}
+        for key, value in self._data.items():
+            if isinstance(value, Tensor):
+                data[key] = next(leaves)
+            elif isinstance(value, NonTensor):
+                data[key] = value
+            else:
+                data[key] = value._resident()._with_leaves(leaves)
+        return self._new(data, self._batch_size, self._device, self._names)
+
+    def _foreach(self, fn: Callable[..., Sequence[Tensor]], *operands: Any) -> Self:
+        leaves = self._leaf_list()
+        if not leaves:
+            return self._with_leaves(iter(()))
+        td = self._with_leaves(iter(fn(leaves, *[self._operand(o, leaves) for o in operands])))
+        if self._state & LOCKED:
+            td.lock_()
+        return td
+
+    def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
+        if self._state & READONLY:
+            self._check_writable()
+        leaves = self._leaf_list()
+        if leaves:
+            fn(leaves, *[self._operand(o, leaves) for o in operands])
+        return self
+
+    def _operand(self, other: Any, leaves: list[Tensor]) -> Any:
+        """What a leaf-wise function gets for `other`: a list with one operand per leaf, or a scalar."""
+        kind = type(other)
+        if kind is int or kind is float:
+            return [other] * len(leaves)
+        if isinstance(other, Container):
+            matched: list[Tensor] = []
+            self._match(other._resident(), matched, ())
+            return matched
+        if isinstance(other, Tensor) and other.ndim:
+            shape = torch.broadcast_shapes(other.shape, self._batch_size)
+            if shape != self._batch_size:
+                raise BatchSizeError(
+                    f"a tensor of shape {list(other.shape)} cannot be broadcast to batch size {list(self._batch_size)}"
+                )
+            wide = other.expand(shape)
+            n = len(shape)
+            return [wide.reshape(*shape, *(1,) * (leaf.ndim - n)) for leaf in leaves]
+        if isinstance(other, Tensor):
+            return [other] * len(leaves)
+        return other
+
+    def _match(self, other: Any, out: list[Tensor], path: tuple[str, ...]) -> None:
+        """Leaves of `other` in the order of this tree's: matched by key, never by position."""
+        theirs = other._data
+        for key, value in self._data.items():
+            if isinstance(value, NonTensor):
+                continue
+            try:
+                match = theirs[key]
+            except KeyError:
+                raise KeyNotFoundError(f"key {(*path, key)!r} is in one TensorDict and not in the other") from None
+            if isinstance(value, Tensor):
+                if not isinstance(match, Tensor):
+                    raise KeyNotFoundError(f"entry {(*path, key)!r} is a tensor on one side only")
+                out.append(match)
+            elif isinstance(match, Container):
+                value._resident()._match(match._resident(), out, (*path, key))
+            else:
+                raise KeyNotFoundError(f"entry {(*path, key)!r} is a TensorDict on one side only")
+        if len(theirs) != len(self._data):
+            extra = next((k for k in theirs if k not in self._data), None)
+            if extra is not None:
+                raise KeyNotFoundError(f"key {(*path, extra)!r} is in one TensorDict and not in the other")
+
+    def _reduce(
+        self, fn: Callable[[Tensor], Tensor], batch_size: torch.Size, names: Names, *, keep_values: bool = False
+    ) -> Self:
+        n = len(self._batch_size)
+        data: dict[str, Any] = {}
+        for key, value in self._data.items():
+            if isinstance(value, Tensor):
+                data[key] = fn(value)
+            elif isinstance(value, Container):
+                wide = torch.Size((*batch_size, *value.batch_size[n:]))
+                data[key] = value._resident()._reduce(fn, wide, extend_names(names, len(wide)))
+            elif keep_values:
+                data[key] = value
+        return self._new(data, batch_size, self._device, names)
+
+    def _compared(self, other: Any, op: Callable[..., Tensor]) -> Self:
+        """Leaf-wise `op` (eq or ne); a value that is not a tensor compares as a whole, to a bool of the batch."""
+        data: dict[str, Any] = {}
+        nested = isinstance(other, Container)
+        if nested and set(self._data) != set(other._data):
+            odd = sorted(set(self._data) ^ set(other._data))
+            raise KeyNotFoundError(f"cannot compare TensorDicts with different keys: {odd}")
+        for key, value in self._data.items():
+            theirs = other._data[key] if nested else other
+            if isinstance(value, Container):
+                data[key] = value._resident()._compared(theirs._resident() if nested else theirs, op)
+            elif isinstance(value, NonTensor):
+                same = value.same(theirs if isinstance(theirs, NonTensor) else None)
+                data[key] = torch.full(self._batch_size, same == (op is torch.eq))
+            elif isinstance(theirs, Tensor) and not nested:
+                data[key] = op(value, self._operand(theirs, [value])[0])
+            else:
+                data[key] = op(value, theirs)
+        return self._new(data, self._batch_size, self._device, self._names)

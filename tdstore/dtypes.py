@@ -1,0 +1,111 @@
+"""One table of element types: torch dtype <-> name <-> numpy dtype.
+
+numpy has no bfloat16, float8 or complex32: such leaves travel through numpy as
+unsigned integers of the same width (their bit patterns), see `to_numpy` and `from_numpy`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_NUMPY_NAMES = (
+    "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64 complex64 complex128".split()
+)
+_BITS_NAMES = ("bfloat16 complex32 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu").split()
+
+NAME_TO_DTYPE: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in _NUMPY_NAMES + _BITS_NAMES if hasattr(torch, name)
+}
+DTYPE_TO_NAME: dict[torch.dtype, str] = {dtype: name for name, dtype in NAME_TO_DTYPE.items()}
+
+_ALIASES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "int": "int32",
+    "long": "int64",
+    "short": "int16",
+}
+_UINT = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+
+_TO_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
+    dtype: np.dtype(name if name in _NUMPY_NAMES else f"uint{8 * dtype.itemsize}")
+    for name, dtype in NAME_TO_DTYPE.items()
+}
+_FROM_NUMPY: dict[np.dtype[Any], torch.dtype] = {np.dtype(name): NAME_TO_DTYPE[name] for name in _NUMPY_NAMES}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name a dtype as it is written on disk: `torch.float32` -> `"float32"`.
+
+    Raises:
+        TypeError: no store can hold this dtype (quantized types, for example).
+    """
+    try:
+        return DTYPE_TO_NAME[dtype]
+    except KeyError:
+        raise TypeError(f"{dtype} cannot be stored; the dtypes that can are {', '.join(NAME_TO_DTYPE)}") from None
+
+
+def as_dtype(value: object) -> torch.dtype:
+    """Accept a torch dtype, its name (`"float32"`, `"torch.float32"`), a numpy dtype or a python scalar type.
+
+    Raises:
+        TypeError: not the name of a dtype; the message suggests the nearest one.
+    """
+    if isinstance(value, torch.dtype):
+        dtype_name(value)
+        return value
+    if isinstance(value, str):
+        name = value.removeprefix("torch.")
+        name = _ALIASES.get(name, name)
+        if name in NAME_TO_DTYPE:
+            return NAME_TO_DTYPE[name]
+        near = difflib.get_close_matches(name, NAME_TO_DTYPE, 1)
+        raise TypeError(f"unknown dtype {value!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    if value is bool:
+        return torch.bool
+    if value is int:
+        return torch.int64
+    if value is float:
+        return torch.get_default_dtype()
+    if isinstance(value, (np.dtype, type)):
+        try:
+            return _FROM_NUMPY[np.dtype(value).newbyteorder("=")]
+        except (KeyError, TypeError):
+            pass
+    raise TypeError(f"{value!r} is not a dtype that can be stored")
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """The numpy dtype that carries `dtype`: the same type, or unsigned integers of its width."""
+    dtype_name(dtype)
+    return _TO_NUMPY[dtype]
+
+
+def is_bit_pattern(dtype: torch.dtype) -> bool:
+    """Whether numpy lacks `dtype`, so that it travels as unsigned integers."""
+    return dtype not in _FROM_NUMPY.values()
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """A numpy array over the memory of a CPU tensor, of dtype `numpy_dtype(tensor.dtype)`; no copy."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if is_bit_pattern(tensor.dtype):
+        tensor = tensor.view(_UINT[tensor.dtype.itemsize])
+    return tensor.numpy()
+
+
+def from_numpy(array: np.ndarray[Any, Any], dtype: torch.dtype) -> Tensor:
+    """A tensor of `dtype` over the memory of `array` (made by `to_numpy`'s rule); copies only read-only memory."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if not array.flags.writeable:
+        array = array.copy()
+    tensor = torch.from_numpy(array)
+    return tensor.view(dtype) if is_bit_pattern(dtype) else tensor

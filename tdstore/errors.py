@@ -1,0 +1,157 @@
+"""Every exception tdstore raises.
+
+    TDStoreError (.message, .hint)
+    ├── BatchSizeError            (ValueError, RuntimeError)
+    ├── LockedError               (RuntimeError)
+    ├── KeyNotFoundError          (KeyError)
+    ├── PluginError
+    │   ├── UnknownBackendError   (LookupError, ValueError)
+    │   ├── MissingDependencyError (ImportError)
+    │   ├── AmbiguousBackendError
+    │   └── BrokenPluginError
+    └── StoreError (.url)
+        ├── OptionError           (TypeError, ValueError)
+        ├── StoreNotFoundError    (FileNotFoundError)
+        ├── StoreExistsError      (FileExistsError, RuntimeError)
+        ├── StoreClosedError      (ValueError)
+        ├── StoreBusyError        (BlockingIOError)
+        ├── ReadOnlyError         (PermissionError, RuntimeError)
+        ├── UnsupportedError      (NotImplementedError)
+        ├── StoreIOError          (OSError)
+        ├── CorruptStoreError     (ValueError)
+        ├── DirtyStoreError
+        ├── UntrustedDataError    (TypeError)
+        └── TransientError        (OSError)
+
+The built-in second bases are the exceptions that code written for other
+libraries already catches.
+"""
+
+from __future__ import annotations
+
+
+class TDStoreError(Exception):
+    """Root of every error of tdstore: what happened, and a hint that can be acted on."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        # KeyError would print the repr of the message and OSError its errno pair.
+        return self.message if self.hint is None else f"{self.message}\nHint: {self.hint}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.__dict__.copy())
+
+
+def _rebuild(cls: type[TDStoreError], state: dict[str, object]) -> TDStoreError:
+    error = cls.__new__(cls, state["message"])
+    error.__dict__.update(state)
+    return error
+
+
+class BatchSizeError(TDStoreError, ValueError, RuntimeError):
+    """A value does not start with the batch size of the TensorDict that is to hold it."""
+
+
+class LockedError(TDStoreError, RuntimeError):
+    """The structure of a locked TensorDict would change."""
+
+
+class KeyNotFoundError(TDStoreError, KeyError):
+    """No entry of that name."""
+
+
+class PluginError(TDStoreError):
+    """A backend cannot be found or used."""
+
+
+class UnknownBackendError(PluginError, LookupError, ValueError):
+    """No installed backend has that name, scheme or file type."""
+
+
+class MissingDependencyError(PluginError, ImportError):
+    """A known backend, or a package that it needs, is not installed."""
+
+
+class AmbiguousBackendError(PluginError):
+    """Two plugins claim the same name or location."""
+
+
+class BrokenPluginError(PluginError):
+    """An installed plugin failed to load; its error is the cause."""
+
+
+class StoreError(TDStoreError):
+    """Something about one store; `url` says which."""
+
+    def __init__(self, message: str, *, url: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.url = url
+
+
+class OptionError(StoreError, TypeError, ValueError):
+    """An option that the backend does not have, or a value that it cannot take."""
+
+
+class StoreNotFoundError(StoreError, FileNotFoundError):
+    """Nothing is stored at that location."""
+
+
+class StoreExistsError(StoreError, FileExistsError, RuntimeError):
+    """Something is already there and would be overwritten."""
+
+
+class StoreClosedError(StoreError, ValueError):
+    """The store was closed."""
+
+
+class StoreBusyError(StoreError, BlockingIOError):
+    """Another process holds the store."""
+
+
+class ReadOnlyError(StoreError, PermissionError, RuntimeError):
+    """The store was opened for reading only."""
+
+
+class UnsupportedError(StoreError, NotImplementedError):
+    """The backend, or the container, has no such ability."""
+
+
+class StoreIOError(StoreError, OSError):
+    """The medium failed: a full disk, an I/O error, a lost permission. `errno` as the system gave it."""
+
+    def __init__(
+        self, message: str, *, url: str | None = None, hint: str | None = None, errno: int | None = None
+    ) -> None:
+        super().__init__(message, url=url, hint=hint)
+        self.errno = errno
+
+
+class CorruptStoreError(StoreError, ValueError):
+    """What is on the medium is not what its header promises."""
+
+
+class DirtyStoreError(StoreError):
+    """A writer ended in the middle of writing these leaves (`leaves`, a tuple of paths)."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        leaves: tuple[tuple[str, ...], ...] = (),
+        url: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, url=url, hint=hint)
+        self.leaves = leaves
+
+
+class UntrustedDataError(StoreError, TypeError):
+    """A value could only be kept, or read, by running code."""
+
+
+class TransientError(StoreError, OSError):
+    """A fault that went on after all retries; trying again later may succeed."""

@@ -1,0 +1,376 @@
+"""Local files, safely: no symlink followed, no device opened, nothing half published, errors of ours.
+
+Everything that changes a disk goes through the functions of this module (they call `os.x` by
+attribute), so that the fault tests can fail or kill any single system call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import NoReturn
+
+from tdstore.errors import (
+    CorruptStoreError,
+    ReadOnlyError,
+    StoreBusyError,
+    StoreError,
+    StoreExistsError,
+    StoreIOError,
+    StoreNotFoundError,
+    TDStoreError,
+)
+
+# A FIFO would block without O_NONBLOCK; O_NOFOLLOW refuses a symlink as the last component.
+SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+SAFE_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+TEMP_PREFIX = ".tdstore-new-"
+COPY_BYTES = 16 << 20
+
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_NOT_OURS = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR, errno.ENAMETOOLONG)
+
+
+class NotRegularError(OSError):
+    """A symlink, FIFO, device or folder where a plain file belongs."""
+
+
+class io_errors:  # noqa: N801 - reads as a statement: `with io_errors(url):`
+    """Turn every `OSError` into the `StoreError` of its kind, with the location and the file."""
+
+    __slots__ = ("doing", "url", "writing")
+
+    def __init__(self, url: str, doing: str = "", *, writing: bool = True) -> None:
+        self.url = url
+        self.doing = doing
+        self.writing = writing
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, OSError) and not isinstance(error, TDStoreError):
+            raise_io(error, self.url, self.doing, writing=self.writing)
+
+
+def raise_io(error: OSError, url: str, doing: str = "", *, writing: bool = True) -> NoReturn:
+    """Raise the `StoreError` for an `OSError` (one place decides which)."""
+    where = f" ({error.filename!s})" if error.filename is not None and str(error.filename) != url else ""
+    text = f"{url}: {doing + ': ' if doing else ''}{error.strerror or error}{where}"
+    if isinstance(error, FileNotFoundError):
+        raise StoreNotFoundError(text, url=url) from error
+    if isinstance(error, FileExistsError):
+        raise StoreExistsError(text, url=url) from error
+    if isinstance(error, NotRegularError) or error.errno in (errno.ELOOP, errno.ENXIO):
+        raise CorruptStoreError(
+            f"{text}: not a plain file", url=url, hint="links, pipes and devices inside a store are never followed"
+        ) from error
+    if writing and error.errno in _READ_ONLY:
+        raise ReadOnlyError(text, url=url, hint="open it with mode='r', or make the folder writable") from error
+    hint = "free some space and try again; what was saved before is intact" if error.errno == errno.ENOSPC else None
+    raise StoreIOError(text, url=url, hint=hint, errno=error.errno) from error
+
+
+# -- opening, one component at a time -------------------------------------------------------
+class Tree:
+    """Opens files below one directory without ever following a link; neighbours share the open folders.
+
+    Keeps the folders of the last file open only, so that thousands of folders need few descriptors.
+    """
+
+    def __init__(self, root: int) -> None:
+        self.root = root
+        self._names: list[str] = []
+        self._fds: list[int] = []
+
+    def folder(self, parts: Sequence[str], *, create: bool = False) -> int:
+        """A descriptor of a folder, valid until the next call."""
+        keep = 0
+        for name, wanted in zip(self._names, parts, strict=False):
+            if name != wanted:
+                break
+            keep += 1
+        self._cut(keep)
+        for name in parts[keep:]:
+            parent = self._fds[-1] if self._fds else self.root
+            if create:
+                try:
+                    os.mkdir(name, dir_fd=parent)
+                except FileExistsError:
+                    pass  # opening it, without following links, says what it is
+            fd = os.open(name, SAFE_DIR, dir_fd=parent)
+            self._names.append(name)
+            self._fds.append(fd)
+        return self._fds[-1] if self._fds else self.root
+
+    def open(self, parts: Sequence[str], flags: int = os.O_RDONLY, *, create: bool = False) -> int:
+        """Open a plain file; the caller closes the descriptor."""
+        parent = self.folder(parts[:-1], create=create) if len(parts) > 1 else self.root
+        return open_plain(parts[-1], parent, flags)
+
+    def close(self) -> None:
+        """Let the open folders go."""
+        self._cut(0)
+
+    def _cut(self, keep: int) -> None:
+        while len(self._fds) > keep:
+            self._names.pop()
+            os.close(self._fds.pop())
+
+    def __enter__(self) -> Tree:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def open_plain(name: str, parent: int, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file of a folder; anything else is a `NotRegularError`."""
+    fd = os.open(name, flags | SAFE, 0o666, dir_fd=parent)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotRegularError(errno.ELOOP, "not a plain file", name)
+    return fd
+
+
+def is_foreign(error: OSError) -> bool:
+    """Whether opening failed because something else than a file or folder of a store is there."""
+    return isinstance(error, NotRegularError) or error.errno in _NOT_OURS
+
+
+def read_small(name: str, parent: int, limit: int) -> bytes:
+    """The bytes of a plain file of at most `limit` bytes; a larger one is a `CorruptStoreError`."""
+    fd = open_plain(name, parent)
+    try:
+        size = os.fstat(fd).st_size
+        if size > limit:
+            raise CorruptStoreError(f"{name} has {size} bytes, more than the {limit} that a reader accepts")
+        parts = []
+        while part := os.read(fd, min(limit + 1, size + 1)):
+            parts.append(part)
+            size = max(size - len(part), 0)
+            if sum(map(len, parts)) > limit:
+                raise CorruptStoreError(f"{name} grows beyond {limit} bytes while it is read")
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+# -- writing ---------------------------------------------------------------------------------
+def write_at(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of a byte view at an offset."""
+    while data:
+        n = os.pwrite(fd, data, offset)
+        data = data[n:]
+        offset += n
+
+
+def append(fd: int, data: bytes) -> None:
+    """Append one record with one system call (the file was opened with O_APPEND)."""
+    if os.write(fd, data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def truncate(fd: int, size: int) -> None:
+    """Set the length of a file; new bytes are a hole that reads as zeros."""
+    os.ftruncate(fd, size)
+
+
+def allocate(fd: int, offset: int, size: int) -> None:
+    """Reserve blocks, so that a store through a mapping cannot meet a full disk."""
+    os.posix_fallocate(fd, offset, size)
+
+
+def create_file(name: str, parent: int, data: bytes, *, sync: bool = False) -> None:
+    """Write a new small file."""
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE, 0o666, dir_fd=parent)
+    try:
+        write_at(fd, memoryview(data), 0)
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_file(name: str, parent: int, data: bytes, *, sync: bool = False) -> None:
+    """Write a small file so that a reader sees the old one or the new one whole."""
+    temp = temp_name()
+    try:
+        create_file(temp, parent, data, sync=sync)
+        os.rename(temp, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except BaseException:
+        unlink_if_there(temp, parent)
+        raise
+
+
+def temp_name() -> str:
+    """A fresh name for a file that is not part of the store yet."""
+    return TEMP_PREFIX + secrets.token_hex(8)
+
+
+def link(old: str, old_parent: int, new: str, new_parent: int) -> None:
+    """Give a file a second name."""
+    os.link(old, new, src_dir_fd=old_parent, dst_dir_fd=new_parent, follow_symlinks=False)
+
+
+def rename(old: str, old_parent: int, new: str, new_parent: int) -> None:
+    """Rename, replacing a file or an empty folder."""
+    os.rename(old, new, src_dir_fd=old_parent, dst_dir_fd=new_parent)
+
+
+def unlink(name: str, parent: int) -> None:
+    """Remove a file."""
+    os.unlink(name, dir_fd=parent)
+
+
+def unlink_if_there(name: str, parent: int) -> None:
+    """Remove a file that may be gone already; a failure leaves a file that the next save sweeps."""
+    try:
+        os.unlink(name, dir_fd=parent)
+    except OSError:
+        return
+
+
+def make_dir(name: str, parent: int, mode: int = 0o777) -> None:
+    """Make a folder."""
+    os.mkdir(name, mode, dir_fd=parent)
+
+
+def open_dir(path: str) -> int:
+    """Open a directory by path (the one step in which the user's own links are followed)."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def fsync(fd: int) -> None:
+    """Wait until a file or folder is on the medium."""
+    os.fsync(fd)
+
+
+def start_writeback(fd: int) -> None:
+    """Ask the kernel to begin writing a file, so that many fsyncs that follow overlap."""
+    if _sync_file_range is not None:
+        _sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), 2)  # only a hint: fsync reports the errors
+
+
+def fsync_tree(root: int) -> None:
+    """fsync every folder below `root`, then `root`."""
+    for name in subfolders(root):
+        fd = os.open(name, SAFE_DIR, dir_fd=root)
+        try:
+            fsync_tree(fd)
+        finally:
+            os.close(fd)
+    os.fsync(root)
+
+
+def subfolders(fd: int) -> list[str]:
+    """Names of the folders of a folder."""
+    with os.scandir(fd) as entries:
+        return [e.name for e in entries if e.is_dir(follow_symlinks=False)]
+
+
+def walk(fd: int, parts: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Every entry below a folder, as (components, is a folder), without following links."""
+    with os.scandir(fd) as entries:
+        found = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
+    for name, is_dir in found:
+        yield (*parts, name), is_dir
+        if is_dir:
+            sub = os.open(name, SAFE_DIR, dir_fd=fd)
+            try:
+                yield from walk(sub, (*parts, name))
+            finally:
+                os.close(sub)
+
+
+def remove_tree(name: str, parent: int, *, first: Sequence[str] = ()) -> None:
+    """Remove a folder and all below it, the files named in `first` before the rest; links are not followed."""
+    fd = os.open(name, SAFE_DIR, dir_fd=parent)
+    try:
+        for early in first:
+            unlink_if_there(early, fd)
+        with os.scandir(fd) as entries:
+            found = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
+        for child, is_dir in found:
+            if is_dir:
+                remove_tree(child, fd)
+            else:
+                os.unlink(child, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=parent)
+
+
+# -- publishing and locks --------------------------------------------------------------------
+_libc = ctypes.CDLL(None, use_errno=True)
+_renameat2 = getattr(_libc, "renameat2", None)
+_sync_file_range = getattr(_libc, "sync_file_range", None)
+_RENAME_EXCHANGE = 2
+
+
+def exchange(a: str, b: str, parent: int) -> None:
+    """Swap two entries of one folder in a single step.
+
+    Where the system cannot (`renameat2` is missing), by two renames: a crash between them leaves
+    `b` under the name `a` + "-old", from where the next writer brings it back.
+    """
+    if _renameat2 is not None:
+        if _rename2(parent, a, b, _RENAME_EXCHANGE) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in (errno.ENOSYS, errno.EINVAL):
+            raise OSError(code, os.strerror(code), b)
+    os.rename(b, a + "-old", src_dir_fd=parent, dst_dir_fd=parent)
+    os.rename(a, b, src_dir_fd=parent, dst_dir_fd=parent)
+    os.rename(a + "-old", a, src_dir_fd=parent, dst_dir_fd=parent)
+
+
+def _rename2(parent: int, a: str, b: str, flags: int) -> int:
+    assert _renameat2 is not None
+    return int(_renameat2(parent, os.fsencode(a), parent, os.fsencode(b), ctypes.c_uint(flags)))
+
+
+def try_lock(fd: int, *, exclusive: bool) -> bool:
+    """Take a flock without waiting; on failure a lock that `fd` held before may be lost."""
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock(fd: int, *, exclusive: bool, timeout: float, url: str, what: str = "the folder") -> None:
+    """Take a flock, waiting up to `timeout` seconds; then `StoreBusyError`."""
+    deadline = time.monotonic() + timeout
+    pause = 0.001
+    while not try_lock(fd, exclusive=exclusive):
+        if time.monotonic() >= deadline:
+            raise StoreBusyError(
+                f"{what} of {url} is locked by another process for more than {timeout:g} s",
+                url=url,
+                hint="try again, or pass a longer lock_timeout=",
+            )
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
+
+
+def unlock(fd: int) -> None:
+    """Release a flock."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def with_url(error: StoreError, url: str) -> StoreError:
+    """Fill in the location of an error that was raised without it."""
+    if error.url is None:
+        error.url = url
+        error.message = f"{url}: {error.message}"
+    return error

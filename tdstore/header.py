@@ -1,0 +1,107 @@
+"""The header: everything about a TensorDict that is not array data, as one small JSON document.
+
+Groups are a flat list of (path, record): the depth of a TensorDict is a number to check, not a recursion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tdstore.errors import CorruptStoreError
+from tdstore.types import Path, path_text
+
+FORMAT_VERSION = 1
+MAX_DEPTH = 256
+MAX_BYTES = 64 << 20
+MAX_GROUPS = 1_000_000
+
+
+class Group(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One nested TensorDict as the header keeps it."""
+
+    batch_size: tuple[int, ...] | None = None
+    """None when the writer did not say: the reader infers the largest common shape."""
+    names: tuple[str | None, ...] | None = None
+    device: str | None = None
+    kind: str = "TensorDict"
+    """Registered short name of the container class; never an import path."""
+    keys: tuple[str, ...] = ()
+    """First-level entries in order: leaves, groups and values."""
+    values: dict[str, Any] = {}
+    """Non-tensor entries: key -> JSON as `values.encode_value` makes it, in an envelope of the container."""
+    extra: dict[str, Any] = {}
+    """Room for what a container class must keep beside its entries (a lazy stack's dimension, ...)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Group records by path. Falsy when nothing was ever saved."""
+
+    groups: Mapping[Path, Group] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.groups)
+
+
+def encode_header(header: Header) -> bytes:
+    """The header as JSON (UTF-8)."""
+    return msgspec.json.encode(header_to_builtins(header))
+
+
+def header_to_builtins(header: Header) -> dict[str, Any]:
+    """The header as plain dicts and lists, to be part of a larger document."""
+    groups = [[list(path), msgspec.to_builtins(group)] for path, group in header.groups.items()]
+    return {"format": FORMAT_VERSION, "groups": groups}
+
+
+def decode_header(data: bytes, *, url: str = "?") -> Header:
+    """Parse what `encode_header` wrote; never recurses deeper than the JSON parser's own limit.
+
+    Raises:
+        CorruptStoreError: too large, not JSON, wrong types, a group twice, too deep.
+    """
+    if len(data) > MAX_BYTES:
+        raise CorruptStoreError(f"the header of {url} has {len(data)} bytes, more than {MAX_BYTES}", url=url)
+    try:
+        return header_from_builtins(msgspec.json.decode(data), url=url)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptStoreError(f"the header of {url} is not readable: {error}", url=url) from error
+
+
+def header_from_builtins(data: Any, *, url: str = "?") -> Header:
+    """Check and convert the result of `header_to_builtins`."""
+    try:
+        version = data["format"]
+        if version != FORMAT_VERSION:
+            raise CorruptStoreError(
+                f"{url} has header format {version!r}, this tdstore reads {FORMAT_VERSION}",
+                url=url,
+                hint="a newer tdstore wrote it: upgrade this one",
+            )
+        pairs = msgspec.convert(data["groups"], list[tuple[tuple[str, ...], Group]])
+    except (KeyError, TypeError, msgspec.ValidationError, RecursionError) as error:
+        raise CorruptStoreError(f"the header of {url} is malformed: {error}", url=url) from error
+    return Header(_checked(pairs, url))
+
+
+def _checked(pairs: Iterable[tuple[Path, Group]], url: str) -> dict[Path, Group]:
+    groups: dict[Path, Group] = {}
+    for path, group in pairs:
+        if len(path) > MAX_DEPTH:
+            raise CorruptStoreError(f"a group of {url} is nested more than {MAX_DEPTH} levels deep", url=url)
+        if path in groups:
+            raise CorruptStoreError(f"the header of {url} describes {path_text(path)} twice", url=url)
+        if path and path[:-1] not in groups:
+            raise CorruptStoreError(f"the header of {url} describes {path_text(path)} without its parent", url=url)
+        if any(n < 0 for n in group.batch_size or ()):
+            raise CorruptStoreError(f"{path_text(path)} of {url} has batch size {group.batch_size}", url=url)
+        if group.names is not None and len(group.names) != len(group.batch_size or ()):
+            raise CorruptStoreError(f"{path_text(path)} of {url} has names that do not fit its batch size", url=url)
+        groups[path] = group
+    if len(groups) > MAX_GROUPS:
+        raise CorruptStoreError(f"the header of {url} has {len(groups)} groups, more than {MAX_GROUPS}", url=url)
+    return groups

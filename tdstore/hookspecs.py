@@ -1,0 +1,84 @@
+"""What a plugin can tell tdstore: four hooks, and the declaration of a backend.
+
+A plugin is a module named by an entry point in group `tdstore`:
+
+    [project.entry-points.tdstore]
+    zarr = "tdstore_zarr"
+
+    # tdstore_zarr/__init__.py
+    from tdstore.hookspecs import Backend, hookimpl
+
+    @hookimpl
+    def tdstore_backends():
+        yield Backend(name="zarr", opener="tdstore_zarr.store:open_zarr", summary="zarr v3 arrays", schemes=("zarr",))
+
+Declaring must stay cheap: import nothing heavy at module level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pluggy
+
+from tdstore.store import Store
+
+hookspec = pluggy.HookspecMarker("tdstore")
+hookimpl = pluggy.HookimplMarker("tdstore")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """A declaration: plain data, so that declaring imports nothing heavy."""
+
+    name: str
+    opener: str
+    """`"package.module:function"`, imported on first use; called as `function(location, mode=..., **options)`."""
+    summary: str
+    """One line for lists of backends."""
+    schemes: tuple[str, ...] = ()
+    """URL schemes, without `://`."""
+    suffixes: tuple[str, ...] = ()
+    """Endings of a location, such as `".h5"`."""
+    markers: tuple[str, ...] = ()
+    """Files that betray a directory of this kind, such as `"zarr.json"`."""
+    magic: tuple[bytes, ...] = ()
+    """First bytes of a file of this kind."""
+    install: str = ""
+    """The line to paste when a package that it needs is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec:
+    """How a kind of object that is not a tensor is kept as plain data."""
+
+    name: str
+    """Written beside the data; must not change."""
+    kind: type
+    """The exact class that this codec takes."""
+    encode: Callable[[Any], Any]
+    """To plain data (anything that `tdstore.values.encode_value` takes)."""
+    decode: Callable[[Any], Any]
+    """Back from plain data; must not run code that it finds there."""
+
+
+@hookspec
+def tdstore_backends() -> Iterable[Backend]:  # type: ignore[empty-body]
+    """Declare the storage backends this plugin brings."""
+
+
+@hookspec(firstresult=True)
+def tdstore_guess_backend(location: str) -> str | None:
+    """Name the backend when no declaration can tell. Called with local paths and URLs; must not write."""
+
+
+@hookspec
+def tdstore_codecs() -> Iterable[Codec]:  # type: ignore[empty-body]
+    """Teach stores to keep a kind of leaf that is not a tensor."""
+
+
+@hookspec
+def tdstore_store_opened(store: Store) -> None:
+    """A store was opened: look, measure, do not touch."""

@@ -1,0 +1,1 @@
+"""Moving data between stores: opening by location, row blocks of bounded memory, progress."""

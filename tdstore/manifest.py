@@ -1,0 +1,184 @@
+"""The manifest `tdstore.json`: every leaf, its checksums and the header, as one JSON document that checks itself.
+
+The first line is `TDS1 <crc32c of the rest, 8 hex digits>`; the rest is JSON. Parsing is strict:
+what passes `decode_manifest` names plain files below the root, each once, of sizes that fit the shapes.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from tdstore.checksums import BLOCK, Sums, crc32c
+from tdstore.dtypes import NAME_TO_DTYPE
+from tdstore.errors import CorruptStoreError
+from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
+from tdstore.types import Path, path_text
+
+NAME = "tdstore.json"
+VERSION = 1
+MAX_LEAVES = 1_000_000
+MAX_DIMS = 64
+MAX_NAME_BYTES = 255
+
+_FIRST_LINE = re.compile(rb"TDS(\d{1,6}) ([0-9a-f]{8})\n")
+
+
+class LeafRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One leaf as the manifest keeps it."""
+
+    path: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    file: tuple[str, ...] = ()
+    """Components below the root; empty for a leaf without elements, which has no file."""
+    crc: str = ""
+    """base64 of little-endian uint32 crc32c, one per 4 MiB."""
+    tips: int = 0
+    """crc32c of the first, middle and last 4 KiB."""
+    fill: Any = 0
+    """What rows added later read as (`values.encode_value`)."""
+
+    def sums(self) -> Sums:
+        """The checksums, decoded."""
+        return Sums(base64.b64decode(self.crc), self.tips)
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The document below the first line."""
+
+    generation: str
+    """A fresh random name for every commit."""
+    header: Any
+    """`header.header_to_builtins`."""
+    leaves: list[LeafRecord]
+
+
+def leaf_record(
+    path: Path, dtype: str, shape: tuple[int, ...], nbytes: int, file: tuple[str, ...], sums: Sums, fill: Any
+) -> LeafRecord:
+    """A record with its sums encoded."""
+    return LeafRecord(path, dtype, shape, nbytes, file, base64.b64encode(sums.crc).decode(), sums.tips, fill)
+
+
+def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str) -> bytes:
+    """The bytes of a new generation.
+
+    Raises:
+        ValueError: beyond the limits that a reader accepts, so that nobody could read it back.
+    """
+    records = list(leaves)
+    body = msgspec.json.encode(Manifest(uuid.uuid4().hex, header_to_builtins(header), records))
+    if len(body) > MAX_BYTES or len(records) > MAX_LEAVES:
+        raise ValueError(
+            f"{url} would have a manifest of {len(body)} bytes and {len(records)} leaves; "
+            f"the limits are {MAX_BYTES} and {MAX_LEAVES}"
+        )
+    for what, paths in (("leaf", [r.path for r in records]), ("group", list(header.groups))):
+        for path in paths:
+            if len(path) > MAX_DEPTH:
+                raise ValueError(f"a {what} of {url} is nested {len(path)} levels deep; the limit is {MAX_DEPTH}")
+    return b"TDS%d %08x\n" % (VERSION, crc32c(body)) + body
+
+
+def decode_manifest(data: bytes, *, url: str) -> tuple[Manifest, Header]:
+    """Parse and check a manifest.
+
+    Raises:
+        CorruptStoreError: damaged, of another version, or describing what cannot be.
+    """
+    head = _FIRST_LINE.match(data)
+    if head is None:
+        raise CorruptStoreError(f"{url}: {NAME} does not start as a manifest of tdstore", url=url, hint=_RESTORE)
+    if int(head[1]) != VERSION:
+        raise CorruptStoreError(
+            f"{url}: {NAME} has format version {int(head[1])}, this tdstore reads {VERSION}",
+            url=url,
+            hint="a newer tdstore wrote it: upgrade this one",
+        )
+    body = data[head.end() :]
+    if len(body) > MAX_BYTES:
+        raise CorruptStoreError(f"{url}: {NAME} has {len(body)} bytes, more than {MAX_BYTES}", url=url)
+    if crc32c(body) != int(head[2], 16):
+        raise CorruptStoreError(
+            f"{url}: {NAME} is damaged: its checksum is {crc32c(body):08x}, expected {head[2].decode()}",
+            url=url,
+            hint=_RESTORE,
+        )
+    try:
+        manifest = _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptStoreError(f"{url}: {NAME} is not readable: {error}", url=url) from error
+    header = header_from_builtins(manifest.header, url=url)
+    if len(manifest.leaves) > MAX_LEAVES:
+        raise CorruptStoreError(f"{url}: {NAME} has {len(manifest.leaves)} leaves, more than {MAX_LEAVES}", url=url)
+    _check_leaves(manifest.leaves, url)
+    return manifest, header
+
+
+_decoder = msgspec.json.Decoder(Manifest)
+_RESTORE = "restore it from a copy; the raw leaves beside it, and meta.json for the `tensordict` package, are unaffected"
+
+
+def _check_leaves(leaves: list[LeafRecord], url: str) -> None:
+    paths: set[Path] = set()
+    files: dict[Path, Path] = {}
+    for leaf in leaves:
+        if reason := _fault(leaf):
+            raise CorruptStoreError(f"{url}: leaf {path_text(leaf.path)} {reason}", url=url)
+        if leaf.path in paths:
+            raise CorruptStoreError(f"{url}: leaf {path_text(leaf.path)} is described twice", url=url)
+        paths.add(leaf.path)
+        if leaf.file:
+            if leaf.file in files:
+                raise CorruptStoreError(
+                    f"{url}: leaves {path_text(files[leaf.file])} and {path_text(leaf.path)} share one file", url=url
+                )
+            files[leaf.file] = leaf.path
+
+
+def _fault(leaf: LeafRecord) -> str | None:
+    if not 1 <= len(leaf.path) <= MAX_DEPTH:
+        return f"is nested {len(leaf.path)} levels deep, not 1 to {MAX_DEPTH}"
+    dtype = NAME_TO_DTYPE.get(leaf.dtype)
+    if dtype is None:
+        return f"has the unknown dtype {leaf.dtype!r}"
+    if len(leaf.shape) > MAX_DIMS or any(n < 0 for n in leaf.shape):
+        return f"has the impossible shape {leaf.shape[:8]}"
+    expected = math.prod(leaf.shape) * dtype.itemsize
+    if leaf.nbytes != expected or expected >= 2**62:
+        return f"of shape {leaf.shape} and dtype {leaf.dtype} has {expected} bytes, but {leaf.nbytes} are declared"
+    if bool(leaf.file) != bool(expected):
+        return f"has {expected} bytes and the file {'/'.join(leaf.file)!r}"
+    if len(leaf.file) > 2 * MAX_DEPTH or not all(map(is_plain_name, leaf.file)):
+        return f"names {leaf.file!r}, which is not a plain file below the root"
+    if leaf.file and (leaf.file[-1] in RESERVED or leaf.file[0] in RESERVED):
+        return f"names {leaf.file!r}, which is not a data file"
+    try:
+        crc = base64.b64decode(leaf.crc, validate=True)
+    except ValueError:
+        return "has checksums that are not base64"
+    if len(crc) != 4 * -(-expected // BLOCK):
+        return f"has {len(crc) // 4} checksums for {expected} bytes"
+    return None
+
+
+RESERVED = (NAME, "tdstore.session", "meta.json")
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a string can be one component of a path, and stays below its folder."""
+    if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
+        return False
+    try:
+        return len(name.encode()) <= MAX_NAME_BYTES
+    except UnicodeEncodeError:
+        return False
+

@@ -1,0 +1,65 @@
+"""What a container must provide for the mixins of this folder to work."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+Names = tuple[str | None, ...] | None
+"""Batch dimension names; None when no dimension has one."""
+
+
+class OpsBase(ABC):
+    """The primitives. `fn` of the batch-shape primitives sees any tensor whose leading dimensions are the batch."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def batch_size(self) -> torch.Size:
+        """Shape of the batch."""
+
+    @abstractmethod
+    def _dim_names(self) -> Names:
+        """Names of the batch dimensions."""
+
+    @abstractmethod
+    def _foreach(self, fn: Callable[..., Sequence[Tensor]], *operands: Any) -> Self:
+        """A new container whose leaves are `fn(leaves, *operands)`, operands matched to leaves by key."""
+
+    @abstractmethod
+    def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
+        """Run `fn(leaves, *operands)`, which changes the leaves in place."""
+
+    @abstractmethod
+    def _move(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        batch_size: torch.Size,
+        names: Names,
+        undo: Callable[[Any], Any] | None = None,
+    ) -> Self:
+        """A new container with `fn` applied to every entry; the batch becomes `batch_size`.
+
+        `undo` turns the result back; with it the result is a context manager that writes new entries back.
+        """
+
+    @abstractmethod
+    def _fan_out(
+        self, fn: Callable[[Tensor], Sequence[Tensor]], batch_sizes: Sequence[torch.Size], names: Names
+    ) -> tuple[Self, ...]:
+        """As `_move`, for a `fn` that gives one tensor per result."""
+
+    @abstractmethod
+    def _reduce(
+        self, fn: Callable[[Tensor], Tensor], batch_size: torch.Size, names: Names, *, keep_values: bool = False
+    ) -> Self:
+        """A new container of `fn(leaf)` for tensor leaves; other entries are dropped unless `keep_values`."""
+
+    @abstractmethod
+    def _leaf_list(self) -> list[Tensor]:
+        """Tensor leaves, depth first in key order."""

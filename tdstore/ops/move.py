@@ -1,0 +1,176 @@
+"""Shape operations on the batch dimensions; feature dimensions never move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.ops.base import Names, OpsBase
+from tdstore.shapes import as_dim, as_size, chunk_size, expand_shape, flat_args, split_sizes, view_shape
+
+
+def _without(names: Names, dims: Sequence[int]) -> Names:
+    return None if names is None else tuple(n for i, n in enumerate(names) if i not in dims)
+
+
+class MoveOps(OpsBase):
+    """view, reshape, permute, squeeze, split, ... over two primitives."""
+
+    __slots__ = ()
+
+    def view(self, *shape: Any, size: Any = None, batch_size: Any = None) -> Self:
+        """View the batch as `shape`, sharing memory: leaves `[*B, ...]` become `[*shape, ...]`.
+
+        Raises:
+            BatchSizeError: another number of elements. RuntimeError: a leaf's strides do not allow a view.
+        """
+        old = self.batch_size
+        wanted = size if size is not None else batch_size if batch_size is not None else flat_args(shape)
+        new = view_shape(old, as_size(wanted))
+        if new == old:
+            return self
+        n = len(old)
+        return self._move(lambda t: t.view(*new, *t.shape[n:]), new, None, lambda v: v.reshape(old))
+
+    def reshape(self, *shape: Any) -> Self:
+        """As `view`, copying leaves where a view is impossible."""
+        old = self.batch_size
+        new = view_shape(old, as_size(flat_args(shape)))
+        if new == old:
+            return self
+        n = len(old)
+        return self._move(lambda t: t.reshape(*new, *t.shape[n:]), new, None)
+
+    def permute(self, *dims: Any) -> Self:
+        """Reorder the batch dimensions."""
+        n = len(self.batch_size)
+        order = [as_dim(d, n) for d in flat_args(dims)]
+        if sorted(order) != list(range(n)):
+            raise ValueError(f"permute needs each of the {n} batch dimensions once, not {dims}")
+        if order == list(range(n)):
+            return self
+        names = self._dim_names()
+        new = torch.Size(self.batch_size[d] for d in order)
+        back = sorted(range(n), key=order.__getitem__)
+        return self._move(
+            lambda t: t.permute(*order, *range(n, t.ndim)),
+            new,
+            names and tuple(names[d] for d in order),
+            lambda v: v.permute(*back),
+        )
+
+    def transpose(self, dim0: int, dim1: int) -> Self:
+        """Swap two batch dimensions."""
+        n = len(self.batch_size)
+        order = list(range(n))
+        a, b = as_dim(dim0, n), as_dim(dim1, n)
+        order[a], order[b] = b, a
+        return self.permute(*order)
+
+    def squeeze(self, dim: int | None = None) -> Self:
+        """Drop a batch dimension of size 1, or all of them; `self` when there is none."""
+        old = self.batch_size
+        gone = [i for i, n in enumerate(old) if n == 1]
+        if dim is not None:
+            at = as_dim(dim, len(old))
+            gone = [at] if at in gone else []
+        if not gone:
+            return self
+        new = torch.Size(n for i, n in enumerate(old) if i not in gone)
+        return self._move(
+            lambda t: t.squeeze(tuple(gone)), new, _without(self._dim_names(), gone), lambda v: v.reshape(old)
+        )
+
+    def unsqueeze(self, dim: int) -> Self:
+        """Insert a batch dimension of size 1 at `dim`, which counts the new one."""
+        old = self.batch_size
+        at = as_dim(dim, len(old) + 1)
+        names = self._dim_names()
+        new = torch.Size((*old[:at], 1, *old[at:]))
+        return self._move(
+            lambda t: t.unsqueeze(at), new, names and (*names[:at], None, *names[at:]), lambda v: v.reshape(old)
+        )
+
+    def expand(self, *shape: Any) -> Self:
+        """Expand batch dimensions of size 1, and add leading ones, without copying."""
+        old = self.batch_size
+        new = expand_shape(old, as_size(flat_args(shape)))
+        n, names = len(old), self._dim_names()
+        return self._move(
+            lambda t: t.expand(*new, *t.shape[n:]), new, names and ((None,) * (len(new) - n) + names)
+        )
+
+    def expand_as(self, other: Any) -> Self:
+        """Expand to the batch size of `other` (a TensorDict or a tensor)."""
+        return self.expand(other.batch_size if isinstance(other, OpsBase) else other.shape)
+
+    def flatten(self, start_dim: int | None = None, end_dim: int | None = None) -> Self:
+        """Merge the batch dimensions from `start_dim` to `end_dim`, both included (default: all)."""
+        old = self.batch_size
+        if not old:
+            return self.unsqueeze(0)
+        start = as_dim(0 if start_dim is None else start_dim, len(old))
+        end = as_dim(len(old) - 1 if end_dim is None else end_dim, len(old))
+        if end < start:
+            raise ValueError(f"flatten from dimension {start} to {end}: the end comes first")
+        if start == end:
+            return self
+        names = self._dim_names()
+        new = torch.Size((*old[:start], old[start : end + 1].numel(), *old[end + 1 :]))
+        return self._move(
+            lambda t: t.flatten(start, end), new, names and (*names[:start], None, *names[end + 1 :])
+        )
+
+    def unflatten(self, dim: int, unflattened_size: Sequence[int]) -> Self:
+        """Split batch dimension `dim` into `unflattened_size` (one -1 allowed)."""
+        old = self.batch_size
+        at = as_dim(dim, len(old))
+        sizes = view_shape(old[at : at + 1], as_size(unflattened_size))
+        names = self._dim_names()
+        new = torch.Size((*old[:at], *sizes, *old[at + 1 :]))
+        return self._move(
+            lambda t: t.unflatten(at, sizes),
+            new,
+            names and (*names[:at], *(None,) * len(sizes), *names[at + 1 :]),
+        )
+
+    def unbind(self, dim: int = 0) -> tuple[Self, ...]:
+        """A tuple with one TensorDict per index of `dim`, sharing memory."""
+        old = self.batch_size
+        at = as_dim(dim, len(old))
+        new = torch.Size((*old[:at], *old[at + 1 :]))
+        return self._fan_out(lambda t: t.unbind(at), [new] * old[at], _without(self._dim_names(), [at]))
+
+    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
+        """A tuple of pieces along `dim`, of `split_size` rows or of the sizes listed, sharing memory."""
+        old = self.batch_size
+        at = as_dim(dim, len(old))
+        sizes = split_sizes(old[at], split_size)
+        batches = [torch.Size((*old[:at], n, *old[at + 1 :])) for n in sizes]
+        return self._fan_out(lambda t: t.split(sizes, at), batches, self._dim_names())
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
+        """At most `chunks` pieces of equal length (the last may be shorter) along `dim`."""
+        at = as_dim(dim, len(self.batch_size))
+        return self.split(chunk_size(self.batch_size[at], chunks), at)
+
+    def gather(self, dim: int, index: Tensor, out: Self | None = None) -> Self:
+        """Gather along batch dimension `dim`, as `torch.gather` on every leaf; `index` has the batch's rank."""
+        n = len(self.batch_size)
+        at = as_dim(dim, n)
+        if index.ndim != n:
+            raise ValueError(f"the index has {index.ndim} dimensions, the batch {n}")
+
+        def take(t: Tensor) -> Tensor:
+            feature = t.shape[n:]
+            wide = index.reshape(*index.shape, *(1,) * len(feature)).expand(*index.shape, *feature)
+            return t.gather(at, wide.to(t.device))
+
+        result = self._move(take, index.shape, self._dim_names())
+        if out is None:
+            return result
+        update: Any = out
+        return update.update_(result)  # type: ignore[no-any-return]

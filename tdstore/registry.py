@@ -1,0 +1,352 @@
+"""Find, isolate, resolve and explain backends. The only place that touches pluggy or entry points."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path as FsPath
+from typing import Any
+
+import pluggy
+
+from tdstore import hookspecs
+from tdstore.errors import (
+    AmbiguousBackendError,
+    BrokenPluginError,
+    MissingDependencyError,
+    OptionError,
+    PluginError,
+    StoreNotFoundError,
+    UnknownBackendError,
+)
+from tdstore.hookspecs import Backend, Codec
+from tdstore.store import Store
+from tdstore.types import MODES, Mode
+
+GROUP = "tdstore"
+BUILTIN = "tdstore.builtin"
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A backend of this project that lives in a distribution of its own."""
+
+    install: str
+    schemes: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
+
+
+def _from_clone(name: str) -> str:
+    return f"pip install ./plugins/tdstore-{name}   # from a clone of tdstore"
+
+
+# What to say of our own plugins when they are not installed.
+KNOWN: dict[str, _Known] = {
+    "h5": _Known(_from_clone("h5"), ("h5",), (".h5", ".hdf5")),
+    "zarr": _Known(_from_clone("zarr"), ("zarr",), (".zarr",)),
+    "redis": _Known(_from_clone("redis"), ("redis", "rediss", "dragonfly", "valkey")),
+    "remote": _Known(
+        _from_clone("remote"), ("s3", "s3a", "gs", "gcs", "az", "abfs", "http", "https", "hf", "sftp", "webdav")
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStatus:
+    """One line of `tdstore.backends()`: a backend that can be used, or a plugin that failed and why."""
+
+    name: str
+    plugin: str
+    backend: Backend | None
+    error: BaseException | None = None
+
+    def __str__(self) -> str:
+        if self.backend is not None:
+            return f"{self.name:<10} {self.backend.summary}  [{self.plugin}]"
+        return f"{self.name:<10} failed to load: {self.error!r}  [{self.plugin}]"
+
+
+class Registry:
+    """Backends found so far. Finding a declaration never imports the store behind it."""
+
+    def __init__(self) -> None:
+        self._manager = pluggy.PluginManager("tdstore")
+        self._manager.add_hookspecs(hookspecs)
+        self._broken: dict[str, BrokenPluginError] = {}
+        self._found: dict[str, list[tuple[Backend, str]]] | None = None
+
+    # -- finding ------------------------------------------------------------------------
+    def backends(self) -> dict[str, Backend]:
+        """Every usable backend by name. A name that two plugins claim is left out until asked for."""
+        return {name: claims[0][0] for name, claims in self._claims().items() if len(claims) == 1}
+
+    def status(self) -> list[BackendStatus]:
+        """Every backend and every plugin that failed, by name."""
+        lines = [BackendStatus(b.name, plugin, b) for claims in self._claims().values() for b, plugin in claims]
+        lines += [BackendStatus(name, name, None, error.__cause__ or error) for name, error in self._broken.items()]
+        return sorted(lines, key=lambda line: (line.name, line.plugin))
+
+    def register(self, backend: Backend) -> None:
+        """Declare a backend from this process, for notebooks and tests.
+
+        Raises:
+            AmbiguousBackendError: the name is taken.
+        """
+        claims = self._claims()
+        if backend.name in claims:
+            plugin = claims[backend.name][0][1]
+            raise AmbiguousBackendError(f"backend {backend.name!r} is already declared by {plugin}")
+        claims[backend.name] = [(backend, "register_backend")]
+
+    def unregister(self, name: str) -> None:
+        """Forget a backend that `register` declared."""
+        claims = self._claims()
+        if claims.get(name, [(None, "")])[0][1] != "register_backend":
+            raise UnknownBackendError(f"no backend {name!r} was registered in this process")
+        del claims[name]
+
+    def codecs(self) -> list[Codec]:
+        """Every codec that plugins declare."""
+        self._claims()
+        return [c for _, c in self._call_each("tdstore_codecs")]
+
+    def _claims(self) -> dict[str, list[tuple[Backend, str]]]:
+        if self._found is None:
+            self._discover()
+            self._found = {}
+            for plugin, backend in self._call_each("tdstore_backends"):
+                self._found.setdefault(backend.name, []).append((backend, plugin))
+        return self._found
+
+    def _discover(self) -> None:
+        self._manager.register(importlib.import_module(BUILTIN), BUILTIN)
+        off = {name.strip() for name in os.environ.get("TDSTORE_DISABLE_PLUGINS", "").split(",")}
+        for ep in entry_points(group=GROUP):
+            if ep.name in off:
+                self._manager.set_blocked(ep.name)
+            else:
+                self._load(ep)
+
+    def _load(self, ep: EntryPoint) -> None:
+        # Each on its own: a plugin that fails at import, or at pluggy's checks, must not take others down.
+        try:
+            module = ep.load()
+            if self._manager.has_plugin(ep.name):
+                other = self._manager.get_plugin(ep.name)
+                raise PluginError(f"two distributions name their plugin {ep.name!r}: {other!r} and {module!r}")
+            self._manager.register(module, ep.name)
+            unknown = [
+                name for name, f in vars(module).items() if name.startswith("tdstore_") and _is_stray_impl(f, name)
+            ]
+            if unknown:
+                raise PluginError(f"{unknown[0]!r} is not a hook of tdstore", hint=f"hooks: {', '.join(_HOOKS)}")
+        except Exception as error:
+            if self._manager.has_plugin(ep.name) and not isinstance(error, PluginError):
+                self._manager.unregister(name=ep.name)
+            self._keep_error(ep.name, f"{ep.value}", error)
+
+    def _keep_error(self, name: str, where: str, error: BaseException) -> None:
+        kept = BrokenPluginError(f"plugin {name!r} ({where}) failed to load: {type(error).__name__}: {error}")
+        kept.__cause__ = error
+        self._broken[name] = kept
+
+    def _call_each(self, hook: str) -> Iterator[tuple[str, Any]]:
+        """Results of a hook one by one, each with its plugin; one that raises or lies is kept as broken."""
+        for impl in getattr(self._manager.hook, hook).get_hookimpls():
+            try:
+                items = list(impl.function())
+                for item in items:
+                    if not isinstance(item, (Backend, Codec)):
+                        raise TypeError(f"{hook} must yield Backend or Codec objects, not {item!r}")
+            except Exception as error:
+                self._keep_error(impl.plugin_name, hook, error)
+                continue
+            for item in items:
+                yield impl.plugin_name, item
+
+    # -- resolving ----------------------------------------------------------------------
+    def get(self, name: str) -> Backend:
+        """The backend of that name.
+
+        Raises:
+            AmbiguousBackendError: two plugins declare it. BrokenPluginError: its plugin failed to load.
+            MissingDependencyError: ours, but not installed. UnknownBackendError: nobody's.
+        """
+        claims = self._claims().get(name, [])
+        if len(claims) == 1:
+            return claims[0][0]
+        if claims:
+            plugins = [plugin for _, plugin in claims]
+            raise AmbiguousBackendError(
+                f"backend {name!r} is declared by {' and '.join(plugins)}",
+                hint=f"uninstall one, or set TDSTORE_DISABLE_PLUGINS={plugins[-1]}",
+            )
+        if name in self._broken:
+            raise self._broken[name]
+        if name in KNOWN:
+            raise MissingDependencyError(f"the {name!r} backend is not installed", hint=KNOWN[name].install)
+        raise self._unknown(f"no backend is named {name!r}", name)
+
+    def resolve(self, location: str | os.PathLike[str] | None, storage: str | Backend | None = None) -> Backend | None:
+        """The backend of a location: explicit `storage`, scheme, suffix, marker, magic, then the guess hook.
+
+        Returns None for a local path about which nothing tells (a new directory, say).
+
+        Raises:
+            AmbiguousBackendError: two plugins claim it. UnknownBackendError: nobody knows its scheme.
+        """
+        if isinstance(storage, Backend):
+            return storage
+        if storage is not None:
+            return self.resolve_url(storage) if "://" in storage else self.get(storage)
+        if location is None:
+            return None
+        text = os.fspath(location)
+        if "://" in text or "::" in text:
+            return self.resolve_url(text)
+        every = [b for claims in self._claims().values() for b, _ in claims]
+        path = FsPath(text)
+        lower = text.lower()
+        by_suffix = [b for b in every if b.suffixes and lower.endswith(b.suffixes)]
+        if path.is_dir():
+            claims = [b for b in every if any((path / m).is_file() for m in b.markers)]
+        elif path.is_file():
+            head = _first_bytes(path)
+            claims = [b for b in every if any(head.startswith(m) for m in b.magic)]
+        else:
+            claims = by_suffix
+        # What the bytes say outweighs the name, unless the bytes say nothing or two things.
+        if len(claims) != 1:
+            claims = [b for b in claims or by_suffix if b in by_suffix] or claims or by_suffix
+        if claims:
+            return self._only(claims, text)
+        if name := self._guess(text):
+            return self.get(name)
+        for name, known in KNOWN.items():
+            if name not in self._claims() and known.suffixes and lower.endswith(known.suffixes):
+                self.get(name)
+        return None
+
+    def resolve_url(self, url: str) -> Backend:
+        """The backend of a URL, by its scheme; then by suffix for schemes that several formats share."""
+        scheme = url.partition("://")[0].partition("::")[0].partition(":")[0]
+        every = [b for claims in self._claims().values() for b, _ in claims]
+        if claims := [b for b in every if scheme in b.schemes]:
+            return self._only(claims, url)
+        if name := self._guess(url):
+            return self.get(name)
+        for name, known in KNOWN.items():
+            if scheme in known.schemes:
+                self.get(name)  # says what to install, or why the installed one failed
+        raise self._unknown(f"no backend knows the scheme {scheme!r} of {url!r}", scheme)
+
+    def _only(self, claims: list[Backend], location: str) -> Backend:
+        names = list(dict.fromkeys(b.name for b in claims))
+        if len(names) > 1:
+            raise AmbiguousBackendError(
+                f"{location!r} is claimed by the backends {' and '.join(map(repr, names))}",
+                hint=f"pass storage={names[0]!r} or storage={names[1]!r}",
+            )
+        return self.get(names[0])
+
+    def _guess(self, location: str) -> str | None:
+        for impl in reversed(self._manager.hook.tdstore_guess_backend.get_hookimpls()):
+            try:
+                name = impl.function(location)
+            except Exception as error:
+                self._keep_error(impl.plugin_name, "tdstore_guess_backend", error)
+                continue
+            if name is not None:
+                return str(name)
+        return None
+
+    def _unknown(self, message: str, name: str) -> UnknownBackendError:
+        installed = sorted(self._claims())
+        near = difflib.get_close_matches(name, installed, 1)
+        broken = f"; failed to load: {', '.join(sorted(self._broken))}" if self._broken else ""
+        return UnknownBackendError(
+            f"{message}; installed: {', '.join(installed)}{broken}",
+            hint=f"did you mean {near[0]!r}?" if near else None,
+        )
+
+    # -- opening ------------------------------------------------------------------------
+    def open(
+        self,
+        backend: Backend,
+        location: str | os.PathLike[str] | None,
+        *,
+        mode: Mode = "r",
+        **options: Any,
+    ) -> Store:
+        """Call the backend's opener, with its options checked by name."""
+        if mode not in MODES:
+            raise OptionError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
+        opener = self._opener(backend)
+        _check_options(backend, opener, options)
+        text = None if location is None else os.fspath(location)
+        store = opener(text, mode=mode, **options)
+        if not isinstance(store, Store):
+            raise BrokenPluginError(f"{backend.opener} returned {type(store).__name__}, not a tdstore.Store")
+        for impl in self._manager.hook.tdstore_store_opened.get_hookimpls():
+            impl.function(store)
+        return store
+
+    def _opener(self, backend: Backend) -> Callable[..., Store]:
+        module, _, attribute = backend.opener.partition(":")
+        try:
+            found: Callable[..., Store] = getattr(importlib.import_module(module), attribute)
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"the {backend.name!r} backend needs {error.name or error!s}, which is not installed",
+                hint=backend.install or None,
+            ) from error
+        except AttributeError as error:
+            raise BrokenPluginError(f"backend {backend.name!r} names an opener that is not there: {error}") from error
+        return found
+
+
+_HOOKS = [name for name in vars(hookspecs) if name.startswith("tdstore_")]
+
+
+def _is_stray_impl(function: object, name: str) -> bool:
+    return callable(function) and hasattr(function, "tdstore_impl") and name not in _HOOKS
+
+
+def _first_bytes(path: FsPath) -> bytes:
+    try:
+        with path.open("rb") as f:
+            return f.read(32)
+    except OSError as error:
+        raise StoreNotFoundError(f"cannot read {path}: {error.strerror}", url=str(path)) from error
+
+
+def _check_options(backend: Backend, opener: Callable[..., Store], options: dict[str, Any]) -> None:
+    parameters = inspect.signature(opener).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return  # the opener checks them itself
+    known = [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY and name != "mode"]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise OptionError(
+                f"the {backend.name!r} backend has no option {name!r}; its options are {', '.join(known) or 'none'}",
+                hint=f"did you mean {near[0]!r}?" if near else None,
+            )
+
+
+@cache
+def registry() -> Registry:
+    """The registry of this process, filled on first use."""
+    return Registry()
+
+
+def split_scheme(location: str) -> tuple[str, str]:
+    """`"h5://runs/a.h5"` -> `("h5", "runs/a.h5")`; a plain path has the scheme `""`."""
+    scheme, sep, rest = location.partition("://")
+    return (scheme, rest) if sep else ("", location)

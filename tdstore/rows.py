@@ -1,0 +1,300 @@
+"""Rows of one dimension: gather them, scatter to them, put them in order, read them off a user's index."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.dtypes import to_numpy
+from tdstore.types import StoreIndex
+
+_GRAIN = 32768
+"""From this many elements on torch spreads `index_select` over OpenMP threads."""
+_THREADS_PAY = 8 << 20
+"""Below this many bytes waking OpenMP threads can cost more (13 ms on a busy machine) than it saves."""
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_NO_INDEX_PUT = frozenset(
+    getattr(torch, name) for name in ("uint16", "uint32", "uint64", "float8_e8m0fnu") if hasattr(torch, name)
+)
+
+
+# -- moving rows --------------------------------------------------------------------------
+
+
+def gather(leaf: Tensor, index: StoreIndex, out: Tensor | None = None) -> Tensor:
+    """Return `leaf[index]` in memory of its own, or in `out` (same shape and dtype, any strides).
+
+    Raises:
+        ValueError: `out` has another shape or dtype than `leaf[index]`.
+    """
+    for at, term in enumerate(index):
+        if isinstance(term, Tensor):
+            return _gather_rows(leaf, index, at, term, out)
+    view = leaf[index] if index else leaf
+    if out is None:
+        return view.clone(memory_format=torch.contiguous_format)
+    _check_out(out, view.shape, view.dtype)
+    return out.copy_(view.detach())
+
+
+def _gather_rows(leaf: Tensor, index: StoreIndex, at: int, rows: Tensor, out: Tensor | None) -> Tensor:
+    if len(index) > 1:
+        leaf = leaf[(*index[:at], slice(None), *index[at + 1 :])]
+    shape = (*leaf.shape[:at], len(rows), *leaf.shape[at + 1 :])
+    if out is not None:
+        _check_out(out, shape, leaf.dtype)
+        leaf = leaf.detach()
+    if leaf.device.type != "cpu":
+        taken = leaf.index_select(at, rows.to(leaf.device))
+        return taken if out is None else out.copy_(taken)
+    if not leaf.is_contiguous():
+        if at == 0 and leaf[:1].is_contiguous():
+            taken = leaf.index_select(at, rows)
+        else:  # nothing to copy in blocks: torch's elementwise gather is the faster one
+            taken = leaf[(slice(None),) * at + (rows,)].contiguous()
+        return taken if out is None else out.copy_(taken)
+    if out is not None and (not out.is_contiguous() or out.device.type != "cpu"):
+        return out.copy_(_gather_dense(leaf, at, rows, shape, None))
+    return _gather_dense(leaf, at, rows, shape, out)
+
+
+def _gather_dense(leaf: Tensor, at: int, rows: Tensor, shape: Sequence[int], out: Tensor | None) -> Tensor:
+    # Both copy whole rows (`leaf[rows]` goes element by element, 5-20 times slower). index_select is
+    # the cheaper call; numpy is the one that never waits for threads.
+    count = math.prod(shape)
+    if count >= _GRAIN and count * leaf.itemsize < _THREADS_PAY and not leaf.requires_grad:
+        if out is None:
+            out = torch.empty(shape, dtype=leaf.dtype)
+        # mode="clip" writes straight into `out`; "raise" would go through a buffer. Rows are in range.
+        np.take(to_numpy(leaf), rows.numpy(), axis=at, out=to_numpy(out), mode="clip")
+        return out
+    if out is None:
+        return leaf.index_select(at, rows)
+    return torch.index_select(leaf, at, rows, out=out)
+
+
+def _check_out(out: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(
+            f"out= has shape {list(out.shape)} and dtype {out.dtype}, but what is read has {list(shape)} and {dtype}"
+        )
+
+
+def scatter(leaf: Tensor, index: StoreIndex, value: Tensor) -> None:
+    """Put `value` at `leaf[index]`; where rows repeat the last one wins (torch leaves that open)."""
+    at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
+    if at is None:
+        (leaf[index] if index else leaf).copy_(value)
+        return
+    rows, positions = last_wins(index[at])  # type: ignore[arg-type]
+    value = value.to(leaf.device)
+    if positions is not None:
+        value = value.index_select(at, positions.to(value.device))
+    if leaf.dtype in _NO_INDEX_PUT:  # torch cannot assign rows of these, but it can move their bits
+        leaf, value = leaf.view(_BITS[leaf.itemsize]), value.to(leaf.dtype).view(_BITS[leaf.itemsize])
+    leaf[(*index[:at], rows.to(leaf.device), *index[at + 1 :])] = value
+
+
+# -- putting rows in order ----------------------------------------------------------------
+
+
+def _increasing(rows: np.ndarray[Any, Any]) -> bool:
+    return len(rows) < 2 or bool((rows[1:] > rows[:-1]).all())
+
+
+def last_wins(rows: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Drop repeated rows, each keeping its last position.
+
+    Returns:
+        The rows, and the positions to take from the value that goes with them: `None` when
+        no row repeats (the rows are then those given; otherwise they come back sorted).
+
+    Example:
+        >>> last_wins(torch.tensor([4, 1, 4]))
+        (tensor([1, 4]), tensor([1, 2]))
+    """
+    array = rows.numpy()
+    if _increasing(array):
+        return rows, None
+    order = np.argsort(array, kind="stable")
+    ordered = array[order]
+    last = np.ones(len(ordered), dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=last[:-1])
+    if last.all():
+        return rows, None
+    return torch.from_numpy(ordered[last]), torch.from_numpy(order[last])
+
+
+def sorted_unique(rows: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Sort rows and drop repeated ones.
+
+    Returns:
+        Strictly increasing rows and `inverse`, with `rows == unique[inverse]`; `inverse` is
+        `None` when the rows were strictly increasing already.
+
+    Example:
+        >>> sorted_unique(torch.tensor([4, 1, 4]))
+        (tensor([1, 4]), tensor([1, 0, 1]))
+    """
+    array = rows.numpy()
+    if _increasing(array):
+        return rows, None
+    unique, inverse = np.unique(array, return_inverse=True)
+    return torch.from_numpy(unique), torch.from_numpy(inverse)
+
+
+def runs(rows: Tensor, gap: int = 0) -> list[tuple[int, int]]:
+    """Group strictly increasing rows into `[start, stop)` runs.
+
+    Args:
+        rows: strictly increasing rows, int64 `[n]`.
+        gap: bridge up to this many rows that were not asked for.
+
+    Example:
+        >>> runs(torch.tensor([0, 1, 2, 5, 7])), runs(torch.tensor([0, 1, 2, 5, 7]), gap=1)
+        ([(0, 3), (5, 6), (7, 8)], [(0, 3), (5, 8)])
+    """
+    array = rows.numpy()
+    if not len(array):
+        return []
+    breaks = np.flatnonzero(array[1:] - array[:-1] > gap + 1)
+    starts = [int(array[0]), *array[breaks + 1].tolist()]
+    stops = [*(array[breaks] + 1).tolist(), int(array[-1]) + 1]
+    return list(zip(starts, stops, strict=True))
+
+
+# -- reading rows off an index ------------------------------------------------------------
+
+
+def as_index_tensor(index: object) -> Tensor:
+    """Read a list, range, numpy array or tensor as an index: int64 or bool, on the CPU, any number of dimensions.
+
+    Raises:
+        IndexError: it holds floats, strings, ... or uint8, which torch takes for a mask and numpy for rows.
+    """
+    if isinstance(index, Tensor):
+        tensor = index.detach()
+        if tensor.device.type != "cpu":
+            tensor = tensor.cpu()
+        if tensor.dtype is torch.int64 or tensor.dtype is torch.bool:
+            return tensor
+        if tensor.dtype is torch.uint8:
+            raise _ambiguous("a uint8 tensor")
+        if tensor.is_floating_point() or tensor.is_complex():
+            raise IndexError(f"an index holds ints or bools, not {tensor.dtype}")
+        return tensor.to(torch.int64)
+    if isinstance(index, range):
+        return torch.from_numpy(np.arange(index.start, index.stop, index.step, dtype=np.int64))
+    try:
+        array = np.asarray(index)
+    except (ValueError, TypeError, RuntimeError) as error:  # ragged lists
+        raise IndexError(f"{_show(index)} cannot be an index: {error}") from None
+    if array.dtype.kind not in "bui":
+        if array.size or not isinstance(index, (list, tuple)):
+            raise IndexError(f"an index holds ints or bools, not {_show(index)}")
+        array = array.astype(np.int64)
+    if array.dtype == np.uint8:
+        raise _ambiguous("a uint8 array")
+    if array.dtype == bool:
+        return torch.from_numpy(array if array.flags.writeable and _positive(array) else array.copy())
+    if array.dtype != np.int64 or not array.flags.writeable or not _positive(array):
+        array = array.astype(np.int64)
+    return torch.from_numpy(array)
+
+
+def _positive(array: np.ndarray[Any, Any]) -> bool:
+    return all(stride >= 0 for stride in array.strides)  # torch has no negative strides
+
+
+def _ambiguous(what: str) -> IndexError:
+    return IndexError(f"{what} is a mask to torch and rows to numpy: index with .bool() or with int64 to say which")
+
+
+def _show(index: object) -> str:
+    text = repr(index)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def check_rows(rows: Tensor, size: int, dim: int = 0) -> Tensor:
+    """Check an int64 tensor against `[-size, size)` and count negative rows from the end.
+
+    Raises:
+        IndexError: a row out of range; names it, the dimension and its size.
+    """
+    if not rows.numel():
+        return rows
+    low, high = (int(v) for v in torch.aminmax(rows))
+    if low < -size or high >= size:
+        raise out_of_range(low if low < -size else high, dim, size)
+    return torch.where(rows < 0, rows + size, rows) if low < 0 else rows
+
+
+def out_of_range(index: int, dim: int, size: int) -> IndexError:
+    """The error for an index outside its dimension."""
+    return IndexError(f"index {index} is out of range for dimension {dim} with size {size}")
+
+
+def as_slice(index: slice, size: int) -> range:
+    """Apply a slice to a dimension: the positions it selects.
+
+    Raises:
+        ValueError: the step is not positive.
+    """
+    if index.step is not None and operator.index(index.step) <= 0:
+        raise ValueError(f"the step of a slice must be greater than zero, not {operator.index(index.step)}")
+    return range(*index.indices(size))
+
+
+def to_slice(positions: range) -> slice:
+    """The slice of a `StoreIndex` that selects `positions` (increasing, in range)."""
+    if not positions:
+        return slice(0, 0, 1)
+    if len(positions) == 1:
+        return slice(positions[0], positions[0] + 1, 1)
+    return slice(positions.start, positions[-1] + 1, positions.step)
+
+
+def as_rows(index: object, size: int, dim: int = 0) -> Tensor | slice | None:
+    """Turn a one-dimensional index over one dimension into rows, checked once for every leaf to use.
+
+    A list, a mask, a numpy array or a tensor becomes int64 rows in `[0, size)` (which may share
+    memory with `index`); a slice, and a range that counts up, becomes a slice as in `StoreIndex`.
+
+    Returns:
+        `None` for every other kind of index: ints, tuples, None, more dimensions.
+
+    Raises:
+        IndexError: out of range, a mask of another length, or floats.
+        ValueError: a slice with a step that is not positive.
+    """
+    if isinstance(index, slice):
+        return to_slice(as_slice(index, size))
+    if isinstance(index, range):
+        if index.step > 0 and index:
+            if index[0] < -size or index[-1] >= size:
+                raise out_of_range(index[0] if index[0] < -size else index[-1], dim, size)
+            shift = size if index[-1] < 0 else 0
+            if index[0] + shift >= 0:
+                return to_slice(range(index[0] + shift, index[-1] + shift + 1, index.step))
+    elif not isinstance(index, (Tensor, list, np.ndarray)):
+        return None
+    tensor = as_index_tensor(index)
+    if tensor.ndim != 1:
+        return None
+    if tensor.dtype is torch.bool:
+        if len(tensor) != size:
+            raise mask_mismatch(tensor.shape, dim, (size,))
+        return torch.from_numpy(np.flatnonzero(tensor.numpy()))
+    return check_rows(tensor, size, dim)
+
+
+def mask_mismatch(mask: Sequence[int], dim: int, sizes: Sequence[int]) -> IndexError:
+    """The error for a mask whose shape is not that of the dimensions it stands for."""
+    dims = f"dimension {dim}" if len(mask) == 1 else f"dimensions {dim} to {dim + len(mask) - 1}"
+    return IndexError(f"a mask of shape {list(mask)} does not match {dims} of shape {list(sizes)}")

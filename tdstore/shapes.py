@@ -1,0 +1,117 @@
+"""Batch-dimension algebra: pure functions on shapes, no tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from tdstore.errors import BatchSizeError
+
+
+def as_size(value: Any) -> torch.Size:
+    """A batch size from an int, any iterable of ints, or None (`torch.Size([])`)."""
+    if type(value) is torch.Size:
+        return value
+    if value is None:
+        return torch.Size(())
+    if isinstance(value, int):
+        return torch.Size((value,))
+    try:
+        return torch.Size(tuple(value))
+    except TypeError:
+        raise TypeError(f"a batch size is an int or a sequence of ints, not {value!r}") from None
+
+
+def flat_args(args: tuple[Any, ...]) -> tuple[int, ...]:
+    """`f(2, 3)` and `f((2, 3))` alike, as torch's shape arguments."""
+    if len(args) == 1 and not isinstance(args[0], int):
+        return tuple(args[0])
+    return args
+
+
+def as_dim(dim: int, ndim: int, what: str = "batch dimensions") -> int:
+    """A non-negative dimension.
+
+    Raises:
+        IndexError: outside `[-ndim, ndim)`.
+    """
+    if not -ndim <= dim < ndim:
+        raise IndexError(f"dimension {dim} is out of range for {ndim} {what}")
+    return dim % ndim
+
+
+def view_shape(old: Sequence[int], new: Sequence[int]) -> torch.Size:
+    """Fill in a -1 and check that the number of elements stays.
+
+    Raises:
+        BatchSizeError: the sizes do not fit.
+    """
+    count = math.prod(old)
+    if list(new).count(-1) > 1 or any(n < -1 for n in new):
+        raise BatchSizeError(f"{list(new)} is not a shape: one -1 at most")
+    if -1 in new:
+        known = math.prod(n for n in new if n != -1)
+        if known == 0 or count % known:
+            raise BatchSizeError(f"a batch size of {list(old)} cannot be viewed as {list(new)}")
+        return torch.Size(count // known if n == -1 else n for n in new)
+    if math.prod(new) != count:
+        raise BatchSizeError(f"a batch size of {list(old)} cannot be viewed as {list(new)}")
+    return torch.Size(new)
+
+
+def expand_shape(old: Sequence[int], new: Sequence[int]) -> torch.Size:
+    """The batch size that `expand(*new)` gives (-1 keeps a dimension).
+
+    Raises:
+        BatchSizeError: a dimension that is neither 1 nor the size asked for.
+    """
+    lead = len(new) - len(old)
+    if lead < 0:
+        raise BatchSizeError(f"cannot expand a batch size of {list(old)} to the smaller {list(new)}")
+    out = list(new[:lead])
+    for have, want in zip(old, new[lead:], strict=True):
+        if want not in (-1, have) and have != 1:
+            raise BatchSizeError(f"cannot expand a batch size of {list(old)} to {list(new)}")
+        out.append(have if want == -1 else want)
+    if -1 in out:
+        raise BatchSizeError(f"-1 in {list(new)} stands for a dimension that is not there yet")
+    return torch.Size(out)
+
+
+def split_sizes(length: int, size: int | Sequence[int]) -> list[int]:
+    """Lengths of the pieces of `split(size)`.
+
+    Raises:
+        ValueError: the pieces do not add up to `length`, or a size below 1.
+    """
+    if isinstance(size, int):
+        if size <= 0:
+            raise ValueError(f"split_size must be at least 1, not {size}")
+        return [min(size, length - i) for i in range(0, length, size)] or [0]
+    if sum(size) != length or any(n < 0 for n in size):
+        raise ValueError(f"pieces of {list(size)} do not add up to a length of {length}")
+    return list(size)
+
+
+def chunk_size(length: int, chunks: int) -> int:
+    """Length of the pieces of `chunk(chunks)`, the last of which may be shorter."""
+    if chunks < 1:
+        raise ValueError(f"chunks must be at least 1, not {chunks}")
+    return max(1, -(-length // chunks))
+
+
+def common_prefix(shapes: Iterable[Sequence[int]]) -> torch.Size:
+    """The longest shape that all shapes start with; `[]` when there are none."""
+    prefix: Sequence[int] | None = None
+    for shape in shapes:
+        if prefix is None:
+            prefix = shape
+            continue
+        same = 0
+        while same < min(len(prefix), len(shape)) and prefix[same] == shape[same]:
+            same += 1
+        prefix = prefix[:same]
+    return torch.Size(prefix or ())

@@ -1,0 +1,181 @@
+"""The storage protocol: nine methods a backend must write; the rest has working defaults.
+
+A store is an opened place that holds named leaves (arrays) and one small header. It knows
+nothing of batch dimensions, nesting, locks or devices of a TensorDict. See
+`docs/reference/storage-protocol.md` for the contract in full and `tdstore.testing` for the
+kit that checks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from tdstore.errors import UnsupportedError
+from tdstore.header import Header
+from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Write
+
+
+class Cap(enum.Flag):
+    """What a store can do. Declared, never probed: the core asks for nothing that is not declared."""
+
+    NONE = 0
+    WRITE = enum.auto()
+    """`create`, `write`, `delete` and `save_header` work (in modes other than "r")."""
+    PARTIAL_READ = enum.auto()
+    """`read` takes an index; without it the core reads whole leaves."""
+    PARTIAL_WRITE = enum.auto()
+    """`write` takes an index; without it the core writes whole leaves."""
+    RESIZE = enum.auto()
+    """`resize` changes the length of the first dimension."""
+    VIEW = enum.auto()
+    """`view` gives live tensors: the store is resident."""
+    SHARED = enum.auto()
+    """Other processes that opened the store see writes."""
+    PERSISTENT = enum.auto()
+    """The data outlives the process."""
+    CONCURRENT_READ = enum.auto()
+    """Several threads may `read` one store object at once."""
+    CONCURRENT_WRITE = enum.auto()
+    """Many processes may write disjoint rows at once and lose none."""
+    ASYNC = enum.auto()
+    """`aread` is native, not a thread."""
+    DIRECT_DEVICE = enum.auto()
+    """Leaves live on a device other than the CPU."""
+
+
+class Store(ABC):
+    """Named leaves and one small header, at one location.
+
+    How a store is opened is up to its backend's opener (`open_h5(location, *, mode="r", ...)`), whose modes mean:
+
+    ==== =======================================================================================
+    "r"  must exist; nothing is ever changed
+    "r+" must exist; changed in place
+    "w"  new, replacing what is there **when `save_header` is first called**, not before
+    "x"  as "w", but `StoreExistsError` if anything is there
+    "a"  as "r+" if it exists, else as "x"
+    ==== =======================================================================================
+
+    A store opened with "w" or "x" and closed before the first `save_header` leaves no trace.
+    """
+
+    caps: ClassVar[Cap] = Cap.NONE
+    url: str
+    """Where this is, for messages; never parsed back."""
+    writable: bool
+    """False in mode "r"."""
+
+    # -- catalogue: cheap, no data moves ---------------------------------------------------
+    @abstractmethod
+    def paths(self) -> Iterator[Path]:
+        """The paths of all leaves, in any order (the header keeps the order)."""
+
+    @abstractmethod
+    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
+        """Shape, dtype and fill value of each; `KeyNotFoundError` names a leaf that is not there."""
+
+    @abstractmethod
+    def load_header(self) -> Header:
+        """The header last saved; an empty one when the store is new or foreign."""
+
+    @abstractmethod
+    def save_header(self, header: Header) -> None:
+        """Commit: written last, atomically. What was created, written or deleted before is now durable."""
+
+    # -- data: many at a time, so that a wire or a disk can be kept busy --------------------
+    @abstractmethod
+    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        """Make new leaves that read as their fill value, without materialising them in memory.
+
+        A leaf that is already there is replaced. Unknown `LeafSpec.options` are an `OptionError`.
+        """
+
+    @abstractmethod
+    def read(self, reads: Sequence[Read]) -> list[Tensor]:
+        """The rows asked for, in request order, each in memory of its own or in `Read.out`."""
+
+    @abstractmethod
+    def write(self, writes: Sequence[Write]) -> None:
+        """Write values; where an index names a row twice the last value in its order wins."""
+
+    @abstractmethod
+    def delete(self, paths: Sequence[Path]) -> None:
+        """Remove leaves; all must be there, else `KeyNotFoundError` and nothing is removed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Commit in-place writes and let go of every handle. Twice is fine."""
+
+    # -- optional: each default is correct; override for speed or ability --------------------
+    async def aread(self, reads: Sequence[Read]) -> list[Tensor]:
+        """As `read`, without blocking the event loop. Override when the medium has async I/O of its own."""
+        return await asyncio.to_thread(self.read, reads)
+
+    def view(self, path: Path) -> Tensor:
+        """The live tensor behind a leaf (VIEW)."""
+        raise self.unsupported(Cap.VIEW)
+
+    def resize(self, lengths: Mapping[Path, int]) -> None:
+        """Set the length of the first dimension; new rows read as the fill value (RESIZE)."""
+        raise self.unsupported(Cap.RESIZE)
+
+    def rename(self, moves: Mapping[Path, Path]) -> None:
+        """Move leaves, all at once: a swap swaps, and what was at a new name is replaced.
+
+        All must be there, else `KeyNotFoundError` and nothing is moved. The default copies, a leaf at a
+        time; override where a name can change without its data.
+        """
+        specs = dict(zip(moves, self.specs(list(moves)), strict=True))
+        if len(set(moves.values())) < len(moves):
+            raise ValueError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
+        moves = {old: new for old, new in moves.items() if old != new}
+        # Where a new name is also an old one, its values must be taken before they are overwritten.
+        taken = [old for old in moves if old in set(moves.values())]
+        values = dict(zip(taken, self.read([Read(old) for old in taken]), strict=True))
+        for old, new in sorted(moves.items(), key=lambda move: move[1] in values):
+            value = values[old] if old in values else self.read([Read(old)])[0]
+            self.create({new: specs[old]})
+            self.write([Write(new, (), value)])
+        gone = [old for old in moves if old not in set(moves.values())]
+        if gone:
+            self.delete(gone)
+
+    def flush(self) -> None:
+        """Make earlier writes visible to other readers. Nothing to do by default."""
+
+    def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
+        """Compare leaves with the checksums of the last commit. A store that keeps none finds no fault."""
+        return []
+
+    def reopen_token(self) -> tuple[Any, Mode, dict[str, Any]] | None:
+        """`(location, mode, options)` that another process can open the store with; None: as it was opened.
+
+        The location may be any picklable object that the opener takes. Modes that build something new
+        must have become "r+" here, or a copy would wipe the data.
+        """
+        return None
+
+    def nbytes_stored(self) -> int | None:
+        """Bytes that the store takes on its medium; None when it cannot tell."""
+        return None
+
+    def unsupported(self, cap: Cap) -> UnsupportedError:
+        """The error for an ability that this store lacks."""
+        name = str(cap.name).lower().replace("_", " ")
+        return UnsupportedError(
+            f"{type(self).__name__} at {self.url} has no {cap.name} ability ({name})",
+            url=self.url,
+            hint="tdstore.backends() lists which backends have it",
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

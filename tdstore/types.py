@@ -1,0 +1,117 @@
+"""The small value types that every layer speaks: paths, leaf specs, reads and writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tdstore.dtypes import as_dtype, dtype_name
+
+Path = tuple[str, ...]
+"""A leaf's or group's place: `("next", "obs")`; `()` is the root."""
+
+NestedKey = str | tuple[Any, ...]
+"""A key as users write it: a string or a (nested) tuple of strings."""
+
+StoreIndex = tuple["slice | Tensor", ...]
+"""What reaches a store, one term per leading dimension (missing ones are full).
+
+A `slice` has `0 <= start <= stop <= dim` and `step >= 1`, all given. At most one term is a
+1-D int64 CPU tensor of rows in `[0, dim)`, in any order, duplicates allowed.
+"""
+
+Mode = Literal["r", "r+", "w", "x", "a"]
+MODES: tuple[Mode, ...] = ("r", "r+", "w", "x", "a")
+
+
+class LeafSpec:
+    """A leaf's shape and dtype, its fill value, and layout options for the backend.
+
+    Args:
+        shape: shape of the leaf. In a schema, the shape *without* the batch size.
+        dtype: a `torch.dtype`, a numpy dtype, or a name such as `"bfloat16"`.
+        fill_value: what a new leaf holds before anything is written.
+        **options: passed to the backend as they are (`chunks=`, `compression=`, ...); a
+            backend that does not know one refuses it.
+
+    Example:
+        >>> LeafSpec((84, 84, 3), "uint8", chunks=(16, 84, 84, 3)).nbytes
+        21168
+    """
+
+    __slots__ = ("dtype", "fill_value", "options", "shape")
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    fill_value: Any
+    options: Mapping[str, Any]
+
+    def __init__(self, shape: Iterable[int], dtype: object, *, fill_value: Any = 0, **options: Any) -> None:
+        self.shape = tuple(int(n) for n in shape)
+        if any(n < 0 for n in self.shape):
+            raise ValueError(f"a leaf cannot have a negative dimension: {self.shape}")
+        self.dtype = as_dtype(dtype)
+        self.fill_value = fill_value
+        self.options = options
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes of the leaf in memory."""
+        return self.numel * self.dtype.itemsize
+
+    def replace(self, **changes: Any) -> LeafSpec:
+        """A copy with `shape`, `dtype`, `fill_value` or options changed."""
+        merged = {"shape": self.shape, "dtype": self.dtype, "fill_value": self.fill_value, **self.options, **changes}
+        return LeafSpec(**merged)
+
+    def __eq__(self, other: object) -> bool:
+        # Equal when an array of one can stand for an array of the other: layout options do not count.
+        return isinstance(other, LeafSpec) and self.shape == other.shape and self.dtype == other.dtype
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype))
+
+    def __repr__(self) -> str:
+        extra = "".join(f", {k}={v!r}" for k, v in self.options.items())
+        return f"LeafSpec({self.shape}, {dtype_name(self.dtype)!r}{extra})"
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Ask for `leaf[index]`, in memory of its own or in `out` (same shape and dtype, any strides, CPU)."""
+
+    path: Path
+    index: StoreIndex = ()
+    out: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Put `value` (exactly the shape and dtype of `leaf[index]`, CPU unless the store says otherwise) at `index`."""
+
+    path: Path
+    index: StoreIndex
+    value: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One leaf whose bytes are not those that were committed."""
+
+    path: Path
+    reason: str
+
+
+def path_text(path: Path) -> str:
+    """A path as messages show it: `'next' / 'obs'`, unambiguous whatever the keys hold."""
+    return " / ".join(repr(part) for part in path) if path else "the root"
