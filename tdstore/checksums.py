@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 BLOCK = 4 << 20
 TIP = 4096
 
-Memory = np.ndarray[Any, np.dtype[np.uint8]]
+Memory = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 class Sums(NamedTuple):
@@ -128,7 +128,7 @@ def sums_of_file(fd: int, nbytes: int) -> Sums:
         block = buffer[:size]
         got = 0
         while got < size:
-            n = os.preadv(fd, [memoryview(block)[got:]], at + got)
+            n = os.preadv(fd, [block[got:].data], at + got)
             if not n:
                 raise EOFError
             got += n

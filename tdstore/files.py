@@ -6,10 +6,12 @@ attribute), so that the fault tests can fail or kill any single system call.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
 import os
+import re
 import secrets
 import stat
 import time
@@ -32,6 +34,7 @@ from tdstore.errors import (
 SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 SAFE_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 TEMP_PREFIX = ".tdstore-new-"
+_TEMP = re.compile(r"\.tdstore-new-[0-9a-f]{16}")
 COPY_BYTES = 16 << 20
 
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -103,10 +106,8 @@ class Tree:
         for name in parts[keep:]:
             parent = self._fds[-1] if self._fds else self.root
             if create:
-                try:
+                with contextlib.suppress(FileExistsError):  # opening it, without following links, says what it is
                     os.mkdir(name, dir_fd=parent)
-                except FileExistsError:
-                    pass  # opening it, without following links, says what it is
             fd = os.open(name, SAFE_DIR, dir_fd=parent)
             self._names.append(name)
             self._fds.append(fd)
@@ -212,9 +213,19 @@ def replace_file(name: str, parent: int, data: bytes, *, sync: bool = False) -> 
         raise
 
 
+def create_empty(name: str, parent: int) -> int:
+    """Make a new file and open it to read and write."""
+    return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFE, 0o666, dir_fd=parent)
+
+
 def temp_name() -> str:
     """A fresh name for a file that is not part of the store yet."""
     return TEMP_PREFIX + secrets.token_hex(8)
+
+
+def is_temp(name: str) -> bool:
+    """Whether `temp_name` made this name."""
+    return _TEMP.fullmatch(name) is not None
 
 
 def link(old: str, old_parent: int, new: str, new_parent: int) -> None:

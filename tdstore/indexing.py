@@ -269,11 +269,11 @@ class _Indexing:
             self._take_rows(places[0], self.tensors[places[0]])
             return
         try:
-            taken = dict(zip(places, torch.broadcast_tensors(*self.tensors.values()), strict=True))  # type: ignore[no-untyped-call]
-        except RuntimeError:
+            block = torch.Size(np.broadcast_shapes(*(t.shape for t in self.tensors.values())))
+        except ValueError:
             shapes = ", ".join(str(list(t.shape)) for t in self.tensors.values())
             raise IndexError(f"index tensors of shapes {shapes} cannot be broadcast together") from None
-        block = taken[places[0]].shape
+        taken = {place: tensor.expand(block) for place, tensor in self.tensors.items()}
         involved = [self.layout[p] for p in places]
         if all(axis.kind == "new" for axis in involved):
             new_axes = [Axis("new", n) for n in block]

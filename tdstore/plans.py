@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.rows import gather, last_wins, runs, sorted_unique, to_slice
+from tdstore.rows import gather, last_wins, runs, sorted_unique, take, to_slice
 from tdstore.types import StoreIndex
 
 
@@ -246,7 +246,7 @@ class WritePlan:
             value = value.reshape(-1, *value.shape[len(parts.zip_shape) :])
             base = 1
         for axis, rows in self._reorder:
-            value = value.index_select(base + axis, rows.to(value.device))
+            value = take(value, base + axis, rows)
         for piece in self._pieces:
             part = value
             for axis, start, length in piece.cuts:
@@ -254,7 +254,7 @@ class WritePlan:
             missing = parts.single
             if parts.zipped:
                 if piece.zipped is not None:
-                    part = part.index_select(0, piece.zipped.to(part.device))
+                    part = take(part, 0, piece.zipped)
                 part = part.movedim(0, sum(d < self._tensor_dim for d in parts.kept))
                 missing = tuple(sorted({*parts.single, *parts.zipped} - {self._tensor_dim}))
             for dim in missing:

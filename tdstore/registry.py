@@ -114,13 +114,13 @@ class Registry:
     def codecs(self) -> list[Codec]:
         """Every codec that plugins declare."""
         self._claims()
-        return [c for _, c in self._call_each("tdstore_codecs")]
+        return [c for _, c in self._call_each("tdstore_codecs", Codec)]
 
     def _claims(self) -> dict[str, list[tuple[Backend, str]]]:
         if self._found is None:
             self._discover()
             self._found = {}
-            for plugin, backend in self._call_each("tdstore_backends"):
+            for plugin, backend in self._call_each("tdstore_backends", Backend):
                 self._found.setdefault(backend.name, []).append((backend, plugin))
         return self._found
 
@@ -135,35 +135,42 @@ class Registry:
 
     def _load(self, ep: EntryPoint) -> None:
         # Each on its own: a plugin that fails at import, or at pluggy's checks, must not take others down.
+        if other := self._manager.get_plugin(ep.name):
+            twice = PluginError(f"two distributions name their plugin {ep.name!r}: {other!r} and {ep.value!r}")
+            return self._keep_error(ep.name, ep.value, twice)
         try:
             module = ep.load()
-            if self._manager.has_plugin(ep.name):
-                other = self._manager.get_plugin(ep.name)
-                raise PluginError(f"two distributions name their plugin {ep.name!r}: {other!r} and {module!r}")
             self._manager.register(module, ep.name)
             unknown = [
                 name for name, f in vars(module).items() if name.startswith("tdstore_") and _is_stray_impl(f, name)
             ]
             if unknown:
                 raise PluginError(f"{unknown[0]!r} is not a hook of tdstore", hint=f"hooks: {', '.join(_HOOKS)}")
-        except Exception as error:
-            if self._manager.has_plugin(ep.name) and not isinstance(error, PluginError):
+        except (Exception, SystemExit) as error:
+            # pluggy writes the name before it validates: a refused plugin would stay half registered.
+            if self._manager.has_plugin(ep.name):
                 self._manager.unregister(name=ep.name)
-            self._keep_error(ep.name, f"{ep.value}", error)
+            self._keep_error(ep.name, ep.value, error)
+        return None
 
     def _keep_error(self, name: str, where: str, error: BaseException) -> None:
-        kept = BrokenPluginError(f"plugin {name!r} ({where}) failed to load: {type(error).__name__}: {error}")
+        if name in self._broken:
+            return  # the first failure is the one to tell
+        kept = BrokenPluginError(
+            f"plugin {name!r} ({where}) failed to load: {type(error).__name__}: {error}",
+            hint=f"repair or uninstall it; TDSTORE_DISABLE_PLUGINS={name} leaves it out",
+        )
         kept.__cause__ = error
         self._broken[name] = kept
 
-    def _call_each(self, hook: str) -> Iterator[tuple[str, Any]]:
+    def _call_each(self, hook: str, kind: type[Backend] | type[Codec]) -> Iterator[tuple[str, Any]]:
         """Results of a hook one by one, each with its plugin; one that raises or lies is kept as broken."""
         for impl in getattr(self._manager.hook, hook).get_hookimpls():
             try:
                 items = list(impl.function())
                 for item in items:
-                    if not isinstance(item, (Backend, Codec)):
-                        raise TypeError(f"{hook} must yield Backend or Codec objects, not {item!r}")
+                    if not isinstance(item, kind):
+                        raise TypeError(f"{hook} must yield {kind.__name__} objects, not {item!r}")
             except Exception as error:
                 self._keep_error(impl.plugin_name, hook, error)
                 continue
@@ -188,7 +195,7 @@ class Registry:
                 hint=f"uninstall one, or set TDSTORE_DISABLE_PLUGINS={plugins[-1]}",
             )
         if name in self._broken:
-            raise self._broken[name]
+            raise self._broken[name].with_traceback(None)  # else each raise would add to it
         if name in KNOWN:
             raise MissingDependencyError(f"the {name!r} backend is not installed", hint=KNOWN[name].install)
         raise self._unknown(f"no backend is named {name!r}", name)
@@ -259,11 +266,13 @@ class Registry:
         for impl in reversed(self._manager.hook.tdstore_guess_backend.get_hookimpls()):
             try:
                 name = impl.function(location)
+                if not isinstance(name, str | None):
+                    raise TypeError(f"tdstore_guess_backend must return a name or None, not {name!r}")
             except Exception as error:
                 self._keep_error(impl.plugin_name, "tdstore_guess_backend", error)
                 continue
             if name is not None:
-                return str(name)
+                return name
         return None
 
     def _unknown(self, message: str, name: str) -> UnknownBackendError:
@@ -294,7 +303,10 @@ class Registry:
         if not isinstance(store, Store):
             raise BrokenPluginError(f"{backend.opener} returned {type(store).__name__}, not a tdstore.Store")
         for impl in self._manager.hook.tdstore_store_opened.get_hookimpls():
-            impl.function(store)
+            try:
+                impl.function(store)
+            except Exception as error:  # an onlooker must not take the store away
+                self._keep_error(impl.plugin_name, "tdstore_store_opened", error)
         return store
 
     def _opener(self, backend: Backend) -> Callable[..., Store]:

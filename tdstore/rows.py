@@ -19,9 +19,10 @@ _GRAIN = 32768
 _THREADS_PAY = 8 << 20
 """Below this many bytes waking OpenMP threads can cost more (13 ms on a busy machine) than it saves."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_NO_INDEX_PUT = frozenset(
+_NO_KERNELS = frozenset(
     getattr(torch, name) for name in ("uint16", "uint32", "uint64", "float8_e8m0fnu") if hasattr(torch, name)
 )
+"""Dtypes that torch cannot gather or assign by rows in every case; their bits it can."""
 
 
 # -- moving rows --------------------------------------------------------------------------
@@ -35,7 +36,13 @@ def gather(leaf: Tensor, index: StoreIndex, out: Tensor | None = None) -> Tensor
     """
     for at, term in enumerate(index):
         if isinstance(term, Tensor):
-            return _gather_rows(leaf, index, at, term, out)
+            if leaf.dtype not in _NO_KERNELS:
+                return _gather_rows(leaf, index, at, term, out)
+            if out is not None:
+                _check_out(out, out.shape, leaf.dtype)
+                _gather_rows(_bits(leaf), index, at, term, _bits(out))
+                return out
+            return _gather_rows(_bits(leaf), index, at, term, out).view(leaf.dtype)
     view = leaf[index] if index else leaf
     if out is None:
         return view.clone(memory_format=torch.contiguous_format)
@@ -86,6 +93,18 @@ def _check_out(out: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
         )
 
 
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.view(_BITS[tensor.itemsize])
+
+
+def take(tensor: Tensor, dim: int, rows: Tensor) -> Tensor:
+    """Select rows along `dim`: `index_select` for every dtype, on the device of `tensor`."""
+    rows = rows.to(tensor.device)
+    if tensor.dtype in _NO_KERNELS:
+        return _bits(tensor).index_select(dim, rows).view(tensor.dtype)
+    return tensor.index_select(dim, rows)
+
+
 def scatter(leaf: Tensor, index: StoreIndex, value: Tensor) -> None:
     """Put `value` at `leaf[index]`; where rows repeat the last one wins (torch leaves that open)."""
     at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
@@ -93,11 +112,11 @@ def scatter(leaf: Tensor, index: StoreIndex, value: Tensor) -> None:
         (leaf[index] if index else leaf).copy_(value)
         return
     rows, positions = last_wins(index[at])  # type: ignore[arg-type]
-    value = value.to(leaf.device)
+    value = value.to(leaf.device, leaf.dtype)
     if positions is not None:
-        value = value.index_select(at, positions.to(value.device))
-    if leaf.dtype in _NO_INDEX_PUT:  # torch cannot assign rows of these, but it can move their bits
-        leaf, value = leaf.view(_BITS[leaf.itemsize]), value.to(leaf.dtype).view(_BITS[leaf.itemsize])
+        value = take(value, at, positions)
+    if leaf.dtype in _NO_KERNELS:
+        leaf, value = _bits(leaf), _bits(value)
     leaf[(*index[:at], rows.to(leaf.device), *index[at + 1 :])] = value
 
 
@@ -191,6 +210,8 @@ def as_index_tensor(index: object) -> Tensor:
         return tensor.to(torch.int64)
     if isinstance(index, range):
         return torch.from_numpy(np.arange(index.start, index.stop, index.step, dtype=np.int64))
+    if isinstance(index, list) and any(isinstance(part, Tensor) for part in index):
+        index = [part.tolist() if isinstance(part, Tensor) else part for part in index]
     try:
         array = np.asarray(index)
     except (ValueError, TypeError, RuntimeError) as error:  # ragged lists

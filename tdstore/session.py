@@ -118,6 +118,10 @@ class Session:
         """Another process may write through what this session mapped (fork, or a pickled leaf)."""
         self.ended = False
 
+    def try_alone(self) -> bool:
+        """Take the folder for this session alone, if nobody is in; `begin` lets others in."""
+        return files.try_lock(self._lock, exclusive=True)
+
     def begin(self, *, timeout: float, url: str) -> None:
         """Enter the log; the caller holds the parent's lock (or the folder is not published yet)."""
         files.lock(self._lock, exclusive=False, timeout=timeout, url=url)

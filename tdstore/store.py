@@ -161,6 +161,10 @@ class Store(ABC):
         """
         return None
 
+    def group_location(self, path: Path) -> str:
+        """Where a group is, as a user who looks for it would write it; the store's url unless it can say more."""
+        return self.url
+
     def nbytes_stored(self) -> int | None:
         """Bytes that the store takes on its medium; None when it cannot tell."""
         return None

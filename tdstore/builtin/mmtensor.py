@@ -28,7 +28,7 @@ def map_fd(fd: int, shape: Sequence[int], dtype: torch.dtype, *, shared: bool, p
     """
     name = f"{_PROC}/{fd}" if _HAS_PROC else path
     flat = torch.from_file(name, shared=shared, size=math.prod(shape), dtype=dtype)
-    return flat.view(torch.Size(shape))
+    return flat if len(shape) == 1 else flat.view(shape)
 
 
 _HAS_PROC = os.path.isdir(_PROC)
@@ -46,14 +46,14 @@ class MemoryMappedTensor(Tensor):
     _lease: Lease | None
 
     # Subclasses of Tensor normally pay for a Python call around each operation.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def wrap(
         mapped: Tensor, filename: str | None, *, shared: bool = True, lease: Lease | None = None
     ) -> MemoryMappedTensor:
         """Dress a mapped plain tensor; `lease` keeps the session that it belongs to alive."""
-        tensor: MemoryMappedTensor = Tensor._make_subclass(MemoryMappedTensor, mapped)  # type: ignore[assignment]
+        tensor: MemoryMappedTensor = Tensor._make_subclass(MemoryMappedTensor, mapped)
         tensor._filename = filename
         tensor._shared = shared
         tensor._lease = lease
@@ -156,9 +156,11 @@ class MemoryMappedTensor(Tensor):
         if device is not None and torch.device(device).type != "cpu":
             raise ValueError(f"a memory-mapped tensor lives on the CPU, not on {device}")
         if fill_value is None:
-            if len(shape) != 2:
-                raise TypeError("full() needs a shape and a fill_value")
-            shape, fill_value = shape[:1], shape[1]
+            try:
+                size, fill_value = shape
+            except ValueError:
+                raise TypeError("full() needs a shape and a fill_value") from None
+            shape = (size,)
         sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
         if dtype is None:
             dtype = torch.get_default_dtype() if fill_value in (0, 1) else torch.tensor(fill_value).dtype
@@ -290,7 +292,7 @@ def scratch_dir() -> str:
 def write_tensor(fd: int, value: Tensor, offset: int) -> None:
     """Write a tensor's elements in C order at a byte offset, in blocks of bounded memory."""
     for block in byte_blocks(value):
-        files.write_at(fd, memoryview(block), offset)
+        files.write_at(fd, block.data, offset)
         offset += block.nbytes
 
 

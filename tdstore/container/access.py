@@ -199,7 +199,7 @@ class AccessMixin(Container):
         value = self._coerce(key, item)
         if kind == LEAF:
             if not isinstance(value, Tensor):
-                raise TypeError(f"entry {key!r} is a tensor; cannot write a {type(item).__name__} into it in place")
+                raise ValueError(f"entry {key!r} is a tensor; cannot write a {type(item).__name__} into it in place")
             if value.shape != self._leaf_shape(key):
                 try:
                     value = value.expand(self._leaf_shape(key))
@@ -209,7 +209,7 @@ class AccessMixin(Container):
                         f"of shape {list(self._leaf_shape(key))} in place"
                     ) from None
         elif kind == GROUP and not isinstance(value, Container):
-            raise TypeError(f"entry {key!r} is a TensorDict; cannot write a {type(item).__name__} into it in place")
+            raise ValueError(f"entry {key!r} is a TensorDict; cannot write a {type(item).__name__} into it in place")
         elif kind == VALUE and not isinstance(value, NonTensor):
             value = NonTensorData(item, self._batch_size)
         return value
@@ -319,7 +319,7 @@ class AccessMixin(Container):
     def _replace_batch(self, source: Container) -> None:
         new = source.batch_size
         if new != self._batch_size:
-            kept = {k for k in self._first_keys()} - set(source.keys())
+            kept = set(self._first_keys()) - set(source._first_keys())
             for key in kept:
                 kind = self._kind(key)
                 shape = self._leaf_shape(key) if kind == LEAF else self._raw(key).batch_size
@@ -403,7 +403,7 @@ class AccessMixin(Container):
         if node.is_locked:
             raise node._refuse_locked(f"pop {key!r}")
         entry = node._raw(path[-1])
-        if isinstance(entry, Container):
+        if isinstance(entry, AccessMixin):
             entry = entry._detached()
         node._drop([path[-1]])
         return entry.tolist() if isinstance(entry, NonTensor) else entry
@@ -438,10 +438,10 @@ class AccessMixin(Container):
         old, new = unravel(old_key), unravel(new_key)
         if old == new:
             return self
-        target = self._node(new[:-1])
+        target: Any = self._node(new[:-1])
         if safe and target is not None and target._kind(new[-1]) is not None:
             raise KeyError(f"key {new_key!r} is already there")
-        if target is node:
+        if target is not None and target is node:
             node._rename(last, new[-1])
             return self
         entry = node._raw(last)
@@ -470,8 +470,8 @@ class AccessMixin(Container):
 
     def __contains__(self, key: object) -> bool:
         if not is_key(key):
-            raise TypeError("`in` takes a key (a string or a tuple of strings)")
-        path = unravel(key)
+            raise ValueError("`in` takes a key (a string or a tuple of strings)")
+        path = unravel(key)  # type: ignore[arg-type]
         node = self._node(path[:-1])
         return node is not None and node._kind(path[-1]) is not None
 
@@ -484,12 +484,12 @@ class AccessMixin(Container):
         """`td[index] = value`: entries of `value` are written at `index`, new ones start as zeros elsewhere."""
         self._check_writable()
         if not isinstance(value, (Container, Mapping)):
-            spread = {k: value for k in self.keys(True, True)}
+            spread = dict.fromkeys(self.keys(True, True), value)
             self._update_in_place(spread, (index,), None)
             return
         shape = self._at(index).batch_size
         if isinstance(value, Mapping):
-            value = self._resident_class._from_mapping(value, None, None, None, loose=True)
+            value = self._resident_class._from_mapping(value, None, None, None)
         elif value.batch_size != shape:
             try:
                 value = value.expand(shape)
@@ -524,7 +524,10 @@ def _zeros_for(entry: Any, batch: torch.Size, ndim: int) -> Any:
     if isinstance(entry, Container):
         full = (*batch, *entry.batch_size[ndim:])
         return entry._resident_class._new(
-            {k: _zeros_for(entry._raw(k), batch, ndim) for k in entry._first_keys()}, torch.Size(full), entry.device, None
+            {k: _zeros_for(entry._raw(k), batch, ndim) for k in entry._first_keys()},
+            torch.Size(full),
+            entry.device,
+            None,
         )
     return torch.zeros((*batch, *entry.shape[ndim:]), dtype=entry.dtype, device=entry.device)
 
@@ -536,8 +539,6 @@ def _source(given: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _pairs(source: Any) -> Any:
-    if isinstance(source, (Container, Mapping)):
-        return source.items()
     if hasattr(source, "items"):
         return source.items()
     raise TypeError(f"update takes a TensorDict or a dict, not a {type(source).__name__}")

@@ -34,7 +34,7 @@ VALUE = "value"
 class Container(ArithmeticOps, ReduceOps, CastOps, MoveOps, NamesMixin, LockMixin):
     """The primitives and what follows from them at once; `TensorDictBase` adds the rest of the surface."""
 
-    __slots__ = ("__weakref__", "_batch_size", "_device", "_names", "_parents", "_state", "_undo")
+    __slots__ = ("__weakref__", "_batch_size", "_device", "_names")
 
     _batch_size: torch.Size
     _device: torch.device | None
@@ -78,6 +78,10 @@ class Container(ArithmeticOps, ReduceOps, CastOps, MoveOps, NamesMixin, LockMixi
     @abstractmethod
     def _resident(self) -> Any:
         """This container with its entries as live tensors: itself, or one batched read."""
+
+    @abstractmethod
+    def _to(self, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool) -> Any:
+        """A container of the same entries on a device, of a dtype."""
 
     @abstractmethod
     def _at(self, index: Any) -> Any:
@@ -232,7 +236,7 @@ class Container(ArithmeticOps, ReduceOps, CastOps, MoveOps, NamesMixin, LockMixi
                     f"the batch size {list(batch)}: {error.message}"
                 ) from None
         if self._device is not None and value.device != self._device:
-            value = value.to(self._device)
+            value = value._to(self._device, None, False)
         if self._names is not None and (value._names or ())[: len(batch)] != self._names:
             value = value._shallow()
             value._set_names(self._names + (value._names or (None,) * value.batch_dims)[len(batch) :])

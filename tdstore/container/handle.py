@@ -122,7 +122,7 @@ class StoreHandle:
             self.remove([new])
         moves = {leaf: new + leaf[len(old) :] for leaf in self.leaves_below(old)}
         parent = self.groups[old[:-1]]
-        keys = tuple(k for k in parent.keys if k != old[-1]) + (new[-1],)
+        keys = (*(k for k in parent.keys if k != old[-1]), new[-1])
         values = {(new[-1] if k == old[-1] else k): v for k, v in parent.values.items()}
         groups: dict[Path, Group] = {}
         for path, group in self.groups.items():
@@ -141,10 +141,12 @@ class StoreHandle:
         """Pickle the way to the data, never the data: backend, location, mode and options."""
         token = self.store.reopen_token()
         if token is None:
-            mode = "r+" if self.store.writable else "r"
+            mode: Mode = "r+" if self.store.writable else "r"
             if self.location is None:
                 raise StoreError(
-                    f"{self.store.url} has no location to be opened again by", url=self.store.url, hint="save() it first"
+                    f"{self.store.url} has no location to be opened again by",
+                    url=self.store.url,
+                    hint="save() it first",
                 )
             token = (self.location, mode, self.options)
         return _reopen, (self.backend.name, token)

@@ -149,4 +149,3 @@ def _rebuilt(
 ) -> Any:
     td = cls._new(data, batch, device, names)
     return td.lock_() if locked else td
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,11 +13,17 @@ IsLeaf = Callable[[type], bool]
 
 
 def walk(
-    td: Container, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf | None, sort: bool, prefix: Any = ()
+    td: Container,
+    include_nested: bool,
+    leaves_only: bool,
+    is_leaf: IsLeaf | None,
+    sort: bool,
+    group_first: bool,
+    prefix: Any = (),
 ) -> Iterator[tuple[Any, Container, str]]:
     """Yield `(key, container, first-level key)`; keys are strings at the root and tuples below.
 
-    Nested entries come before the container that holds them.
+    A nested container comes after its entries, or before them with `group_first`.
     """
     keys = sorted(td._first_keys()) if sort else list(td._first_keys())
     for key in keys:
@@ -24,12 +31,35 @@ def walk(
         full = (*prefix, key) if prefix else key
         closed = is_leaf is not None and kind != LEAF and is_leaf(type(td._raw(key)))
         if kind == GROUP and not closed:
+            if group_first and not leaves_only:
+                yield full, td, key
             if include_nested:
-                yield from walk(td._raw(key), True, leaves_only, is_leaf, sort, (*prefix, key))
-            if not leaves_only:
+                yield from walk(td._raw(key), True, leaves_only, is_leaf, sort, group_first, (*prefix, key))
+            if not group_first and not leaves_only:
                 yield full, td, key
         elif kind == LEAF or closed or not leaves_only:
             yield full, td, key
+
+
+class FirstKeys(abc.KeysView[str]):
+    """First-level keys of a container that is a dict inside."""
+
+    __slots__ = ()
+    _mapping: dict[str, Any]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._mapping)
+
+    def __contains__(self, key: object) -> bool:
+        if type(key) is str:
+            return key in self._mapping
+        path = unravel(key)  # type: ignore[arg-type]
+        if len(path) > 1:
+            raise TypeError("`key in td.keys()` takes a string; use td.keys(include_nested=True) for nested keys")
+        return path[0] in self._mapping
+
+    def __repr__(self) -> str:
+        return f"FirstKeys({list(self._mapping)})"
 
 
 class KeysView:
@@ -37,18 +67,20 @@ class KeysView:
 
     __slots__ = ("_args", "_td")
 
-    def __init__(self, td: Container, *args: Any) -> None:
+    def __init__(
+        self, td: Container, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf | None, sort: bool
+    ) -> None:
         self._td = td
-        self._args = args
+        self._args = (include_nested, leaves_only, is_leaf, sort)
 
     def __iter__(self) -> Iterator[Any]:
-        return (key for key, _, _ in walk(self._td, *self._args))
+        return (key for key, _, _ in walk(self._td, *self._args, False))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __contains__(self, key: object) -> bool:
-        path = unravel(key)
+        path = unravel(key)  # type: ignore[arg-type]
         include_nested, leaves_only, is_leaf, _ = self._args
         if len(path) > 1 and not include_nested:
             raise TypeError("`key in td.keys()` takes a string; use td.keys(include_nested=True) for nested keys")
@@ -84,7 +116,7 @@ class ItemsView(KeysView):
     __slots__ = ()
 
     def __iter__(self) -> Iterator[Any]:
-        return ((key, node._raw(last)) for key, node, last in walk(self._td, *self._args))
+        return ((key, node._raw(last)) for key, node, last in walk(self._td, *self._args, True))
 
     def __contains__(self, item: object) -> bool:
         return any(item == pair for pair in self)
@@ -96,4 +128,4 @@ class ValuesView(ItemsView):
     __slots__ = ()
 
     def __iter__(self) -> Iterator[Any]:
-        return (node._raw(last) for _, node, last in walk(self._td, *self._args))
+        return (node._raw(last) for _, node, last in walk(self._td, *self._args, True))

@@ -25,7 +25,7 @@ READONLY = 4
 class LockMixin:
     """`lock_`, `unlock_`, `is_locked`."""
 
-    __slots__ = ()
+    __slots__ = ("_parents", "_state", "_undo")
 
     _state: int
     _parents: list[weakref.ref[Any]] | None
@@ -85,8 +85,7 @@ class LockMixin:
         return self
 
     def _locked_parents(self) -> list[Any]:
-        alive = [p for ref in self._parents or () if (p := ref()) is not None and p._state & LOCKED]
-        return alive
+        return [p for ref in self._parents or () if (p := ref()) is not None and p._state & LOCKED]
 
     def _unlock(self) -> None:
         self._state &= ~LOCKED

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tdstore.container.core import Container
+from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, merge
 from tdstore.errors import BatchSizeError
 from tdstore.keys import unravel
@@ -55,42 +56,48 @@ def _leaf_spec(path: Path, value: Any) -> LeafSpec:
         ) from None
 
 
-def join(
-    tds: Sequence[Any],
-    tensors: Callable[[list[Tensor]], Tensor],
-    batch_size: torch.Size,
-    names: Names,
-    what: str,
-    path: Path = (),
-) -> Any:
-    """Join containers entry by entry; `tensors` is `torch.stack` or `torch.cat` with its dimension bound."""
+def _columns(tds: Sequence[Any], what: str, path: Path) -> dict[str, list[Any]]:
+    """The entries of each key, side by side; all must have the same keys."""
+    datas = [td._data for td in tds]
+    first = datas[0]
+    count = len(first)
+    try:
+        if all(len(d) == count for d in datas):
+            return {key: [d[key] for d in datas] for key in first}
+    except KeyError:
+        pass  # told below, with all the keys that differ
+    odd = sorted({k for d in datas for k in d.keys() ^ first.keys()})
+    raise RuntimeError(f"cannot {what} TensorDicts with different keys: {[(*path, k) for k in odd]!r}")
+
+
+def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, path: Path = ()) -> Any:
+    """Join containers entry by entry with `torch.stack` or `torch.cat`."""
     first = tds[0]
-    keys = first._data.keys()
-    for other in tds[1:]:
-        if other._data.keys() != keys:
-            odd = sorted(keys ^ other._data.keys())
-            raise RuntimeError(f"cannot {what} TensorDicts with different keys: {[(*path, k) for k in odd]!r}")
+    what = fn.__name__
     n = len(first._batch_size)
     data: dict[str, Any] = {}
-    for key, value in first._data.items():
-        column = [td._data[key] for td in tds]
+    for key, column in _columns(tds, what, path).items():
+        value = column[0]
         if isinstance(value, Tensor):
             try:
-                data[key] = tensors(column)
+                data[key] = fn(column, dim)
             except (RuntimeError, TypeError) as error:
                 raise RuntimeError(f"cannot {what} the entries {(*path, key)!r}: {error}") from error
         elif isinstance(value, NonTensor):
             if not all(isinstance(v, NonTensor) for v in column):
                 raise RuntimeError(f"cannot {what} the entries {(*path, key)!r}: some are tensors, some are not")
-            data[key] = merge(column, tensors, collapse=what == "cat")
+            data[key] = merge(column, lambda parts: fn(parts, dim), collapse=fn is torch.cat)
         else:
             if not all(isinstance(v, Container) for v in column):
                 raise RuntimeError(f"cannot {what} the entries {(*path, key)!r}: some are TensorDicts, some are not")
             parts = [v._resident() for v in column]
-            wide = torch.Size((*batch_size, *value.batch_size[n:]))
-            data[key] = join(parts, tensors, wide, parts[0]._names and None, what, (*path, key))
-    device = first._device if all(td._device == first._device for td in tds) else None
-    return first._new(data, batch_size, device, names)
+            below = value.batch_size
+            wide = new if len(below) == n else torch.Size((*new, *below[n:]))
+            data[key] = _join(parts, fn, dim, wide, extend_names(names, len(wide)), (*path, key))
+    device = first._device
+    if device is not None and any(td._device != device for td in tds):
+        device = None
+    return first._new(data, new, device, names)
 
 
 def stack(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
@@ -103,15 +110,13 @@ def stack(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     if not parts:
         raise RuntimeError("stack needs at least one TensorDict")
     batch = parts[0]._batch_size
-    for part in parts[1:]:
+    for part in parts:
         if part._batch_size != batch:
             raise BatchSizeError(f"cannot stack batch sizes {list(batch)} and {list(part._batch_size)}")
     at = as_dim(dim, len(batch) + 1)
     names = parts[0]._names
     new = torch.Size((*batch[:at], len(parts), *batch[at:]))
-    made = join(
-        parts, lambda ts: torch.stack(ts, at), new, names and (*names[:at], None, *names[at:]), "stack"
-    )
+    made = _join(parts, torch.stack, at, new, names and (*names[:at], None, *names[at:]))
     return made if out is None else _into(out, made)
 
 
@@ -126,12 +131,14 @@ def cat(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
         raise RuntimeError("cat needs at least one TensorDict")
     batch = parts[0]._batch_size
     at = as_dim(dim, len(batch))
-    for part in parts[1:]:
+    length = 0
+    for part in parts:
         other = part._batch_size
-        if (*other[:at], *other[at + 1 :]) != (*batch[:at], *batch[at + 1 :]):
+        if len(other) != len(batch) or other[:at] != batch[:at] or other[at + 1 :] != batch[at + 1 :]:
             raise BatchSizeError(f"cannot concatenate batch sizes {list(batch)} and {list(other)} along {at}")
-    new = torch.Size((*batch[:at], sum(p._batch_size[at] for p in parts), *batch[at + 1 :]))
-    made = join(parts, lambda ts: torch.cat(ts, at), new, parts[0]._names, "cat")
+        length += other[at]
+    new = torch.Size((*batch[:at], length, *batch[at + 1 :]))
+    made = _join(parts, torch.cat, at, new, parts[0]._names)
     return made if out is None else _into(out, made)
 
 
@@ -141,7 +148,9 @@ def _into(out: Any, made: Any) -> Any:
     return out.update(made.select(*[k for k in made.keys(True, True) if k in out]), inplace=True)
 
 
-def from_dict(cls: Any, source: Mapping[Any, Any], batch_size: Any, auto: bool, batch_dims: Any, device: Any, names: Any) -> Any:
+def from_dict(
+    cls: Any, source: Mapping[Any, Any], batch_size: Any, auto: bool, batch_dims: Any, device: Any, names: Any
+) -> Any:
     """A TensorDict from nested dicts; `auto` gives every level its largest batch size."""
     if batch_size is not None and auto:
         raise ValueError("give batch_size or auto_batch_size=True, not both")

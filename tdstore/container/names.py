@@ -67,9 +67,9 @@ def indexed_names(names: Names, index: Any, ndim: int) -> Names:
 def _dims_used(term: Any) -> int:
     if term is None or isinstance(term, bool):
         return 0
-    if isinstance(term, Tensor) and term.dtype == torch.bool:
-        return term.ndim
-    if getattr(term, "dtype", None) == bool:
+    if isinstance(term, Tensor):
+        return term.ndim if term.dtype == torch.bool else 1
+    if getattr(getattr(term, "dtype", None), "kind", "") == "b":  # a numpy mask
         return int(term.ndim)
     return 1
 

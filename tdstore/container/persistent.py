@@ -268,7 +268,7 @@ class PersistentTensorDict(TensorDictBase):
 
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
         """A tuple of windows along `dim`; nothing is read."""
-        places = torch.empty((), device="meta").expand(self._batch_size).split(split_size, dim)  # type: ignore[no-untyped-call]
+        places = torch.empty((), device="meta").expand(self._batch_size).split(split_size, dim)
         at, out, start = dim % max(1, self.batch_dims), [], 0
         for piece in places:
             stop = start + piece.shape[at]
@@ -389,17 +389,16 @@ class PersistentTensorDict(TensorDictBase):
                 groups[path] = msgspec.structs.replace(groups[path], values={**groups[path].values, **changed})
             self._handle.commit(groups)
 
-    def _plan_writes(
-        self, entries: Mapping[str, Any], writes: list[Write], values: dict[Path, dict[str, Any]]
-    ) -> None:
+    def _plan_writes(self, entries: Mapping[str, Any], writes: list[Write], values: dict[Path, dict[str, Any]]) -> None:
         for key, value in entries.items():
             kind, path = self._kind(key), (*self._path, key)
             if kind is None:
                 raise self._missing(key)
             if kind == GROUP:
                 if not isinstance(value, (Container, Mapping)):
-                    raise TypeError(f"entry {key!r} is a TensorDict; cannot write a {type(value).__name__} into it")
-                self._child(key)._plan_writes(dict(value.items()), writes, values)
+                    raise ValueError(f"entry {key!r} is a TensorDict; cannot write a {type(value).__name__} into it")
+                pairs: Any = value
+                self._child(key)._plan_writes(dict(pairs.items()), writes, values)
             elif kind == LEAF:
                 writes += self._writes(path, self._leaf_value(key, value), None)
             else:
@@ -449,7 +448,9 @@ class PersistentTensorDict(TensorDictBase):
             groups = dict(self._handle.groups)
             for path, group in groups.items():
                 if path[: len(self._path)] == self._path:
-                    groups[path] = msgspec.structs.replace(group, names=extend_names(names, len(group.batch_size or ())))
+                    groups[path] = msgspec.structs.replace(
+                        group, names=extend_names(names, len(group.batch_size or ()))
+                    )
             if self._handle.store.writable:
                 self._handle.commit(groups)
             else:
@@ -619,4 +620,4 @@ def _rows_of(operand: Any, rows: slice, batch: torch.Size) -> Any:
     return operand
 
 
-TensorDictBase._stored_class = PersistentTensorDict
+Container._stored_class = PersistentTensorDict

@@ -45,4 +45,3 @@ class ReprMixin(Container):
 
     def __repr__(self) -> str:
         return text(self)
-

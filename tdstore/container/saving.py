@@ -158,7 +158,9 @@ class SavingMixin(FillingMixin):
         Raises:
             StoreNotFoundError, CorruptStoreError, DirtyStoreError, PluginError.
         """
-        return cls.load_memmap(location if location is not None else prefix, *args, storage=storage, mode=mode, **kwargs)
+        return cls.load_memmap(
+            location if location is not None else prefix, *args, storage=storage, mode=mode, **kwargs
+        )
 
     @classmethod
     def load_memmap(
@@ -236,9 +238,7 @@ class SavingMixin(FillingMixin):
             torch.Size([8, 4])
         """
         batch = as_size(batch_size)
-        specs = {
-            path: spec.replace(shape=(*batch, *spec.shape)) for path, spec in flat_schema(schema).items()
-        }
+        specs = {path: spec.replace(shape=(*batch, *spec.shape)) for path, spec in flat_schema(schema).items()}
         location = next((options.pop(n) for n in _LOCATION_NAMES if options.get(n) is not None), None)
         for name in _LOCATION_NAMES:
             options.pop(name, None)
@@ -307,7 +307,8 @@ class SavingMixin(FillingMixin):
     ) -> Tensor:
         """Add an entry with the bytes of an `UntypedStorage`."""
         size = torch.Size(flat_args((shape,)))
-        tensor = torch.empty(0, dtype=dtype or torch.get_default_dtype()).set_(storage, 0, size)
+        tensor = torch.empty(0, dtype=dtype or torch.get_default_dtype())
+        tensor.set_(storage, 0, size, torch.empty(size, device="meta").stride())
         return self._add_leaf(key, LeafSpec(size, tensor.dtype), tensor)
 
     def _add_leaf(self, key: NestedKey, spec: LeafSpec, tensor: Tensor | None) -> Tensor:
@@ -371,9 +372,7 @@ def _later(run: Any) -> Future[Any]:
     return future
 
 
-def _groups_of(
-    specs: Mapping[Path, LeafSpec], batch: torch.Size, device: str | None, names: Any
-) -> dict[Path, Group]:
+def _groups_of(specs: Mapping[Path, LeafSpec], batch: torch.Size, device: str | None, names: Any) -> dict[Path, Group]:
     keys: dict[Path, dict[str, None]] = {(): {}}
     for path in specs:
         for i in range(len(path)):
@@ -391,4 +390,3 @@ def _in_memory(cls: Any, specs: Mapping[Path, LeafSpec], batch: torch.Size, devi
             raise OptionError(f"an in-memory leaf has no option {next(iter(spec.options))!r} (entry {path!r})")
         td.set(path, torch.full(spec.shape, spec.fill_value, dtype=spec.dtype, device=device))
     return td
-

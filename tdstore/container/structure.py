@@ -70,7 +70,7 @@ class StructureMixin(AccessMixin):
                 if sub is not None:
                     self._raw(key)._keep(sub, True, what)
             return self
-        return self._kept(wanted)
+        return self._kept(wanted)  # type: ignore[no-any-return]
 
     def _kept(self, wanted: dict[str, Any]) -> Any:
         td = self._resident()
@@ -352,7 +352,15 @@ class StructureMixin(AccessMixin):
         td = self._resident()
         batch = td._batch_size if batch_size is None else as_size(batch_size)
         made = _map_tree(
-            td, [o._resident() for o in others], fn, (), batch, len(td._batch_size), default, filter_empty, call_on_nested
+            td,
+            [o._resident() for o in others],
+            fn,
+            (),
+            batch,
+            len(td._batch_size),
+            default,
+            filter_empty,
+            call_on_nested,
         )
         if target is not None:
             if made is not None:
@@ -414,8 +422,10 @@ def _map_tree(
         return None
     built = td._resident_class._new({}, batch, td._device, None)
     for key, value in data.items():
-        if type(value) is Tensor and value.shape[: len(batch)] == batch and (
-            built._device is None or value.device == built._device
+        if (
+            type(value) is Tensor
+            and value.shape[: len(batch)] == batch
+            and (built._device is None or value.device == built._device)
         ):
             built._data[key] = value
         else:
@@ -439,4 +449,3 @@ def _want(tree: dict[str, Any], path: Path) -> None:
             return  # the whole group is wanted already
         tree = nxt
     tree[path[-1]] = None
-

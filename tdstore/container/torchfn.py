@@ -42,7 +42,8 @@ TABLE: dict[Callable[..., Any], Callable[..., Any]] = {
     **{
         getattr(torch, name): _method(name)
         for name in (
-            "clone split chunk unbind gather squeeze unsqueeze permute transpose reshape flatten unflatten masked_select"
+            "clone split chunk unbind gather squeeze unsqueeze permute transpose reshape flatten unflatten "
+            "masked_select"
         ).split()
     },
 }

@@ -27,9 +27,7 @@ def leaf_batches(
             pieces: list[tuple[StoreIndex, int]] = [((), spec.nbytes)]
         else:
             row = spec.nbytes // spec.shape[0]
-            pieces = [
-                ((slice(a, b, 1),), (b - a) * row) for a, b in row_ranges(spec.shape[0], row, block_bytes)
-            ]
+            pieces = [((slice(a, b, 1),), (b - a) * row) for a, b in row_ranges(spec.shape[0], row, block_bytes)]
         for index, nbytes in pieces:
             if batch and filled + nbytes > block_bytes:
                 yield batch

@@ -20,7 +20,5 @@ def copy_leaves(
     with Progress(total, label, progress) as bar:
         for batch in leaf_batches(specs, limit):
             values = source.read([Read(path, index) for path, index in batch])
-            target.write(
-                [Write(path, index, value) for (path, index), value in zip(batch, values, strict=True)]
-            )
+            target.write([Write(path, index, value) for (path, index), value in zip(batch, values, strict=True)])
             bar.advance(sum(v.nbytes for v in values))

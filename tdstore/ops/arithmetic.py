@@ -30,9 +30,7 @@ _eq, _ne, _lt, _le, _gt, _ge = map(
     _each, (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 )
 _and, _or, _xor = map(_each, (operator.and_, operator.or_, operator.xor))
-_mod, _rsub, _rdiv, _rpow = map(
-    _each, (torch.remainder, lambda a, b: b - a, lambda a, b: b / a, lambda a, b: b**a)
-)
+_mod, _rsub, _rdiv, _rpow = map(_each, (torch.remainder, lambda a, b: b - a, lambda a, b: b / a, lambda a, b: b**a))
 _invert = torch.bitwise_not
 
 

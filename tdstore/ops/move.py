@@ -99,9 +99,7 @@ class MoveOps(OpsBase):
         old = self.batch_size
         new = expand_shape(old, as_size(flat_args(shape)))
         n, names = len(old), self._dim_names()
-        return self._move(
-            lambda t: t.expand(*new, *t.shape[n:]), new, names and ((None,) * (len(new) - n) + names)
-        )
+        return self._move(lambda t: t.expand(*new, *t.shape[n:]), new, names and ((None,) * (len(new) - n) + names))
 
     def expand_as(self, other: Any) -> Self:
         """Expand to the batch size of `other` (a TensorDict or a tensor)."""
@@ -120,9 +118,7 @@ class MoveOps(OpsBase):
             return self
         names = self._dim_names()
         new = torch.Size((*old[:start], old[start : end + 1].numel(), *old[end + 1 :]))
-        return self._move(
-            lambda t: t.flatten(start, end), new, names and (*names[:start], None, *names[end + 1 :])
-        )
+        return self._move(lambda t: t.flatten(start, end), new, names and (*names[:start], None, *names[end + 1 :]))
 
     def unflatten(self, dim: int, unflattened_size: Sequence[int]) -> Self:
         """Split batch dimension `dim` into `unflattened_size` (one -1 allowed)."""

@@ -19,15 +19,15 @@ class ReduceOps(OpsBase):
         """Whether every element of every leaf is true (a bool), or a TensorDict reduced over batch `dim`."""
         if dim is None:
             return all(bool(leaf.all()) for leaf in self._leaf_list())
-        return self._over(torch.all, dim)
+        return self._along(torch.all, dim)
 
     def any(self, dim: int | None = None) -> Any:
         """Whether any element of any leaf is true (a bool), or a TensorDict reduced over batch `dim`."""
         if dim is None:
             return any(bool(leaf.any()) for leaf in self._leaf_list())
-        return self._over(torch.any, dim)
+        return self._along(torch.any, dim)
 
-    def _over(self, fn: Any, dim: int) -> Self:
+    def _along(self, fn: Any, dim: int) -> Self:
         old, names = self.batch_size, self._dim_names()
         at = as_dim(dim, len(old))
         new = torch.Size((*old[:at], *old[at + 1 :]))

@@ -1,0 +1,228 @@
+"""Open a directory store: read its manifest (or the peer's meta.json files), check every file, then map it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from tdstore import files, manifest, session
+from tdstore.builtin.memmap_layout import LeafFile
+from tdstore.builtin.mmtensor import map_fd
+from tdstore.builtin.peer_memmap import META, read_peer
+from tdstore.checksums import Sums, sums_of_file, tips_of_file
+from tdstore.errors import CorruptStoreError, DirtyStoreError, ReadOnlyError, StoreError, StoreNotFoundError
+from tdstore.header import Header
+from tdstore.session import Log
+from tdstore.types import path_text
+
+Verify = Literal["none", "size", "full"]
+MAX_MANIFEST = manifest.MAX_FILE_BYTES
+
+
+@dataclass
+class Contents:
+    """What a directory holds."""
+
+    raw: bytes
+    """The manifest as it is on the medium; empty for a directory of the peer."""
+    header: Header
+    leaves: list[LeafFile]
+
+
+@dataclass
+class Situation:
+    """What the log of sessions says about the checksums."""
+
+    log: Log | None
+    live: bool
+    """Somebody is writing right now: data moves under the sums."""
+
+    @property
+    def crashed(self) -> bool:
+        """Somebody died while writing: every leaf must be compared."""
+        return self.log is not None and not self.live and bool(self.log.opened or self.log.torn)
+
+    def skips(self, leaf: LeafFile) -> bool:
+        """Whether the sums of a leaf are not meant to fit."""
+        return self.live or (self.log is not None and not self.crashed and self.log.stale(leaf.path))
+
+
+def situation(root: int) -> Situation:
+    """Read the log and ask whether anybody is in."""
+    log = session.read_log(root)
+    return Situation(log, log is not None and session.somebody_in(root))
+
+
+def read_contents(root: int, url: str) -> Contents:
+    """The manifest, or what the peer's files say.
+
+    Raises:
+        StoreNotFoundError: neither is there. CorruptStoreError: it is damaged.
+    """
+    try:
+        raw = files.read_small(manifest.NAME, root, MAX_MANIFEST)
+    except FileNotFoundError:
+        return _read_peer(root, url)
+    except CorruptStoreError as error:
+        raise files.with_url(error, url) from None
+    found, header = manifest.decode_manifest(raw, url=url)
+    return Contents(raw, header, [LeafFile.from_record(record) for record in found.leaves])
+
+
+def _read_peer(root: int, url: str) -> Contents:
+    try:
+        os.stat(META, dir_fd=root, follow_symlinks=False)
+    except FileNotFoundError:
+        raise StoreNotFoundError(
+            f"{url} holds neither {manifest.NAME} nor {META}: it is not a dataset", url=url
+        ) from None
+    header, leaves = read_peer(root, url)
+    return Contents(b"", header, leaves)
+
+
+def check_budget(leaves: Iterable[LeafFile], max_bytes: int | None, url: str) -> None:
+    """Refuse a store larger than the caller allows."""
+    total = sum(leaf.nbytes for leaf in leaves)
+    if max_bytes is not None and total > max_bytes:
+        raise CorruptStoreError(
+            f"{url} declares {total} bytes of data, more than max_bytes={max_bytes}",
+            url=url,
+            hint="pass a larger max_bytes= if that is meant",
+        )
+
+
+def check_and_map(
+    root: int, contents: Contents, now: Situation, *, shared: bool, verify: Verify, accept: bool, url: str
+) -> None:
+    """Check every file against what is declared, and map those that pass.
+
+    Leaves whose sums are not to be trusted (`accept`) end with `sums` None.
+
+    Raises:
+        CorruptStoreError: missing, short, too long, not a plain file, shared by two leaves, other bytes.
+        DirtyStoreError: a writer died, and these leaves are not as they were committed.
+    """
+    dirty: list[tuple[LeafFile, str]] = []
+    inodes: dict[tuple[int, int], LeafFile] = {}
+    with files.Tree(root) as tree:
+        for leaf in contents.leaves:
+            if not leaf.nbytes:
+                continue
+            fd = _open_leaf(tree, leaf, url, now, dirty)
+            if fd < 0:
+                continue
+            try:
+                info = os.fstat(fd)
+                other = inodes.setdefault((info.st_dev, info.st_ino), leaf)
+                if other is not leaf:
+                    raise CorruptStoreError(
+                        f"{url}: leaves {path_text(other.path)} and {path_text(leaf.path)} share one file", url=url
+                    )
+                reason = _compare(fd, leaf, info, now, verify)
+                if reason is not None:
+                    if now.crashed and not (accept and info.st_size >= leaf.nbytes):
+                        dirty.append((leaf, reason))
+                        continue
+                    if not accept or (info.st_size != leaf.nbytes and now.log is None):
+                        raise CorruptStoreError(f"{url}: {reason}", url=url, hint=_ACCEPT)
+                    leaf.sums = None
+                leaf.allocated = info.st_blocks * 512 >= leaf.nbytes
+                _map(fd, leaf, shared=shared, url=url)
+            finally:
+                os.close(fd)
+    if dirty:
+        raise DirtyStoreError(
+            f"{url}: a writer ended in the middle of writing {', '.join(path_text(d.path) for d, _ in dirty[:5])}"
+            f"{' and more' if len(dirty) > 5 else ''} ({dirty[0][1]})",
+            leaves=tuple(leaf.path for leaf, _ in dirty),
+            url=url,
+            hint="restore them from a copy, or open with recover='accept' to take them as they are",
+        )
+
+
+_ACCEPT = "restore it from a copy; if another program wrote it on purpose, open once with mode='r+', recover='accept'"
+
+
+def _open_leaf(tree: files.Tree, leaf: LeafFile, url: str, now: Situation, dirty: list[tuple[LeafFile, str]]) -> int:
+    name = "/".join(leaf.file)
+    try:
+        return tree.open(leaf.file)
+    except FileNotFoundError as error:
+        reason = f"leaf {path_text(leaf.path)} is missing: there is no {name}, expected {leaf.nbytes} bytes"
+        if now.crashed:
+            dirty.append((leaf, reason))
+            return -1
+        raise CorruptStoreError(f"{url}: {reason}", url=url, hint="restore it from a copy") from error
+    except OSError as error:
+        if files.is_foreign(error):
+            raise CorruptStoreError(
+                f"{url}: leaf {path_text(leaf.path)}: {name} is not a plain file in plain folders "
+                f"({error.strerror}), expected {leaf.nbytes} bytes",
+                url=url,
+                hint="links, pipes and devices inside a store are never followed",
+            ) from error
+        files.raise_io(error, url, f"leaf {path_text(leaf.path)}", writing=False)
+
+
+def _compare(fd: int, leaf: LeafFile, info: os.stat_result, now: Situation, verify: Verify) -> str | None:
+    """Why the file is not what was committed."""
+    size = info.st_size
+    # A session that grows a leaf lengthens its file before the manifest says so.
+    if size < leaf.nbytes or (size > leaf.nbytes and now.log is None):
+        return f"leaf {path_text(leaf.path)} has {size} bytes on the medium, expected {leaf.nbytes}"
+    if leaf.sums is None or now.skips(leaf):
+        return None
+    if now.crashed or verify == "full":
+        return compare_sums(fd, leaf, leaf.sums)
+    if verify == "size" and (tips := tips_of_file(fd, leaf.nbytes)) != leaf.sums.tips:
+        return (
+            f"leaf {path_text(leaf.path)} holds other data than was committed "
+            f"(crc32c of its tips is {tips:08x}, expected {leaf.sums.tips:08x})"
+        )
+    return None
+
+
+def compare_sums(fd: int, leaf: LeafFile, expected: Sums) -> str | None:
+    """Hash a file and say which block is not as committed."""
+    try:
+        got = sums_of_file(fd, leaf.nbytes)
+    except EOFError:
+        return f"leaf {path_text(leaf.path)} has {os.fstat(fd).st_size} bytes on the medium, expected {leaf.nbytes}"
+    if got.crc == expected.crc:
+        return None
+    block = next(i for i in range(0, len(got.crc), 4) if got.crc[i : i + 4] != expected.crc[i : i + 4])
+    return (
+        f"leaf {path_text(leaf.path)} is damaged in 4 MiB block {block // 4}: crc32c "
+        f"{got.crc[block : block + 4][::-1].hex()}, expected {expected.crc[block : block + 4][::-1].hex()}"
+    )
+
+
+def _map(fd: int, leaf: LeafFile, *, shared: bool, url: str) -> None:
+    try:
+        leaf.probe = map_fd(fd, leaf.shape, leaf.dtype, shared=shared, path="/".join((url, *leaf.file)))
+    except RuntimeError as error:
+        raise _map_error(error, leaf, url) from error
+    leaf.version = leaf.seen()
+
+
+def _map_error(error: RuntimeError, leaf: LeafFile, url: str) -> StoreError:
+    text = str(error).splitlines()[0]
+    if "Permission denied" in text or "Read-only" in text:
+        return ReadOnlyError(f"{url}: leaf {path_text(leaf.path)} cannot be written: {text}", url=url)
+    return CorruptStoreError(f"{url}: leaf {path_text(leaf.path)} cannot be mapped: {text}", url=url)
+
+
+def fingerprint(location: str) -> object:
+    """What tells one generation from the next: which folder, which manifest, whether somebody writes."""
+    found: list[object] = []
+    for name in ("", manifest.NAME, session.NAME):
+        try:
+            info = os.stat(os.path.join(location, name) if name else location)
+        except OSError as error:
+            found.append(error.errno)
+            continue
+        found.append((info.st_dev, info.st_ino) if stat.S_ISDIR(info.st_mode) else (info.st_ino, info.st_mtime_ns))
+    return found

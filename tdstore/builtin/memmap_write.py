@@ -1,0 +1,261 @@
+"""Make, write and move the files of leaves: always `pwrite`, so that a full disk is an error and not a signal."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tdstore import files
+from tdstore.builtin.memmap_hold import Hold
+from tdstore.builtin.memmap_layout import LeafFile
+from tdstore.builtin.mmtensor import byte_blocks, map_fd
+from tdstore.builtin.resident import put
+from tdstore.checksums import BLOCK, Summer, sums_of_file, sums_of_zeros
+from tdstore.dtypes import to_numpy
+from tdstore.errors import CorruptStoreError
+from tdstore.indexing import last_wins
+from tdstore.types import StoreIndex, path_text
+
+_OPEN_FILES = 32
+
+
+class LeafWriter:
+    """Writes the leaves of one store; keeps a few files open between calls."""
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+        self._open: OrderedDict[int, LeafFile] = OrderedDict()
+
+    # -- descriptors ---------------------------------------------------------------------
+    def fd(self, leaf: LeafFile) -> int:
+        """A descriptor of a leaf's file, to read and write; it stays ours."""
+        if leaf.fd < 0:
+            if leaf.temp is not None:
+                fd = files.open_plain(leaf.temp, self._hold.root, os.O_RDWR)
+            else:
+                with files.Tree(self._hold.root) as tree:
+                    fd = tree.open(leaf.file, os.O_RDWR)
+            self._keep(leaf, fd)
+        return leaf.fd
+
+    def _keep(self, leaf: LeafFile, fd: int) -> None:
+        leaf.fd = fd
+        self._open[id(leaf)] = leaf
+        if len(self._open) > _OPEN_FILES:
+            self._drop(next(iter(self._open.values())))
+
+    def _drop(self, leaf: LeafFile) -> None:
+        self._open.pop(id(leaf), None)
+        if leaf.fd >= 0:
+            os.close(leaf.fd)
+            leaf.fd = -1
+
+    # -- files ---------------------------------------------------------------------------
+    def make(self, leaf: LeafFile, *, allocate: bool = False, aside: bool = False) -> None:
+        """Make the file of a new leaf; zeros are a hole that takes no room and no time.
+
+        Args:
+            aside: under a temporary name, because the final one is in use.
+        """
+        if not leaf.nbytes:
+            return
+        root = self._hold.root
+        if aside or not self._hold.building:
+            leaf.temp = files.temp_name()
+            self._keep(leaf, files.create_empty(leaf.temp, root))
+        else:
+            with files.Tree(root) as tree:
+                self._keep(leaf, files.create_empty(leaf.file[-1], tree.folder(leaf.file[:-1], create=True)))
+        files.truncate(leaf.fd, leaf.nbytes)
+        leaf.unsynced = True
+        if allocate:
+            files.allocate(leaf.fd, 0, leaf.nbytes)
+            leaf.allocated = True
+        if leaf.fill:
+            self._fill(leaf, 0)
+            leaf.allocated = True
+        else:
+            leaf.sums = sums_of_zeros(leaf.nbytes)
+
+    def _fill(self, leaf: LeafFile, start: int) -> None:
+        count = min(BLOCK, leaf.nbytes - start) // leaf.dtype.itemsize
+        block = to_numpy(torch.full((count,), leaf.fill, dtype=leaf.dtype)).view("uint8")
+        while start < leaf.nbytes:
+            part = block[: leaf.nbytes - start]
+            files.write_at(leaf.fd, part.data, start)
+            start += len(part)
+
+    def map(self, leaf: LeafFile) -> None:
+        """Map a leaf, shared."""
+        if leaf.nbytes:
+            leaf.probe = map_fd(self.fd(leaf), leaf.shape, leaf.dtype, shared=True, path="/".join(leaf.file))
+
+    def grow(self, old: LeafFile, new: LeafFile) -> None:
+        """Lengthen a file in place: old mappings, here and elsewhere, go on sharing its rows."""
+        fd = self.fd(old)
+        self._open.pop(id(old))
+        old.fd = -1
+        self._keep(new, fd)
+        new.temp, new.file = old.temp, old.file
+        new.grown = new.unsynced = True
+        files.truncate(fd, new.nbytes)
+        if new.fill:
+            self._fill(new, old.nbytes)
+
+    def set_aside(self, leaf: LeafFile) -> None:
+        """Give a leaf's file a temporary name, from which it can be placed under another."""
+        if not leaf.nbytes or leaf.temp is not None:
+            return
+        root, temp = self._hold.root, files.temp_name()
+        with files.Tree(root) as tree:
+            parent = tree.folder(leaf.file[:-1])
+            if self._hold.building:
+                files.rename(leaf.file[-1], parent, temp, root)
+            else:
+                files.link(leaf.file[-1], parent, temp, root)
+        leaf.temp = temp
+
+    def discard(self, leaf: LeafFile) -> None:
+        """A leaf is no longer wanted; the file of a committed one stays until the next commit."""
+        self._drop(leaf)
+        if leaf.temp is not None:
+            files.unlink(leaf.temp, self._hold.root)
+            leaf.temp = None
+        elif self._hold.building and leaf.nbytes:
+            with files.Tree(self._hold.root) as tree:
+                files.unlink(leaf.file[-1], tree.folder(leaf.file[:-1]))
+
+    def place(self) -> None:
+        """Move the files that were set aside to their names."""
+        with files.Tree(self._hold.root) as tree:
+            for leaf in self._hold.files.values():
+                if leaf.temp is not None:
+                    parent = tree.folder(leaf.file[:-1], create=True)
+                    files.rename(leaf.temp, self._hold.root, leaf.file[-1], parent)
+                    # Renaming onto another name of the same file does nothing and says it went well.
+                    files.unlink_if_there(leaf.temp, self._hold.root)
+                    leaf.temp = None
+                leaf.grown = False
+
+    def sync(self, *, everything: bool = False) -> None:
+        """Wait until the data of changed leaves is on the medium, if the store is durable."""
+        if not self._hold.sync:
+            return
+        leaves = [x for x in self._hold.files.values() if x.nbytes and (everything or x.unsynced)]
+        for leaf in leaves:
+            files.start_writeback(self.fd(leaf))
+        for leaf in leaves:
+            files.fsync(self.fd(leaf))
+            leaf.unsynced = False
+
+    def blocks(self) -> int:
+        """512-byte blocks that the data files take."""
+        total = 0
+        with files.Tree(self._hold.root) as tree:
+            for leaf in self._hold.files.values():
+                if leaf.nbytes:
+                    parent, name = self._hold.root, leaf.temp
+                    if name is None:
+                        parent, name = tree.folder(leaf.file[:-1]), leaf.file[-1]
+                    total += os.stat(name, dir_fd=parent, follow_symlinks=False).st_blocks
+        return total
+
+    # -- data ----------------------------------------------------------------------------
+    def write(self, leaf: LeafFile, index: StoreIndex, value: Tensor, view: Callable[[], Tensor]) -> None:
+        """`leaf[index] = value`; `view` gives the mapped leaf where a mapping is the better way."""
+        if value.device.type != "cpu":
+            value = value.cpu()
+        leaf.unsynced = True
+        if _is_full(index, leaf.shape):
+            self._write_whole(leaf, value)
+            return
+        first, *rest = index
+        if leaf.allocated and (leaf.probe is not None or isinstance(first, Tensor)):
+            leaf.sums = None
+            put(view(), index, value)
+            return
+        leaf.sums = None
+        if _is_full(tuple(rest), leaf.shape[1:]):
+            self._write_rows(leaf, first, value)
+        else:
+            start, stop = _bounds(first, leaf.shape[0])
+            row = leaf.nbytes // leaf.shape[0]
+            files.allocate(self.fd(leaf), start * row, (stop - start) * row)
+            put(view(), index, value)
+        leaf.allocated = os.fstat(self.fd(leaf)).st_blocks * 512 >= leaf.nbytes
+
+    def _write_whole(self, leaf: LeafFile, value: Tensor) -> None:
+        if leaf.probe is not None and value.untyped_storage().data_ptr() == leaf.probe.untyped_storage().data_ptr():
+            value = value.clone()  # a part of this very leaf would change while it is copied
+        fd = self.fd(leaf)
+        leaf.sums = None
+        # A leaf that others can see is summed when their writing ends; one that is only ours, now and once.
+        ours = leaf.probe is None and (self._hold.building or leaf.temp is not None)
+        summer = Summer(leaf.nbytes)
+        at = 0
+        for block in byte_blocks(value):
+            files.write_at(fd, block.data, at)
+            at += len(block)
+            if ours:
+                summer.add(block)
+        leaf.allocated = True
+        if ours:
+            leaf.sums = summer.sums()
+
+    def _write_rows(self, leaf: LeafFile, rows: slice | Tensor, value: Tensor) -> None:
+        fd = self.fd(leaf)
+        row = leaf.nbytes // leaf.shape[0]
+        if leaf.probe is not None and value.untyped_storage().data_ptr() == leaf.probe.untyped_storage().data_ptr():
+            value = value.clone()
+        if isinstance(rows, Tensor):
+            rows, positions = last_wins(rows)
+            if positions is not None:
+                value = value.index_select(0, positions)
+            order = torch.argsort(rows)
+            rows, value = rows[order], value[order]
+            starts = rows.tolist()
+        else:
+            starts = list(range(rows.start, rows.stop, rows.step)) if rows.step != 1 else [rows.start]
+            if rows.step == 1:
+                self._write_run(fd, value, rows.start * row)
+                return
+        first = 0
+        for i in range(1, len(starts) + 1):
+            if i == len(starts) or starts[i] != starts[i - 1] + 1:
+                self._write_run(fd, value[first:i], starts[first] * row)
+                first = i
+
+    @staticmethod
+    def _write_run(fd: int, value: Tensor, at: int) -> None:
+        for block in byte_blocks(value):
+            files.write_at(fd, block.data, at)
+            at += len(block)
+
+
+def take_sums(leaf: LeafFile, writer: LeafWriter) -> None:
+    """Hash a leaf as it is on the medium."""
+    version = leaf.seen()
+    try:
+        leaf.sums = sums_of_file(writer.fd(leaf), leaf.nbytes)
+    except EOFError:
+        raise CorruptStoreError(
+            f"leaf {path_text(leaf.path)} was cut short by somebody, expected {leaf.nbytes} bytes"
+        ) from None
+    leaf.version = version
+
+
+def _is_full(index: StoreIndex, shape: torch.Size) -> bool:
+    return all(
+        isinstance(term, slice) and term.start == 0 and term.stop == n and term.step == 1
+        for term, n in zip(index, shape, strict=False)
+    )
+
+
+def _bounds(term: slice | Tensor, size: int) -> tuple[int, int]:
+    if isinstance(term, slice):
+        return term.start, term.stop
+    return (int(term.min()), int(term.max()) + 1) if len(term) else (0, size)

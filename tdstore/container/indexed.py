@@ -1,0 +1,202 @@
+"""Batch indices on live tensors: a lane for each common kind of index, and one for all the others."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.home import HomeMixin
+from tdstore.container.locks import LOCKED, READONLY
+from tdstore.container.names import indexed_names
+from tdstore.container.tree import VIEW_FLAGS
+from tdstore.indexing import as_rows, index_shape, scatter
+from tdstore.ops.base import Names
+
+_PARALLEL_ROWS = 4096
+"""Above this, torch may write repeated rows in any order; below, in the order given."""
+
+
+class IndexedTree(HomeMixin):
+    """`td[index]` and `td[index] = value`."""
+
+    __slots__ = ()
+
+    # -- reading -----------------------------------------------------------------------------
+    def _at(self, index: Any) -> Any:
+        batch = self._batch_size
+        kind = type(index)
+        if kind is tuple:
+            return self._at_terms(index)
+        if not batch:
+            if index is None or index is Ellipsis or kind is bool:
+                return self._at_terms((index,))
+            raise IndexError(f"a TensorDict without batch dimensions cannot be indexed with {index!r}")
+        n = batch[0]
+        if kind is int:
+            if not -n <= index < n:
+                raise IndexError(f"index {index} is out of bounds for dimension 0 with size {n}")
+            return self._view_at(index, batch[1:], self._names and self._names[1:], len(batch))
+        if kind is slice:
+            start, stop, step = index.indices(n)
+            if step <= 0:
+                raise ValueError("slice step must be positive")
+            if start == 0 and stop == n and step == 1:
+                return self
+            new = torch.Size((max(0, -(-(stop - start) // step)), *batch[1:]))
+            return self._view_at(index, new, self._names, len(batch))
+        rows = self._rows_of(index)
+        if rows is None:
+            return self._at_terms((index,))
+        return self._take(rows, torch.Size((rows.shape[0], *batch[1:])), self._names, len(batch))
+
+    def _rows_of(self, index: Any) -> Tensor | None:
+        """Rows of the first dimension for a list, mask, range, array or 1-D tensor, checked once for all leaves."""
+        if type(index) is range:
+            index = torch.arange(index.start, index.stop, index.step)
+        elif not isinstance(index, (Tensor, list)) and not hasattr(index, "__array__"):
+            return None
+        rows = as_rows(index, self._batch_size[0])
+        return rows if isinstance(rows, Tensor) else None
+
+    def _view_at(self, index: Any, new: torch.Size, names: Names, n: int) -> Self:
+        """For an int, a slice or a tuple of them: entries are views; the batch size is known."""
+        data: dict[str, Any] = {}
+        for key, value in self._data.items():
+            if type(value) is Tensor:
+                data[key] = value[index]
+            elif isinstance(value, IndexedTree):
+                below = value._batch_size
+                if len(below) == n:
+                    data[key] = value._view_at(index, new, names, n)
+                else:
+                    deeper = indexed_names(value._names, index, len(below))
+                    data[key] = value._view_at(index, torch.Size((*new, *below[n:])), deeper, n)
+            else:
+                data[key] = value[index]
+        td = self._new(data, new, self._device, names)
+        if self._state & VIEW_FLAGS:
+            td._state = self._state & VIEW_FLAGS
+            if self._state & LOCKED:
+                td.lock_()
+        return td
+
+    def _take(self, rows: Tensor, new: torch.Size, names: Names, n: int) -> Self:
+        """Rows of the first dimension, copied row by row (several times faster than elementwise indexing)."""
+        data: dict[str, Any] = {}
+        for key, value in self._data.items():
+            if isinstance(value, Tensor):
+                data[key] = _take_rows(value, rows)
+            elif isinstance(value, IndexedTree):
+                below = value._batch_size
+                wide = new if len(below) == n else torch.Size((*new, *below[n:]))
+                data[key] = value._take(rows, wide, value._names, n)
+            else:
+                data[key] = value[rows]
+        return self._new(data, new, self._device, names)
+
+    def _at_terms(self, terms: tuple[Any, ...]) -> Any:
+        batch = self._batch_size
+        ndim = len(batch)
+        used, basic, dots = 0, True, -1
+        for i, term in enumerate(terms):
+            kind = type(term)
+            if kind is int or kind is slice:
+                used += 1
+            elif term is Ellipsis:
+                dots = i
+            elif term is not None:
+                basic = False
+        if basic and used <= ndim:
+            if dots >= 0:  # an ellipsis must not reach into the feature dimensions of the leaves
+                terms = (*terms[:dots], *(slice(None),) * (ndim - used), *terms[dots + 1 :])
+            names = self._names and indexed_names(self._names, terms, ndim)
+            probe = next((v for v in self._data.values() if type(v) is Tensor), None)
+            if probe is None:
+                new = index_shape(batch, terms)
+            else:
+                seen = probe[terms]
+                new = seen.shape[: seen.ndim - probe.ndim + ndim]
+            if new == batch and all(t == slice(None) for t in terms):
+                return self
+            return self._view_at(terms, new, names, ndim)
+        new = index_shape(batch, terms)  # raises for too many terms, masks that do not fit, ...
+        if dots >= 0:
+            used = sum(_dims_of(t) for t in terms if t is not Ellipsis)
+            terms = (*terms[:dots], *(slice(None),) * (ndim - used), *terms[dots + 1 :])
+        index = tuple(torch.as_tensor(t) if isinstance(t, range) else t for t in terms)
+        return self._move_tree(lambda t: t[index], new, indexed_names(self._names, terms, ndim), ndim)
+
+    # -- writing -----------------------------------------------------------------------------
+    def _set_rows(self, index: Any, value: Any) -> None:
+        if isinstance(value, IndexedTree) and not self._state & READONLY and self._write_same(index, value):
+            return
+        super()._set_rows(index, value)
+
+    def _write_same(self, index: Any, value: IndexedTree) -> bool:
+        """Write a TensorDict of the same structure, dtypes aside; False, with nothing written, if it is not."""
+        batch, kind = self._batch_size, type(index)
+        if not batch:
+            return False
+        if kind is int and -batch[0] <= index < batch[0]:
+            new = batch[1:]
+        elif kind is slice and (index.step is None or index.step > 0):
+            new = torch.Size((len(range(*index.indices(batch[0]))), *batch[1:]))
+        elif kind is Tensor or kind is list:
+            rows = self._rows_of(index)
+            if rows is None:
+                return False
+            index, new = rows, torch.Size((rows.shape[0], *batch[1:]))
+        else:
+            return False
+        pairs: list[tuple[Tensor, Tensor]] = []
+        if value._batch_size != new or not self._pair(value, pairs, len(new) - len(batch)):
+            return False
+        if isinstance(index, Tensor) and len(index) > _PARALLEL_ROWS:
+            for mine, theirs in pairs:
+                scatter(mine, (index,), theirs.to(mine.dtype))
+            return True
+        for mine, theirs in pairs:
+            mine[index] = theirs
+        return True
+
+    def _pair(self, other: IndexedTree, pairs: list[tuple[Tensor, Tensor]], shift: int) -> bool:
+        """Match tensors by key; `shift` is how many batch dimensions the other side has more."""
+        theirs = other._data
+        if len(theirs) != len(self._data):
+            return False
+        n = len(self._batch_size)
+        for key, mine in self._data.items():
+            match = theirs.get(key)
+            if isinstance(mine, Tensor):
+                if not isinstance(match, Tensor) or match.device != mine.device:
+                    return False
+                if mine.ndim != n and match.shape[n + shift :] != mine.shape[n:]:
+                    return False
+                pairs.append((mine, match))
+            elif isinstance(mine, IndexedTree) and isinstance(match, IndexedTree):
+                if not mine._pair(match, pairs, shift):
+                    return False
+            else:
+                return False
+        return True
+
+
+def _dims_of(term: Any) -> int:
+    if term is None or isinstance(term, bool):
+        return 0
+    if isinstance(term, Tensor):
+        return term.ndim if term.dtype == torch.bool else 1
+    if getattr(getattr(term, "dtype", None), "kind", "") == "b":
+        return int(term.ndim)
+    return 1
+
+
+def _take_rows(leaf: Tensor, rows: Tensor) -> Tensor:
+    if leaf.device != rows.device:
+        rows = rows.to(leaf.device)
+    try:
+        return leaf.index_select(0, rows)
+    except (NotImplementedError, RuntimeError):
+        return leaf[rows]  # dtypes that index_select lacks

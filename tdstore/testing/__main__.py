@@ -1,0 +1,101 @@
+"""Run the kit on an installed backend: `python -m tdstore.testing BACKEND --location DIR_OR_URL`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tdstore.errors import TDStoreError
+from tdstore.hookspecs import Backend
+from tdstore.registry import registry
+from tdstore.testing import installed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check each backend that was named; the exit status is pytest's, 2 when there is nothing to check."""
+    parser = argparse.ArgumentParser(prog="python -m tdstore.testing", description=__doc__)
+    parser.add_argument("target", help="a backend's name, a plugin's module, or an opener as module:function")
+    parser.add_argument("--location", default="", help="where stores are made: a folder or a URL (default: temporary)")
+    parser.add_argument("--no-location", action="store_true", help="for stores that have no name, such as memory")
+    parser.add_argument("--suffix", help="ending of each location (default: the backend's first suffix)")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=JSON", help="option for each opening")
+    parser.add_argument("-k", default="", help="only these tests, as for pytest")
+    args = parser.parse_args(argv)
+    try:
+        backends = find(args.target)
+        options = dict(parse_option(text) for text in args.option)
+        return max(check(backend, args, options) for backend in backends)
+    except (TDStoreError, ValueError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+
+
+def find(target: str) -> list[Backend]:
+    """The backend of that name, the backends whose opener lives in that module, or one for that opener."""
+    if ":" in target:
+        return [Backend(name=target, opener=target, summary="under test")]
+    inside = [b for b in registry().backends().values() if b.opener.partition(":")[0].partition(".")[0] == target]
+    return inside or [registry().get(target)]
+
+
+def parse_option(text: str) -> tuple[str, object]:
+    """`"chunks=[1,2]"` -> `("chunks", [1, 2])`; what is no JSON is a string."""
+    name, sep, value = text.partition("=")
+    if not sep:
+        raise ValueError(f"--option takes NAME=JSON, not {text!r}")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def check(backend: Backend, args: argparse.Namespace, options: dict[str, object]) -> int:
+    """Run the kit on one backend, in this process."""
+    suffix = args.suffix if args.suffix is not None else next(iter(backend.suffixes), "")
+    location = None if args.no_location else args.location
+    job = {
+        "location": location,
+        "suffix": suffix,
+        "options": options,
+        "caps": caps_of(backend, location, suffix, options),
+    }
+    job |= {"opener": backend.opener} if ":" in args.target else {"backend": backend.name}
+    os.environ[installed.JOB] = json.dumps(job)
+    with tempfile.TemporaryDirectory() as empty:
+        # A folder of its own: no configuration, conftest or plugin settings of where the user happens to be.
+        config = Path(empty) / "pytest.ini"
+        config.write_text("[pytest]\n")
+        flags = [
+            "-c",
+            str(config),
+            "--rootdir",
+            empty,
+            "--import-mode=importlib",
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            "-rf",
+        ]
+        del sys.modules[installed.__name__]  # pytest imports it again, with the job in the environment
+        return int(pytest.main([str(installed.__file__), *flags, "-rf", *(["-k", args.k] if args.k else [])]))
+
+
+def caps_of(backend: Backend, location: str | None, suffix: str, options: dict[str, object]) -> int:
+    """What a store of this backend declares: that of a new one, closed before it leaves a trace."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = location and f"{location.rstrip('/')}/{uuid.uuid4().hex}{suffix}"
+        where = None if location is None else place or f"{folder}/probe{suffix}"
+        with registry().open(backend, where, mode="w", **options) as store:
+            return store.caps.value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""The kit's tests of leaves as such: create, delete, rename, resize, and what a key may be."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from tdstore.errors import KeyNotFoundError, OptionError, UnsupportedError
+from tdstore.store import Cap
+from tdstore.testing.samples import ODD_KEYS, deep_path, same
+from tdstore.testing.setup import Location, StoreSetup, header_for, numbers, read_all
+from tdstore.types import LeafSpec, Path, Read, Write
+
+FILLS: tuple[tuple[str, Any], ...] = (
+    ("uint8", 7),
+    ("int64", -(2**40)),
+    ("bool", True),
+    ("float32", 0.5),
+    ("float64", math.nan),
+    ("float32", -math.inf),
+    ("bfloat16", 1.5),
+    ("float8_e4m3fn", 2.0),
+    ("complex64", 1 - 2j),
+)
+
+
+class CatalogueTests(StoreSetup):
+    """Leaves come, go and change names without touching one another."""
+
+    def test_paths_and_specs(self, location: Location) -> None:
+        """`paths` lists each leaf once and no group; `specs` keeps the order asked for."""
+        leaves = {("a",): numbers(2), ("g", "b"): numbers(3, 4), ("g", "h", "c"): numbers(1).long()}
+        store = self.holding(location, leaves)
+        listed = list(store.paths())
+        assert sorted(listed) == sorted(leaves)
+        assert all(type(path) is tuple for path in listed)
+        asked = [("g", "h", "c"), ("a",), ("g", "b"), ("a",)]
+        for path, spec in zip(asked, store.specs(asked), strict=True):
+            assert spec == LeafSpec(leaves[path].shape, leaves[path].dtype)
+
+    def test_new_store_is_empty(self, location: Location) -> None:
+        """A new store has no leaves."""
+        self.needs(Cap.WRITE)
+        assert list(self.opened(location, "w").paths()) == []
+
+    def test_create_reads_as_zero(self, location: Location) -> None:
+        """A new leaf reads as zeros before anything is written."""
+        self.needs(Cap.WRITE)
+        store = self.opened(location, "w")
+        store.create(
+            {("a",): LeafSpec((3, 2), "int32"), ("s",): LeafSpec((), "bool"), ("z",): LeafSpec((0, 4), "half")}
+        )
+        for path, tensor in read_all(store).items():
+            spec = store.specs([path])[0]
+            assert same(tensor, torch.zeros(spec.shape, dtype=spec.dtype))
+
+    @pytest.mark.parametrize(("dtype", "fill"), FILLS, ids=str)
+    def test_fill_value(self, location: Location, dtype: str, fill: Any) -> None:
+        """A new leaf reads as its fill value, in whole and in part, also around rows that were written."""
+        self.needs(Cap.WRITE)
+        spec = LeafSpec((5, 2), dtype, fill_value=fill)
+        expected = torch.full(spec.shape, fill, dtype=spec.dtype)
+        store = self.opened(location, "w")
+        store.create({("a",): spec})
+        assert same(store.read([Read(("a",))])[0], expected)
+        if Cap.PARTIAL_READ in self.caps:
+            assert same(store.read([Read(("a",), (slice(1, 4, 2),))])[0], expected[1:4:2])
+        if Cap.PARTIAL_WRITE in self.caps:
+            store.write([Write(("a",), (slice(1, 2, 1),), torch.zeros(1, 2, dtype=spec.dtype))])
+            (got,) = store.read([Read(("a",))])
+            assert same(got[2:], expected[2:])
+            assert same(got[:1], expected[:1])
+            assert same(got[1:2], torch.zeros(1, 2, dtype=spec.dtype))
+
+    def test_fill_value_survives(self, location: Location) -> None:
+        """Rows never written read as the fill value after a reopening too."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        leaf = LeafSpec((4, 2), "float32", fill_value=2.5)
+        with self.opened(location, "w") as store:
+            store.create({("a",): leaf})
+            store.save_header(header_for({("a",): numbers(1)}))
+        assert same(self.opened(location).read([Read(("a",))])[0], torch.full((4, 2), 2.5))
+
+    def test_create_is_lazy(self, location: Location) -> None:
+        """A leaf of 1 GiB is created, and a corner of it read, without that much memory."""
+        self.needs(Cap.WRITE, Cap.PARTIAL_READ)
+        if Cap.DIRECT_DEVICE in self.caps:
+            pytest.skip("a device has no lazy memory")
+        store = self.opened(location, "w")
+        before = _peak_mib()
+        store.create({("a",): LeafSpec((1 << 18, 1024), "float32")})
+        (got,) = store.read([Read(("a",), (slice(1 << 17, (1 << 17) + 2, 1), slice(5, 7, 1)))])
+        assert got.tolist() == [[0, 0], [0, 0]]
+        assert _peak_mib() - before < 400, "creating a leaf takes memory in proportion to it"
+
+    def test_create_replaces(self, location: Location) -> None:
+        """Creating a leaf again gives the new shape and dtype, and none of the old values."""
+        self.needs(Cap.WRITE)
+        store = self.holding(location, {("a",): numbers(4, 3), ("b",): numbers(2)})
+        store.create({("a",): LeafSpec((2, 5), "int16")})
+        assert store.specs([("a",)]) == [LeafSpec((2, 5), "int16")]
+        a, b = store.read([Read(("a",)), Read(("b",))])
+        assert same(a, torch.zeros(2, 5, dtype=torch.int16))
+        assert same(b, numbers(2))
+        store.create({("b",): LeafSpec((2,), "float32")})
+        assert same(store.read([Read(("b",))])[0], torch.zeros(2)), "a leaf of the same spec kept its old values"
+
+    def test_unknown_leaf_option(self, location: Location) -> None:
+        """An unknown layout option is refused by name, and nothing of the batch is made."""
+        self.needs(Cap.WRITE)
+        store = self.opened(location, "w")
+        with pytest.raises(OptionError, match="no_such_option"):
+            store.create({("ok",): LeafSpec((2,), "int8"), ("a",): LeafSpec((2,), "int8", no_such_option=1)})
+        assert list(store.paths()) == [], "a refused create left leaves behind"
+
+    def test_delete(self, location: Location) -> None:
+        """Deleted leaves are gone; the others are untouched; the name can be used again."""
+        self.needs(Cap.WRITE)
+        leaves = {("a",): numbers(2), ("g", "b"): numbers(3), ("g", "c"): numbers(4)}
+        store = self.holding(location, leaves)
+        store.delete([("a",), ("g", "b")])
+        assert list(store.paths()) == [("g", "c")]
+        assert same(store.read([Read(("g", "c"))])[0], numbers(4))
+        with pytest.raises(KeyNotFoundError):
+            store.read([Read(("a",))])
+        store.create({("a",): LeafSpec((3,), "int8")})
+        assert store.read([Read(("a",))])[0].tolist() == [0, 0, 0]
+
+    def test_delete_all_or_nothing(self, location: Location) -> None:
+        """When one leaf is missing, nothing is deleted and it is named; wherever it stands in the list."""
+        self.needs(Cap.WRITE)
+        store = self.holding(location, {("a",): numbers(2), ("b",): numbers(3)})
+        for asked in ([("a",), ("absent-leaf",), ("b",)], [("a",), ("b",), ("absent-leaf",)]):
+            with pytest.raises(KeyNotFoundError, match="absent-leaf"):
+                store.delete(asked)
+            assert sorted(store.paths()) == [("a",), ("b",)]
+            assert same(store.read([Read(("a",))])[0], numbers(2))
+
+    def test_delete_survives(self, location: Location) -> None:
+        """A deleted leaf is still gone after a reopening."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        leaves = {("a",): numbers(2), ("b",): numbers(3)}
+        self.saved(location, leaves)
+        with self.opened(location, "r+") as store:
+            store.delete([("a",)])
+            store.save_header(header_for({("b",): leaves[("b",)]}))
+        assert list(self.opened(location).paths()) == [("b",)]
+
+    def test_rename(self, location: Location) -> None:
+        """A renamed leaf keeps spec and values, in and out of groups; the old name is gone."""
+        self.needs(Cap.WRITE)
+        leaves = {("a",): numbers(2, 3), ("g", "b"): numbers(3).to(torch.bfloat16), ("c",): numbers(1)}
+        store = self.holding(location, leaves)
+        store.rename({("a",): ("new", "deep", "a"), ("g", "b"): ("b",)})
+        got = read_all(store)
+        assert sorted(got) == [("b",), ("c",), ("new", "deep", "a")]
+        assert same(got["new", "deep", "a"], leaves[("a",)])
+        assert same(got[("b",)], leaves["g", "b"])
+        assert same(got[("c",)], leaves[("c",)])
+
+    def test_rename_over_and_in_circles(self, location: Location) -> None:
+        """The moves of one call happen at once: a swap swaps, a taken name is replaced, a move to itself is none."""
+        self.needs(Cap.WRITE)
+        store = self.holding(location, {("a",): numbers(2), ("b",): numbers(3), ("c",): numbers(4), ("d",): numbers(5)})
+        store.rename({("a",): ("b",), ("b",): ("a",), ("c",): ("c",)})
+        got = read_all(store)
+        assert {path: len(t) for path, t in got.items()} == {("a",): 3, ("b",): 2, ("c",): 4, ("d",): 5}
+        assert same(got[("a",)], numbers(3))
+        assert same(got[("c",)], numbers(4))
+        store.rename({("c",): ("d",)})
+        assert {path: len(t) for path, t in read_all(store).items()} == {("a",): 3, ("b",): 2, ("d",): 4}
+
+    def test_rename_missing(self, location: Location) -> None:
+        """When one leaf is missing, none is renamed."""
+        self.needs(Cap.WRITE)
+        store = self.holding(location, {("a",): numbers(2)})
+        with pytest.raises(KeyNotFoundError, match="absent-leaf"):
+            store.rename({("a",): ("b",), ("absent-leaf",): ("c",)})
+        assert list(store.paths()) == [("a",)]
+        assert same(store.read([Read(("a",))])[0], numbers(2))
+
+    def test_resize_tells_the_truth(self, location: Location) -> None:
+        """With RESIZE leaves grow and shrink, new rows being the fill value; without it `UnsupportedError`."""
+        self.needs(Cap.WRITE)
+        store = self.opened(location, "w")
+        store.create({("a",): LeafSpec((3, 2), "float32", fill_value=9), ("b",): LeafSpec((4,), "int64")})
+        value, other = numbers(3, 2), numbers(4).long()
+        store.write([Write(("a",), (), value), Write(("b",), (), other)])
+        if Cap.RESIZE not in self.caps:
+            with pytest.raises(UnsupportedError) as caught:
+                store.resize({("a",): 5})
+            assert store.url in str(caught.value)
+            assert "RESIZE" in str(caught.value)
+            return
+        store.resize({("a",): 5, ("b",): 2})
+        assert store.specs([("a",), ("b",)]) == [LeafSpec((5, 2), "float32"), LeafSpec((2,), "int64")]
+        assert same(store.read([Read(("a",))])[0], torch.cat([value, torch.full((2, 2), 9.0)]))
+        assert same(store.read([Read(("b",))])[0], other[:2])
+        store.resize({("a",): 1, ("b",): 0})
+        store.resize({("a",): 3, ("b",): 3})
+        assert same(store.read([Read(("a",))])[0], torch.cat([value[:1], torch.full((2, 2), 9.0)])), (
+            "rows that a shrink removed came back"
+        )
+        assert same(store.read([Read(("b",))])[0], torch.zeros(3, dtype=torch.int64))
+        store.write([Write(("a",), (), value + 1)])
+        assert same(store.read([Read(("a",))])[0], value + 1)
+
+    def test_resize_missing(self, location: Location) -> None:
+        """When one leaf is missing, none is resized."""
+        self.needs(Cap.WRITE, Cap.RESIZE)
+        store = self.holding(location, {("a",): numbers(2)})
+        with pytest.raises(KeyNotFoundError, match="absent-leaf"):
+            store.resize({("a",): 5, ("absent-leaf",): 3})
+        assert store.specs([("a",)])[0].shape == (2,)
+
+    def test_resize_survives(self, location: Location) -> None:
+        """The new length is there after a reopening."""
+        self.needs(Cap.WRITE, Cap.RESIZE, Cap.PERSISTENT)
+        self.saved(location, {("a",): numbers(3, 2)})
+        with self.opened(location, "r+") as store:
+            store.resize({("a",): 7})
+            store.save_header(header_for({("a",): numbers(1)}))
+        (got,) = self.opened(location).read([Read(("a",))])
+        assert same(got, torch.cat([numbers(3, 2), torch.zeros(4, 2)]))
+
+    def test_odd_keys(self, location: Location) -> None:
+        """Any string is a key: what a file system or a URL could misread stays a leaf of its own."""
+        leaves: dict[Path, torch.Tensor] = {(key,): numbers(3, start=i) for i, key in enumerate(ODD_KEYS)}
+        leaves |= {("in", key): numbers(2, start=i) for i, key in enumerate(ODD_KEYS)}
+        self._keeps(location, leaves)
+
+    def test_odd_groups(self, location: Location) -> None:
+        """Groups may have odd names too; `("a", "b")` and `("a/b",)` are two leaves."""
+        leaves: dict[Path, torch.Tensor] = {(key, "leaf"): numbers(2, start=i) for i, key in enumerate(ODD_KEYS)}
+        for i, path in enumerate([("p", "q"), ("p/q",), ("p.q",), ("p\\q",), ("p%2Fq",)]):
+            leaves[path] = numbers(2, start=100 + i)
+        self._keeps(location, leaves)
+
+    def test_deep_groups(self, location: Location) -> None:
+        """Fifty groups inside one another."""
+        self._keeps(location, {deep_path(50): numbers(2), deep_path(3): numbers(3), deep_path(0): numbers(1)})
+
+    def test_many_leaves(self, location: Location) -> None:
+        """Three hundred leaves in one batch."""
+        self._keeps(location, {(f"g{i % 7}", f"leaf{i}"): numbers(2, start=i) for i in range(300)})
+
+    def _keeps(self, location: Location, leaves: dict[Path, torch.Tensor]) -> None:
+        """Hold the leaves, and hold them still after a reopening."""
+        stores = [self.holding(location, leaves)]
+        if Cap.PERSISTENT in self.caps:
+            stores.pop().close()
+            self.saved(location, leaves)
+            stores.append(self.opened(location))
+        for store in stores:
+            assert sorted(store.paths()) == sorted(leaves)
+            got = store.read([Read(path) for path in leaves])
+            for (path, value), tensor in zip(leaves.items(), got, strict=True):
+                assert same(tensor, value), f"{path} came back as another leaf's values"
+
+
+def _peak_mib() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)

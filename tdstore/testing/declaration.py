@@ -1,0 +1,78 @@
+"""The kit's tests of the declaration: what discovering and opening a backend may import, accept and say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tdstore.errors import OptionError
+from tdstore.registry import registry
+from tdstore.store import Cap
+from tdstore.testing.setup import Location, StoreSetup, import_root
+
+_LIST_BACKENDS = """
+import sys
+from tdstore.registry import registry
+assert {name!r} in registry().backends(), registry().status()
+print(*(m for m in {heavy!r} if m in sys.modules))
+"""
+
+
+class DeclarationTests(StoreSetup):
+    """Discovering is cheap, and a mistyped option is an error."""
+
+    def test_light_import(self) -> None:
+        """Discovering every backend imports none of the heavy packages."""
+        if self.backend is None:
+            pytest.skip("no backend name was given: nothing is declared")
+        code = _LIST_BACKENDS.format(name=self.backend, heavy=self.heavy)
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == [], f"declaring the backends imports {done.stdout.strip()}"
+
+    def test_declaration_is_complete(self) -> None:
+        """A summary of one line, an opener that can be found, and a way to recognise its places."""
+        if self.backend is None:
+            pytest.skip("no backend name was given: nothing is declared")
+        backend = self.declaration()
+        assert backend.name == self.backend
+        assert backend.summary.strip()
+        assert "\n" not in backend.summary
+        module, _, function = backend.opener.partition(":")
+        assert module
+        assert function
+        assert backend.schemes or backend.suffixes or backend.markers or backend.magic
+        assert not any("://" in scheme for scheme in backend.schemes), "schemes are given without ://"
+        assert all(suffix.startswith(".") for suffix in backend.suffixes), "suffixes start with a dot"
+
+    def test_unknown_option(self, location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An option that does not exist is refused by name before anything is opened."""
+        self._importable(monkeypatch)
+        before = self.fingerprint(location) if Cap.PERSISTENT in self.caps else None
+        for mode in ("w", "r") if Cap.WRITE in self.caps else ("r",):
+            with pytest.raises(OptionError, match="no_such_option"):
+                registry().open(
+                    self.declaration(),
+                    location,
+                    mode=mode,
+                    **self.options,
+                    no_such_option=1,
+                )
+        if Cap.PERSISTENT in self.caps:
+            assert self.fingerprint(location) == before
+
+    def test_unknown_mode(self, location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A mode that does not exist is refused before anything is opened."""
+        self._importable(monkeypatch)
+        before = self.fingerprint(location) if Cap.PERSISTENT in self.caps else None
+        with pytest.raises(OptionError, match="mode"):
+            registry().open(self.declaration(), location, mode="rw", **self.options)  # type: ignore[arg-type]
+        if Cap.PERSISTENT in self.caps:
+            assert self.fingerprint(location) == before
+
+    def _importable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        opener = type(self).open
+        if opener is not None:
+            monkeypatch.syspath_prepend(import_root(opener))

@@ -1,0 +1,35 @@
+"""`StoreTests`: the whole kit, to subclass."""
+
+from __future__ import annotations
+
+from tdstore.testing.catalogue import CatalogueTests
+from tdstore.testing.declaration import DeclarationTests
+from tdstore.testing.headers import HeaderTests
+from tdstore.testing.machine import MachineTests
+from tdstore.testing.modes import ModeTests
+from tdstore.testing.reading import ReadTests
+from tdstore.testing.sharing import SharingTests
+from tdstore.testing.writing import WriteTests
+
+
+class StoreTests(
+    ReadTests, WriteTests, CatalogueTests, HeaderTests, ModeTests, SharingTests, DeclarationTests, MachineTests
+):
+    """Check a store against the contract of `tdstore.store.Store`.
+
+    Subclass it in a test file, say what is tested, and give it places of its own:
+
+        class TestMyStore(StoreTests):
+            backend = "mine"                      # or: open = staticmethod(open_mine)
+            caps = Cap.WRITE | Cap.PARTIAL_READ | Cap.PERSISTENT
+
+            @pytest.fixture
+            def location(self, tmp_path):
+                return f"mine://{tmp_path}/store"
+
+            deviations = {"test_resize_survives": "needs a rewrite; issue 12"}
+
+    Tests of abilities that `caps` does not hold are skipped; that the store does not have them
+    is tested where that can be. A deviation is a strict xfail. For stores that are not local
+    files override `fingerprint`, `corrupt` and `truncate`; for read-only ones, `prepare`.
+    """

@@ -1,0 +1,250 @@
+"""The kit's tests of what the modes mean, of closing, and of damage on the medium."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tdstore.errors import (
+    ReadOnlyError,
+    StoreClosedError,
+    StoreError,
+    StoreExistsError,
+    StoreNotFoundError,
+    UnsupportedError,
+)
+from tdstore.header import Group, Header
+from tdstore.store import Cap, Store
+from tdstore.testing.samples import same, sample
+from tdstore.testing.setup import Location, StoreSetup, content, fill, header_for, numbers, read_all
+from tdstore.types import LeafSpec, Mode, Path, Read, Write
+
+OLD = {("a",): numbers(4, 3), ("g", "b"): numbers(5).long()}
+NEW = {("a",): numbers(2, 2, start=70), ("c",): numbers(3, start=80)}
+
+
+class ModeTests(StoreSetup):
+    """Old data stays until new data is committed, and a reader changes nothing."""
+
+    def test_reopen(self, location: Location) -> None:
+        """Everything is there after a close, leaf by leaf and bit by bit."""
+        self.needs(Cap.PERSISTENT)
+        leaves = {("a",): sample("float32", (4, 3)), ("g", "b"): sample("bfloat16", (5,)), ("s",): sample("bool", ())}
+        self.saved(location, leaves)
+        for _ in range(2):
+            with self.opened(location) as store:
+                got = read_all(store)
+                assert sorted(got) == sorted(leaves)
+                for path, value in leaves.items():
+                    assert same(got[path], value), path
+                assert store.load_header() == header_for(leaves)
+
+    @pytest.mark.parametrize("mode", ["r", "r+"])
+    def test_must_exist(self, location: Location, mode: Mode) -> None:
+        """ "r" and "r+" on nothing raise `StoreNotFoundError` and make nothing."""
+        if mode == "r+":
+            self.needs(Cap.WRITE)
+        before = self.fingerprint(location) if Cap.PERSISTENT in self.caps else None
+        with pytest.raises(StoreNotFoundError) as caught:
+            self.opened(location, mode)
+        if Cap.PERSISTENT in self.caps:
+            assert str(location) in str(caught.value)
+            assert self.fingerprint(location) == before
+
+    def test_write_in_place(self, location: Location) -> None:
+        """ "r+" changes what it writes and keeps the rest, header included."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        self.saved(location, OLD)
+        with self.opened(location, "r+") as store:
+            assert store.writable
+            store.write([Write(("a",), (), OLD[("a",)] + 1)])
+        with self.opened(location) as store:
+            assert same(store.read([Read(("a",))])[0], OLD[("a",)] + 1)
+            assert same(store.read([Read(("g", "b"))])[0], OLD["g", "b"])
+            assert store.load_header() == header_for(OLD)
+
+    def test_add_leaf_in_place(self, location: Location) -> None:
+        """ "r+" can add a leaf to a store that is there."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        self.saved(location, OLD)
+        with self.opened(location, "r+") as store:
+            fill(store, {("new",): numbers(7)})
+            store.save_header(header_for({**OLD, ("new",): numbers(7)}))
+        got = read_all(self.opened(location))
+        assert sorted(got) == sorted([*OLD, ("new",)])
+        assert same(got[("new",)], numbers(7))
+
+    def test_w_replaces_when_committed(self, location: Location) -> None:
+        """ "w" shows a reader the old store until `save_header`, then the new one, with nothing of the old."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        self.saved(location, OLD)
+        before = content(self.opened(location))
+        store = self.opened(location, "w")
+        assert list(store.paths()) == []
+        fill(store, NEW)
+        with self.opened(location) as reader:
+            assert content(reader) == before, "mode 'w' changed the old store before save_header"
+            assert reader.load_header() == header_for(OLD)
+        store.save_header(header_for(NEW))
+        store.close()
+        with self.opened(location) as reader:
+            got = read_all(reader)
+            assert sorted(got) == sorted(NEW)
+            assert all(same(got[path], value) for path, value in NEW.items())
+            assert reader.load_header() == header_for(NEW)
+
+    def test_w_after_commit(self, location: Location) -> None:
+        """A store opened with "w" can be written on after `save_header`."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        with self.opened(location, "w") as store:
+            store.create({("a",): LeafSpec((3,), "float32")})
+            store.save_header(header_for({("a",): numbers(3)}))
+            store.write([Write(("a",), (), numbers(3, start=5))])
+            fill(store, {("b",): numbers(2)})
+            store.save_header(header_for({("a",): numbers(3), ("b",): numbers(2)}))
+        got = read_all(self.opened(location))
+        assert same(got[("a",)], numbers(3, start=5))
+        assert same(got[("b",)], numbers(2))
+
+    @pytest.mark.parametrize("mode", ["w", "x", "a"])
+    def test_abandoned_leaves_no_trace(self, location: Location, mode: Mode) -> None:
+        """Closed before the first `save_header`, a new store leaves nothing behind."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        before = self.fingerprint(location)
+        with self.opened(location, mode) as store:
+            fill(store, NEW)
+        assert self.fingerprint(location) == before, f"mode {mode!r}, closed before save_header, left something"
+        with pytest.raises(StoreNotFoundError):
+            self.opened(location)
+
+    def test_abandoned_keeps_the_old(self, location: Location) -> None:
+        """Closed before the first `save_header`, "w" leaves the old store as it was, to the byte."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        self.saved(location, OLD)
+        before = self.fingerprint(location)
+        with self.opened(location, "w") as store:
+            fill(store, NEW)
+        assert self.fingerprint(location) == before
+        assert same(self.opened(location).read([Read(("a",))])[0], OLD[("a",)])
+
+    def test_x_refuses(self, location: Location) -> None:
+        """ "x" makes a new store, and refuses to touch one that is there."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        with self.opened(location, "x") as store:
+            fill(store, OLD)
+            store.save_header(header_for(OLD))
+        before = self.fingerprint(location)
+        with pytest.raises(StoreExistsError) as caught:
+            self.opened(location, "x")
+        assert str(location) in str(caught.value)
+        assert self.fingerprint(location) == before
+
+    def test_a_makes_then_opens(self, location: Location) -> None:
+        """ "a" makes a store where there is none and opens it where there is one."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        with self.opened(location, "a") as store:
+            assert not store.load_header()
+            fill(store, OLD)
+            store.save_header(header_for(OLD))
+        with self.opened(location, "a") as store:
+            assert sorted(store.paths()) == sorted(OLD)
+            assert store.load_header() == header_for(OLD)
+            store.write([Write(("a",), (), OLD[("a",)] + 1)])
+        assert same(self.opened(location).read([Read(("a",))])[0], OLD[("a",)] + 1)
+
+    def test_read_only(self, location: Location) -> None:
+        """A store opened with "r" refuses every change with `ReadOnlyError`, and its medium is unchanged."""
+        self.needs(Cap.PERSISTENT)
+        self.saved(location, OLD)
+        before = self.fingerprint(location)
+        store = self.opened(location, "r")
+        assert not store.writable
+        # What cannot write at all may say so instead.
+        refusal = (ReadOnlyError,) if Cap.WRITE in self.caps else (ReadOnlyError, UnsupportedError)
+        for name, change in _changes(self.caps).items():
+            with pytest.raises(refusal) as caught:
+                change(store)
+            assert store.url in str(caught.value), f"the error of {name} does not say where"
+        assert content(store)[("a",)][1] == (4, 3)
+        store.flush()
+        store.verify()
+        store.close()
+        assert self.fingerprint(location) == before, "reading changed the medium"
+
+    def test_closed(self, location: Location) -> None:
+        """After `close` every method raises `StoreClosedError`; closing twice is fine."""
+        store = self.holding(location, OLD)
+        url = store.url
+        store.close()
+        store.close()
+        calls: dict[str, Callable[[Store], object]] = {
+            "paths": lambda s: list(s.paths()),
+            "specs": lambda s: s.specs([("a",)]),
+            "load_header": lambda s: s.load_header(),
+            "read": lambda s: s.read([Read(("a",))]),
+            "aread": lambda s: asyncio.run(s.aread([Read(("a",))])),
+        }
+        if Cap.WRITE in self.caps:
+            calls |= _changes(self.caps)
+        if Cap.VIEW in self.caps:
+            calls["view"] = lambda s: s.view(("a",))
+        for name, call in calls.items():
+            with pytest.raises(StoreClosedError) as caught:
+                call(store)
+            assert url in str(caught.value), f"the error of {name} does not say which store was closed"
+
+    def test_context_manager(self, location: Location) -> None:
+        """`with` gives the store itself and closes it, also when the body raises."""
+        first = self.holding(location, OLD)
+        with first as store:
+            assert store is first
+        with pytest.raises(StoreClosedError):
+            first.load_header()
+        second = self.holding(location, OLD)
+        with pytest.raises(ZeroDivisionError), second:
+            1 / 0  # noqa: B018
+        with pytest.raises(StoreClosedError):
+            second.load_header()
+
+    def test_corruption_noticed(self, location: Location) -> None:
+        """A flipped byte of a committed leaf is noticed: by opening, by reading, or by `verify`."""
+        self.needs(Cap.PERSISTENT)
+        self.saved(location, {("big",): sample("uint8", (1 << 19,)), ("small",): numbers(2)})
+        with self.opened(location) as store:
+            if type(store).verify is Store.verify:
+                pytest.skip("the store keeps no checksums (it does not override verify)")
+            assert store.verify() == [], "verify finds a fault in a store that has none"
+        self.corrupt(location)
+        faults: list[Path] = []
+        try:
+            with self.opened(location) as store:
+                read_all(store)
+                faults = [fault.path for fault in store.verify()]
+                assert [fault.path for fault in store.verify([("small",)])] == []
+        except StoreError:
+            return
+        assert faults == [("big",)], "a flipped byte went unnoticed, or another leaf was blamed"
+
+    def test_truncation_noticed(self, location: Location) -> None:
+        """A store cut short is an error that says where, never zeros and never a crash."""
+        self.needs(Cap.PERSISTENT)
+        self.saved(location, {("big",): sample("uint8", (1 << 19,)), ("small",): numbers(2)})
+        self.truncate(location)
+        with pytest.raises(StoreError) as caught, self.opened(location) as store:
+            store.read([Read(("big",))])
+        assert str(location).rpartition("://")[2] in str(caught.value)
+
+
+def _changes(caps: Cap) -> dict[str, Callable[[Store], object]]:
+    changes: dict[str, Callable[[Store], object]] = {
+        "create": lambda s: s.create({("n",): LeafSpec((2,), "int8")}),
+        "write": lambda s: s.write([Write(("a",), (), numbers(4, 3) + 1)]),
+        "delete": lambda s: s.delete([("a",)]),
+        "rename": lambda s: s.rename({("a",): ("z",)}),
+        "save_header": lambda s: s.save_header(Header({(): Group(batch_size=(9,))})),
+    }
+    if Cap.RESIZE in caps:
+        changes["resize"] = lambda s: s.resize({("a",): 1})
+    return changes

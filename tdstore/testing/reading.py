@@ -1,0 +1,244 @@
+"""The kit's tests of `read`, `aread` and `view`."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from tdstore.dtypes import dtype_name
+from tdstore.errors import KeyNotFoundError, UnsupportedError
+from tdstore.store import Cap, Store
+from tdstore.testing.samples import DTYPES, INDICES, SHAPES, pick, rows, same, sample
+from tdstore.testing.setup import Location, StoreSetup, fill, numbers
+from tdstore.types import Path, Read, Write
+
+
+class ReadTests(StoreSetup):
+    """What comes back is what was stored, in its own memory and in the order asked for."""
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_round_trip_dtype(self, location: Location, dtype: str) -> None:
+        """Each dtype keeps its bits: NaN payloads, infinities, every float8."""
+        if dtype in self.dtypes_refused:
+            pytest.skip(f"{dtype} is declared as refused; see test_refused_dtypes")
+        leaves = {(f"s{i}",): sample(dtype, shape, i) for i, shape in enumerate(SHAPES)}
+        store = self.holding(location, leaves)
+        got = store.read([Read(path) for path in leaves])
+        for (path, value), tensor in zip(leaves.items(), got, strict=True):
+            assert same(tensor, value), f"leaf {path} of shape {tuple(value.shape)} and dtype {dtype} came back changed"
+
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    def test_round_trip_shape(self, location: Location, shape: tuple[int, ...]) -> None:
+        """Each shape survives, 0-d and zero-length ones too, and `specs` agrees with what is read."""
+        leaves = {(dtype,): sample(dtype, shape) for dtype in ("bool", "int64", "float32", "complex64")}
+        store = self.holding(location, leaves)
+        for spec, (path, value) in zip(store.specs(list(leaves)), leaves.items(), strict=True):
+            assert (spec.shape, spec.dtype) == (tuple(value.shape), value.dtype)
+            (got,) = store.read([Read(path)])
+            assert same(got, value)
+
+    def test_negative_zero_and_nan(self, location: Location) -> None:
+        """-0.0 is not 0.0: a store that skips "empty" blocks must compare bits, not numbers."""
+        leaves = {("zeros",): torch.full((64,), -0.0), ("nans",): torch.full((64,), float("nan"))}
+        store = self.holding(location, leaves)
+        for path, value in leaves.items():
+            assert same(store.read([Read(path)])[0], value)
+
+    def test_read_order_and_duplicates(self, location: Location) -> None:
+        """Answers come in request order, one for each request, however often a leaf is asked for."""
+        leaves = {(name,): numbers(3, start=10 * i) for i, name in enumerate("abcde")}
+        store = self.holding(location, leaves)
+        asked = [("c",), ("a",), ("e",), ("a",), ("c",), ("b",), ("d",), ("a",)]
+        got = store.read([Read(path) for path in asked])
+        assert len(got) == len(asked)
+        for path, tensor in zip(asked, got, strict=True):
+            assert same(tensor, leaves[path]), f"the answer at the place of {path} is another leaf"
+
+    def test_read_nothing(self, location: Location) -> None:
+        """An empty batch is no error."""
+        store = self.holding(location, {("a",): numbers(2)})
+        assert store.read([]) == []
+        assert store.specs([]) == []
+
+    def test_read_does_not_alias(self, location: Location) -> None:
+        """Each answer has memory of its own: changing one changes neither the store nor another answer."""
+        value = numbers(4, 3)
+        store = self.holding(location, {("a",): value})
+        first, second = store.read([Read(("a",)), Read(("a",))])
+        first.fill_(-1)
+        assert same(second, value), "two answers of one batch share memory"
+        assert same(store.read([Read(("a",))])[0], value), "changing an answer changed the store"
+
+    def test_read_slice_does_not_alias(self, location: Location) -> None:
+        """A range of rows is no view of the store either."""
+        self.needs(Cap.PARTIAL_READ)
+        value = numbers(6, 3)
+        store = self.holding(location, {("a",): value})
+        (first,) = store.read([Read(("a",), (slice(1, 3, 1),))])
+        first.fill_(-1)
+        assert same(store.read([Read(("a",))])[0], value)
+
+    def test_missing_leaf_read(self, location: Location) -> None:
+        """A leaf that is not there is named, key by key."""
+        store = self.holding(location, {("group", "there"): numbers(2)})
+        with pytest.raises(KeyNotFoundError) as caught:
+            store.read([Read(("group", "there")), Read(("group", "absent-leaf"))])
+        _names_leaf(caught.value)
+        with pytest.raises(KeyNotFoundError) as caught:
+            store.specs([("group", "there"), ("group", "absent-leaf")])
+        _names_leaf(caught.value)
+        with pytest.raises(KeyNotFoundError):
+            store.read([Read(("group",))])
+
+    def test_out_buffer(self, location: Location) -> None:
+        """`out` is filled and is what is returned; a request without one gets fresh memory."""
+        value = numbers(4, 3)
+        store = self.holding(location, {("a",): value})
+        out = torch.full((4, 3), -1.0)
+        with_out, without = store.read([Read(("a",), (), out), Read(("a",))])
+        assert with_out.data_ptr() == out.data_ptr()
+        assert same(out, value)
+        assert same(without, value)
+        assert without.data_ptr() != out.data_ptr()
+
+    def test_out_strided(self, location: Location) -> None:
+        """`out` may have any strides, and what lies between its elements is left alone."""
+        value = numbers(4, 3)
+        store = self.holding(location, {("a",): value})
+        transposed = torch.zeros(3, 4).t()
+        wide = torch.full((4, 6), -7.0)
+        store.read([Read(("a",), (), transposed), Read(("a",), (), wide[:, ::2])])
+        assert same(transposed.contiguous(), value)
+        assert same(wide[:, ::2].contiguous(), value)
+        assert bool((wide[:, 1::2] == -7).all())
+
+    @pytest.mark.parametrize("dtype", ["bool", "bfloat16", "float8_e5m2", "complex64", "uint64"])
+    def test_out_dtypes(self, location: Location, dtype: str) -> None:
+        """`out` works for dtypes that numpy lacks or torch half supports, 0-d and zero-length included."""
+        leaves = {(str(i),): sample(dtype, shape) for i, shape in enumerate([(), (0, 2), (5, 3)])}
+        store = self.holding(location, leaves)
+        outs = [torch.zeros(v.shape, dtype=v.dtype) for v in leaves.values()]
+        store.read([Read(path, (), out) for path, out in zip(leaves, outs, strict=True)])
+        for value, out in zip(leaves.values(), outs, strict=True):
+            assert same(out, value)
+
+    @pytest.mark.parametrize("case", INDICES)
+    def test_read_index(self, location: Location, case: str) -> None:
+        """Each form of index that can reach a store picks what it picks in memory, with and without `out`."""
+        self.needs(Cap.PARTIAL_READ)
+        index = INDICES[case]
+        leaves = {(d,): sample(d, (6, 4, 3)) for d in ("float32", "bool", "bfloat16", "uint16", "complex64")}
+        store = self.holding(location, leaves)
+        got = store.read([Read(path, index) for path in leaves])
+        for value, tensor in zip(leaves.values(), got, strict=True):
+            expected = pick(value, index)
+            assert tensor.shape == torch.empty(value.shape)[index].shape
+            assert same(tensor, expected), f"{value.dtype} at {index}"
+            out = torch.zeros((*expected.shape, 2), dtype=value.dtype)[..., 0]
+            store.read([Read((dtype_name(value.dtype),), index, out)])
+            assert same(out.contiguous(), expected), f"{value.dtype} at {index} into a strided out"
+
+    def test_read_index_batch(self, location: Location) -> None:
+        """Requests of one batch, on one leaf and several, do not disturb one another."""
+        self.needs(Cap.PARTIAL_READ)
+        leaves: dict[Path, torch.Tensor] = {(name,): numbers(6, 4, 3, start=1000 * i) for i, name in enumerate("abc")}
+        store = self.holding(location, leaves)
+        reads = [Read(path, index) for index in INDICES.values() for path in leaves]
+        for read, tensor in zip(reads, store.read(reads), strict=True):
+            assert same(tensor, leaves[read.path][read.index]), read
+
+    def test_read_index_flat(self, location: Location) -> None:
+        """Rows of a leaf without further dimensions, of one row, and of none."""
+        self.needs(Cap.PARTIAL_READ)
+        leaves: dict[Path, torch.Tensor] = {("flat",): numbers(9), ("one",): numbers(1, 2), ("none",): numbers(0, 3)}
+        store = self.holding(location, leaves)
+        asked = [
+            Read(("flat",), (rows(8, 0, 8),)),
+            Read(("flat",), (slice(2, 9, 4),)),
+            Read(("one",), (rows(0, 0, 0),)),
+            Read(("none",), (slice(0, 0, 1),)),
+            Read(("none",), (rows(),)),
+        ]
+        for read, tensor in zip(asked, store.read(asked), strict=True):
+            assert same(tensor, leaves[read.path][read.index])
+
+    def test_many_rows(self, location: Location) -> None:
+        """A few thousand random rows of a larger leaf, in order."""
+        self.needs(Cap.PARTIAL_READ)
+        value = sample("int32", (3000, 17))
+        store = self.holding(location, {("a",): value})
+        picked = torch.randint(0, 3000, (2500,), generator=torch.Generator().manual_seed(0))
+        assert same(store.read([Read(("a",), (picked,))])[0], value[picked])
+
+    def test_aread_agrees(self, location: Location) -> None:
+        """`aread` gives what `read` gives, also several at once."""
+        leaves = {(name,): numbers(5, 2, start=10 * i) for i, name in enumerate("abc")}
+        store = self.holding(location, leaves)
+        reads = [Read(path) for path in leaves]
+
+        async def both() -> list[list[torch.Tensor]]:
+            if Cap.CONCURRENT_READ in self.caps:
+                return list(await asyncio.gather(store.aread(reads), store.aread(reads[::-1])))
+            return [await store.aread(reads), await store.aread(reads[::-1])]
+
+        forward, backward = asyncio.run(both())
+        for value, a, b in zip(leaves.values(), forward, backward[::-1], strict=True):
+            assert same(a, value)
+            assert same(b, value)
+
+    def test_aread_missing_leaf(self, location: Location) -> None:
+        """`aread` names a missing leaf as `read` does."""
+        store = self.holding(location, {("a",): numbers(2)})
+        with pytest.raises(KeyNotFoundError, match="absent-leaf"):
+            asyncio.run(store.aread([Read(("absent-leaf",))]))
+
+    def test_view_tells_the_truth(self, location: Location) -> None:
+        """With VIEW, `view` is live in both directions; without it, `UnsupportedError` names the place."""
+        value = numbers(4, 3)
+        store = self.holding(location, {("a",): value})
+        if Cap.VIEW not in self.caps:
+            with pytest.raises(UnsupportedError) as caught:
+                store.view(("a",))
+            assert store.url in str(caught.value)
+            assert "VIEW" in str(caught.value)
+            return
+        view = store.view(("a",))
+        assert same(view.cpu(), value)
+        assert store.view(("a",)).data_ptr() == view.data_ptr(), "each view is another copy"
+        if Cap.WRITE in self.caps:
+            store.write([Write(("a",), (), value + 1)])
+            assert same(view.cpu(), value + 1), "a view does not see writes"
+            view.fill_(9)
+            assert bool((store.read([Read(("a",))])[0] == 9).all()), "writing into a view changes nothing"
+
+    def test_view_missing_leaf(self, location: Location) -> None:
+        """`view` names a leaf that is not there."""
+        self.needs(Cap.VIEW)
+        store = self.holding(location, {("a",): numbers(2)})
+        with pytest.raises(KeyNotFoundError, match="absent-leaf"):
+            store.view(("absent-leaf",))
+
+    def test_refused_dtypes(self, location: Location) -> None:
+        """A dtype that the format cannot hold is refused when a leaf is made, not mangled later."""
+        self.needs(Cap.WRITE)
+        store = self.opened(location, "w")
+        for dtype in self.dtypes_refused:
+            with pytest.raises(TypeError, match=dtype):  # OptionError is a TypeError
+                fill(store, {("refused",): sample(dtype, (2,))})
+            assert ("refused",) not in set(store.paths())
+
+    def test_caps_are_as_declared(self, location: Location) -> None:
+        """The store's own `caps` are those said here; `url` and `writable` are there."""
+        store: Store = self.holding(location, {("a",): numbers(2)})
+        assert store.caps == self.caps
+        assert isinstance(store.url, str)
+        assert store.url
+        assert store.writable is (Cap.WRITE in self.caps)
+
+
+def _names_leaf(error: KeyNotFoundError) -> None:
+    text = str(error)
+    assert "'group'" in text, f"the message names the leaf without its group: {text}"
+    assert "'absent-leaf'" in text, f"the message does not name the missing leaf: {text}"

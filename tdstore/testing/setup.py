@@ -1,0 +1,225 @@
+"""What an author gives (`StoreSetup`), and how the kit opens, fills, fingerprints and damages a store."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path as FsPath
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from tdstore.errors import StoreNotFoundError
+from tdstore.header import Group, Header
+from tdstore.hookspecs import Backend
+from tdstore.registry import registry, split_scheme
+from tdstore.store import Cap, Store
+from tdstore.testing.samples import bits
+from tdstore.types import LeafSpec, Mode, Path, Read, Write
+
+Location = str | FsPath | None
+
+Leaves = Mapping[Any, Tensor]
+"""Values by `Path`. (A mapping is invariant in its keys, and `{("a",): ...}` is inferred as one of `tuple[str]`.)"""
+
+
+# torch announces complex32 as experimental, once, when the first such tensor is made.
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+class StoreSetup:
+    """The fields and fixtures that say which store is tested.
+
+    Give `backend` (a registered name) or `open` (the opener, as `staticmethod`), and `caps`.
+    """
+
+    backend: ClassVar[str | None] = None
+    """Name of an installed backend; it is opened through the registry."""
+    open: ClassVar[Callable[..., Store] | None] = None
+    """Or the opener itself: `open = staticmethod(open_zarr)`."""
+    caps: ClassVar[Cap]
+    """What the store claims. Said again here, so that an ability cannot be lost unnoticed."""
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Options passed at each opening."""
+    deviations: ClassVar[Mapping[str, str]] = {}
+    """Test name (or one case, `"test_x[case]"`) -> why it fails. It must fail: a stale entry is an error."""
+    heavy: ClassVar[tuple[str, ...]] = ("h5py", "zarr", "redis", "obstore", "s3fs", "fsspec")
+    """Packages that declaring a backend must not import."""
+    dtypes_refused: ClassVar[frozenset[str]] = frozenset()
+    """Names of dtypes that the format cannot hold; `create` must raise `TypeError` or `OptionError` for them."""
+    max_examples: ClassVar[int] = 15
+    """Runs of the Hypothesis state machine."""
+
+    _stack: ExitStack
+
+    @pytest.fixture
+    def location(self, tmp_path: FsPath) -> Location:
+        """Where each test's store goes: fresh, in a folder of its own. None for stores without a name."""
+        return tmp_path / "store"
+
+    # -- overridable: stores that are not local files, or that cannot write ------------------
+    def prepare(self, location: Location, leaves: Leaves, header: Header) -> None:
+        """Put data at `location` by other means. Override for a backend without WRITE."""
+        with self.opened(location, "w") as store:
+            fill(store, leaves)
+            store.save_header(header)
+
+    def fingerprint(self, location: Location) -> object:
+        """Everything on the medium, comparable: equal means that nothing changed.
+
+        For local files the names and hashes below the location's folder. Else the logical content.
+        """
+        path = local_path(location)
+        if path is not None and path.parent.exists():
+            files = sorted(p for p in path.parent.rglob("*") if p.is_file())
+            return {str(p.relative_to(path.parent)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+        try:
+            with self.opened(location, "r") as store:
+                return content(store), store.load_header()
+        except StoreNotFoundError:
+            return None
+
+    def corrupt(self, location: Location) -> None:
+        """Flip a byte of stored data. The default takes the middle of the largest local file."""
+        path = largest_file(location)
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 0x10
+        path.write_bytes(data)
+
+    def truncate(self, location: Location) -> None:
+        """Cut off the end of stored data. The default takes the last third of the largest local file."""
+        path = largest_file(location)
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) * 2 // 3])
+
+    # -- for the tests -------------------------------------------------------------------
+    @pytest.fixture(autouse=True)
+    def _kit(self, request: pytest.FixtureRequest, location: Location) -> Iterator[None]:
+        # Asks for `location` so that stores are closed before their place is taken away.
+        name = request.node.name
+        reason = self.deviations.get(name) or self.deviations.get(name.partition("[")[0])
+        if reason:
+            request.node.add_marker(pytest.mark.xfail(strict=True, reason=f"declared deviation: {reason}"))
+        with ExitStack() as self._stack:
+            yield
+
+    def declaration(self) -> Backend:
+        """The backend under test; one made up on the spot when only `open` was given."""
+        if self.backend is not None:
+            return registry().get(self.backend)
+        opener = type(self).open
+        assert opener is not None, f"{type(self).__name__} must set `backend` or `open`"
+        where = f"{opener.__module__}:{opener.__qualname__}"
+        return Backend(name=opener.__name__, opener=where, summary="under test")
+
+    def opened(self, location: Location, mode: Mode = "r", **options: Any) -> Store:
+        """Open the store under test; it is closed when the test ends."""
+        opener = type(self).open
+        merged = {**self.options, **options}
+        if opener is None or self.backend is not None:
+            store = registry().open(self.declaration(), location, mode=mode, **merged)
+        else:
+            store = opener(None if location is None else str(location), mode=mode, **merged)
+        self._stack.callback(store.close)
+        return store
+
+    def holding(self, location: Location, leaves: Leaves) -> Store:
+        """An open store that holds these leaves: just written, or prepared where the store cannot write."""
+        if Cap.WRITE not in self.caps:
+            self.prepare(location, leaves, header_for(leaves))
+            return self.opened(location, "r")
+        store = self.opened(location, "w")
+        fill(store, leaves)
+        return store
+
+    def saved(self, location: Location, leaves: Leaves, header: Header | None = None) -> None:
+        """Put these leaves at the location and let go of it."""
+        self.prepare(location, leaves, header_for(leaves) if header is None else header)
+
+    def needs(self, *caps: Cap) -> None:
+        """Skip the test of an ability that was not declared."""
+        for cap in caps:
+            if cap not in self.caps:
+                pytest.skip(f"no {cap.name}")
+
+    def needs_name(self, location: Location) -> None:
+        """Skip what needs a second opening, for stores that cannot be opened again by name."""
+        if location is None:
+            pytest.skip("a store without a location cannot be opened again")
+
+    def known_tests(self, request: pytest.FixtureRequest) -> list[str]:
+        """Names of every test and case of this class."""
+        node = request.node.getparent(pytest.Class)
+        names = [item.name for item in node.collect()]
+        return names + [name.partition("[")[0] for name in names]
+
+    def test_deviations_name_tests(self, request: pytest.FixtureRequest) -> None:
+        """Each declared deviation is the name of a test of this kit."""
+        known = self.known_tests(request)
+        for name in self.deviations:
+            near = difflib.get_close_matches(name, known, 1)
+            assert name in known, f"deviations names {name!r}, which is no test; nearest: {near}"
+
+
+def fill(store: Store, leaves: Leaves) -> None:
+    """Create and write whole leaves, each in one call."""
+    store.create({path: LeafSpec(value.shape, value.dtype) for path, value in leaves.items()})
+    store.write([Write(path, (), value) for path, value in leaves.items()])
+
+
+def header_for(leaves: Leaves) -> Header:
+    """A header with a group for each inner node of these paths."""
+    groups: dict[Path, Group] = {(): Group(batch_size=(), keys=tuple(dict.fromkeys(p[0] for p in leaves)))}
+    for path in leaves:
+        for depth in range(1, len(path)):
+            below = dict.fromkeys(p[depth] for p in leaves if len(p) > depth and p[:depth] == path[:depth])
+            groups.setdefault(path[:depth], Group(batch_size=(), keys=tuple(below)))
+    return Header(groups)
+
+
+def content(store: Store) -> dict[Path, tuple[str, tuple[int, ...], bytes]]:
+    """Every leaf of a store: dtype, shape and bits."""
+    from_store = read_all(store)
+    return {path: (str(t.dtype), tuple(t.shape), bits(t)) for path, t in from_store.items()}
+
+
+def read_all(store: Store) -> dict[Path, Tensor]:
+    """Every leaf of a store, in one batch."""
+    paths = list(store.paths())
+    return dict(zip(paths, store.read([Read(path) for path in paths]), strict=True))
+
+
+def local_path(location: Location) -> FsPath | None:
+    """The local file or folder that a location means; None for one behind a wire or in memory."""
+    if location is None:
+        return None
+    scheme, rest = split_scheme(str(location))
+    path = FsPath(rest)
+    return path if path.is_absolute() or not scheme else None
+
+
+def largest_file(location: Location) -> FsPath:
+    """The largest file at a local location."""
+    path = local_path(location)
+    if path is None or not path.exists():
+        pytest.skip(f"{location} is not local: override corrupt() and truncate()")
+    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    return max(files, key=lambda p: p.stat().st_size)
+
+
+def import_root(function: Callable[..., object]) -> str:
+    """The folder that must be on `sys.path` for the function's module to be importable by its name."""
+    source = FsPath(inspect.getfile(function)).resolve()
+    up = function.__module__.count(".") + (source.name == "__init__.py")
+    return str(source.parents[up])
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32, start: int = 0) -> Tensor:
+    """Consecutive numbers: a mistaken index shows."""
+    count = 1
+    for n in shape:
+        count *= n
+    return torch.arange(start, start + count).reshape(shape).to(dtype)

@@ -1,0 +1,156 @@
+"""Stores around a store: one counts calls, one is slow, one fails. For tests and for finding slow code."""
+
+# ruff: noqa: D102 - the methods of Store say what they do there
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from tdstore.errors import TransientError
+from tdstore.header import Header
+from tdstore.store import Store
+from tdstore.types import Fault, LeafSpec, Path, Read, Write
+
+
+class WrappedStore(Store):
+    """Hands every call on to `inner`, after telling `before_call(method, count)`."""
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+        # The abilities of a wrapper are those of what it wraps, so they differ by object.
+        vars(self)["caps"] = inner.caps
+        self.url = inner.url
+        self.writable = inner.writable
+
+    def before_call(self, method: str, count: int) -> None:
+        """Called before each call; `count` is how many leaves it concerns (0 for the header)."""
+
+    def paths(self) -> Iterator[Path]:
+        self.before_call("paths", 0)
+        return self.inner.paths()
+
+    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
+        self.before_call("specs", len(paths))
+        return self.inner.specs(paths)
+
+    def load_header(self) -> Header:
+        self.before_call("load_header", 0)
+        return self.inner.load_header()
+
+    def save_header(self, header: Header) -> None:
+        self.before_call("save_header", 0)
+        self.inner.save_header(header)
+
+    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        self.before_call("create", len(leaves))
+        self.inner.create(leaves)
+
+    def read(self, reads: Sequence[Read]) -> list[Tensor]:
+        self.before_call("read", len(reads))
+        return self.inner.read(reads)
+
+    async def aread(self, reads: Sequence[Read]) -> list[Tensor]:
+        self.before_call("aread", len(reads))
+        return await self.inner.aread(reads)
+
+    def write(self, writes: Sequence[Write]) -> None:
+        self.before_call("write", len(writes))
+        self.inner.write(writes)
+
+    def delete(self, paths: Sequence[Path]) -> None:
+        self.before_call("delete", len(paths))
+        self.inner.delete(paths)
+
+    def view(self, path: Path) -> Tensor:
+        self.before_call("view", 1)
+        return self.inner.view(path)
+
+    def resize(self, lengths: Mapping[Path, int]) -> None:
+        self.before_call("resize", len(lengths))
+        self.inner.resize(lengths)
+
+    def rename(self, moves: Mapping[Path, Path]) -> None:
+        self.before_call("rename", len(moves))
+        self.inner.rename(moves)
+
+    def flush(self) -> None:
+        self.before_call("flush", 0)
+        self.inner.flush()
+
+    def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
+        self.before_call("verify", 0 if paths is None else len(paths))
+        return self.inner.verify(paths)
+
+    def nbytes_stored(self) -> int | None:
+        return self.inner.nbytes_stored()
+
+    def close(self) -> None:
+        # Not announced: letting go must work whatever a wrapper does to other calls.
+        self.inner.close()
+
+
+class CountingStore(WrappedStore):
+    """Counts calls by method, leaves by method, and `rounds`: calls that move data or the header.
+
+    Example:
+        >>> store = CountingStore(open_memory())
+        >>> store.create({("a",): LeafSpec((3,), "int64"), ("b",): LeafSpec((3,), "int64")})
+        >>> _ = store.read([Read(("a",)), Read(("b",))])
+        >>> store.calls["read"], store.leaves["read"], store.rounds
+        (1, 2, 2)
+    """
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.calls: Counter[str] = Counter()
+        self.leaves: Counter[str] = Counter()
+
+    def before_call(self, method: str, count: int) -> None:
+        self.calls[method] += 1
+        self.leaves[method] += count
+
+    @property
+    def rounds(self) -> int:
+        """Calls that a remote store would pay a round trip for."""
+        return sum(self.calls.values()) - sum(self.calls[free] for free in ("paths", "view", "flush"))
+
+    def reset(self) -> None:
+        """Count from zero again."""
+        self.calls.clear()
+        self.leaves.clear()
+
+
+class SlowStore(WrappedStore):
+    """Waits `latency` seconds before each call, as a store behind a wire would."""
+
+    def __init__(self, inner: Store, latency: float = 0.02) -> None:
+        super().__init__(inner)
+        self.latency = latency
+
+    def before_call(self, method: str, count: int) -> None:
+        if method != "view":
+            time.sleep(self.latency)
+
+    async def aread(self, reads: Sequence[Read]) -> list[Tensor]:
+        # The base class waits in a thread, so that the event loop is not held up.
+        return await Store.aread(self, reads)
+
+
+class FlakyStore(WrappedStore):
+    """Fails each `every`-th call with `TransientError`, before anything is done."""
+
+    def __init__(self, inner: Store, every: int = 3) -> None:
+        if every < 1:
+            raise ValueError(f"every must be 1 or more, not {every}")
+        super().__init__(inner)
+        self.every = every
+        self.count = 0
+
+    def before_call(self, method: str, count: int) -> None:
+        self.count += 1
+        if self.count % self.every == 0:
+            raise TransientError(f"{method} on {self.url} failed (call {self.count} of a flaky store)", url=self.url)

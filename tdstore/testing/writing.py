@@ -1,0 +1,184 @@
+"""The kit's tests of `write`, and of values in awkward memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tdstore.errors import KeyNotFoundError
+from tdstore.store import Cap
+from tdstore.testing.samples import INDICES, assign, pick, rows, same, sample
+from tdstore.testing.setup import Location, StoreSetup, fill, numbers
+from tdstore.types import LeafSpec, Read, Write
+
+
+class WriteTests(StoreSetup):
+    """What is written is there, exactly there, and nowhere else."""
+
+    def test_write_whole_leaf_again(self, location: Location) -> None:
+        """Writing a leaf again replaces its values."""
+        self.needs(Cap.WRITE)
+        store = self.holding(location, {("a",): numbers(4, 3), ("b",): numbers(2)})
+        store.write([Write(("a",), (), numbers(4, 3, start=50))])
+        a, b = store.read([Read(("a",)), Read(("b",))])
+        assert same(a, numbers(4, 3, start=50))
+        assert same(b, numbers(2))
+
+    def test_write_does_not_alias(self, location: Location) -> None:
+        """Changing a value after it was written changes nothing."""
+        self.needs(Cap.WRITE)
+        value = numbers(4, 3)
+        store = self.holding(location, {("a",): value.clone()})
+        mine = value.clone()
+        store.write([Write(("a",), (), mine)])
+        mine.fill_(-1)
+        assert same(store.read([Read(("a",))])[0], value)
+
+    def test_write_keeps_the_value(self, location: Location) -> None:
+        """A value that is written is not changed."""
+        self.needs(Cap.WRITE)
+        value = sample("complex64", (4, 3))
+        kept = value.clone()
+        self.holding(location, {("a",): value})
+        assert same(value, kept)
+
+    def test_write_non_contiguous(self, location: Location) -> None:
+        """Transposed, strided, expanded and offset values are written as they read."""
+        self.needs(Cap.WRITE)
+        base = numbers(6, 8)
+        values = {
+            ("transposed",): base.t(),
+            ("strided",): base[::2, 1::3],
+            ("expanded",): torch.arange(3.0).expand(4, 3),
+            ("offset",): base[2:, 3:],
+            ("bf16",): sample("bfloat16", (6, 4)).t(),
+            ("f8",): sample("float8_e4m3fn", (6, 4))[:, ::2],
+        }
+        store = self.holding(location, values)
+        for path, value in values.items():
+            assert same(store.read([Read(path)])[0], value.contiguous()), path
+
+    @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+    def test_write_conjugate(self, location: Location, dtype: str) -> None:
+        """Lazily conjugated and negated values are resolved before their bytes are taken."""
+        self.needs(Cap.WRITE)
+        value = torch.tensor([[1 + 2j, 3 - 4j], [5j, -6 + 0.5j]]).to(getattr(torch, dtype))
+        conjugate, negated = value.conj(), value.conj().imag
+        assert conjugate.is_conj()
+        assert negated.is_neg()
+        store = self.holding(location, {("conj",): conjugate, ("neg",): negated})
+        got_conj, got_neg = store.read([Read(("conj",)), Read(("neg",))])
+        assert same(got_conj, conjugate.resolve_conj())
+        assert same(got_neg, negated.resolve_neg())
+
+    @pytest.mark.parametrize("dtype", ["bool", "uint16", "uint32", "uint64", "bfloat16", "float8_e8m0fnu", "complex32"])
+    def test_write_rows_of_dtype(self, location: Location, dtype: str) -> None:
+        """Scattered rows of dtypes that torch cannot index-assign itself."""
+        self.needs(Cap.WRITE, Cap.PARTIAL_WRITE)
+        if dtype in self.dtypes_refused:
+            pytest.skip(f"{dtype} is declared as refused")
+        before, index = sample(dtype, (6, 4)), (rows(4, 0, 2),)
+        value = sample(dtype, (3, 4), 1)
+        store = self.holding(location, {("a",): before})
+        store.write([Write(("a",), index, value)])
+        assert same(store.read([Read(("a",))])[0], assign(before, index, value))
+
+    @pytest.mark.parametrize("case", INDICES)
+    def test_write_index(self, location: Location, case: str) -> None:
+        """Each form of index that can reach a store changes exactly what it names."""
+        self.needs(Cap.WRITE, Cap.PARTIAL_WRITE)
+        index = INDICES[case]
+        leaves = {(d,): sample(d, (6, 4, 3)) for d in ("float32", "int64", "bfloat16")}
+        store = self.holding(location, leaves)
+        for (name,), before in leaves.items():
+            value = sample(name, tuple(pick(before, index).shape), 1)
+            store.write([Write((name,), index, value)])
+            got = store.read([Read((name,))])[0]
+            assert same(got, assign(before, index, value)), f"{name} at {index}"
+
+    def test_write_last_wins(self, location: Location) -> None:
+        """Where an index names a row twice, the last value in its order stays."""
+        self.needs(Cap.WRITE, Cap.PARTIAL_WRITE)
+        store = self.holding(location, {("a",): numbers(5, 2), ("b",): numbers(2, 4)})
+        value = numbers(6, 2, start=100)
+        picked = rows(3, 1, 3, 0, 1, 3)
+        store.write([Write(("a",), (picked,), value)])
+        assert same(store.read([Read(("a",))])[0], assign(numbers(5, 2), (picked,), value))
+        index = (slice(0, 2, 1), rows(2, 2, 0))
+        store.write([Write(("b",), index, numbers(2, 3, start=50))])
+        assert same(store.read([Read(("b",))])[0], assign(numbers(2, 4), index, numbers(2, 3, start=50)))
+
+    def test_write_last_wins_many(self, location: Location) -> None:
+        """Last wins for hundreds of repeats too, where a parallel scatter would be a race."""
+        self.needs(Cap.WRITE, Cap.PARTIAL_WRITE)
+        picked = torch.randint(0, 7, (800,), generator=torch.Generator().manual_seed(1))
+        value = numbers(800, 3)
+        store = self.holding(location, {("a",): torch.zeros(7, 3)})
+        store.write([Write(("a",), (picked,), value)])
+        assert same(store.read([Read(("a",))])[0], assign(torch.zeros(7, 3), (picked,), value))
+
+    def test_write_batch_in_order(self, location: Location) -> None:
+        """Writes of one batch to one leaf take effect in their order."""
+        self.needs(Cap.WRITE)
+        store = self.holding(location, {("a",): numbers(3)})
+        store.write([Write(("a",), (), numbers(3, start=10)), Write(("a",), (), numbers(3, start=20))])
+        assert same(store.read([Read(("a",))])[0], numbers(3, start=20))
+
+    def test_write_batch_of_rows(self, location: Location) -> None:
+        """Several row writes to several leaves in one call."""
+        self.needs(Cap.WRITE, Cap.PARTIAL_WRITE)
+        store = self.holding(location, {("a",): torch.zeros(6, 2), ("b",): torch.zeros(6, dtype=torch.int64)})
+        store.write(
+            [
+                Write(("a",), (slice(0, 2, 1),), numbers(2, 2)),
+                Write(("b",), (rows(5, 3),), numbers(2, dtype=torch.int64, start=1)),
+                Write(("a",), (slice(1, 3, 1),), numbers(2, 2, start=10)),
+            ]
+        )
+        a, b = store.read([Read(("a",)), Read(("b",))])
+        assert a.tolist() == [[0, 1], [10, 11], [12, 13], [0, 0], [0, 0], [0, 0]]
+        assert b.tolist() == [0, 0, 0, 2, 0, 1]
+
+    def test_write_nothing(self, location: Location) -> None:
+        """Empty batches are no error and change nothing."""
+        self.needs(Cap.WRITE)
+        store = self.holding(location, {("a",): numbers(2)})
+        store.write([])
+        store.create({})
+        store.delete([])
+        assert list(store.paths()) == [("a",)]
+        assert same(store.read([Read(("a",))])[0], numbers(2))
+
+    def test_missing_leaf_write(self, location: Location) -> None:
+        """Writing to a leaf that was not created names it and makes nothing."""
+        self.needs(Cap.WRITE)
+        store = self.holding(location, {("group", "there"): numbers(2)})
+        with pytest.raises(KeyNotFoundError) as caught:
+            store.write([Write(("group", "absent-leaf"), (), numbers(2))])
+        assert "'group'" in str(caught.value)
+        assert "'absent-leaf'" in str(caught.value)
+        assert set(store.paths()) == {("group", "there")}
+
+    def test_write_through_the_end(self, location: Location) -> None:
+        """The last row and the last element of a large leaf are written: block edges hide mistakes."""
+        self.needs(Cap.WRITE, Cap.PARTIAL_WRITE)
+        store = self.opened(location, "w")
+        store.create({("a",): LeafSpec((1025, 33), "int32")})
+        store.write([Write(("a",), (slice(1024, 1025, 1), slice(32, 33, 1)), torch.tensor([[7]], dtype=torch.int32))])
+        (got,) = store.read([Read(("a",))])
+        assert int(got.sum()) == 7
+        assert int(got[1024, 32]) == 7
+
+    def test_large_leaf(self, location: Location) -> None:
+        """Several MiB in one leaf, written in blocks of rows and read back whole."""
+        self.needs(Cap.WRITE)
+        value = sample("float32", (1024, 1024))
+        store = self.opened(location, "w")
+        if Cap.PARTIAL_WRITE not in self.caps:
+            fill(store, {("a",): value})
+        else:
+            store.create({("a",): LeafSpec(value.shape, value.dtype)})
+            for start in range(0, 1024, 300):
+                stop = min(start + 300, 1024)
+                store.write([Write(("a",), (slice(start, stop, 1),), value[start:stop])])
+        assert same(store.read([Read(("a",))])[0], value)
