@@ -43,12 +43,16 @@ class TDStoreError(Exception):
         return self.message if self.hint is None else f"{self.message}\nHint: {self.hint}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.__dict__.copy())
+        state = self.__dict__.copy()
+        if isinstance(self, OSError):
+            state["errno"] = self.errno  # OSError keeps it outside of __dict__
+        return _rebuild, (type(self), state)
 
 
 def _rebuild(cls: type[TDStoreError], state: dict[str, object]) -> TDStoreError:
     error = cls.__new__(cls, state["message"])
-    error.__dict__.update(state)
+    for name, value in state.items():
+        setattr(error, name, value)
     return error
 
 

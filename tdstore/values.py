@@ -100,6 +100,11 @@ def _decode_tagged(tag: str, body: JSON, depth: int) -> Any:
     raise ValueError(f"unknown tagged value {tag!r}; a newer tdstore may have written it")
 
 
+def _complex(pair: Any) -> complex:
+    real, imag = pair
+    return complex(real, imag)
+
+
 def _float(text: str) -> float:
     return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[text]
 
@@ -110,7 +115,7 @@ _TAGGED: tuple[tuple[type, str, Callable[[Any], Any], Callable[[Any], Any]], ...
     (torch.Size, "$size", list, torch.Size),
     (torch.dtype, "$dtype", dtype_name, as_dtype),
     (torch.device, "$device", str, torch.device),
-    (complex, "$complex", lambda v: [v.real, v.imag], lambda v: complex(*v)),
+    (complex, "$complex", lambda v: [v.real, v.imag], _complex),
     (set, "$set", list, set),
     (frozenset, "$frozenset", list, frozenset),
     (int, "$int", str, int),

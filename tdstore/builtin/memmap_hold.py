@@ -126,10 +126,7 @@ class Hold:
     # -- tidying -------------------------------------------------------------------------
     def clear_remains(self, log: Log, keep: set[FileParts]) -> None:
         """Remove what commits that were cut short left: files that no leaf of the manifest names."""
-        with os.scandir(self.root) as entries:
-            temps = [e.name for e in entries if files.is_temp(e.name)]
-        for name in temps:
-            files.unlink_if_there(name, self.root)
+        self.unlink([parts for parts, is_dir in files.walk(self.root) if not is_dir and files.is_temp(parts[-1])])
         self.unlink(parts for parts in log.files if parts not in keep and all(map(manifest.is_plain_name, parts)))
 
     def unlink(self, parts: Iterable[FileParts]) -> None:

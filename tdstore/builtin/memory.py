@@ -1,7 +1,5 @@
 """The `memory` backend: a dict of CPU tensors."""
 
-# ruff: noqa: D102 - the methods of Store say what they do there
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

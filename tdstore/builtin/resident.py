@@ -1,7 +1,5 @@
 """What resident stores share: leaves are live tensors, so reading and writing is torch's own indexing."""
 
-# ruff: noqa: D102 - the methods of Store say what they do there
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

@@ -1,0 +1,1 @@
+"""Containers: what users hold, over live tensors or over a store."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,15 +47,25 @@ class IndexedTree(HomeMixin):
                 return self
             new = torch.Size((max(0, -(-(stop - start) // step)), *batch[1:]))
             return self._view_at(index, new, self._names, len(batch))
-        rows = self._rows_of(index)
+        if kind is Tensor and index.dtype is torch.int64 and index.ndim == 1 and self._starts_with_cpu_tensor():
+            try:  # torch checks the rows as it copies them: good ones need not be checked before
+                return self._take(index, torch.Size((index.shape[0], *batch[1:])), self._names, len(batch))
+            except IndexError:
+                rows = self._rows_of(index)  # negative rows, or the error to tell
+        else:
+            rows = self._rows_of(index)
         if rows is None:
             return self._at_terms((index,))
         return self._take(rows, torch.Size((rows.shape[0], *batch[1:])), self._names, len(batch))
 
+    def _starts_with_cpu_tensor(self) -> bool:
+        first = next(iter(self._data.values()), None)
+        return isinstance(first, Tensor) and first.device.type == "cpu"
+
     def _rows_of(self, index: Any) -> Tensor | None:
         """Rows of the first dimension for a list, mask, range, array or 1-D tensor, checked once for all leaves."""
         if type(index) is range:
-            index = torch.arange(index.start, index.stop, index.step)
+            index = torch.from_numpy(np.arange(index.start, index.stop, index.step))
         elif not isinstance(index, (Tensor, list)) and not hasattr(index, "__array__"):
             return None
         rows = as_rows(index, self._batch_size[0])
@@ -151,32 +162,43 @@ class IndexedTree(HomeMixin):
         else:
             return False
         pairs: list[tuple[Tensor, Tensor]] = []
-        if value._batch_size != new or not self._pair(value, pairs, len(new) - len(batch)):
+        if value._batch_size != new or not self._pair(value, index, len(new) - len(batch), pairs):
             return False
-        if isinstance(index, Tensor) and len(index) > _PARALLEL_ROWS:
+        if not isinstance(index, Tensor):
+            for mine, theirs in pairs:
+                mine.copy_(theirs)
+        elif len(index) > _PARALLEL_ROWS:
             for mine, theirs in pairs:
                 scatter(mine, (index,), theirs.to(mine.dtype))
-            return True
-        for mine, theirs in pairs:
-            mine[index] = theirs
+        else:
+            for mine, theirs in pairs:
+                mine[index] = theirs
         return True
 
-    def _pair(self, other: IndexedTree, pairs: list[tuple[Tensor, Tensor]], shift: int) -> bool:
-        """Match tensors by key; `shift` is how many batch dimensions the other side has more."""
+    def _pair(self, other: IndexedTree, index: Any, shift: int, pairs: list[tuple[Tensor, Tensor]]) -> bool:
+        """Match tensors by key: views at an int or slice, whole leaves for rows. False if anything does not fit.
+
+        `shift` is how many batch dimensions the other side has more.
+        """
         theirs = other._data
         if len(theirs) != len(self._data):
             return False
+        views = not isinstance(index, Tensor)
         n = len(self._batch_size)
         for key, mine in self._data.items():
             match = theirs.get(key)
             if isinstance(mine, Tensor):
                 if not isinstance(match, Tensor) or match.device != mine.device:
                     return False
-                if mine.ndim != n and match.shape[n + shift :] != mine.shape[n:]:
+                if views:
+                    mine = mine[index]
+                    if mine.shape != match.shape:
+                        return False
+                elif match.shape[n + shift :] != mine.shape[n:]:
                     return False
                 pairs.append((mine, match))
             elif isinstance(mine, IndexedTree) and isinstance(match, IndexedTree):
-                if not mine._pair(match, pairs, shift):
+                if not mine._pair(match, index, shift, pairs):
                     return False
             else:
                 return False

@@ -134,6 +134,9 @@ def cat(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     length = 0
     for part in parts:
         other = part._batch_size
+        if other == batch:
+            length += batch[at]
+            continue
         if len(other) != len(batch) or other[:at] != batch[:at] or other[at + 1 :] != batch[at + 1 :]:
             raise BatchSizeError(f"cannot concatenate batch sizes {list(batch)} and {list(other)} along {at}")
         length += other[at]

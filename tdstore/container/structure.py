@@ -12,7 +12,7 @@ from torch import Tensor
 from tdstore.container.access import NO_DEFAULT, AccessMixin
 from tdstore.container.core import GROUP, Container
 from tdstore.container.names import as_names
-from tdstore.container.nontensor import NonTensor, NonTensorData
+from tdstore.container.nontensor import NonTensor
 from tdstore.errors import KeyNotFoundError
 from tdstore.keys import unravel
 from tdstore.shapes import as_size
@@ -305,8 +305,9 @@ class StructureMixin(AccessMixin):
             out: write the results into this one.
         """
         return self._apply(
-            lambda path, *leaves: fn(*leaves),
+            fn,
             others,
+            False,
             batch_size=batch_size,
             device=device,
             names=names,
@@ -325,7 +326,7 @@ class StructureMixin(AccessMixin):
             key = path if nested_keys and len(path) > 1 else path[-1]
             return fn(key, *leaves)
 
-        return self._apply(call, others, **kwargs)
+        return self._apply(call, others, True, **kwargs)
 
     def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
         """Map `fn` over the leaves and write the results back in place."""
@@ -336,6 +337,7 @@ class StructureMixin(AccessMixin):
         self,
         fn: Callable[..., Any],
         others: tuple[Any, ...],
+        named: bool,
         *,
         batch_size: Any = None,
         device: Any = NO_DEFAULT,
@@ -351,17 +353,8 @@ class StructureMixin(AccessMixin):
         target = self if inplace else out
         td = self._resident()
         batch = td._batch_size if batch_size is None else as_size(batch_size)
-        made = _map_tree(
-            td,
-            [o._resident() for o in others],
-            fn,
-            (),
-            batch,
-            len(td._batch_size),
-            default,
-            filter_empty,
-            call_on_nested,
-        )
+        plan = _Map(fn, named, len(td._batch_size), default, filter_empty, call_on_nested)
+        made = plan.run(td, [o._resident() for o in others], (), batch)
         if target is not None:
             if made is not None:
                 target.update(made, inplace=True)
@@ -384,53 +377,55 @@ class StructureMixin(AccessMixin):
         return copy
 
 
-def _map_tree(
-    td: Any,
-    others: list[Any],
-    fn: Callable[..., Any],
-    path: Path,
-    batch: torch.Size,
-    n: int,
-    default: Any,
-    filter_empty: bool | None,
-    call_on_nested: bool,
-) -> Any:
-    data: dict[str, Any] = {}
-    dropped = False
-    for key, value in td._data.items():
-        here = (*path, key)
-        if isinstance(value, NonTensor):
-            if value.batch_size[:n] == td._batch_size[:n] and batch != td._batch_size[:n]:
-                value = NonTensorData(value.data, batch) if isinstance(value, NonTensorData) else value
-            data[key] = value
-            continue
-        rest = [_other_entry(o, here, default) for o in others]
-        if isinstance(value, Container) and not call_on_nested:
-            nested: Any = value._resident()
-            wide = torch.Size((*batch, *nested._batch_size[n:]))
-            below = [r if r is not default else nested._resident_class._new({}, wide, None, None) for r in rest]
-            made = _map_tree(
-                nested, [b._resident() for b in below], fn, here, wide, n, default, filter_empty, call_on_nested
-            )
-        else:
-            made = fn(here, *([value, *rest]))
-        if made is None:
-            dropped = True
-            continue
-        data[key] = made
-    if not data and (filter_empty or (filter_empty is None and dropped)):
-        return None
-    built = td._resident_class._new({}, batch, td._device, None)
-    for key, value in data.items():
-        if (
-            type(value) is Tensor
-            and value.shape[: len(batch)] == batch
-            and (built._device is None or value.device == built._device)
-        ):
-            built._data[key] = value
-        else:
-            built._data[key] = built._coerce(key, value)
-    return built
+class _Map:
+    """One walk of `apply`: a function over the leaves of a tree and of others beside it."""
+
+    __slots__ = ("call_on_nested", "default", "filter_empty", "fn", "n", "named")
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        named: bool,
+        n: int,
+        default: Any,
+        filter_empty: bool | None,
+        call_on_nested: bool,
+    ) -> None:
+        self.fn, self.named, self.n, self.default = fn, named, n, default
+        self.filter_empty, self.call_on_nested = filter_empty, call_on_nested
+
+    def run(self, td: Any, others: list[Any], path: Path, batch: torch.Size) -> Any:
+        fn, named = self.fn, self.named
+        data: dict[str, Any] = {}
+        dropped = False
+        built = td._resident_class._new(data, batch, td._device, None)
+        for key, value in td._data.items():
+            if isinstance(value, NonTensor):
+                data[key] = built._coerce(key, value)
+                continue
+            rest = [_other_entry(o, (*path, key), self.default) for o in others] if others else ()
+            if isinstance(value, Tensor) or self.call_on_nested:
+                made = fn((*path, key), value, *rest) if named else fn(value, *rest)
+            else:
+                nested: Any = value._resident()
+                wide = batch
+                if len(nested._batch_size) != self.n:
+                    wide = torch.Size((*batch, *nested._batch_size[self.n :]))
+                below = [_or_empty(r, self.default, nested)._resident() for r in rest]
+                made = self.run(nested, below, (*path, key) if named or others else (), wide)
+            if made is None:
+                dropped = True
+            elif type(made) is Tensor and td._device is None and made.shape[: len(batch)] == batch:
+                data[key] = made
+            else:
+                data[key] = built._coerce(key, made)
+        if not data and (self.filter_empty or (self.filter_empty is None and dropped)):
+            return None
+        return built
+
+
+def _or_empty(entry: Any, default: Any, like: Any) -> Any:
+    return entry if entry is not default else like._resident_class._new({}, like._batch_size, None, None)
 
 
 def _other_entry(other: Any, path: Path, default: Any) -> Any:

@@ -147,7 +147,7 @@ class TensorDict(IndexedTree):
                     self._data[index] = value
                     return
             self.set(index, value)
-        elif is_key(index):
+        elif type(index) is tuple and is_key(index):
             self.set(index, value)
         else:
             self._set_rows(index, value)

@@ -21,6 +21,9 @@ VIEW_FLAGS = READONLY | MAPPED | SHARED
 """What a view of the entries inherits."""
 
 
+_allocate: Any = object.__new__
+
+
 class ResidentTree(TensorDictBase):
     """Entries in a plain dict; nested containers are entries too."""
 
@@ -35,7 +38,7 @@ class ResidentTree(TensorDictBase):
         cls, data: dict[str, Any], batch: torch.Size, device: torch.device | None, names: Names, state: int = 0
     ) -> Self:
         """Build from checked parts, without `__init__`."""
-        td = cls.__new__(cls)
+        td: Self = _allocate(cls)
         td._data = data
         td._batch_size = batch
         td._device = device

@@ -82,6 +82,8 @@ def check(backend: Backend, args: argparse.Namespace, options: dict[str, object]
             "-p",
             "no:cacheprovider",
             "-q",
+            "-W",
+            "ignore::pytest.PytestAssertRewriteWarning",
             "-rf",
         ]
         del sys.modules[installed.__name__]  # pytest imports it again, with the job in the environment

@@ -85,6 +85,9 @@ class WrappedStore(Store):
         self.before_call("verify", 0 if paths is None else len(paths))
         return self.inner.verify(paths)
 
+    def group_location(self, path: Path) -> str:
+        return self.inner.group_location(path)
+
     def nbytes_stored(self) -> int | None:
         return self.inner.nbytes_stored()
 

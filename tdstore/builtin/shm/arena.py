@@ -48,6 +48,8 @@ _RECORDS = (128, 192)
 _RECORD = struct.Struct("<QQQQI")
 _CRC = struct.Struct("<I")
 _CURSOR = 256 // 8
+# A hole, which costs nothing: a small store then needs one mapping, and one descriptor.
+_RESERVED = 4 << 20
 _FALLOCATE = 256 << 20
 _ASK = 64 << 20
 _FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux
@@ -97,7 +99,7 @@ class Arena:
         """Lay out a new, empty file."""
         try:
             with io_errors(url, "making a shared store"):
-                os.ftruncate(fd, START)
+                os.ftruncate(fd, _RESERVED)
                 # Always: a store through the mapping must not meet a full disk.
                 os.posix_fallocate(fd, 0, START)
                 head = _WHAT.pack(MAGIC, VERSION, secrets.token_bytes(16), boot_id(), *this_process())
@@ -117,7 +119,8 @@ class Arena:
             StoreBusyError: another one held it for `timeout` seconds.
         """
         # A description of its own: a lock through an inherited descriptor would be shared with its other users.
-        fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
+        with io_errors(self.url, "locking"):
+            fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
             self._lock(fd, time.monotonic() + timeout, timeout)
             try:
@@ -170,7 +173,7 @@ class Arena:
         with io_errors(self.url, f"making room for {end - begin} bytes"):
             if end > size:
                 # Doubling keeps the mappings few; the tail is a hole and costs nothing.
-                grown = end + reserve if size == START else max(end, 2 * size)
+                grown = end + reserve if cursor == START else max(end, 2 * size)
                 os.ftruncate(self.fd, _up(grown, PAGE))
             if self.preallocate:
                 self._reserve(begin, end)
@@ -227,7 +230,8 @@ class Arena:
             raise StoreIOError(
                 f"{self.url} cannot be mapped: {error}",
                 url=self.url,
-                hint="a process may have `ulimit -n` open files; each open shared store takes two",
+                hint="a process may have `ulimit -n` open files; each open shared store takes one to three",
+                errno=_why_not_mapped(self.fd),
             ) from error
         self._size = size
 
@@ -324,6 +328,15 @@ def _crc(data: bytes) -> bytes:
 
 def _up(n: int, align: int) -> int:
     return -(-n // align) * align
+
+
+def _why_not_mapped(fd: int) -> int:
+    # torch tells no errno: do again what it does first.
+    try:
+        os.close(os.dup(fd))
+    except OSError as error:
+        return error.errno or errno.ENOMEM
+    return errno.ENOMEM
 
 
 @lru_cache

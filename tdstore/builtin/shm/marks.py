@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import weakref
+from typing import Any
+
+import numpy as np
 
 from tdstore.builtin.shm.arena import SLOT_WORDS, SLOTS, SLOTS_AT, Arena
 from tdstore.builtin.shm.process import Process, alive, this_process
@@ -44,10 +47,8 @@ class Marks:
         words = self._arena.words
         me = this_process()
         with self._arena.locked(self._timeout):
-            for base in _bases():
-                owner = Process(*map(int, words[base : base + 3]))
-                if owner.pid and (words[base + 3] or alive(owner)):
-                    continue
+            base = _free_slot(self._arena)
+            if base is not None:
                 words[base + 1 : base + 3] = me.start, me.namespace
                 words[base] = me.pid
                 self._taken.append(base)
@@ -61,9 +62,18 @@ class Marks:
         )
 
 
+def _free_slot(arena: Arena) -> int | None:
+    """The first word of a slot without a writer, or whose writer ended between two writes."""
+    slots = _slots(arena)
+    free = (slots[:, 0] == 0).nonzero()[0].tolist()
+    if not free:
+        free = [i for i, row in enumerate(slots.tolist()) if not row[3] and not alive(Process(*row[:3]))]
+    return SLOTS_AT // 8 + free[0] * SLOT_WORDS if free else None
+
+
 def dirty(arena: Arena) -> dict[int, Process]:
     """Offsets of leaves whose writer ended in the middle of writing them, and that writer."""
-    slots = arena.words[SLOTS_AT // 8 :].reshape(SLOTS, SLOT_WORDS)
+    slots = _slots(arena)
     found = {}
     for row in slots[slots[:, 3] != 0].tolist():
         if not alive(writer := Process(*row[:3])):
@@ -74,13 +84,13 @@ def dirty(arena: Arena) -> dict[int, Process]:
 def forgive(arena: Arena, timeout: float) -> None:
     """Clear the marks of writers that ended."""
     with arena.locked(timeout):
-        for base in _bases():
-            if arena.words[base + 3] and not alive(Process(*map(int, arena.words[base : base + 3]))):
-                arena.words[base : base + 4] = 0
+        for row in _slots(arena):
+            if row[3] and not alive(Process(*row[:3].tolist())):
+                row[:] = 0
 
 
-def _bases() -> range:
-    return range(SLOTS_AT // 8, SLOTS_AT // 8 + SLOTS * SLOT_WORDS, SLOT_WORDS)
+def _slots(arena: Arena) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    return arena.words[SLOTS_AT // 8 :].reshape(SLOTS, SLOT_WORDS)
 
 
 def _release(arena: Arena, taken: list[int]) -> None:
