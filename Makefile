@@ -1,0 +1,86 @@
+# Two commands on a fresh machine with Python 3.11 and pip: `make demo` and `make test`.
+# Each makes .venv and installs what constraints-dev.txt pins; a second run installs nothing.
+
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+PACKAGES := tdstore $(foreach plugin,$(PLUGINS),$(plugin)/$(subst -,_,$(notdir $(plugin))))
+
+# What builds our distributions, and what tests and shows them. Versions are in constraints-dev.txt.
+BUILD_TOOLS := hatchling editables
+DEV_TOOLS := pytest pytest-timeout pytest-xdist hypothesis tensordict mypy ruff tqdm ale-py gymnasium
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints-dev.txt
+
+# Tests run on this many processes; PYTEST_WORKERS=0 for one, in this process.
+PYTEST_WORKERS ?= 2
+
+.PHONY: help demo test lint types pytest docs kit bench install clean
+
+help:
+	@echo 'make demo    play Atari, store it on every backend, check and compare (ARGS=--quick: a small one)'
+	@echo 'make test    lint + types + all tests'
+	@echo 'make lint | types | pytest (ARGS="tests/test_keys.py -x") | docs   parts of it'
+	@echo 'make kit     the conformance kit on every installed local backend'
+	@echo 'make bench   benchmarks against the tensordict package (ARGS=--quick)'
+	@echo 'make clean   remove caches and demo-data; the environment stays (rm -r $(VENV) for that)'
+
+demo: $(STAMP)
+	$(BIN)/python examples/atari_demo $(ARGS)
+
+test: lint types
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy --strict $(PACKAGES)
+
+pytest: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+docs: $(STAMP)
+	$(BIN)/python -m pytest tests/test_docs.py $(ARGS)
+
+kit: $(STAMP)
+	$(BIN)/python -m tdstore.testing memory --no-location
+	$(BIN)/python -m tdstore.testing shared --location shm://kit-
+	$(BIN)/python -m tdstore.testing memmap
+	$(BIN)/python -m tdstore.testing h5
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/ops.py $(ARGS)
+	$(BIN)/python benchmarks/stores.py $(ARGS)
+
+install: $(STAMP)
+
+# Our own distributions are given in one command, as folders: nothing is looked up by their names.
+# They are built with the pinned tools rather than with whatever is newest today.
+$(STAMP): constraints-dev.txt pyproject.toml $(PLUGINS:%=%/pyproject.toml)
+	@test -x $(BIN)/python || $(MAKE) --no-print-directory $(VENV)
+	$(PIP) $(BUILD_TOOLS)
+	$(PIP) --no-build-isolation --editable . $(PLUGINS:%=--editable %) $(DEV_TOOLS)
+	@touch $@
+
+# Debian keeps ensurepip in a package of its own; pip can fill the environment from outside instead.
+$(VENV):
+	@for python in $(PYTHON) python3.11 python3; do \
+	    if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	if test -z "$$found"; then \
+	    echo 'tdstore needs Python 3.11 or newer, and neither python3.11 nor python3 is one.' >&2; \
+	    echo 'Hint: install it, or name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11' >&2; exit 1; \
+	fi; \
+	echo "making $(VENV) with $$found"; \
+	if $$found -c 'import ensurepip' 2>/dev/null; then $$found -m venv $(VENV); \
+	else $$found -m venv --without-pip $(VENV) && $$found -m pip --python $(VENV)/bin/python install pip; fi
+
+clean:
+	rm -rf demo-data build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print | xargs rm -rf

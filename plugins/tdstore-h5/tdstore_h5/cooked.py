@@ -1,0 +1,144 @@
+"""Datasets that h5py must decode: chunked, compressed, of another byte order. Any index, memory O(batch)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.dtypes import to_numpy
+from tdstore.indexing import last_wins, sorted_unique
+from tdstore.types import LeafSpec, StoreIndex
+from tdstore_h5.raw import Bytes, shape_of
+
+PIECE = 1024
+"""Rows of one HDF5 selection: building it takes time that grows faster than the number of rows."""
+DENSE = 4
+"""A stretch of rows is read whole if at least one row in so many is wanted."""
+BLOCK_BYTES = 8 << 20
+
+
+def read(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, out: Tensor | None) -> Tensor:
+    """`leaf[index]` in memory of its own, or in `out`."""
+    shape = shape_of(spec.shape, index)
+    at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
+    inverse = None
+    if at is not None:
+        rows, inverse = sorted_unique(index[at])  # type: ignore[arg-type]
+        part = torch.empty((*shape[:at], len(rows), *shape[at + 1 :]), dtype=spec.dtype)
+        _read_rows(dataset, index, at, rows.numpy(), to_numpy(part))
+    else:
+        part = (
+            out
+            if out is not None and out.is_contiguous() and out.shape == shape
+            else torch.empty(shape, dtype=spec.dtype)
+        )
+        _read_block(dataset, _slices(index), to_numpy(part))
+        if part is out:
+            return part
+    if inverse is not None:
+        assert at is not None
+        part = part.index_select(at, inverse)
+    return part if out is None else out.copy_(part)
+
+
+def write(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, value: Tensor) -> None:
+    """Put `value` at `leaf[index]`; the last of repeated rows wins."""
+    if not value.numel():
+        return
+    at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
+    if at is None:
+        dataset[_slices(index) or ()] = to_numpy(value.contiguous())
+        return
+    rows, positions = last_wins(index[at])  # type: ignore[arg-type]
+    order = np.argsort(rows.numpy(), kind="stable")
+    take = torch.from_numpy(order) if positions is None else positions[torch.from_numpy(order)]
+    ordered = rows.numpy()[order]
+    for where, piece in _pieces(ordered):
+        target = (*_slices(index[:at]), piece, *_slices(index[at + 1 :]))
+        dataset[target] = to_numpy(value.index_select(at, take[where]))
+
+
+def read_bytes(dataset: h5py.Dataset, spec: LeafSpec, start: int, stop: int) -> Bytes:
+    """Bytes of the leaf as it lies in memory, C order."""
+    if not spec.shape:
+        whole = read(dataset, spec, (), None)
+        return to_numpy(whole.reshape(1)).view(np.uint8)[start:stop]
+    row = spec.nbytes // spec.shape[0]
+    first, last = start // row, -(-stop // row)
+    if row > 2 * BLOCK_BYTES and len(spec.shape) > 1:
+        return _read_within(dataset, spec, start, stop)
+    rows = read(dataset, spec, (slice(first, last, 1),), None)
+    return to_numpy(rows.reshape(-1)).view(np.uint8)[start - first * row : stop - first * row]
+
+
+def _read_within(dataset: h5py.Dataset, spec: LeafSpec, start: int, stop: int) -> Bytes:
+    """Bytes of a leaf whose rows are huge: row by row, by ranges of the next dimension that is small enough."""
+    shape, itemsize = spec.shape, spec.dtype.itemsize
+    dim = next((d for d in range(len(shape)) if math.prod(shape[d + 1 :]) * itemsize <= BLOCK_BYTES), len(shape) - 1)
+    unit = math.prod(shape[dim + 1 :]) * itemsize
+    out = np.empty(stop - start, np.uint8)
+    at = start
+    while at < stop:
+        position, place = at // unit, []
+        for size in reversed(shape[: dim + 1]):
+            position, rest = divmod(position, size)
+            place.append(rest)
+        *lead, first = reversed(place)
+        skip = at % unit
+        last = min(shape[dim], first + -(-(skip + stop - at) // unit))
+        index = (*(slice(i, i + 1, 1) for i in lead), slice(first, last, 1))
+        part = to_numpy(read(dataset, spec, index, None).reshape(-1)).view(np.uint8)[skip:][: stop - at]
+        out[at - start : at - start + len(part)] = part
+        at += len(part)
+    return out
+
+
+def block_rows(dataset: h5py.Dataset, spec: LeafSpec) -> int:
+    """How many rows to move at a time: some MiB, whole chunks."""
+    row = max(1, spec.nbytes // max(1, spec.shape[0]))
+    rows = max(1, BLOCK_BYTES // row)
+    chunk = dataset.chunks[0] if dataset.chunks else 1
+    return int(max(1, rows // chunk) * chunk)
+
+
+def _read_rows(dataset: h5py.Dataset, index: StoreIndex, at: int, rows: np.ndarray[Any, Any], out: Any) -> None:
+    before, after = _slices(index[:at]), _slices(index[at + 1 :])
+    head = (slice(None),) * at
+    for where, piece in _pieces(rows):
+        target = out[(*head, where)]
+        if isinstance(piece, slice) or not target.size:
+            first, last = (piece.start, piece.stop) if isinstance(piece, slice) else (0, 0)
+            _read_block(dataset, (*before, slice(first, last), *after), target)
+            continue
+        low, high = int(piece[0]), int(piece[-1]) + 1
+        if high - low <= DENSE * len(piece):
+            target[...] = dataset[(*before, slice(low, high), *after)][(*head, piece - low)]
+        else:
+            target[...] = dataset[(*before, piece, *after)]
+
+
+def _read_block(dataset: h5py.Dataset, slices: tuple[slice, ...], out: Any) -> None:
+    if not out.size:
+        return
+    if out.flags.c_contiguous and out.ndim:
+        dataset.read_direct(out, slices or None)
+    else:
+        out[...] = dataset[slices or ()]
+
+
+def _pieces(rows: np.ndarray[Any, Any]) -> list[tuple[slice, slice | np.ndarray[Any, Any]]]:
+    """Increasing rows in pieces that HDF5 selects quickly, each with its place among the rows."""
+    if not len(rows):
+        return []
+    if int(rows[-1]) - int(rows[0]) + 1 == len(rows):
+        return [(slice(0, len(rows)), slice(int(rows[0]), int(rows[-1]) + 1))]
+    return [(slice(i, min(i + PIECE, len(rows))), rows[i : i + PIECE]) for i in range(0, len(rows), PIECE)]
+
+
+def _slices(index: StoreIndex) -> tuple[slice, ...]:
+    return tuple(term for term in index if isinstance(term, slice))

@@ -1,0 +1,70 @@
+"""h5py's exceptions as tdstore's: one context manager decides."""
+
+from __future__ import annotations
+
+import errno
+import re
+from types import TracebackType
+
+from tdstore.errors import CorruptStoreError, OptionError, StoreBusyError, StoreError, StoreIOError, TDStoreError
+from tdstore.files import raise_io
+
+# HDF5 keeps the errno of a failed system call in its text only.
+_ERRNO = re.compile(r"errno = (\d+)")
+_MEDIUM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EROFS, errno.EACCES, errno.EPERM}
+# What h5py raises for a damaged file, or an option that it cannot take.
+_LIBRARY = (RuntimeError, ValueError, TypeError, KeyError, OverflowError, NotImplementedError, SystemError)
+
+
+class h5_errors:  # noqa: N801 - reads as a statement: `with h5_errors(url, "reading"):`
+    """Turn whatever h5py raises into the `StoreError` of its kind.
+
+    A failing medium is a `StoreIOError` with its errno. Anything else is `otherwise`:
+    `CorruptStoreError` where the file is read, `OptionError` where the caller's options are applied.
+    """
+
+    __slots__ = ("doing", "otherwise", "url")
+
+    def __init__(self, url: str, doing: str, otherwise: type[StoreError] = CorruptStoreError) -> None:
+        self.url = url
+        self.doing = doing
+        self.otherwise = otherwise
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, TDStoreError):
+            return
+        if isinstance(error, (OSError, *_LIBRARY)):
+            raise_h5(error, self.url, self.doing, self.otherwise)
+
+
+def raise_h5(error: Exception, url: str, doing: str, otherwise: type[StoreError] = CorruptStoreError) -> None:
+    """Raise the `StoreError` for an exception of h5py."""
+    text = " ".join(str(error).split())
+    found = _ERRNO.search(text)
+    code = int(found[1]) if found else getattr(error, "errno", None)
+    if isinstance(error, BlockingIOError) or "locking flag values" in text or "already open" in text:
+        raise StoreBusyError(
+            f"{url}: {doing}: h5py has it open, here or in another process: {text}", url=url, hint="close it there"
+        ) from error
+    if code in _MEDIUM:
+        full = code in (errno.ENOSPC, errno.EDQUOT)
+        raise StoreIOError(
+            f"{url}: {doing}: {errno.errorcode.get(code, code)}: {text}",
+            url=url,
+            hint="free some space and try again; what was saved before is intact" if full else None,
+            errno=code,
+        ) from error
+    if isinstance(error, OSError) and error.errno is not None and found is None:
+        raise_io(error, url, doing)
+    hint = "the file is damaged, or not HDF5" if otherwise is CorruptStoreError else None
+    raise otherwise(f"{url}: {doing}: {text}", url=url, hint=hint) from error
+
+
+def option_error(url: str, text: str, hint: str | None = None) -> OptionError:
+    """An `OptionError` that names the file."""
+    return OptionError(f"{url}: {text}", url=url, hint=hint)

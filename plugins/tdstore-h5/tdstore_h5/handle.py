@@ -1,0 +1,280 @@
+"""One opened file: its descriptor, its lock, its h5py handle, and what becomes of them in a forked child.
+
+Our locks are flocks on the file itself, so they exclude h5py in other processes as its own would:
+a writer in place holds it alone, readers share it, and both die with their process.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+import weakref
+from typing import Any
+
+import h5py
+from h5py import h5f, h5p
+
+from tdstore.errors import OptionError, StoreBusyError, StoreIOError, StoreNotFoundError
+from tdstore.files import NotRegularError, raise_io
+from tdstore_h5.faults import h5_errors
+
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class Handle:
+    """Everything that must be let go of."""
+
+    def __init__(self, path: str, fd: int, url: str, *, write: bool, locking: bool | None) -> None:
+        self.path = path
+        self.url = url
+        self.fd = fd
+        self.write = write
+        self.locking = locking
+        self.alone = False
+        """Whether this handle holds the exclusive lock."""
+        self.pid = os.getpid()
+        self.child = False
+        """Whether this is a forked copy: it may read, the parent alone writes."""
+        self.unflushed = False
+        self.temporary = False
+        """Whether the file is not published yet, and vanishes with this handle."""
+        self.replaced = False
+        """Whether this process published another file over it: there is nothing left to commit."""
+        self._file: h5py.File | None = None
+        _LIVE.add(self)
+
+    @property
+    def file(self) -> h5py.File:
+        """The h5py handle."""
+        assert self._file is not None
+        return self._file
+
+    def open(self, path: str, mode: str, libver: str | tuple[str, str]) -> None:
+        """Open with h5py, and make sure that it is the file whose lock we hold."""
+        access = _access(libver, self.url)
+        if mode != "r" or self.locking is not None:
+            # A writer's lock would exclude ourselves. A reader's goes with ours, and must be asked for
+            # as other users of h5py in this process do, or HDF5 refuses to open one file twice.
+            access.set_file_locking(False, True)
+        name = os.fsencode(path)
+        with h5_errors(self.url, "opening"):
+            if mode == "w":
+                found = h5f.create(name, h5f.ACC_TRUNC, fapl=access)
+            else:
+                found = h5f.open(name, h5f.ACC_RDWR if mode == "r+" else h5f.ACC_RDONLY, fapl=access)
+            self._file = h5py.File(found)
+            mine, theirs = os.fstat(self.fd), os.fstat(found.get_vfd_handle())
+        if (mine.st_dev, mine.st_ino) != (theirs.st_dev, theirs.st_ino):
+            self.release()
+            raise StoreBusyError(f"{self.url} was replaced while it was opened", url=self.url, hint="try again")
+
+    def shut(self) -> None:
+        """Close HDF5's handle, keep ours."""
+        file, self._file = self._file, None
+        if file is not None:
+            with h5_errors(self.url, "closing"):
+                file.close()
+
+    def flush(self) -> None:
+        """Hand everything to the system."""
+        if self.unflushed and not self.child:
+            with h5_errors(self.url, "flushing"):
+                self.file.flush()
+            self.unflushed = False
+
+    def sync(self) -> None:
+        """Wait until what was flushed is on the medium."""
+        try:
+            os.fsync(self.fd)
+        except OSError as error:
+            raise_io(error, self.url, "syncing")
+
+    def release(self) -> None:
+        """Let go of everything; an error of the medium while HDF5 writes its rest is raised at the end."""
+        file, self._file = self._file, None
+        try:
+            if file is not None:
+                if self.pid != os.getpid() or self.child:
+                    _abandon(file)
+                else:
+                    with h5_errors(self.url, "closing"):
+                        file.close()
+        finally:
+            _LIVE.discard(self)
+            fd, self.fd = self.fd, -1
+            if fd >= 0:
+                if self.temporary and self.pid == os.getpid():
+                    _unlink_same(self.path, fd)
+                if self.pid == os.getpid() and self.locking is not False and not self.child:
+                    # Closing is not enough where a child, between fork and exec, still has a copy.
+                    fcntl.flock(fd, fcntl.LOCK_UN)
+                os.close(fd)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            self.release()
+
+    # -- locks --------------------------------------------------------------------------
+    def lock(self, *, alone: bool, timeout: float, why: str) -> None:
+        """Take the file's lock, waiting up to `timeout` seconds.
+
+        Raises:
+            StoreBusyError: somebody still holds it; names the process if the system tells.
+        """
+        if self.locking is False:
+            self.alone = alone
+            return
+        deadline = time.monotonic() + timeout
+        pause = 0.001
+        kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+        while True:
+            try:
+                fcntl.flock(self.fd, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise StoreBusyError(
+                        f"{self.url} is {'in use' if alone else 'being written'} by {holders(self.fd)}; "
+                        f"waited {timeout:g} s {why}",
+                        url=self.url,
+                        hint="close it there, or pass a longer lock_timeout=",
+                    ) from None
+                time.sleep(pause)
+                pause = min(2 * pause, 0.05)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS or self.locking:
+                    raise_io(error, self.url, "locking")
+                self.alone = alone
+                return
+            else:
+                self.alone = alone
+                return
+
+    def is_at(self, path: str) -> bool:
+        """Whether the path still names this file."""
+        try:
+            there = os.stat(path)
+        except OSError:
+            return False
+        mine = os.fstat(self.fd)
+        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+
+    def _before_fork(self) -> None:
+        if self._file is not None and self.write and not self.child:
+            self.flush()
+
+    def _in_child(self) -> None:
+        """Give the child descriptors of its own, for reading only.
+
+        The parent's share their lock, and HDF5 would write through its own one when the child exits.
+        """
+        self.child = True
+        fds = [self.fd] if self.fd >= 0 else []
+        if self._file is not None:
+            fds.append(self._file.id.get_vfd_handle())
+            self._file.id.locked = True
+        for fd in fds:
+            own = os.open(f"/proc/self/fd/{fd}" if os.path.isdir("/proc/self/fd") else self.path, os.O_RDONLY)
+            os.dup2(own, fd, inheritable=False)
+            os.close(own)
+        if not self.write and self.locking is not False and self.fd >= 0:
+            # The parent holds the same lock at this moment, so this cannot have to wait.
+            fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def _access(libver: str | tuple[str, str], url: str) -> Any:
+    bounds = (libver, "latest") if isinstance(libver, str) else tuple(libver)
+    known = {
+        name[7:].lower().replace("v18", "v108"): getattr(h5f, name) for name in dir(h5f) if name.startswith("LIBVER_")
+    }
+    if len(bounds) != 2 or not set(bounds) <= set(known):
+        raise OptionError(f"{url}: libver must be two of {', '.join(known)}, not {libver!r}", url=url)
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_fclose_degree(h5f.CLOSE_STRONG)
+    access.set_libver_bounds(*(known[name] for name in bounds))
+    # We read and write raw data past HDF5 wherever we can: it must keep none of it.
+    access.set_sieve_buf_size(0)
+    # Raw data at multiples of 64, so that a mapping of it is a tensor.
+    access.set_alignment(128, 64)
+    return access
+
+
+def open_plain(path: str, url: str, *, write: bool, locking: bool | None) -> Handle:
+    """Open an existing regular file, without h5py yet."""
+    try:
+        fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise StoreNotFoundError(f"{url}: there is no such file", url=url) from None
+    except OSError as error:
+        raise_io(error, url, "opening", writing=write)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise_io(NotRegularError(errno.ELOOP, "cannot be opened", path), url)
+    return Handle(path, fd, url, write=write, locking=locking)
+
+
+def own_writers(info: os.stat_result) -> list[Handle]:
+    """Handles of this process that hold a file alone."""
+    return [
+        h
+        for h in list(_LIVE)
+        if h.alone
+        and not h.child
+        and h.fd >= 0
+        and (s := os.fstat(h.fd)).st_ino == info.st_ino
+        and s.st_dev == info.st_dev
+    ]
+
+
+def holders(fd: int) -> str:
+    """Who holds a file's locks, for messages."""
+    info = os.fstat(fd)
+    place = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
+    pids = []
+    try:
+        with open("/proc/locks", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                words = line.split()
+                if place in words and "FLOCK" in words and "->" not in words:
+                    pids.append(int(words[words.index(place) - 1]))
+    except (OSError, ValueError):
+        return "another process"
+    others = [f"process {pid}" for pid in dict.fromkeys(pids) if pid > 0 and pid != os.getpid()]
+    if os.getpid() in pids:
+        others.append("this process")
+    return " and ".join(others) or "another process"
+
+
+def _abandon(file: h5py.File) -> None:
+    """Forget a handle without letting HDF5 write anything."""
+    file.id.locked = True
+
+
+def _unlink_same(path: str, fd: int) -> None:
+    """Remove our own temporary file, not one that took its name."""
+    try:
+        there, mine = os.stat(path), os.fstat(fd)
+        if (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino):
+            os.unlink(path)
+    except FileNotFoundError:
+        return  # somebody swept it
+    except OSError as error:
+        raise StoreIOError(f"cannot remove the temporary file {path}: {error.strerror}", errno=error.errno) from error
+
+
+_LIVE: weakref.WeakSet[Handle] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for handle in list(_LIVE):
+        handle._before_fork()
+
+
+def _after_fork_in_child() -> None:
+    for handle in list(_LIVE):
+        handle._in_child()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

@@ -1,0 +1,107 @@
+"""Layout options of leaves: those of h5py's `create_dataset`, checked by name and fitted to each leaf."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from tdstore.types import LeafSpec, Path, path_text
+from tdstore_h5.faults import option_error
+
+# Any of these asks for chunked storage.
+CHUNKED = ("chunks", "maxshape", "compression", "shuffle", "fletcher32", "scaleoffset")
+LAYOUT = (
+    *CHUNKED,
+    "compression_opts",
+    "track_times",
+    "track_order",
+    "fillvalue",
+    "fill_time",
+    "allow_unknown_filter",
+    "rdcc_nslots",
+    "rdcc_nbytes",
+    "rdcc_w0",
+)
+_OUTSIDE = ("external", "efile_prefix", "virtual_prefix")
+
+
+def check_names(options: Mapping[str, Any], url: str, path: Path | None = None) -> None:
+    """Refuse options that h5py does not have.
+
+    Raises:
+        OptionError: with the nearest name.
+    """
+    for name in options:
+        if name in _OUTSIDE:
+            raise option_error(url, f"the option {name!r} would keep data outside the file; it is not supported")
+        if name not in LAYOUT:
+            near = difflib.get_close_matches(name, LAYOUT, 1)
+            where = "" if path is None else f" (for {path_text(path)})"
+            raise option_error(
+                url,
+                f"no leaf option {name!r}{where}; there are {', '.join(LAYOUT)}",
+                f"did you mean {near[0]!r}?" if near else None,
+            )
+
+
+def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path) -> dict[str, Any]:
+    """The options of one leaf: its own over the file's, cut to its shape.
+
+    `chunks` and `maxshape` may name the leading dimensions only (`chunks=64`: 64 rows), are cut to
+    the leaf's number of dimensions, and chunks to its size. A scalar has no layout to choose.
+
+    Raises:
+        OptionError: an unknown option, or a value of the wrong kind.
+    """
+    check_names(spec.options, url, path)
+    merged = {k: v for k, v in {**defaults, **spec.options}.items() if v is not None and v is not False}
+    merged.pop("fillvalue", None)  # h5py's name for LeafSpec.fill_value, see `with_fill`
+    if not spec.shape:
+        return {k: v for k, v in merged.items() if k == "track_times"}
+    if "maxshape" in merged:
+        merged["maxshape"] = _fit_maxshape(merged["maxshape"], spec.shape, url, path)
+    if "chunks" in merged and merged["chunks"] is not True:
+        limit = merged.get("maxshape", spec.shape)
+        merged["chunks"] = _fit_chunks(merged["chunks"], spec.shape, limit, url, path)
+    if 0 in merged.get("maxshape", spec.shape) or not any(name in merged for name in CHUNKED):
+        # (HDF5 has no chunks for a dimension that stays empty.)
+        return {k: v for k, v in merged.items() if k == "track_times"}
+    return merged
+
+
+def with_fill(spec: LeafSpec, defaults: Mapping[str, Any]) -> LeafSpec:
+    """The spec with the fill value that h5py's option `fillvalue` asks for."""
+    value = spec.options.get("fillvalue", defaults.get("fillvalue"))
+    return spec if value is None or spec.fill_value else spec.replace(fill_value=value)
+
+
+def _fit_maxshape(value: Any, shape: tuple[int, ...], url: str, path: Path) -> tuple[int | None, ...]:
+    if value is True:
+        return (None,) * len(shape)
+    given = _tuple(value, "maxshape", url, path, allow_none=True)[: len(shape)]
+    limit = (*given, *shape[len(given) :])
+    for most, now in zip(limit, shape, strict=True):
+        if most is not None and most < now:
+            raise option_error(url, f"maxshape {limit} of {path_text(path)} is smaller than its shape {shape}")
+    return limit
+
+
+def _fit_chunks(
+    value: Any, shape: tuple[int, ...], limit: tuple[int | None, ...], url: str, path: Path
+) -> tuple[int, ...]:
+    given = _tuple(value, "chunks", url, path, allow_none=False)[: len(shape)]
+    chunks = (*given, *(max(1, n) for n in shape[len(given) :]))
+    # A dimension that can grow may have chunks longer than it is now.
+    return tuple(n if most is None else max(1, min(n, most)) for n, most in zip(chunks, limit, strict=True))
+
+
+def _tuple(value: Any, name: str, url: str, path: Path, *, allow_none: bool) -> tuple[Any, ...]:
+    items: Any = (value,) if isinstance(value, int) or value is None else value
+    try:
+        result = tuple(None if n is None and allow_none else int(n) for n in items)
+    except (TypeError, ValueError):
+        raise option_error(url, f"{name} of {path_text(path)} must be integers, not {value!r}") from None
+    if any(n is not None and n < (1 if name == "chunks" else 0) for n in result):
+        raise option_error(url, f"{name} of {path_text(path)} must be positive, not {value!r}")
+    return result

@@ -1,0 +1,232 @@
+"""Contiguous datasets as plain bytes of the file: reads through a mapping, writes by `pwrite`, h5py out of the way.
+
+HDF5 caches nothing of a contiguous dataset that it does not read or write itself, and we never
+let it: so a mapping of the file, other processes and a later h5py all see the same bytes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.checksums import BLOCK
+from tdstore.dtypes import from_numpy, numpy_dtype, to_numpy
+from tdstore.errors import CorruptStoreError
+from tdstore.files import write_at
+from tdstore.indexing import gather
+from tdstore.types import LeafSpec, StoreIndex
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+GROUP = 1 << 20
+"""Most bytes read, changed and written back in one go."""
+GAP = 4096
+"""Blocks nearer than this are written as one."""
+
+
+def blocks_of(shape: tuple[int, ...], index: StoreIndex) -> tuple[Ints, int]:
+    """An index as contiguous blocks: their first elements in index order, and the elements of each.
+
+    >>> starts, size = blocks_of((4, 3), (slice(1, 3, 1), slice(0, 2, 1)))
+    >>> starts.tolist(), size
+    ([3, 6], 2)
+    """
+    strides = [1] * (len(shape) + 1)
+    for dim in range(len(shape) - 1, -1, -1):
+        strides[dim] = strides[dim + 1] * shape[dim]
+    last = len(index) - 1
+    while last >= 0 and _is_full(index[last], shape[last]):
+        last -= 1
+    if last < 0:
+        return np.zeros(1, np.int64), strides[0]
+    term = index[last]
+    if isinstance(term, slice) and term.step == 1:
+        starts, size = np.array([term.start * strides[last + 1]]), (term.stop - term.start) * strides[last + 1]
+    else:
+        starts, size = _rows(term) * strides[last + 1], strides[last + 1]
+    for dim in range(last - 1, -1, -1):
+        starts = np.add.outer(_rows(index[dim]) * strides[dim + 1], starts).reshape(-1)
+    return starts, size
+
+
+def _is_full(term: slice | Tensor, size: int) -> bool:
+    return isinstance(term, slice) and term.start == 0 and term.stop == size and term.step == 1
+
+
+def _rows(term: slice | Tensor) -> Ints:
+    if isinstance(term, slice):
+        return np.arange(term.start, term.stop, term.step, dtype=np.int64)
+    return term.numpy()
+
+
+def groups_of(starts: Ints, size: int, itemsize: int) -> Iterator[tuple[int, int, bool]]:
+    """Cut sorted blocks into `(i, j, solid)`: blocks i to j are one stretch, without gaps if `solid`."""
+    step = np.diff(starts)
+    solid = step == size
+    # Small blocks near each other: one read, one write, instead of thousands of either.
+    near = solid | ((step - size) * itemsize <= min(GAP, 64 * size * itemsize)) if size * itemsize < GAP else solid
+    cuts = np.concatenate(([0], np.flatnonzero(~near) + 1, [len(starts)])).tolist()
+    # A stretch with gaps is read and written whole, at most GAP bytes of gap to a block.
+    most = max(1, GROUP // (size * itemsize))
+    for a, b in pairwise(cuts):
+        if solid[a : b - 1].all():
+            yield a, b, True
+        else:
+            for i in range(a, b, most):
+                j = min(i + most, b)
+                yield i, j, bool(solid[i : j - 1].all())
+
+
+class RawFile:
+    """The bytes of one file, by a descriptor that the store owns."""
+
+    def __init__(self, fd: int, url: str) -> None:
+        self.fd = fd
+        self.url = url
+        self.map_fd = fd
+        """Another opening of the same file: a Python mapping keeps a copy of its descriptor, and with it any lock."""
+        self._map: Bytes = np.empty(0, np.uint8)
+        self._sparse = _on_tmpfs(fd)
+
+    def forget(self) -> None:
+        """Let the mapping go."""
+        self._map = np.empty(0, np.uint8)
+
+    def size(self) -> int:
+        """Length of the file."""
+        return os.fstat(self.fd).st_size
+
+    def need(self, end: int) -> None:
+        """Check that the file has `end` bytes: a mapping of what is not there would kill the process."""
+        if (size := self.size()) < end:
+            raise CorruptStoreError(
+                f"{self.url} has {size} bytes, its datasets need {end}", url=self.url, hint="the file was cut short"
+            )
+
+    def read(self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None) -> Tensor:
+        """`leaf[index]` of the leaf at `offset`."""
+        if self._sparse and self._has_hole(offset, spec.nbytes):
+            return self._read_by_call(offset, spec, index, out)
+        memory = self._mapped(offset, spec.nbytes)
+        if offset % spec.dtype.itemsize == 0:
+            return gather(from_numpy(memory.view(numpy_dtype(spec.dtype)).reshape(spec.shape), spec.dtype), index, out)
+        # Misaligned (another program's file): move bytes, which may lie anywhere.
+        rows = gather(torch.from_numpy(memory.reshape(*spec.shape, spec.dtype.itemsize)), index, None)
+        value = rows.reshape(-1).view(spec.dtype).reshape(rows.shape[:-1])
+        return value if out is None else out.copy_(value)
+
+    def write(self, offset: int, spec: LeafSpec, starts: Ints, size: int, value: Tensor) -> None:
+        """Write the blocks of `blocks_of` (each start once) from `value`, in their order."""
+        if not value.numel():
+            return
+        itemsize = spec.dtype.itemsize
+        data = to_numpy(value.contiguous()).reshape(len(starts), size)
+        if len(starts) > 1 and (np.diff(starts) < 0).any():
+            order = np.argsort(starts)
+            starts, data = starts[order], data[order]
+        for i, j, solid in groups_of(starts, size, itemsize):
+            at = offset + int(starts[i]) * itemsize
+            if solid:
+                write_at(self.fd, data[i:j].reshape(-1).view(np.uint8).data, at)
+                continue
+            count = int(starts[j - 1] - starts[i]) + size
+            stretch = self.bytes_at(at, count * itemsize).view(f"V{itemsize}")
+            where = (starts[i:j] - starts[i])[:, None] + np.arange(size)
+            stretch[where] = data[i:j].view(f"V{itemsize}")
+            write_at(self.fd, stretch.view(np.uint8).data, at)
+
+    def fill(self, offset: int, pattern: bytes, nbytes: int) -> None:
+        """Write a repeated pattern, in blocks."""
+        block = memoryview(pattern * max(1, BLOCK // len(pattern)))
+        for start in range(0, nbytes, len(block)):
+            write_at(self.fd, block[: nbytes - start], offset + start)
+
+    def bytes_at(self, offset: int, size: int) -> Bytes:
+        """Bytes of the file, read by `pread`."""
+        buffer = np.empty(size, np.uint8)
+        view, got = buffer.data, 0
+        while got < size:
+            n = os.preadv(self.fd, [view[got:]], offset + got)
+            if not n:
+                self.need(offset + size)
+                raise CorruptStoreError(f"{self.url} ends at {offset + got}", url=self.url)
+            got += n
+        return buffer
+
+    def is_hole(self, offset: int, size: int) -> bool:
+        """Whether the file system knows that these bytes were never written."""
+        try:
+            return os.lseek(self.fd, offset, os.SEEK_DATA) >= offset + size
+        except OSError as error:
+            return error.errno == 6 and offset + size <= self.size()  # ENXIO: no data after `offset`
+
+    def _mapped(self, offset: int, size: int) -> Bytes:
+        if offset + size > len(self._map):
+            self.need(offset + size)
+            self._map = _map(self.map_fd, self.size())
+        return self._map[offset : offset + size]
+
+    def _has_hole(self, offset: int, size: int) -> bool:
+        return os.lseek(self.fd, offset, os.SEEK_HOLE) < offset + size if size else False
+
+    def _read_by_call(self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None) -> Tensor:
+        starts, size = blocks_of(spec.shape, index)
+        order = np.argsort(starts, kind="stable")
+        ordered = starts[order]
+        itemsize = spec.dtype.itemsize
+        data = np.empty((len(starts), size), f"V{itemsize}")
+        unique, first = np.unique(ordered, return_index=True)
+        bounds = [*first.tolist(), len(ordered)]
+        for i, j, _ in groups_of(unique, size, itemsize) if size and len(starts) else ():
+            count = int(unique[j - 1] - unique[i]) + size
+            stretch = self.bytes_at(offset + int(unique[i]) * itemsize, count * itemsize).view(f"V{itemsize}")
+            mine = slice(bounds[i], bounds[j])
+            data[order[mine]] = stretch[(ordered[mine] - unique[i])[:, None] + np.arange(size)]
+        shape = shape_of(spec.shape, index)
+        value = from_numpy(data.view(numpy_dtype(spec.dtype)).reshape(shape), spec.dtype)
+        return value if out is None else out.copy_(value)
+
+
+def shape_of(shape: tuple[int, ...], index: StoreIndex) -> tuple[int, ...]:
+    """The shape of `leaf[index]`."""
+    head = (len(range(t.start, t.stop, t.step)) if isinstance(t, slice) else len(t) for t in index)
+    return (*head, *shape[len(index) :])
+
+
+class _Address:
+    """Memory of a read-only mapping that claims to be writable: torch warns about the other kind.
+
+    Nobody outside this module gets a tensor over it.
+    """
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self._mapping = mapping
+        address = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
+        self.__array_interface__ = {"shape": (len(mapping),), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def _map(fd: int, size: int) -> Bytes:
+    return np.asarray(_Address(mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)))
+
+
+def _on_tmpfs(fd: int) -> bool:
+    """Whether touching a hole through a mapping takes memory, so that a full file system would kill the process."""
+    device = os.fstat(fd).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                head, _, tail = line.partition(" - ")
+                if head.split()[2] == number:
+                    return tail.split()[0] in ("tmpfs", "ramfs", "hugetlbfs")
+    except OSError:
+        return False  # not Linux
+    return False

@@ -1,0 +1,409 @@
+"""One session on a file: its contents, what was touched, and how it is committed.
+
+Order of an in-place change: the mark, on the medium, names the leaves; then the data; then the
+manifest with new checksums; then the mark goes. A crash in between leaves the mark.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import h5py
+import numpy as np
+
+from tdstore.errors import (
+    CorruptStoreError,
+    DirtyStoreError,
+    StoreBusyError,
+    StoreError,
+)
+from tdstore.header import Header
+from tdstore.types import Fault, LeafSpec, Path, path_text
+from tdstore_h5 import cooked, datasets
+from tdstore_h5.copies import write_copies
+from tdstore_h5.document import (
+    DIRTY,
+    MANIFEST,
+    Document,
+    decode_dirty,
+    decode_document,
+    encode_dirty,
+    encode_document,
+    get_attribute,
+    put_attribute,
+)
+from tdstore_h5.faults import h5_errors
+from tdstore_h5.handle import Handle, open_plain
+from tdstore_h5.names import encode_path
+from tdstore_h5.publish import publish
+from tdstore_h5.raw import Bytes, RawFile
+from tdstore_h5.sums import Sums
+from tdstore_h5.tree import Contents, Leaf, Walker, check_believable
+
+
+@dataclass(eq=False)
+class Session:
+    """What a store works with."""
+
+    path: str
+    url: str
+    durable: bool
+    timeout: float
+    locking: bool | None
+    libver: str | tuple[str, str]
+    trust: bool
+    handle: Handle = field(init=False)
+    raw: RawFile = field(init=False)
+    contents: Contents = field(default_factory=Contents)
+    document: Document = field(default_factory=Document)
+    ours: bool = False
+    """Whether a manifest of ours is in the file."""
+    sums: Sums = field(default_factory=Sums)
+    marked: set[Path] = field(default_factory=set)
+    """Leaves that the mark on the medium names."""
+    exclusive: bool = False
+    """Whether publishing must not replace anything."""
+    _datasets: dict[Path, h5py.Dataset] = field(default_factory=dict)
+
+    def begin(self, handle: Handle, *, exclusive: bool) -> None:
+        """Start on a new, empty file."""
+        self.exclusive = exclusive
+        self._attach(handle, "w")
+        self.contents.groups[()] = []
+
+    def _attach(self, handle: Handle, mode: str) -> None:
+        self.handle = handle
+        self.raw = RawFile(handle.fd, self.url)
+        handle.open(handle.path, mode, self.libver)
+        self.raw.map_fd = handle.file.id.get_vfd_handle()
+        if mode != "r":
+            _LIVE.add(self)
+
+    # -- lookups -----------------------------------------------------------------------
+    def dataset(self, path: Path) -> h5py.Dataset:
+        """The h5py dataset of a leaf, for what must go through HDF5."""
+        found = self._datasets.get(path)
+        if found is None:
+            found = self._datasets[path] = self.handle.file[self.contents.leaves[path].name]
+        return found
+
+    def walker(self) -> Walker:
+        """Something that describes datasets."""
+        return Walker(self.handle.file, self.url, trust=self.trust)
+
+    def read_bytes(self, path: Path, start: int, stop: int) -> Bytes:
+        """Bytes of a leaf as it lies in memory, C order."""
+        leaf = self.contents.leaves[path]
+        if leaf.plain and leaf.offset is not None:
+            if self.raw.is_hole(leaf.offset + start, stop - start):
+                self.raw.need(leaf.offset + stop)
+                return np.zeros(stop - start, np.uint8)
+            return self.raw.bytes_at(leaf.offset + start, stop - start)
+        if leaf.plain:
+            pattern = datasets.fill_pattern(leaf.spec, self.url)
+            return np.tile(np.frombuffer(pattern, np.uint8), leaf.spec.nbytes // len(pattern))[start:stop]
+        with h5_errors(self.url, f"reading {path_text(path)}"):
+            return cooked.read_bytes(self.dataset(path), leaf.spec, start, stop)
+
+    def faults(self, paths: Iterable[Path]) -> list[Fault]:
+        """Leaves whose bytes are not those of the last commit."""
+        found = []
+        for path in paths:
+            try:
+                block = self.sums.wrong_block(path, self.contents.leaves[path].spec, self.read_bytes)
+            except CorruptStoreError as error:
+                found.append(Fault(path, error.message))
+                continue
+            if block is not None:
+                found.append(Fault(path, f"block {block} (of 4 MiB) has another checksum than was committed"))
+        return found
+
+    # -- changes -----------------------------------------------------------------------
+    def mark(self, paths: Iterable[Path]) -> None:
+        """Say on the medium which leaves are about to change in place."""
+        if self.handle.temporary:
+            return
+        self._become_alone()
+        new = set(paths) - self.marked
+        if new or not self.marked:
+            self.marked |= new
+            with h5_errors(self.url, "marking leaves as being written"):
+                put_attribute(self.handle.file, DIRTY, encode_dirty(sorted(self.marked)))
+                self.handle.file.flush()
+            if self.durable:
+                self.handle.sync()
+
+    def _become_alone(self) -> None:
+        """Trade the readers' lock, which is all that a published file keeps, for the writer's."""
+        if self.handle.alone:
+            return
+        self._datasets.clear()
+        self.handle.shut()  # HDF5 holds a reader's lock of its own
+        try:
+            self.handle.lock(alone=True, timeout=self.timeout, why="to write")
+        except StoreBusyError:
+            self.handle.lock(alone=False, timeout=self.timeout, why="to go on reading")
+            self._reopen("r")
+            raise
+        # While one lock went and the other came, somebody else may have had the file.
+        generation = self.document.generation
+        self._reopen("r+")
+        self.load()
+        if not self.handle.is_at(self.path) or self.document.generation != generation:
+            raise StoreBusyError(
+                f"{self.url} was changed by another process since it was saved", url=self.url, hint="open it again"
+            )
+
+    def _reopen(self, mode: str) -> None:
+        self._datasets.clear()
+        self.handle.shut()
+        self.handle.open(self.handle.path, mode, self.libver)
+        self.raw.map_fd = self.handle.file.id.get_vfd_handle()
+
+    def check_places(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        """Refuse leaves where a group is, and below leaves."""
+        for path in leaves:
+            for depth in range(1, len(path)):
+                if path[:depth] in self.contents.leaves or path[:depth] in leaves:
+                    raise StoreError(f"{path_text(path[:depth])} of {self.url} is a leaf and cannot hold {path[-1]!r}")
+            if path in self.contents.groups and any(p[: len(path)] == path for p in self.contents.leaves):
+                raise StoreError(f"{path_text(path)} of {self.url} is a group with leaves; delete those first")
+
+    def add(self, path: Path, leaf: Leaf) -> None:
+        """Take a new dataset in."""
+        self.contents.leaves[path] = leaf
+        for depth in range(len(path)):
+            self.contents.groups.setdefault(path[:depth], [])
+
+    def unlink(self, path: Path) -> None:
+        """Remove whatever has that name: a leaf, an empty group, a value."""
+        leaf = self.contents.leaves.pop(path, None)
+        name = leaf.name if leaf else self.contents.values.pop(path, None)
+        if name is None and (path in self.contents.groups or path in self.contents.copies):
+            self.contents.groups.pop(path, None)
+            self.contents.copies.discard(path)
+            name = encode_path(path).encode()
+        self._datasets.pop(path, None)
+        self.sums.drop(path)
+        if name is not None:
+            self.handle.unflushed = True
+            with h5_errors(self.url, f"removing {path_text(path)}"):
+                del self.handle.file[name]
+
+    def resize(self, path: Path, length: int) -> None:
+        """Set the length of a leaf; a dataset that cannot grow is made anew and copied."""
+        leaf = self.contents.leaves[path]
+        old, new = leaf.spec, leaf.spec.replace(shape=(length, *leaf.spec.shape[1:]))
+        self.handle.unflushed = True
+        with h5_errors(self.url, f"resizing {path_text(path)}"):
+            dataset = None if leaf.plain else self.dataset(path)
+            if dataset is not None and dataset.chunks and (dataset.maxshape[0] or length) >= length:
+                dataset.resize(length, axis=0)
+                leaf.spec, leaf.stored = new, dataset.id.get_storage_size()
+            else:
+                self._remake(path, leaf, new, {} if dataset is None else datasets.options_of(dataset))
+        self.sums.resize(path, old, new)
+
+    def _remake(self, path: Path, leaf: Leaf, spec: LeafSpec, layout: dict[str, Any]) -> None:
+        temp = encode_path(path[:-1]) + "/" if len(path) > 1 else ""
+        temp += "%resize-" + secrets.token_hex(6)
+        fresh = datasets.make(self.handle.file, self.raw, path, temp, spec, layout, self.walker())
+        rows = min(leaf.spec.shape[0], spec.shape[0])
+        common = rows * spec.nbytes // max(1, spec.shape[0])
+        if leaf.plain and fresh.plain:
+            if leaf.offset is not None and fresh.offset is not None:
+                datasets.copy_bytes(self.raw, leaf.offset, fresh.offset, common)
+        elif common:
+            source, target = self.handle.file[leaf.name], self.handle.file[temp]
+            step = cooked.block_rows(target, spec)
+            for start in range(0, rows, step):
+                stop = min(start + step, rows)
+                target[start:stop] = source[start:stop]
+            self.handle.file.flush()
+        self._datasets.pop(path, None)
+        del self.handle.file[leaf.name]
+        self.handle.file.move(temp, leaf.name.decode())
+        fresh.name = leaf.name
+        self.contents.leaves[path] = fresh
+
+    def rename(self, moves: Mapping[Path, Path]) -> None:
+        """Move leaves; names may be exchanged."""
+        if any(new in moves for new in moves.values()):
+            parked = {old: ("%parked-" + secrets.token_hex(6),) for old in moves}
+            self.rename(parked)
+            self.rename({parked[old]: new for old, new in moves.items()})
+            return
+        self.check_places(
+            {new: self.contents.leaves[old].spec for old, new in moves.items() if new not in self.contents.leaves}
+        )
+        self.mark([*moves, *moves.values()])
+        self.handle.unflushed = True
+        for old, new in moves.items():
+            self.unlink(new)
+            leaf = self.contents.leaves.pop(old)
+            self._datasets.pop(old, None)
+            name = encode_path(new)
+            with h5_errors(self.url, f"renaming {path_text(old)}"):
+                self.handle.file.move(leaf.name.decode(), name)
+            leaf.name = name.encode()
+            self.add(new, leaf)
+            self.sums.move(old, new)
+
+    # -- commit ------------------------------------------------------------------------
+    def commit(self, header: Header) -> None:
+        """Write the manifest, last; in a new file, publish it."""
+        if not self.handle.temporary:
+            self._become_alone()
+        with h5_errors(self.url, "committing"):
+            write_copies(self.handle.file, self.contents, header)
+            leaves = self.contents.leaves
+            text = encode_document(
+                self.document.generation + 1,
+                header,
+                [(p, leaf.spec, self.sums.refresh(p, leaf.spec, self.read_bytes)) for p, leaf in leaves.items()],
+                url=self.url,
+            )
+            self.handle.unflushed = True
+            if self.marked:
+                self._settle()  # the data before the sums that vouch for it
+            put_attribute(self.handle.file, MANIFEST, text)
+        self._settle(sync=not self.handle.temporary)
+        if self.handle.temporary:
+            publish(self.handle, self.path, exclusive=self.exclusive, timeout=self.timeout, durable=self.durable)
+            # From here on like a reader, until the next change: others may open what was saved.
+            self.handle.lock(alone=False, timeout=self.timeout, why="after saving")
+            self._reopen("r")
+        self._unmark()
+        self.ours = True
+        self.document = decode_document(text, url=self.url)
+
+    def _unmark(self) -> None:
+        if self.marked:
+            with h5_errors(self.url, "committing"):
+                del self.handle.file.attrs[DIRTY]
+            self.handle.unflushed = True
+            self._settle()
+            self.marked.clear()
+
+    def _settle(self, *, sync: bool = True) -> None:
+        self.handle.flush()
+        if self.durable and sync:
+            self.handle.sync()
+
+    def close(self) -> None:
+        """Commit what was changed in place, and let go."""
+        handle = self.handle
+        _LIVE.discard(self)
+        try:
+            mine = handle.pid == os.getpid() and not handle.child
+            if mine and self.marked and not handle.replaced:
+                if self.ours:
+                    self.commit(self.document.header)
+                else:
+                    handle.unflushed = True
+                    self._settle()
+                    self._unmark()
+        finally:
+            self._datasets.clear()
+            self.raw.forget()
+            handle.release()
+
+    # -- opening -----------------------------------------------------------------------
+    def load(self) -> set[Path] | None:
+        """Read the file's contents and manifest; the result is the mark of a writer that died, if there is one."""
+        with h5_errors(self.url, "reading its structure"):
+            file = self.handle.file
+            text, mark = get_attribute(file, MANIFEST), get_attribute(file, DIRTY)
+            self.contents = self.walker().walk()
+            self.ours = text is not None
+            self.document = Document() if text is None else decode_document(text, url=self.url)
+            self.sums = Sums()
+            for path, crcs in self.document.sums.items():
+                self.sums.put(path, crcs)
+            return None if mark is None else decode_dirty(mark, url=self.url)
+
+    def check(self, mark: set[Path] | None, *, verify: str, accept: bool) -> None:
+        """Compare the file with its manifest, after a crash in detail."""
+        leaves, specs = self.contents.leaves, self.document.specs
+        if not self.ours and not self.trust:
+            check_believable(self.contents, self.url)
+        named = mark or set()
+        dirty = {p for p in named if (p in leaves) != (p in specs) or (p in specs and leaves[p].spec != specs[p])}
+        if mark is not None and not self.ours:
+            dirty = named & set(leaves)
+        wrong = [] if verify == "none" or not self.ours else _differences(leaves, specs, named)
+        for path, leaf in leaves.items():
+            if leaf.offset is not None:
+                self.raw.need(leaf.offset + leaf.spec.nbytes)
+            if path not in specs or leaves[path].spec != specs[path]:
+                self.sums.drop(path)
+        comparable = [p for p in named if p in leaves and p not in dirty and p in self.sums.crcs]
+        bad = {fault.path for fault in self.faults(comparable)}
+        if accept:
+            for path in (dirty | bad) & set(leaves):
+                self.sums.touch_all(path, leaves[path].spec)
+            self.document.specs = {p: leaf.spec for p, leaf in leaves.items()}
+            self.marked = set(named)
+            return
+        if dirty | bad:
+            names = sorted(dirty | bad)
+            raise DirtyStoreError(
+                f"a writer of {self.url} ended in the middle of writing {', '.join(map(path_text, names[:5]))}"
+                + (f" and {len(names) - 5} more" if len(names) > 5 else ""),
+                leaves=tuple(names),
+                url=self.url,
+                hint="recover='accept' opens it as it is: those leaves may hold old and new rows",
+            )
+        if wrong:
+            raise CorruptStoreError(f"{self.url}: {wrong[0]}", url=self.url, hint=_CHANGED)
+        self.marked = set(named)
+        if verify == "full":
+            for fault in self.faults(p for p in leaves if p not in named):
+                raise CorruptStoreError(f"{self.url}: {path_text(fault.path)}: {fault.reason}", url=self.url)
+
+
+def _differences(leaves: Mapping[Path, Leaf], specs: Mapping[Path, LeafSpec], named: set[Path]) -> Sequence[str]:
+    found = [f"{path_text(p)} is in the manifest, but not in the file" for p in specs if p not in leaves]
+    found += [
+        f"{path_text(p)} is in the file, but not in the manifest" for p in leaves if p not in specs and p not in named
+    ]
+    for path, spec in specs.items():
+        if path in leaves and leaves[path].spec != spec:
+            found.append(f"{path_text(path)} is {leaves[path].spec}, the manifest says {spec}")
+    return found
+
+
+def open_session(session: Session, *, write: bool, verify: str, accept: bool) -> None:
+    """Open an existing file: lock, walk, check."""
+    for _ in range(100):
+        handle = open_plain(session.path, session.url, write=write, locking=session.locking)
+        try:
+            handle.lock(alone=write, timeout=session.timeout, why="to write in place" if write else "to read")
+            if handle.is_at(session.path):
+                session._attach(handle, "r+" if write else "r")
+                mark = session.load()
+                session.check(mark, verify=verify, accept=accept)
+                return
+        except BaseException:
+            _LIVE.discard(session)
+            session._datasets.clear()
+            handle.release()
+            raise
+        handle.release()  # replaced while we waited for its lock
+    raise StoreBusyError(f"{session.url} is being replaced again and again", url=session.url, hint="try again")
+
+
+_CHANGED = "if another program changed the file on purpose, recover='accept' takes it as it is"
+_LIVE: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for session in list(_LIVE):
+        session.close()

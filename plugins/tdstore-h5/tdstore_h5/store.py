@@ -1,0 +1,367 @@
+"""The `h5` store: one HDF5 file, its datasets as leaves, its manifest in one attribute."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path as FsPath
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tdstore.builtin.resident import full
+from tdstore.errors import (
+    KeyNotFoundError,
+    OptionError,
+    ReadOnlyError,
+    StoreBusyError,
+    StoreClosedError,
+    StoreError,
+    StoreExistsError,
+    UnsupportedError,
+)
+from tdstore.files import io_errors
+from tdstore.header import Header
+from tdstore.indexing import gather, last_wins
+from tdstore.registry import split_scheme
+from tdstore.store import Cap, Store
+from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
+from tdstore_h5 import cooked, datasets, options
+from tdstore_h5.document import constant_sums
+from tdstore_h5.faults import h5_errors
+from tdstore_h5.names import encode_path
+from tdstore_h5.publish import new_file
+from tdstore_h5.raw import Bytes, blocks_of, shape_of
+from tdstore_h5.session import Session, open_session
+from tdstore_h5.tree import Leaf, foreign_header
+
+Durable = Literal["none", "commit"]
+Verify = Literal["none", "size", "full"]
+
+
+def open_h5(
+    location: str | os.PathLike[str] | None,
+    *,
+    mode: Mode = "r",
+    durable: Durable = "commit",
+    verify: Verify = "size",
+    recover: Literal["accept"] | None = None,
+    locking: bool | None = None,
+    lock_timeout: float = 10.0,
+    trust: Literal["h5"] | None = None,
+    libver: str | tuple[str, str] | None = None,
+    chunks: bool | int | tuple[int, ...] | None = None,
+    maxshape: bool | tuple[int | None, ...] | None = None,
+    compression: str | int | Mapping[str, Any] | None = None,
+    compression_opts: Any = None,
+    shuffle: bool | None = None,
+    fletcher32: bool | None = None,
+    scaleoffset: int | bool | None = None,
+    track_times: bool | None = None,
+    track_order: bool | None = None,
+    fillvalue: Any = None,
+    fill_time: str | None = None,
+    allow_unknown_filter: bool | None = None,
+    rdcc_nslots: int | None = None,
+    rdcc_nbytes: int | None = None,
+    rdcc_w0: float | None = None,
+) -> H5Store:
+    """Open one HDF5 file as a store.
+
+    Args:
+        location: a path, or `h5://path`.
+        mode: "r", "r+", "w", "x" or "a", as `tdstore.Store` says.
+        durable: "commit" waits for the medium at every commit; "none" survives the death of the process only.
+        verify: "size" compares structure and sizes with the manifest, "full" all checksums too, "none" neither.
+        recover: "accept" takes a file as it is that a writer left in the middle, or another program changed.
+        locking: None locks where the file system can, True insists, False never does.
+        lock_timeout: seconds to wait for other processes.
+        trust: "h5" follows links and external storage, and believes declared sizes.
+        libver: bounds of the HDF5 format as h5py takes them.
+        chunks, maxshape, ...: layout of new leaves, as h5py's `create_dataset`; `LeafSpec.options` go over
+            these. `chunks` and `maxshape` may name the leading dimensions only, and are cut to each leaf.
+
+    Raises:
+        StoreNotFoundError, StoreExistsError: by the mode.
+        StoreBusyError: others hold it for longer than `lock_timeout`.
+        DirtyStoreError: a writer ended in the middle (`leaves` names where).
+        CorruptStoreError: not HDF5, damaged, or not what its manifest promises.
+        UntrustedDataError: it leads to other files.
+
+    Example:
+        >>> store = open_h5("data.h5", mode="w", chunks=64, compression="gzip")  # doctest: +SKIP
+    """
+    layout = {
+        "chunks": chunks,
+        "maxshape": maxshape,
+        "compression": compression,
+        "compression_opts": compression_opts,
+        "shuffle": shuffle,
+        "fletcher32": fletcher32,
+        "scaleoffset": scaleoffset,
+        "track_times": track_times,
+        "track_order": track_order,
+        "fillvalue": fillvalue,
+        "fill_time": fill_time,
+        "allow_unknown_filter": allow_unknown_filter,
+        "rdcc_nslots": rdcc_nslots,
+        "rdcc_nbytes": rdcc_nbytes,
+        "rdcc_w0": rdcc_w0,
+    }
+    layout = {name: value for name, value in layout.items() if value is not None}
+    path = _local_path(location)
+    url = f"h5://{path}"
+    for name, value, allowed in (
+        ("mode", mode, MODES),
+        ("durable", durable, ("none", "commit")),
+        ("verify", verify, ("none", "size", "full")),
+        ("recover", recover, (None, "accept")),
+        ("trust", trust, (None, "h5")),
+    ):
+        if value not in allowed:
+            raise OptionError(f"{url}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", url=url)
+    session = Session(
+        path=path,
+        url=url,
+        durable=durable == "commit",
+        timeout=lock_timeout,
+        locking=locking,
+        libver=libver or ("v108", "latest"),
+        trust=trust == "h5",
+    )
+    arguments = {
+        "durable": durable,
+        "verify": verify,
+        "recover": recover,
+        "locking": locking,
+        "lock_timeout": lock_timeout,
+        "trust": trust,
+        "libver": libver,
+        **layout,
+    }
+    if mode == "a":
+        mode = "r+" if os.path.lexists(path) else "x"
+    if mode in ("w", "x"):
+        if mode == "x" and os.path.lexists(path):
+            raise StoreExistsError(f"{url} exists", url=url, hint="mode='w' replaces it, mode='r+' changes it")
+        if os.path.isdir(path):
+            raise StoreExistsError(f"{url} is a folder", url=url, hint="choose the name of a file")
+        session.begin(new_file(path, url, timeout=lock_timeout, locking=locking), exclusive=mode == "x")
+    else:
+        open_session(session, write=mode == "r+", verify=verify, accept=recover == "accept")
+    return H5Store(session, mode, layout, arguments)
+
+
+def _local_path(location: str | os.PathLike[str] | None) -> str:
+    if location is None:
+        raise OptionError("the 'h5' backend needs a location", hint="the name of a file, such as 'data.h5'")
+    scheme, rest = split_scheme(os.fspath(location))
+    if scheme not in ("", "h5", "file"):
+        raise UnsupportedError(
+            f"the 'h5' backend opens local files, not {scheme}:// locations", hint="copy the file here first"
+        )
+    if not rest:
+        raise OptionError(f"{os.fspath(location)!r} names no file", hint="the name of a file, such as 'data.h5'")
+    return os.path.realpath(FsPath(rest).expanduser())
+
+
+class H5Store(Store):
+    """Leaves as HDF5 datasets of one file. Made by `open_h5`."""
+
+    caps = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ
+
+    def __init__(self, session: Session, mode: Mode, layout: dict[str, Any], arguments: dict[str, Any]) -> None:
+        self.url = session.url
+        self.writable = mode != "r"
+        self._session = session
+        self._mode = mode
+        self._layout = layout
+        self._arguments = arguments
+        self._closed = False
+
+    @property
+    def reopen_arguments(self) -> tuple[str, Mode, dict[str, Any]]:
+        """Location, mode and options that open the same file again, and never replace it."""
+        mode: Mode = "r+" if self._mode in ("w", "x") and not self._session.handle.temporary else self._mode
+        return self._session.path, mode, {k: v for k, v in self._arguments.items() if v is not None}
+
+    # -- catalogue --------------------------------------------------------------------
+    def paths(self) -> Iterator[Path]:
+        return iter(tuple(self._open().contents.leaves))
+
+    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
+        self._open()
+        return [self._leaf(path).spec for path in paths]
+
+    def load_header(self) -> Header:
+        session = self._open()
+        if session.ours or session.handle.temporary:
+            return session.document.header
+        with h5_errors(self.url, "reading values"):
+            return foreign_header(session.handle.file, session.contents, self.url)
+
+    def save_header(self, header: Header) -> None:
+        self._changing().commit(header)
+
+    # -- data -------------------------------------------------------------------------
+    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        session = self._changing()
+        plan = []
+        for path, spec in leaves.items():
+            filled = options.with_fill(spec, self._layout)
+            plan.append((path, encode_path(path), filled, options.fit(filled, self._layout, self.url, path)))
+        session.check_places(leaves)
+        session.mark(leaves)
+        session.handle.unflushed = True
+        walker = session.walker()
+        for path, name, spec, layout in plan:
+            session.unlink(path)
+            leaf = datasets.make(session.handle.file, session.raw, path, name, spec, layout, walker)
+            session.add(path, leaf)
+            session.sums.put(path, constant_sums(spec, datasets.fill_pattern(spec, self.url)))
+
+    def read(self, reads: Sequence[Read]) -> list[Tensor]:
+        self._open()
+        leaves = [self._leaf(r.path) for r in reads]
+        return [self._read(leaf, r) for leaf, r in zip(leaves, reads, strict=True)]
+
+    def _read(self, leaf: Leaf, r: Read) -> Tensor:
+        session, spec = self._session, leaf.spec
+        if not leaf.plain:
+            with h5_errors(self.url, f"reading {path_text(r.path)}"):
+                result = cooked.read(session.dataset(r.path), spec, r.index, r.out)
+        elif leaf.offset is None:
+            return gather(
+                full(LeafSpec((1,), spec.dtype, fill_value=spec.fill_value)).expand(spec.shape), r.index, r.out
+            )
+        else:
+            with io_errors(self.url, f"reading {path_text(r.path)}", writing=False):
+                result = session.raw.read(leaf.offset, spec, r.index, r.out)
+        if spec.dtype is torch.bool:
+            result.view(torch.uint8).clamp_(max=1)  # a bool of any other byte breaks torch
+        return result
+
+    def write(self, writes: Sequence[Write]) -> None:
+        session = self._changing()
+        leaves = [self._leaf(w.path) for w in writes]
+        for leaf, w in zip(leaves, writes, strict=True):
+            expected = shape_of(leaf.spec.shape, w.index)
+            if tuple(w.value.shape) != expected or w.value.dtype != leaf.spec.dtype:
+                raise ValueError(
+                    f"{path_text(w.path)} takes shape {list(expected)} and dtype {leaf.spec.dtype} at this index, "
+                    f"not {list(w.value.shape)} and {w.value.dtype}"
+                )
+        session.mark([w.path for w in writes])
+        for w in writes:
+            self._write(self._leaf(w.path), w)
+
+    def _write(self, leaf: Leaf, w: Write) -> None:
+        session, spec, index, value = self._session, leaf.spec, w.index, w.value
+        at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
+        if at is not None:
+            rows, positions = last_wins(index[at])  # type: ignore[arg-type]
+            if positions is not None:
+                index, value = (*index[:at], rows, *index[at + 1 :]), value.index_select(at, positions)
+        starts, size = blocks_of(spec.shape, index)
+        if not value.numel():
+            return
+        session.sums.touch(w.path, spec, starts, size)
+        if leaf.plain:
+            datasets.allocate(session.handle.file, session.raw, w.path, leaf)
+        if leaf.plain and leaf.offset is not None:
+            with io_errors(self.url, f"writing {path_text(w.path)}"):
+                session.raw.write(leaf.offset, spec, starts, size, value)
+        else:
+            session.handle.unflushed = True
+            with h5_errors(self.url, f"writing {path_text(w.path)}"):
+                cooked.write(session.dataset(w.path), spec, index, value)
+
+    def delete(self, paths: Sequence[Path]) -> None:
+        session = self._changing()
+        for path in paths:
+            self._leaf(path)
+        session.mark(paths)
+        for path in dict.fromkeys(paths):
+            session.unlink(path)
+
+    def resize(self, lengths: Mapping[Path, int]) -> None:
+        session = self._changing()
+        for path, length in lengths.items():
+            if not self._leaf(path).spec.shape or length < 0:
+                raise ValueError(f"{path_text(path)} of {self.url} cannot have length {length}")
+        session.mark(lengths)
+        for path, length in lengths.items():
+            session.resize(path, length)
+
+    def rename(self, moves: Mapping[Path, Path]) -> None:
+        session = self._changing()
+        for old in moves:
+            self._leaf(old)
+        if len(set(moves.values())) < len(moves):
+            raise ValueError(f"two leaves of {self.url} would get the same name")
+        for new in moves.values():
+            encode_path(new)
+        session.rename(moves)
+
+    # -- life --------------------------------------------------------------------------
+    def flush(self) -> None:
+        self._open().handle.flush()
+
+    def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
+        session = self._open()
+        return session.faults(list(session.contents.leaves) if paths is None else [self._known(p) for p in paths])
+
+    def nbytes_stored(self) -> int | None:
+        return self._open().raw.size()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._session.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self.close()
+
+    def read_bytes(self, path: Path, start: int, stop: int) -> Bytes:
+        """Bytes of a leaf as it lies in memory, C order."""
+        self._open()
+        self._leaf(path)
+        return self._session.read_bytes(path, start, stop)
+
+    def _known(self, path: Path) -> Path:
+        self._leaf(path)
+        return path
+
+    def _leaf(self, path: Path) -> Leaf:
+        try:
+            return self._session.contents.leaves[path]
+        except KeyError:
+            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
+
+    def _open(self) -> Session:
+        if self._closed:
+            raise StoreClosedError(f"{self.url} was closed", url=self.url)
+        return self._session
+
+    def _changing(self) -> Session:
+        session = self._open()
+        if not self.writable:
+            raise ReadOnlyError(
+                f"{self.url} was opened for reading only", url=self.url, hint="open it with mode='r+' to write"
+            )
+        if session.handle.child:
+            raise StoreBusyError(
+                f"{self.url} was opened before this process was forked: its parent alone writes it",
+                url=self.url,
+                hint="close it before forking, and open it in the child",
+            )
+        if session.handle.replaced:
+            raise StoreError(
+                f"{self.url} was replaced by a save of this process; this store still reads the old file",
+                url=self.url,
+                hint="open the new one",
+            )
+        return session

@@ -1,0 +1,34 @@
+"""The kit of `tdstore.testing` on the h5 backend, with contiguous and with compressed leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path as FsPath
+from typing import Any
+
+import pytest
+
+from tdstore.store import Cap
+from tdstore.testing import StoreTests
+
+CAPS = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ
+
+
+class TestH5(StoreTests):
+    backend = "h5"
+    caps = CAPS
+    options = {"durable": "none"}
+
+    @pytest.fixture
+    def location(self, tmp_path: FsPath) -> str:
+        return f"h5://{tmp_path}/t.h5"
+
+
+class TestChunkedH5(StoreTests):
+    backend = "h5"
+    caps = CAPS
+    options: dict[str, Any] = {"durable": "none", "chunks": 64, "compression": "lzf", "shuffle": True, "maxshape": True}
+    max_examples = 6
+
+    @pytest.fixture
+    def location(self, tmp_path: FsPath) -> str:
+        return f"{tmp_path}/t.h5"

@@ -1,0 +1,40 @@
+"""The memmap backend under the kit that every backend must pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from tdstore.store import Cap
+from tdstore.testing import StoreTests
+
+CAPS = (
+    Cap.WRITE
+    | Cap.PARTIAL_READ
+    | Cap.PARTIAL_WRITE
+    | Cap.RESIZE
+    | Cap.VIEW
+    | Cap.SHARED
+    | Cap.PERSISTENT
+    | Cap.CONCURRENT_READ
+    | Cap.CONCURRENT_WRITE
+)
+
+
+class TestMemmap(StoreTests):
+    backend = "memmap"
+    caps = CAPS
+
+
+class TestMemmapPreallocatedUnsynced(StoreTests):
+    backend = "memmap"
+    caps = CAPS
+    options = {"preallocate": True, "durable": "none", "verify": "full"}
+
+
+class TestMemmapAnonymous(StoreTests):
+    backend = "memmap"
+    caps = CAPS
+
+    @pytest.fixture
+    def location(self) -> None:
+        return None

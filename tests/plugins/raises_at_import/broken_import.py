@@ -1,0 +1,1 @@
+raise RuntimeError("the moon is in the wrong phase")

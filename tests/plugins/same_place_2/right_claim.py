@@ -1,0 +1,8 @@
+from tdstore.hookspecs import Backend, hookimpl
+
+
+@hookimpl
+def tdstore_backends():
+    yield Backend(
+        name="right", opener="right_claim:open_it", summary="shares its place", schemes=("place",), suffixes=(".place",)
+    )

@@ -1,0 +1,147 @@
+"""Row helpers: gather and scatter for every dtype and layout, and putting rows in order."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tdstore.dtypes import NAME_TO_DTYPE
+from tdstore.indexing import Selection, gather, last_wins, runs, scatter, sorted_unique
+
+ROWS = st.lists(st.integers(0, 30), max_size=40).map(lambda r: torch.tensor(r, dtype=torch.int64))
+
+
+@given(ROWS)
+@settings(max_examples=300, deadline=None)
+def test_last_wins(rows):
+    kept, positions = last_wins(rows)
+    last = {row: i for i, row in enumerate(rows.tolist())}
+    if positions is None:
+        assert kept is rows and len(last) == len(rows)
+    else:
+        assert dict(zip(kept.tolist(), positions.tolist(), strict=True)) == last
+        assert len(last) < len(rows)
+
+
+@given(ROWS)
+@settings(max_examples=300, deadline=None)
+def test_sorted_unique(rows):
+    unique, inverse = sorted_unique(rows)
+    assert unique.tolist() == sorted(set(rows.tolist()))
+    assert torch.equal(rows, unique if inverse is None else unique[inverse])
+    assert (inverse is None) == (rows.tolist() == unique.tolist())
+
+
+@given(st.sets(st.integers(0, 60)), st.integers(0, 4))
+@settings(max_examples=300, deadline=None)
+def test_runs(rows, gap):
+    found = runs(torch.tensor(sorted(rows), dtype=torch.int64), gap)
+    covered = [i for start, stop in found for i in range(start, stop)]
+    assert covered == sorted(set(covered)) and rows <= set(covered)
+    assert all(start in rows and stop - 1 in rows for start, stop in found)
+    assert all(b - a > gap for (_, a), (b, _) in zip(found, found[1:]))
+    if gap == 0:
+        assert set(covered) == rows
+
+
+def leaf_of(shape, dtype):
+    bits = torch.arange(math.prod(shape) * dtype.itemsize, dtype=torch.int64) % 251
+    if dtype is torch.bool:
+        return (bits % 2 == 0).reshape(shape)
+    return bits.to(torch.uint8).view(dtype).reshape(shape)
+
+
+def same(a, b):
+    # By bits: NaN patterns count too.
+    assert a.shape == b.shape and a.dtype == b.dtype
+    assert (
+        a.contiguous().reshape(-1).view(torch.uint8).tolist() == b.contiguous().reshape(-1).view(torch.uint8).tolist()
+    )
+
+
+BITS = {1: torch.uint8, 2: torch.int16, 8: torch.int64}
+LEAVES = [(9,), (9, 3), (9, 0), (9, 4, 5), (9, 120, 90)]
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("name", NAME_TO_DTYPE)
+def test_gather_and_scatter_every_dtype(name):
+    for shape in LEAVES[:4]:
+        leaf = leaf_of(shape, NAME_TO_DTYPE[name])
+        rows = torch.tensor([8, 0, 0, 3, 8])
+        want = torch.stack([leaf[i] for i in rows.tolist()])
+        same(gather(leaf, (rows,)), want)
+        out = torch.empty_like(want)
+        assert gather(leaf, (rows,), out) is out
+        same(out, want)
+        same(gather(leaf, (slice(2, 8, 3),)), leaf[2:8:3])
+        target = leaf.clone()
+        scatter(target, (torch.tensor([1, 5, 1, 2, 7]),), want)
+        for row, position in ((5, 1), (1, 2), (2, 3), (7, 4), (0, None), (8, None)):
+            same(target[row], leaf[row] if position is None else want[position])
+
+
+@pytest.mark.parametrize("shape", LEAVES, ids=str)
+@pytest.mark.parametrize("layout", ["dense", "strided", "transposed"])
+def test_gather_any_strides(shape, layout):
+    leaf = torch.arange(math.prod(shape)).reshape(shape)
+    if layout == "strided":
+        leaf = torch.repeat_interleave(leaf, 2, 0)[::2]
+    elif layout == "transposed":
+        leaf = leaf.movedim(0, -1).contiguous().movedim(-1, 0)
+    rows = torch.tensor([8, 1, 1, 0])
+    columns = torch.tensor([2, 0, 2])
+    cases = [(rows,), (), (slice(1, 8, 2),), (torch.zeros(0, dtype=torch.int64),)]
+    if len(shape) > 1 and shape[1]:
+        cases += [(rows, slice(0, 3, 1)), (rows, slice(0, 3, 2)), (slice(2, 9, 1), columns), (slice(0, 9, 1), columns)]
+    for index in cases:
+        want = leaf[index]
+        got = gather(leaf, index)
+        assert torch.equal(got, want) and got.is_contiguous()
+        assert not got.numel() or got.untyped_storage().data_ptr() != leaf.untyped_storage().data_ptr()
+        for out in (torch.empty_like(want), torch.empty((*want.shape, 2), dtype=want.dtype)[..., 0]):
+            assert gather(leaf, index, out) is out
+            assert torch.equal(out, want)
+
+
+def test_gather_keeps_gradients():
+    leaf = torch.rand(2000, 40, requires_grad=True)
+    gather(leaf, (torch.arange(1999, -1, -1),)).sum().backward()
+    assert torch.equal(leaf.grad, torch.ones(2000, 40))
+    out = torch.empty(2, 40)
+    assert not gather(leaf, (torch.tensor([1, 0]),), out).requires_grad
+
+
+def test_gather_refuses_a_buffer_of_another_shape_or_dtype():
+    leaf = torch.zeros(4, 3)
+    for index in ((torch.tensor([0, 1]),), (slice(0, 2, 1),)):
+        for out in (torch.zeros(3, 3), torch.zeros(2, 3, dtype=torch.float64), torch.zeros(3)):
+            with pytest.raises(ValueError, match=r"but what is read has \[2, 3\] and torch.float32"):
+                gather(leaf, index, out)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e8m0fnu, torch.bfloat16, torch.complex64], ids=str)
+def test_plans_work_for_every_dtype(dtype):
+    leaf = leaf_of((6, 5), dtype)
+    for index in (([4, 0, 4], [1, 2, 1]), [3, 3, 1], torch.tensor([[1, 0], [0, 5]])):
+        selected = torch.arange(30).reshape(6, 5)[index]
+        sel = Selection.full((6, 5))[index]
+        plan = sel.read_plan()
+        want = torch.stack([leaf.flatten()[i] for i in selected.flatten().tolist()]).reshape(selected.shape)
+        same(plan.finish(gather(leaf, plan.index)), want)
+        target = torch.zeros_like(leaf)
+        for at, part in sel.write_plan().pieces(want):
+            scatter(target, at, part)
+        chosen = torch.zeros(30, dtype=torch.bool)
+        chosen[selected.flatten()] = True
+        same(target, torch.where(chosen.reshape(6, 5), leaf.view(BITS[leaf.itemsize]), 0).view(dtype))
+
+
+def test_gather_refuses_a_buffer_that_only_has_the_same_bits():
+    leaf = torch.zeros(4, dtype=torch.uint16)
+    with pytest.raises(ValueError, match=r"dtype torch.int16, but what is read has .* torch.uint16"):
+        gather(leaf, (torch.tensor([0, 1]),), torch.zeros(2, dtype=torch.int16))
