@@ -4,6 +4,7 @@
     ├── BatchSizeError            (ValueError, RuntimeError)
     ├── LockedError               (RuntimeError)
     ├── KeyNotFoundError          (KeyError)
+    │   └── NotAGroupError        (ValueError)
     ├── PluginError
     │   ├── UnknownBackendError   (LookupError, ValueError)
     │   ├── MissingDependencyError (ImportError)
@@ -66,6 +67,10 @@ class LockedError(TDStoreError, RuntimeError):
 
 class KeyNotFoundError(TDStoreError, KeyError):
     """No entry of that name."""
+
+
+class NotAGroupError(KeyNotFoundError, ValueError):
+    """A nested key goes through an entry that is not a TensorDict."""
 
 
 class PluginError(TDStoreError):

@@ -50,7 +50,7 @@ def unravel(key: NestedKey) -> Path:
     """
     if type(key) is str:
         return (key,)
-    if type(key) is tuple and all(type(part) is str for part in key):
+    if type(key) is tuple and key and all(type(part) is str for part in key):
         return key
     parts: list[str] = []
     stack: list[object] = [key]  # not recursion: a deep tuple must not end in a RecursionError

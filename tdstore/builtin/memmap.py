@@ -1,6 +1,6 @@
 """The `memmap` backend: a directory of raw memory-mapped files, one per leaf, with a manifest that checks itself."""
 
-# ruff: noqa: D102 - the methods of Store say what they do there
+
 
 from __future__ import annotations
 

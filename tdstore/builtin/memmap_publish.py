@@ -97,21 +97,37 @@ class Site:
         """
         with files.io_errors(self.location, "publishing"), self.locked():
             ready()
-            old = self.check(replace=replace)
-            if old < 0:
-                files.rename(self.temp, self.parent, self.name, self.parent)
+            while not self._swap(replace=replace, sync=sync):
+                pass
+
+    def _swap(self, *, replace: bool, sync: bool) -> bool:
+        """Put the built folder in the place of what is there; False if that changed while we waited for it."""
+        old = self.check(replace=replace)
+        if old < 0:
+            files.rename(self.temp, self.parent, self.name, self.parent)
+            self._published(sync)
+            return True
+        try:
+            with session.exclusive(old, parent=self.parent, timeout=self.timeout, url=self.location):
+                if not self._is_target(old):
+                    return False
+                files.exchange(self.temp, self.name, self.parent)
+                leftover = self.temp
                 self._published(sync)
-                return
-            try:
-                with session.exclusive(old, parent=self.parent, timeout=self.timeout, url=self.location):
-                    files.exchange(self.temp, self.name, self.parent)
-                    leftover = self.temp
-                    self._published(sync)
-                    # Unlinking thousands of files takes long: others may save beside us meanwhile.
-                    files.unlock(self.parent)
-                    _remove_later(leftover, self.parent)
-            finally:
-                os.close(old)
+                # Unlinking thousands of files takes long: others may save beside us meanwhile.
+                files.unlock(self.parent)
+                _remove_later(leftover, self.parent)
+        finally:
+            os.close(old)
+        return True
+
+    def _is_target(self, fd: int) -> bool:
+        """Waiting lets go of the parent's lock, and a rival may have replaced the folder that we waited for."""
+        try:
+            there = os.stat(self.name, dir_fd=self.parent, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, os.fstat(fd))
 
     def _published(self, sync: bool) -> None:
         self.temp = ""

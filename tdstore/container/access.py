@@ -11,7 +11,8 @@ from torch import Tensor
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.keysview import IsLeaf, ItemsView, KeysView, ValuesView
 from tdstore.container.nontensor import NonTensor, NonTensorData
-from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.errors import BatchSizeError, KeyNotFoundError, NotAGroupError
+from tdstore.indexing import index_shape
 from tdstore.keys import unravel
 from tdstore.types import NestedKey, Path
 
@@ -30,6 +31,11 @@ def is_key(index: Any) -> bool:
     if kind is tuple:
         return bool(index) and all(map(is_key, index))
     return kind is str or isinstance(index, str)
+
+
+def as_terms(index: Any) -> tuple[Any, ...]:
+    """An index as a tuple of terms."""
+    return index if isinstance(index, tuple) else (index,)
 
 
 class AccessMixin(Container):
@@ -56,7 +62,7 @@ class AccessMixin(Container):
             if kind is None:
                 raise self._missing(key)
             if kind != GROUP:
-                raise KeyNotFoundError(f"key {key!r}: the entry {path[: i + 1]!r} is not a TensorDict")
+                raise NotAGroupError(f"key {key!r}: the entry {path[: i + 1]!r} is not a TensorDict")
             node = node._raw(part)
         if node._kind(path[-1]) is None:
             raise self._missing(key)
@@ -65,29 +71,42 @@ class AccessMixin(Container):
     # -- reading -----------------------------------------------------------------------------
     def get(self, key: NestedKey, default: Any = None, **kwargs: Any) -> Any:
         """The entry, or `default`. Non-tensor values come wrapped; `td[key]` unwraps them."""
-        path = unravel(key)
-        node = self._node(path[:-1])
-        if node is None or node._kind(path[-1]) is None:
+        found = self._find(key)
+        if found is None:
             if default is NO_DEFAULT:
                 raise self._missing(key)
             return default
-        return node._raw(path[-1])
+        node, last = found
+        return node._raw(last)
 
-    def get_at(self, key: NestedKey, index: Any, default: Any = NO_DEFAULT) -> Any:
-        """`td.get(key)[index]`, reading no more than that."""
+    def _find(self, key: NestedKey) -> tuple[Any, str] | None:
+        """As `_existing`, None when a part of the key is missing."""
         path = unravel(key)
-        node = self._node(path[:-1])
-        if node is None or node._kind(path[-1]) is None:
+        node: Any = self
+        for i, part in enumerate(path[:-1]):
+            kind = node._kind(part)
+            if kind is None:
+                return None
+            if kind != GROUP:
+                raise NotAGroupError(f"key {key!r}: the entry {path[: i + 1]!r} is not a TensorDict")
+            node = node._raw(part)
+        return None if node._kind(path[-1]) is None else (node, path[-1])
+
+    def get_at(self, key: NestedKey, index: Any, default: Any = None) -> Any:
+        """`td.get(key)[index]`, reading no more than that; `default` if there is no such entry."""
+        place = self._find(key)
+        if place is None:
             if default is NO_DEFAULT:
                 raise self._missing(key)
             return default
-        found = node._at(index)._raw(path[-1])
-        return found.tolist() if isinstance(found, NonTensor) else found
+        node, last = place
+        found = node._leaf_at(last, index) if node._kind(last) == LEAF else node._raw(last)[index]
+        return found.plain() if isinstance(found, NonTensor) else found
 
     def get_non_tensor(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
         """The unwrapped value of a non-tensor entry (or the entry itself), or `default`."""
         found = self.get(key, default)
-        return found.tolist() if isinstance(found, NonTensor) else found
+        return found.plain() if isinstance(found, NonTensor) else found
 
     def entry_class(self, key: NestedKey) -> type:
         """Class of the entry, without reading its data."""
@@ -189,14 +208,19 @@ class AccessMixin(Container):
             if kind is None:
                 return node, path[i:]
             if kind != GROUP:
-                raise KeyNotFoundError(f"cannot set {path!r}: the entry {path[: i + 1]!r} is not a TensorDict")
+                raise NotAGroupError(f"cannot set {path!r}: the entry {path[: i + 1]!r} is not a TensorDict")
             node = node._raw(part)
         return node, path[-1:]
 
     def _coerce_existing(self, key: str, item: Any) -> Any:
         """A value for an in-place write: coerced, and of the entry's own kind and shape."""
         kind = self._kind(key)
-        value = self._coerce(key, item)
+        if kind == LEAF and isinstance(item, (bool, int, float, complex)):
+            value: Any = torch.as_tensor(item)
+        elif kind == LEAF and isinstance(item, Tensor):
+            value = item
+        else:
+            value = self._coerce(key, item)
         if kind == LEAF:
             if not isinstance(value, Tensor):
                 raise ValueError(f"entry {key!r} is a tensor; cannot write a {type(item).__name__} into it in place")
@@ -221,12 +245,12 @@ class AccessMixin(Container):
             KeyNotFoundError: no such entry. BatchSizeError: another shape. ReadOnlyError.
         """
         node, last = self._existing(key)
-        value = node._coerce(last, item)
-        if node._kind(last) == LEAF and isinstance(value, Tensor) and value.shape != node._leaf_shape(last):
+        value = node._coerce_existing(last, item)
+        if node._kind(last) == LEAF and isinstance(item, Tensor) and item.shape != node._leaf_shape(last):
             raise BatchSizeError(
-                f"cannot write shape {list(value.shape)} into entry {key!r} of shape {list(node._leaf_shape(last))}"
+                f"cannot write shape {list(item.shape)} into entry {key!r} of shape {list(node._leaf_shape(last))}"
             )
-        node._write({last: node._coerce_existing(last, value)})
+        node._write({last: value})
         return self
 
     def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
@@ -236,7 +260,10 @@ class AccessMixin(Container):
             KeyNotFoundError: no such entry.
         """
         node, last = self._existing(key)
-        node._write({last: value}, index)
+        if node._kind(last) == LEAF:
+            node._write_leaf_at(last, index, value)
+        else:
+            node._write({last: value}, (index,))
         return self
 
     def set_non_tensor(self, key: NestedKey, value: Any) -> Self:
@@ -359,13 +386,13 @@ class AccessMixin(Container):
         keys_to_update: Any = None,
     ) -> Self:
         """Write into existing entries at a batch index; keys that the source lacks are left alone."""
-        return self._update_in_place(input_dict_or_td, (idx,), keys_to_update)
+        return self._update_in_place(input_dict_or_td, as_terms(idx), keys_to_update)
 
     def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True) -> Self:
         """Alias of `update_at_`."""
         return self.update_at_(tensordict, idx)
 
-    def _update_in_place(self, source: Any, at: tuple[Any] | None, keys_to_update: Any) -> Self:
+    def _update_in_place(self, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> Self:
         wanted = None if keys_to_update is None else [unravel(k) for k in _as_list(keys_to_update)]
         plan: dict[int, tuple[Any, dict[str, Any]]] = {}
         for key, value in _flat_pairs(source):
@@ -376,7 +403,7 @@ class AccessMixin(Container):
             checked = value if at is not None else node._coerce_existing(last, value)
             plan.setdefault(id(node), (node, {}))[1][last] = checked
         for node, entries in plan.values():
-            node._write(entries, *(at or ()))
+            node._write(entries, at)
         return self
 
     # -- removing ----------------------------------------------------------------------------
@@ -406,7 +433,7 @@ class AccessMixin(Container):
         if isinstance(entry, AccessMixin):
             entry = entry._detached()
         node._drop([path[-1]])
-        return entry.tolist() if isinstance(entry, NonTensor) else entry
+        return entry.plain() if isinstance(entry, NonTensor) else entry
 
     def popitem(self) -> tuple[str, Any]:
         """Remove the last first-level entry and return `(key, entry)`."""
@@ -455,7 +482,7 @@ class AccessMixin(Container):
             return self._at(index)
         node, last = self._existing(index)
         entry = node._raw(last)
-        return entry.tolist() if isinstance(entry, NonTensor) else entry
+        return entry.plain() if isinstance(entry, NonTensor) else entry
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if is_key(index):
@@ -483,11 +510,13 @@ class AccessMixin(Container):
     def _set_rows(self, index: Any, value: Any) -> None:
         """`td[index] = value`: entries of `value` are written at `index`, new ones start as zeros elsewhere."""
         self._check_writable()
+        shape = index_shape(self._batch_size, index)
+        if value is None:
+            raise ValueError("td[index] = None: write a TensorDict, a dict, a tensor or a number")
         if not isinstance(value, (Container, Mapping)):
             spread = dict.fromkeys(self.keys(True, True), value)
-            self._update_in_place(spread, (index,), None)
+            self._update_in_place(spread, as_terms(index), None)
             return
-        shape = self._at(index).batch_size
         if isinstance(value, Mapping):
             value = self._resident_class._from_mapping(value, None, None, None)
         elif value.batch_size != shape:
@@ -501,7 +530,7 @@ class AccessMixin(Container):
         if self._device is not None and value.device not in (None, self._device):
             value = value.to(self._device)
         self._make_room(value, shape)
-        self._update_in_place(value, (index,), None)
+        self._update_in_place(value, as_terms(index), None)
 
     def _make_room(self, value: Any, shape: torch.Size) -> None:
         """Add zero-filled entries for what `value` has and this TensorDict has not."""

@@ -64,8 +64,16 @@ class Container(ArithmeticOps, ReduceOps, CastOps, MoveOps, NamesMixin, LockMixi
         """Add or replace entries (already coerced), all or none."""
 
     @abstractmethod
-    def _write(self, entries: Mapping[str, Any], index: Any = None) -> None:
+    def _write(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
         """Write into existing entries in place, at a batch index or whole; all checked before any is written."""
+
+    @abstractmethod
+    def _leaf_at(self, key: str, index: Any) -> Tensor:
+        """`leaf[index]` of a first-level LEAF; the index may reach into feature dimensions."""
+
+    @abstractmethod
+    def _write_leaf_at(self, key: str, index: Any, value: Any) -> None:
+        """`leaf[index] = value` of a first-level LEAF, likewise."""
 
     @abstractmethod
     def _drop(self, keys: Iterable[str]) -> None:

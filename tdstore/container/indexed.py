@@ -11,10 +11,11 @@ from torch import Tensor
 from tdstore.container.home import HomeMixin
 from tdstore.container.locks import LOCKED, READONLY
 from tdstore.container.names import indexed_names
-from tdstore.container.tree import VIEW_FLAGS
+from tdstore.container.tree import VIEW_FLAGS, leaf_terms
 from tdstore.indexing import as_rows, index_shape, scatter
 from tdstore.ops.base import Names
 
+_ALL = slice(None)
 _PARALLEL_ROWS = 4096
 """Above this, torch may write repeated rows in any order; below, in the order given."""
 
@@ -31,7 +32,7 @@ class IndexedTree(HomeMixin):
         if kind is tuple:
             return self._at_terms(index)
         if not batch:
-            if index is None or index is Ellipsis or kind is bool:
+            if index is None or index is Ellipsis or kind is bool or getattr(index, "dtype", None) is torch.bool:
                 return self._at_terms((index,))
             raise IndexError(f"a TensorDict without batch dimensions cannot be indexed with {index!r}")
         n = batch[0]
@@ -43,8 +44,8 @@ class IndexedTree(HomeMixin):
             start, stop, step = index.indices(n)
             if step <= 0:
                 raise ValueError("slice step must be positive")
-            if start == 0 and stop == n and step == 1:
-                return self
+            if index == _ALL:
+                return self  # and only then: whether a part is the whole must not depend on the data
             new = torch.Size((max(0, -(-(stop - start) // step)), *batch[1:]))
             return self._view_at(index, new, self._names, len(batch))
         if kind is Tensor and index.dtype is torch.int64 and index.ndim == 1 and self._starts_with_cpu_tensor():
@@ -129,14 +130,11 @@ class IndexedTree(HomeMixin):
             else:
                 seen = probe[terms]
                 new = seen.shape[: seen.ndim - probe.ndim + ndim]
-            if new == batch and all(t == slice(None) for t in terms):
+            if all(t == _ALL for t in terms):
                 return self
             return self._view_at(terms, new, names, ndim)
         new = index_shape(batch, terms)  # raises for too many terms, masks that do not fit, ...
-        if dots >= 0:
-            used = sum(_dims_of(t) for t in terms if t is not Ellipsis)
-            terms = (*terms[:dots], *(slice(None),) * (ndim - used), *terms[dots + 1 :])
-        index = tuple(torch.as_tensor(t) if isinstance(t, range) else t for t in terms)
+        index = leaf_terms(terms, ndim)
         return self._move_tree(lambda t: t[index], new, indexed_names(self._names, terms, ndim), ndim)
 
     # -- writing -----------------------------------------------------------------------------
@@ -172,7 +170,7 @@ class IndexedTree(HomeMixin):
                 scatter(mine, (index,), theirs.to(mine.dtype))
         else:
             for mine, theirs in pairs:
-                mine[index] = theirs
+                mine[index] = theirs if theirs.dtype == mine.dtype else theirs.to(mine.dtype)
         return True
 
     def _pair(self, other: IndexedTree, index: Any, shift: int, pairs: list[tuple[Tensor, Tensor]]) -> bool:
@@ -203,16 +201,6 @@ class IndexedTree(HomeMixin):
             else:
                 return False
         return True
-
-
-def _dims_of(term: Any) -> int:
-    if term is None or isinstance(term, bool):
-        return 0
-    if isinstance(term, Tensor):
-        return term.ndim if term.dtype == torch.bool else 1
-    if getattr(getattr(term, "dtype", None), "kind", "") == "b":
-        return int(term.ndim)
-    return 1
 
 
 def _take_rows(leaf: Tensor, rows: Tensor) -> Tensor:

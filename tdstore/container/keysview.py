@@ -74,7 +74,7 @@ class KeysView:
         self._args = (include_nested, leaves_only, is_leaf, sort)
 
     def __iter__(self) -> Iterator[Any]:
-        return (key for key, _, _ in walk(self._td, *self._args, False))
+        return (key for key, _, _ in walk(self._td, *self._args, self._args[3]))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

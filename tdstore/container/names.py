@@ -40,16 +40,16 @@ def indexed_names(names: Names, index: Any, ndim: int) -> Names:
     if names is None:
         return None
     terms = list(index) if isinstance(index, tuple) else [index]
-    used = sum(_dims_used(t) for t in terms if t is not Ellipsis)
+    used = sum(dims_used(t) for t in terms if t is not Ellipsis)
     expanded: list[Any] = []
     for term in terms:
         expanded += [slice(None)] * (ndim - used) if term is Ellipsis else [term]
-    expanded += [slice(None)] * (ndim - sum(_dims_used(t) for t in expanded))
+    expanded += [slice(None)] * (ndim - sum(dims_used(t) for t in expanded))
     out: list[str | None] = []
     at = 0
     arrays = 0
     for term in expanded:
-        width = _dims_used(term)
+        width = dims_used(term)
         if term is None or isinstance(term, bool):
             out.append(None)
         elif isinstance(term, slice):
@@ -64,7 +64,8 @@ def indexed_names(names: Names, index: Any, ndim: int) -> Names:
     return tuple(out) if any(n is not None for n in out) else None
 
 
-def _dims_used(term: Any) -> int:
+def dims_used(term: Any) -> int:
+    """How many dimensions an index term stands for: none for None and bools, as many as it has for a mask."""
     if term is None or isinstance(term, bool):
         return 0
     if isinstance(term, Tensor):

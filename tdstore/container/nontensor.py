@@ -37,9 +37,16 @@ class NonTensor:
         """Number of batch positions."""
         return self.batch_size.numel()
 
-    def tolist(self) -> Any:
-        """The value, or nested lists of values."""
+    def plain(self) -> Any:
+        """What `td[key]` gives: the value, or nested lists of values."""
         raise NotImplementedError
+
+    def tolist(self) -> Any:
+        """Nested lists of values, one level per batch dimension."""
+        return self._values(self.positions().tolist())
+
+    def _values(self, at: Any) -> Any:
+        return [self._values(i) for i in at] if isinstance(at, list) else self.value_at(at)
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensor:
         """Apply a shape operation, given as a function on a tensor of the batch's shape."""
@@ -91,7 +98,7 @@ class NonTensorData(NonTensor):
         self.data = data
         self.batch_size = as_size(batch_size)
 
-    def tolist(self) -> Any:
+    def plain(self) -> Any:
         """The value itself."""
         return self.data
 
@@ -164,12 +171,9 @@ class NonTensorStack(NonTensor):
         """The values, as `tolist`."""
         return self.tolist()
 
-    def tolist(self) -> Any:
-        """Nested lists of values, one level per batch dimension."""
-        return self._values(self._at.tolist())
-
-    def _values(self, at: Any) -> Any:
-        return [self._values(i) for i in at] if isinstance(at, list) else self._pool[at]
+    def plain(self) -> Any:
+        """As `tolist`."""
+        return self.tolist()
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensor:
         """The values where the operation puts them."""
@@ -239,8 +243,8 @@ def merge(parts: list[NonTensor], fn: Callable[[list[Tensor]], Tensor], *, colla
     """
     first = parts[0]
     if collapse and all(isinstance(p, NonTensorData) for p in parts):
-        data = first.tolist()
-        if all(_equal(p.tolist(), data) for p in parts):
+        data = first.plain()
+        if all(_equal(p.plain(), data) for p in parts):
             return NonTensorData(data, fn([p.positions() for p in parts]).shape)
     pool: list[Any] = []
     at = []
@@ -256,10 +260,10 @@ def assign(target: NonTensor, index: Any, value: Any) -> NonTensor:
     part = value if isinstance(value, NonTensor) else NonTensorData(value)
     if isinstance(target, NonTensorData) and isinstance(part, NonTensorData) and _equal(target.data, part.data):
         return target
-    pool = list(target._pool) if isinstance(target, NonTensorStack) else [target.tolist()]
+    pool = list(target._pool) if isinstance(target, NonTensorStack) else [target.plain()]
     at = target.positions().clone()
     added = part.positions() + len(pool)
-    pool += part._pool if isinstance(part, NonTensorStack) else [part.tolist()]
+    pool += part._pool if isinstance(part, NonTensorStack) else [part.plain()]
     at[index] = added
     if not at.ndim:
         return NonTensorData(pool[int(at)])

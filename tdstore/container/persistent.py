@@ -375,9 +375,27 @@ class PersistentTensorDict(TensorDictBase):
             raise self._handle.store.unsupported(Cap.PARTIAL_WRITE)
         return [Write(path, index, part) for index, part in self._sel.write_plan().pieces(value)]
 
-    def _write(self, entries: Mapping[str, Any], index: Any = None) -> None:
+    def _leaf_at(self, key: str, index: Any) -> Tensor:
+        return self._fetch([((*self._path, key), self._leaf_sel(key)[index])])[0]
+
+    def _leaf_sel(self, key: str) -> Selection:
+        """This window over all dimensions of a leaf, feature dimensions too."""
+        shape = self._handle.specs[(*self._path, key)].shape
+        return Selection.full(shape) if self._sel.is_full else self._sel.extend(shape[len(self._sel.src_shape) :])
+
+    def _write_leaf_at(self, key: str, index: Any, value: Any) -> None:
         self._handle.check_writable()
-        window = self if index is None else self._at(index)
+        path = (*self._path, key)
+        sel = self._leaf_sel(key)[index]
+        spec = self._handle.specs[path]
+        tensor = _expanded(torch.as_tensor(value), torch.Size(sel.shape), key).to(device="cpu", dtype=spec.dtype)
+        if Cap.PARTIAL_WRITE not in self._handle.store.caps:
+            raise self._handle.store.unsupported(Cap.PARTIAL_WRITE)
+        self._handle.store.write([Write(path, at, part) for at, part in sel.write_plan().pieces(tensor)])
+
+    def _write(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
+        self._handle.check_writable()
+        window = self if at is None else self._at(at)
         writes: list[Write] = []
         values: dict[Path, dict[str, Any]] = {}
         window._plan_writes(entries, writes, values)
@@ -406,14 +424,7 @@ class PersistentTensorDict(TensorDictBase):
                 values.setdefault(self._path, {})[key] = self._value_record(key, entry)
 
     def _leaf_value(self, key: str, value: Any) -> Tensor:
-        shape = self._leaf_shape(key)
-        tensor = torch.as_tensor(value)
-        try:
-            return tensor.expand(shape)
-        except RuntimeError:
-            raise BatchSizeError(
-                f"cannot write shape {list(tensor.shape)} into entry {key!r} of shape {list(shape)}"
-            ) from None
+        return _expanded(torch.as_tensor(value), self._leaf_shape(key), key)
 
     def _drop(self, keys: Iterable[str]) -> None:
         self._whole("remove entries")
@@ -591,6 +602,17 @@ def _restore(
     handle: StoreHandle, path: Path, sel: Selection | None, wanted: Any, device: Any, names: Names
 ) -> PersistentTensorDict:
     return PersistentTensorDict._over(handle, path, sel, wanted, device, names)
+
+
+def _expanded(tensor: Tensor, shape: torch.Size, key: str) -> Tensor:
+    while tensor.ndim > len(shape) and tensor.shape[0] == 1:
+        tensor = tensor[0]  # as torch does
+    try:
+        return tensor.expand(shape)
+    except RuntimeError:
+        raise BatchSizeError(
+            f"cannot write shape {list(tensor.shape)} into entry {key!r} of shape {list(shape)}"
+        ) from None
 
 
 def _usable_device(device: str | None) -> torch.device | None:

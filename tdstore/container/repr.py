@@ -11,7 +11,7 @@ def text(td: Any) -> str:
     """The tree with shapes, devices and dtypes; keys sorted."""
     fields = _indent(",\n".join(f"{key}: {_entry(td, key)}" for key in sorted(td._first_keys())))
     lines = [
-        f"fields={{\n{fields}}}" if fields else "fields={\n    }",
+        f"fields={{\n{fields}}}" if fields else "fields={\n}",
         f"batch_size={td.batch_size!r}",
         f"device={td.device}",
         f"is_shared={td.is_shared()}",

@@ -230,7 +230,7 @@ class StructureMixin(AccessMixin):
 
     def replace(self, *args: Any, **kwargs: Any) -> Any:
         """A shallow copy with some entries replaced."""
-        if not args and not kwargs:
+        if not kwargs and (not args or (len(args) == 1 and not args[0])):
             return self
         return self._shallow().update(*args, **kwargs)
 
@@ -266,7 +266,7 @@ class StructureMixin(AccessMixin):
         td = self._resident()
         for key, value in td._data.items():
             if isinstance(value, NonTensor):
-                plain = value.tolist()
+                plain = value.plain()
                 if plain is not None or retain_none:
                     out[key] = plain
             elif isinstance(value, Tensor):
@@ -365,8 +365,6 @@ class StructureMixin(AccessMixin):
             made = made.to(device)
         if names is not NO_DEFAULT:
             made._set_names(as_names(names, len(batch)))
-        elif batch_size is None:
-            made._names = td._names
         if propagate_lock and self.is_locked:
             made.lock_()
         return made
@@ -398,7 +396,8 @@ class _Map:
         fn, named = self.fn, self.named
         data: dict[str, Any] = {}
         dropped = False
-        built = td._resident_class._new(data, batch, td._device, None)
+        names = td._names if batch == td._batch_size else None
+        built = td._resident_class._new(data, batch, td._device, names)
         for key, value in td._data.items():
             if isinstance(value, NonTensor):
                 data[key] = built._coerce(key, value)

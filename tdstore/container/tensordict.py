@@ -58,10 +58,7 @@ class TensorDict(IndexedTree):
         lock: bool = False,
         **kwargs: Any,
     ) -> None:
-        if batch_size is None:
-            batch = source.batch_size if isinstance(source, Container) else _NO_BATCH
-        else:
-            batch = as_size(batch_size)
+        batch = _NO_BATCH if batch_size is None else as_size(batch_size)
         self._batch_size = batch
         self._device = None if device is None else _as_device(device)
         self._names = None if names is None else as_names(names, len(batch))
@@ -116,7 +113,7 @@ class TensorDict(IndexedTree):
                 raise self._missing(index) from None
             if type(found) is Tensor or not isinstance(found, NonTensor):
                 return found
-            return found.tolist()
+            return found.plain()
         if type(index) is int or type(index) is slice:
             return self._at(index)
         if type(index) is tuple and index and type(index[0]) is str:
@@ -128,7 +125,7 @@ class TensorDict(IndexedTree):
                 return super().__getitem__(index)
             if type(value) is Tensor or not isinstance(value, NonTensor):
                 return value
-            return value.tolist()
+            return value.plain()
         return super().__getitem__(index)
 
     def get(self, key: NestedKey, default: Any = None, **kwargs: Any) -> Any:

@@ -6,15 +6,17 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tdstore.container.base import TensorDictBase
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.locks import HOME, LOCKED, MAPPED, READONLY, SHARED
-from tdstore.container.names import extend_names
+from tdstore.container.names import dims_used, extend_names
 from tdstore.container.nontensor import NonTensor, assign
 from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.indexing import index_shape
 from tdstore.ops.base import Names
 
 VIEW_FLAGS = READONLY | MAPPED | SHARED
@@ -93,23 +95,36 @@ class ResidentTree(TensorDictBase):
             self._leave_home()
         self._data[new] = self._data.pop(old)
 
-    def _write(self, entries: Mapping[str, Any], index: Any = None) -> None:
+    def _write(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
         if self._state & READONLY:
             self._check_writable()
         data = self._data
-        ready = [(key, data[key], self._writable_value(key, value, index)) for key, value in entries.items()]
+        if at is not None:
+            index_shape(self._batch_size, at)  # raises for what does not fit the batch
+            at = leaf_terms(at, len(self._batch_size))
+        ready = [(key, data[key], self._writable_value(key, value, at)) for key, value in entries.items()]
         for key, old, value in ready:
             if isinstance(old, Tensor):
-                if index is None:
+                if at is None:
                     old.copy_(value)
                 else:
-                    old[index] = value
+                    old[at] = value
             elif isinstance(old, NonTensor):
-                data[key] = value if index is None else assign(old, index, value)
-            elif index is None:
+                data[key] = value if at is None else assign(old, at, value)
+            elif at is None:
                 old.update_(value)
             else:
-                old._set_rows(index, value)
+                old._set_rows(at, value)
+
+    def _leaf_at(self, key: str, index: Any) -> Tensor:
+        found: Tensor = self._data[key][leaf_terms(index if isinstance(index, tuple) else (index,), None)]
+        return found
+
+    def _write_leaf_at(self, key: str, index: Any, value: Any) -> None:
+        if self._state & READONLY:
+            self._check_writable()
+        at = leaf_terms(index if isinstance(index, tuple) else (index,), None)
+        self._data[key][at] = self._writable_value(key, value, at)
 
     def _writable_value(self, key: str, value: Any, index: Any) -> Any:
         """Check before anything is written that `entry[index] = value` will work."""
@@ -118,9 +133,11 @@ class ResidentTree(TensorDictBase):
             return value
         if not isinstance(value, Tensor):
             value = torch.as_tensor(value, dtype=None if isinstance(value, (bool, int, float)) else old.dtype)
-        if value.device != old.device and value.ndim:
-            value = value.to(old.device)
+        if value.dtype != old.dtype or (value.device != old.device and value.ndim):
+            value = value.to(old.device, old.dtype)
         target = old[index].shape if value.ndim else ()
+        while value.ndim > len(target) and value.shape[0] == 1:
+            value = value[0]  # as torch does
         try:
             torch.broadcast_shapes(value.shape, target)
             fits = value.ndim <= len(target) or not value.ndim
@@ -198,14 +215,10 @@ class ResidentTree(TensorDictBase):
         state, device, new = self._state & READONLY, self._device, self._new
         if not columns:
             return tuple(new({}, b, device, names, state) for b in batch_sizes)
-        out = tuple(
+        return tuple(
             new(dict(zip(keys, row, strict=True)), b, device, names, state)
             for b, row in zip(batch_sizes, zip(*columns, strict=True), strict=True)
         )
-        if self._state & LOCKED:
-            for td in out:
-                td.lock_()
-        return out
 
     def _leaf_list(self) -> list[Tensor]:
         out: list[Tensor] = []
@@ -247,7 +260,11 @@ class ResidentTree(TensorDictBase):
             self._check_writable()
         leaves = self._leaf_list()
         if leaves:
-            fn(leaves, *[self._operand(o, leaves) for o in operands])
+            parts = [self._operand(o, leaves) for o in operands]
+            for part in parts:
+                if isinstance(part, list) and isinstance(part[0], Tensor):
+                    _check_fits(leaves, part)
+            fn(leaves, *parts)
         return self
 
     def _operand(self, other: Any, leaves: list[Tensor]) -> Any:
@@ -270,6 +287,8 @@ class ResidentTree(TensorDictBase):
             return [wide.reshape(*shape, *(1,) * (leaf.ndim - n)) for leaf in leaves]
         if isinstance(other, Tensor):
             return [other] * len(leaves)
+        if isinstance(other, (list, tuple, dict, str)):
+            raise TypeError(f"a TensorDict cannot be combined with a {type(other).__name__}")
         return other
 
     def _match(self, other: Any, out: list[Tensor], path: tuple[str, ...]) -> None:
@@ -329,3 +348,29 @@ class ResidentTree(TensorDictBase):
             else:
                 data[key] = op(value, theirs)
         return self._new(data, self._batch_size, self._device, self._names)
+
+
+def leaf_terms(terms: tuple[Any, ...], ndim: int | None) -> tuple[Any, ...]:
+    """An index as torch takes it on a leaf: no ellipsis over feature dimensions, lists and ranges as tensors.
+
+    `ndim` is the number of batch dimensions; None leaves the ellipsis to torch.
+    """
+    terms = tuple(torch.as_tensor(np.asarray(t)) if isinstance(t, (list, range)) else t for t in terms)
+    if ndim is None or not any(t is Ellipsis for t in terms):
+        return terms
+    at = next(i for i, t in enumerate(terms) if t is Ellipsis)
+    used = sum(dims_used(t) for t in terms if t is not Ellipsis)
+    return (*terms[:at], *(slice(None),) * (ndim - used), *terms[at + 1 :])
+
+
+def _check_fits(leaves: Sequence[Tensor], operands: Sequence[Tensor]) -> None:
+    """Refuse an operand that an in-place operation could not broadcast, before any leaf has changed."""
+    for leaf, operand in zip(leaves, operands, strict=True):
+        if leaf.shape == operand.shape:
+            continue
+        try:
+            fits = torch.broadcast_shapes(leaf.shape, operand.shape) == leaf.shape
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise BatchSizeError(f"an operand of shape {list(operand.shape)} does not fit a leaf of {list(leaf.shape)}")

@@ -71,6 +71,7 @@ def in_child(body: Callable[[], object]) -> int:
     if not pid:
         code = 1
         try:
+            torch.set_num_threads(1)  # OpenMP's threads are not there in a forked child: it would wait for ever
             body()
             code = 0
         finally:

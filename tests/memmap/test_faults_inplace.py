@@ -28,9 +28,8 @@ def manifest_time(location: FsPath) -> int:
 
 
 def write_all(location: FsPath) -> None:
-    store = open_memmap(str(location), mode="r+", durable="none")
-    store.write([Write(("a",), (), NEW_A), Write(("b",), (slice(0, 50, 1),), torch.zeros(50))])
-    store.close()
+    with open_memmap(str(location), mode="r+", durable="none") as store:
+        store.write([Write(("a",), (), NEW_A), Write(("b",), (slice(0, 50, 1),), torch.zeros(50))])
 
 
 def test_killed_at_every_write(tmp_path: FsPath) -> None:
@@ -191,13 +190,15 @@ def test_one_left_in_order_one_died(tmp_path: FsPath) -> None:
     ready, go = os.pipe(), os.pipe()
 
     def body() -> None:
-        open_memmap(str(location), mode="r+").view(("c",)).fill_(8)
+        store = open_memmap(str(location), mode="r+")
+        store.view(("c",)).fill_(8)
         os.write(ready[1], b"x")
         os.read(go[0], 1)
         die("")
 
     pid = os.fork()
     if not pid:
+        torch.set_num_threads(1)
         body()
     os.read(ready[0], 1)
     with open_memmap(str(location), mode="r+") as store:

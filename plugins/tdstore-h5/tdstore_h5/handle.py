@@ -9,9 +9,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import stat
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import h5py
@@ -41,10 +44,18 @@ class Handle:
         self.unflushed = False
         self.temporary = False
         """Whether the file is not published yet, and vanishes with this handle."""
+        self.diverted = False
+        self.failed = False
+        """Whether the medium refused what HDF5 wanted to write."""
         self.replaced = False
         """Whether this process published another file over it: there is nothing left to commit."""
         self._file: h5py.File | None = None
         _LIVE.add(self)
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether what HDF5 still has to write must not reach the medium."""
+        return self.temporary or self.failed or self.replaced
 
     @property
     def file(self) -> h5py.File:
@@ -59,17 +70,67 @@ class Handle:
             # A writer's lock would exclude ourselves. A reader's goes with ours, and must be asked for
             # as other users of h5py in this process do, or HDF5 refuses to open one file twice.
             access.set_file_locking(False, True)
-        name = os.fsencode(path)
-        with h5_errors(self.url, "opening"):
-            if mode == "w":
-                found = h5f.create(name, h5f.ACC_TRUNC, fapl=access)
-            else:
-                found = h5f.open(name, h5f.ACC_RDWR if mode == "r+" else h5f.ACC_RDONLY, fapl=access)
-            self._file = h5py.File(found)
-            mine, theirs = os.fstat(self.fd), os.fstat(found.get_vfd_handle())
-        if (mine.st_dev, mine.st_ino) != (theirs.st_dev, theirs.st_ino):
-            self.release()
+        if self._opened(os.fsencode(path), mode, access):
+            return
+        # Replaced since we locked it: the descriptor still leads to the file that we hold.
+        if not os.path.isdir("/proc/self/fd") or not self._opened(b"/proc/self/fd/%d" % self.fd, mode, access):
             raise StoreBusyError(f"{self.url} was replaced while it was opened", url=self.url, hint="try again")
+
+    def _opened(self, name: bytes, mode: str, access: Any) -> bool:
+        """Open by a name; False if that leads to another file than ours."""
+        with h5_errors(self.url, "opening"):
+            try:
+                if mode == "w":
+                    found = h5f.create(name, h5f.ACC_TRUNC, fapl=access)
+                else:
+                    found = h5f.open(name, h5f.ACC_RDWR if mode == "r+" else h5f.ACC_RDONLY, fapl=access)
+            except OSError:
+                if self.is_at(os.fsdecode(name)):
+                    raise
+                return False
+            mine, theirs = os.fstat(self.fd), os.fstat(found.get_vfd_handle())
+            if (mine.st_dev, mine.st_ino) == (theirs.st_dev, theirs.st_ino):
+                self._file = h5py.File(found)
+                return True
+            found.close()
+            return False
+
+    @contextmanager
+    def writing(self, doing: str) -> Iterator[None]:
+        """Map HDF5's errors while it writes. When the medium refuses, HDF5 never gets to it again."""
+        try:
+            with h5_errors(self.url, doing):
+                yield
+        except StoreIOError:
+            self.divert()
+            raise
+
+    def check_medium(self) -> None:
+        """Refuse to go on after the medium failed."""
+        if self.diverted:
+            raise StoreIOError(
+                f"{self.url} cannot be used any more: the medium failed",
+                url=self.url,
+                hint="close it and open it again",
+            )
+
+    def divert(self) -> None:
+        """Give HDF5 memory to write to, for a file whose rest nobody wants on the medium.
+
+        HDF5 must not meet an error while it closes: after that it may crash the process.
+        """
+        self.failed = True
+        if self._file is None or self.diverted:
+            return
+        self.diverted = True
+        limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+        if limited or _memfd is None:
+            sink = os.open(os.devnull, os.O_RDONLY)
+            self._file.id.locked = True  # even memory may refuse: HDF5 is never told to close
+        else:
+            sink = _memfd("tdstore-h5", os.MFD_CLOEXEC)
+        os.dup2(sink, self._file.id.get_vfd_handle(), inheritable=False)
+        os.close(sink)
 
     def shut(self) -> None:
         """Close HDF5's handle, keep ours."""
@@ -81,7 +142,7 @@ class Handle:
     def flush(self) -> None:
         """Hand everything to the system."""
         if self.unflushed and not self.child:
-            with h5_errors(self.url, "flushing"):
+            with self.writing("flushing"):
                 self.file.flush()
             self.unflushed = False
 
@@ -94,12 +155,14 @@ class Handle:
 
     def release(self) -> None:
         """Let go of everything; an error of the medium while HDF5 writes its rest is raised at the end."""
+        if self.unwanted and self.pid == os.getpid() and not self.child:
+            self.divert()
         file, self._file = self._file, None
         try:
             if file is not None:
                 if self.pid != os.getpid() or self.child:
-                    _abandon(file)
-                else:
+                    file.id.locked = True  # nothing of HDF5's is to be written by a child
+                elif not (self.diverted and file.id.locked):
                     with h5_errors(self.url, "closing"):
                         file.close()
         finally:
@@ -247,11 +310,6 @@ def holders(fd: int) -> str:
     return " and ".join(others) or "another process"
 
 
-def _abandon(file: h5py.File) -> None:
-    """Forget a handle without letting HDF5 write anything."""
-    file.id.locked = True
-
-
 def _unlink_same(path: str, fd: int) -> None:
     """Remove our own temporary file, not one that took its name."""
     try:
@@ -264,6 +322,7 @@ def _unlink_same(path: str, fd: int) -> None:
         raise StoreIOError(f"cannot remove the temporary file {path}: {error.strerror}", errno=error.errno) from error
 
 
+_memfd = getattr(os, "memfd_create", None)
 _LIVE: weakref.WeakSet[Handle] = weakref.WeakSet()
 
 

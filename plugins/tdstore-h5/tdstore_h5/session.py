@@ -67,6 +67,8 @@ class Session:
     sums: Sums = field(default_factory=Sums)
     marked: set[Path] = field(default_factory=set)
     """Leaves that the mark on the medium names."""
+    accepted: bool = False
+    """Whether the file differs from its manifest and was taken as it is: closing makes that good."""
     exclusive: bool = False
     """Whether publishing must not replace anything."""
     _datasets: dict[Path, h5py.Dataset] = field(default_factory=dict)
@@ -133,7 +135,7 @@ class Session:
         new = set(paths) - self.marked
         if new or not self.marked:
             self.marked |= new
-            with h5_errors(self.url, "marking leaves as being written"):
+            with self.handle.writing("marking leaves as being written"):
                 put_attribute(self.handle.file, DIRTY, encode_dirty(sorted(self.marked)))
                 self.handle.file.flush()
             if self.durable:
@@ -193,7 +195,7 @@ class Session:
         self.sums.drop(path)
         if name is not None:
             self.handle.unflushed = True
-            with h5_errors(self.url, f"removing {path_text(path)}"):
+            with self.handle.writing(f"removing {path_text(path)}"):
                 del self.handle.file[name]
 
     def resize(self, path: Path, length: int) -> None:
@@ -201,7 +203,7 @@ class Session:
         leaf = self.contents.leaves[path]
         old, new = leaf.spec, leaf.spec.replace(shape=(length, *leaf.spec.shape[1:]))
         self.handle.unflushed = True
-        with h5_errors(self.url, f"resizing {path_text(path)}"):
+        with self.handle.writing(f"resizing {path_text(path)}"):
             dataset = None if leaf.plain else self.dataset(path)
             if dataset is not None and dataset.chunks and (dataset.maxshape[0] or length) >= length:
                 dataset.resize(length, axis=0)
@@ -249,7 +251,7 @@ class Session:
             leaf = self.contents.leaves.pop(old)
             self._datasets.pop(old, None)
             name = encode_path(new)
-            with h5_errors(self.url, f"renaming {path_text(old)}"):
+            with self.handle.writing(f"renaming {path_text(old)}"):
                 self.handle.file.move(leaf.name.decode(), name)
             leaf.name = name.encode()
             self.add(new, leaf)
@@ -260,7 +262,7 @@ class Session:
         """Write the manifest, last; in a new file, publish it."""
         if not self.handle.temporary:
             self._become_alone()
-        with h5_errors(self.url, "committing"):
+        with self.handle.writing("committing"):
             write_copies(self.handle.file, self.contents, header)
             leaves = self.contents.leaves
             text = encode_document(
@@ -280,12 +282,12 @@ class Session:
             self.handle.lock(alone=False, timeout=self.timeout, why="after saving")
             self._reopen("r")
         self._unmark()
-        self.ours = True
+        self.ours, self.accepted = True, False
         self.document = decode_document(text, url=self.url)
 
     def _unmark(self) -> None:
         if self.marked:
-            with h5_errors(self.url, "committing"):
+            with self.handle.writing("committing"):
                 del self.handle.file.attrs[DIRTY]
             self.handle.unflushed = True
             self._settle()
@@ -301,15 +303,20 @@ class Session:
         handle = self.handle
         _LIVE.discard(self)
         try:
-            mine = handle.pid == os.getpid() and not handle.child
-            if mine and self.marked and not handle.replaced:
+            mine = handle.write and handle.pid == os.getpid() and not handle.child and not handle.replaced
+            if mine and not handle.temporary and (self.marked or self.accepted):
                 if self.ours:
                     self.commit(self.document.header)
                 else:
                     handle.unflushed = True
                     self._settle()
                     self._unmark()
+        except BaseException:
+            handle.failed = True
+            raise
         finally:
+            if handle.unwanted and handle.pid == os.getpid() and not handle.child:
+                handle.divert()
             self._datasets.clear()
             self.raw.forget()
             handle.release()
@@ -346,10 +353,10 @@ class Session:
         comparable = [p for p in named if p in leaves and p not in dirty and p in self.sums.crcs]
         bad = {fault.path for fault in self.faults(comparable)}
         if accept:
-            for path in (dirty | bad) & set(leaves):
-                self.sums.touch_all(path, leaves[path].spec)
+            for path, leaf in leaves.items():
+                self.sums.touch_all(path, leaf.spec)
             self.document.specs = {p: leaf.spec for p, leaf in leaves.items()}
-            self.marked = set(named)
+            self.marked, self.accepted = set(named), True
             return
         if dirty | bad:
             names = sorted(dirty | bad)

@@ -217,7 +217,8 @@ class H5Store(Store):
         walker = session.walker()
         for path, name, spec, layout in plan:
             session.unlink(path)
-            leaf = datasets.make(session.handle.file, session.raw, path, name, spec, layout, walker)
+            with session.handle.writing(f"creating {path_text(path)}"):
+                leaf = datasets.make(session.handle.file, session.raw, path, name, spec, layout, walker)
             session.add(path, leaf)
             session.sums.put(path, constant_sums(spec, datasets.fill_pattern(spec, self.url)))
 
@@ -229,6 +230,7 @@ class H5Store(Store):
     def _read(self, leaf: Leaf, r: Read) -> Tensor:
         session, spec = self._session, leaf.spec
         if not leaf.plain:
+            session.handle.check_medium()
             with h5_errors(self.url, f"reading {path_text(r.path)}"):
                 result = cooked.read(session.dataset(r.path), spec, r.index, r.out)
         elif leaf.offset is None:
@@ -274,7 +276,7 @@ class H5Store(Store):
                 session.raw.write(leaf.offset, spec, starts, size, value)
         else:
             session.handle.unflushed = True
-            with h5_errors(self.url, f"writing {path_text(w.path)}"):
+            with session.handle.writing(f"writing {path_text(w.path)}"):
                 cooked.write(session.dataset(w.path), spec, index, value)
 
     def delete(self, paths: Sequence[Path]) -> None:
@@ -358,6 +360,7 @@ class H5Store(Store):
                 url=self.url,
                 hint="close it before forking, and open it in the child",
             )
+        session.handle.check_medium()
         if session.handle.replaced:
             raise StoreError(
                 f"{self.url} was replaced by a save of this process; this store still reads the old file",

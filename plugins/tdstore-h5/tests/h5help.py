@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tdstore_h5.store import H5Store, open_h5
 from torch import Tensor
 
 from tdstore.header import Group, Header
 from tdstore.types import LeafSpec, Path, Read, Write
-from tdstore_h5.store import H5Store, open_h5
 
 
 def save(path: Any, leaves: dict[Path, Tensor], *, values: dict[str, Any] | None = None, **options: Any) -> None:

@@ -13,10 +13,10 @@ import torch
 from h5help import bits, fill, header_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from tdstore.types import LeafSpec, Read, StoreIndex, Write
 from tdstore_h5.raw import RawFile, blocks_of, groups_of, shape_of
 from tdstore_h5.store import H5Store, open_h5
+
+from tdstore.types import LeafSpec, Read, StoreIndex, Write
 
 SHAPE = (7, 5, 3)
 KINDS: dict[str, dict[str, Any]] = {

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from h5help import everything, fill, header_of, load, same, save
+from tdstore_h5.store import open_h5
 
 from tdstore.errors import CorruptStoreError
 from tdstore.header import Group, Header
 from tdstore.types import Read, Write
 from tdstore.values import decode_value
-from tdstore_h5.store import open_h5
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -14,6 +14,9 @@ import torch
 from h5help import bits, everything, fill, header_of, load, old_and_new, same, save
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tdstore_h5 import tdstore_backends
+from tdstore_h5.names import MAX_NAME, decode_name, encode_key
+from tdstore_h5.store import open_h5
 
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import (
@@ -28,9 +31,6 @@ from tdstore.errors import (
 )
 from tdstore.header import Header
 from tdstore.types import LeafSpec, Read, Write
-from tdstore_h5 import tdstore_backends
-from tdstore_h5.names import MAX_NAME, decode_name, encode_key
-from tdstore_h5.store import open_h5
 
 X = ("x",)
 
@@ -126,10 +126,9 @@ def test_dtypes(file: FsPath, name: str, chunks: int | None) -> None:
 
 
 def test_every_layout_option_applies(file: FsPath) -> None:
-    options: dict[str, Any] = dict(
-        chunks=(4, 2), maxshape=(None, 4), compression="gzip", compression_opts=9, shuffle=True, fletcher32=True,
-        track_times=True, fillvalue=7, fill_time="alloc", rdcc_nbytes=1 << 20,
-    )  # fmt: skip
+    options: dict[str, Any] = {"chunks": (4, 2), "maxshape": (None, 4), "compression": "gzip", "compression_opts": 9}
+    options |= {"shuffle": True, "fletcher32": True, "track_times": True, "fillvalue": 7, "fill_time": "alloc"}
+    options |= {"rdcc_nbytes": 1 << 20}
     with open_h5(file, mode="w") as store:
         store.create({X: LeafSpec((9, 4), "int32", **options), ("s",): LeafSpec((9,), "int64", scaleoffset=0)})
         store.save_header(Header())
@@ -262,7 +261,7 @@ def test_save_over_a_file_that_is_open(file: FsPath) -> None:
     old, new = old_and_new()
     save(file, old)
     reader, source = open_h5(file), None
-    save(file, {p: t for p, t in zip(old, reader.read([Read(p, (slice(10, 100, 1),)) for p in old]), strict=True)})
+    save(file, dict(zip(old, reader.read([Read(p, (slice(10, 100, 1),)) for p in old]), strict=True)))
     assert same(everything(reader), old)
     reader.close()
     assert load(file)[("n", "b")].tolist() == list(range(10, 100))
