@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -217,6 +218,12 @@ class Registry:
         text = os.fspath(location)
         if "://" in text or "::" in text:
             return self.resolve_url(text)
+        if squeezed := _SQUEEZED_URL.match(text):
+            # pathlib makes "s3:/bucket" of a URL, and a local folder "s3:" would come of it.
+            raise UnknownBackendError(
+                f"{text!r} looks like a URL that went through pathlib",
+                hint=f"pass {squeezed[1] + '://'!r}... as a string",
+            )
         every = [b for claims in self._claims().values() for b, _ in claims]
         path = FsPath(text)
         lower = text.lower()
@@ -288,18 +295,21 @@ class Registry:
     def open(
         self,
         backend: Backend,
-        location: str | os.PathLike[str] | None,
+        location: str | os.PathLike[str] | object | None,
         *,
         mode: Mode = "r",
         **options: Any,
     ) -> Store:
-        """Call the backend's opener, with its options checked by name."""
+        """Call the backend's opener, with its options checked by name.
+
+        A location that is neither text nor a path is what the store itself gave as `reopen_token`.
+        """
         if mode not in MODES:
             raise OptionError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
         opener = self._opener(backend)
         _check_options(backend, opener, options)
-        text = None if location is None else os.fspath(location)
-        store = opener(text, mode=mode, **options)
+        place = os.fspath(location) if isinstance(location, os.PathLike) else location
+        store = opener(place, mode=mode, **options)
         if not isinstance(store, Store):
             raise BrokenPluginError(f"{backend.opener} returned {type(store).__name__}, not a tdstore.Store")
         for impl in self._manager.hook.tdstore_store_opened.get_hookimpls():
@@ -323,6 +333,7 @@ class Registry:
         return found
 
 
+_SQUEEZED_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 _HOOKS = [name for name in vars(hookspecs) if name.startswith("tdstore_")]
 
 

@@ -17,7 +17,7 @@ from tdstore.builtin.resident import put
 from tdstore.checksums import BLOCK, Summer, sums_of_file, sums_of_zeros
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError
-from tdstore.indexing import last_wins
+from tdstore.indexing import last_wins, runs
 from tdstore.types import StoreIndex, path_text
 
 _OPEN_FILES = 32
@@ -169,6 +169,8 @@ class LeafWriter:
         """`leaf[index] = value`; `view` gives the mapped leaf where a mapping is the better way."""
         if value.device.type != "cpu":
             value = value.cpu()
+        if leaf.probe is not None and value.untyped_storage().data_ptr() == leaf.probe.untyped_storage().data_ptr():
+            value = value.clone()  # a part of this very leaf, which would change while it is copied
         leaf.unsynced = True
         if _is_full(index, leaf.shape):
             self._write_whole(leaf, value)
@@ -182,15 +184,13 @@ class LeafWriter:
         if _is_full(tuple(rest), leaf.shape[1:]):
             self._write_rows(leaf, first, value)
         else:
-            start, stop = _bounds(first, leaf.shape[0])
-            row = leaf.nbytes // leaf.shape[0]
-            files.allocate(self.fd(leaf), start * row, (stop - start) * row)
+            fd, row = self.fd(leaf), leaf.nbytes // leaf.shape[0]
+            for start, stop in _row_runs(first):
+                files.allocate(fd, start * row, (stop - start) * row)
             put(view(), index, value)
         leaf.allocated = os.fstat(self.fd(leaf)).st_blocks * 512 >= leaf.nbytes
 
     def _write_whole(self, leaf: LeafFile, value: Tensor) -> None:
-        if leaf.probe is not None and value.untyped_storage().data_ptr() == leaf.probe.untyped_storage().data_ptr():
-            value = value.clone()  # a part of this very leaf would change while it is copied
         fd = self.fd(leaf)
         leaf.sums = None
         # A leaf that others can see is summed when their writing ends; one that is only ours, now and once.
@@ -209,25 +209,15 @@ class LeafWriter:
     def _write_rows(self, leaf: LeafFile, rows: slice | Tensor, value: Tensor) -> None:
         fd = self.fd(leaf)
         row = leaf.nbytes // leaf.shape[0]
-        if leaf.probe is not None and value.untyped_storage().data_ptr() == leaf.probe.untyped_storage().data_ptr():
-            value = value.clone()
         if isinstance(rows, Tensor):
             rows, positions = last_wins(rows)
             if positions is not None:
                 value = value.index_select(0, positions)
-            order = torch.argsort(rows)
-            rows, value = rows[order], value[order]
-            starts = rows.tolist()
-        else:
-            starts = list(range(rows.start, rows.stop, rows.step)) if rows.step != 1 else [rows.start]
-            if rows.step == 1:
-                self._write_run(fd, value, rows.start * row)
-                return
+            value = value[torch.argsort(rows)]
         first = 0
-        for i in range(1, len(starts) + 1):
-            if i == len(starts) or starts[i] != starts[i - 1] + 1:
-                self._write_run(fd, value[first:i], starts[first] * row)
-                first = i
+        for start, stop in _row_runs(rows):
+            self._write_run(fd, value[first : first + stop - start], start * row)
+            first += stop - start
 
     @staticmethod
     def _write_run(fd: int, value: Tensor, at: int) -> None:
@@ -255,7 +245,10 @@ def _is_full(index: StoreIndex, shape: torch.Size) -> bool:
     )
 
 
-def _bounds(term: slice | Tensor, size: int) -> tuple[int, int]:
-    if isinstance(term, slice):
-        return term.start, term.stop
-    return (int(term.min()), int(term.max()) + 1) if len(term) else (0, size)
+def _row_runs(term: slice | Tensor) -> list[tuple[int, int]]:
+    """The rows that a term selects, as increasing `[start, stop)` runs."""
+    if isinstance(term, Tensor):
+        return runs(torch.unique(term))
+    if term.step == 1:
+        return [(term.start, term.stop)]
+    return [(row, row + 1) for row in range(term.start, term.stop, term.step)]

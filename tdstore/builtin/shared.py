@@ -41,7 +41,7 @@ _swept_by = 0
 
 
 def open_shared(
-    location: str | None = None,
+    location: str | SharedHandle | None = None,
     *,
     mode: Mode = "w",
     lock_timeout: float = 10.0,
@@ -53,6 +53,7 @@ def open_shared(
 
     Args:
         location: `"shm://name"`, a name, or None. Odd characters of a name are percent-encoded.
+            Or the handle of a store that another process sent; the other options are then those of its sender.
         mode: as every store; an anonymous one can only be new. "w" replaces a store of that name at
             its first `save_header`; who has the old one open keeps it.
         lock_timeout: seconds to wait while another process changes the structure.
@@ -81,6 +82,8 @@ def open_shared(
         )
     if recover not in (None, "accept"):
         raise OptionError(f"recover must be None or 'accept', not {recover!r}")
+    if isinstance(location, SharedHandle):
+        return attach_shared(location)
     name, url = _name_of(location)
     timeout = float(lock_timeout)
     handoff.collect()
@@ -316,6 +319,9 @@ class SharedStore(ResidentStore):
         handoff.collect()
 
     # -- sending ------------------------------------------------------------------------------
+    def reopen_token(self) -> tuple[SharedHandle, Mode, dict[str, Any]]:
+        return self.share_handle(), "r+" if self.writable else "r", {}
+
     def share_handle(self) -> SharedHandle:
         """What to send to another process: a few words, whatever the store holds.
 

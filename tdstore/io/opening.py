@@ -30,8 +30,10 @@ def find_backend(location: Location, storage: Storage, mode: Mode) -> tuple[Back
     """
     if isinstance(storage, str) and "://" in storage and location is None:
         location, storage = storage, None
-    text = None if location is None else os.fspath(location)
+    text = os.fspath(location) if isinstance(location, os.PathLike) else location
     known = registry()
+    if storage is not None and not isinstance(text, str):
+        return known.resolve(None, storage) or known.get(DEFAULT_IN_MEMORY), text  # a store's own reopen_token
     backend = known.resolve(text, storage)
     if backend is None and text is None:
         backend = known.get(DEFAULT_IN_MEMORY)

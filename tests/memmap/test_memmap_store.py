@@ -57,7 +57,7 @@ def test_huge_zeros_are_sparse_and_cheap(tmp_path: FsPath) -> None:
         store.save_header(header_of({("a",): torch.zeros(1), ("b",): torch.zeros(1)}))
         view[1 << 19, 3] = 5
         store.write([Write(("a",), (torch.tensor([7, 1 << 18]), slice(0, 2, 1)), torch.ones(2, 2))])
-        assert (store.nbytes_stored() or 0) < 8 << 30
+        assert (store.nbytes_stored() or 0) < 1 << 20
     with open_memmap(str(tmp_path / "d")) as store:
         a, b = store.read([Read(("a",), (torch.tensor([1 << 19, 7, 8]), slice(0, 4, 1))), Read(("b",))])
         assert a.tolist() == [[0, 0, 0, 5], [1, 1, 0, 0], [0, 0, 0, 0]] and b.tolist() == [-1] * 4
@@ -134,7 +134,9 @@ def test_write_from_its_own_leaf(tmp_path: FsPath) -> None:
     save(tmp_path / "d", {("a",): torch.arange(10.0)})
     with open_memmap(str(tmp_path / "d"), mode="r+") as store:
         view = store.view(("a",))
-        store.write([Write(("a",), (), view.flip(0)), Write(("a",), (slice(2, 10, 1),), view[:8].clone())])
+        store.write([Write(("a",), (), view.flip(0))])
+        store.write([Write(("a",), (slice(2, 10, 1),), view[:8])])
+        store.write([Write(("a",), (), view)])
     assert load(tmp_path / "d")[("a",)].tolist() == [9, 8, 9, 8, 7, 6, 5, 4, 3, 2]
 
 

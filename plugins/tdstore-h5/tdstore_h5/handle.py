@@ -27,6 +27,10 @@ from tdstore_h5.faults import h5_errors
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
+class Replaced(StoreBusyError):
+    """The path leads to another file than the one that we locked."""
+
+
 class Handle:
     """Everything that must be let go of."""
 
@@ -60,7 +64,8 @@ class Handle:
     @property
     def file(self) -> h5py.File:
         """The h5py handle."""
-        assert self._file is not None
+        if self._file is None:
+            raise Replaced(f"{self.url} was replaced by another save", url=self.url, hint="open it again")
         return self._file
 
     def open(self, path: str, mode: str, libver: str | tuple[str, str]) -> None:
@@ -72,9 +77,7 @@ class Handle:
             access.set_file_locking(False, True)
         if self._opened(os.fsencode(path), mode, access):
             return
-        # Replaced since we locked it: the descriptor still leads to the file that we hold.
-        if not os.path.isdir("/proc/self/fd") or not self._opened(b"/proc/self/fd/%d" % self.fd, mode, access):
-            raise StoreBusyError(f"{self.url} was replaced while it was opened", url=self.url, hint="try again")
+        raise Replaced(f"{self.url} was replaced by another save", url=self.url, hint="open it again")
 
     def _opened(self, name: bytes, mode: str, access: Any) -> bool:
         """Open by a name; False if that leads to another file than ours."""

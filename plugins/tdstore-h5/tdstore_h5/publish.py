@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tdstore import files
@@ -50,8 +50,10 @@ def new_file(path: str, url: str, *, timeout: float, locking: bool | None) -> Ha
     return handle
 
 
-def publish(handle: Handle, path: str, *, exclusive: bool, timeout: float, durable: bool) -> None:
-    """Put the flushed temporary file in place of `path`.
+def publish(
+    handle: Handle, path: str, *, exclusive: bool, timeout: float, durable: bool, then: Callable[[], None]
+) -> None:
+    """Put the flushed temporary file in place of `path`, and do `then` before anybody else can replace it.
 
     Raises:
         StoreExistsError: `exclusive`, and something is there by now.
@@ -78,6 +80,7 @@ def publish(handle: Handle, path: str, *, exclusive: bool, timeout: float, durab
             if durable:
                 with files.io_errors(handle.url, "syncing its folder"):
                     files.fsync(folder)
+            then()
         finally:
             if old is not None:
                 old.release()

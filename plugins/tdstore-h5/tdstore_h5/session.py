@@ -39,7 +39,7 @@ from tdstore_h5.document import (
     put_attribute,
 )
 from tdstore_h5.faults import h5_errors
-from tdstore_h5.handle import Handle, open_plain
+from tdstore_h5.handle import Handle, Replaced, open_plain
 from tdstore_h5.names import encode_path
 from tdstore_h5.publish import publish
 from tdstore_h5.raw import Bytes, RawFile
@@ -277,13 +277,22 @@ class Session:
             put_attribute(self.handle.file, MANIFEST, text)
         self._settle(sync=not self.handle.temporary)
         if self.handle.temporary:
-            publish(self.handle, self.path, exclusive=self.exclusive, timeout=self.timeout, durable=self.durable)
-            # From here on like a reader, until the next change: others may open what was saved.
-            self.handle.lock(alone=False, timeout=self.timeout, why="after saving")
-            self._reopen("r")
+            publish(
+                self.handle,
+                self.path,
+                exclusive=self.exclusive,
+                timeout=self.timeout,
+                durable=self.durable,
+                then=self._join_readers,
+            )
         self._unmark()
         self.ours, self.accepted = True, False
         self.document = decode_document(text, url=self.url)
+
+    def _join_readers(self) -> None:
+        """Be like a reader until the next change: others may open what was saved."""
+        self.handle.lock(alone=False, timeout=self.timeout, why="after saving")
+        self._reopen("r")
 
     def _unmark(self) -> None:
         if self.marked:
@@ -397,10 +406,12 @@ def open_session(session: Session, *, write: bool, verify: str, accept: bool) ->
                 mark = session.load()
                 session.check(mark, verify=verify, accept=accept)
                 return
-        except BaseException:
+        except BaseException as error:
             _LIVE.discard(session)
             session._datasets.clear()
             handle.release()
+            if isinstance(error, Replaced):
+                continue
             raise
         handle.release()  # replaced while we waited for its lock
     raise StoreBusyError(f"{session.url} is being replaced again and again", url=session.url, hint="try again")
