@@ -1,7 +1,5 @@
 """The `memmap` backend: a directory of raw memory-mapped files, one per leaf, with a manifest that checks itself."""
 
-
-
 from __future__ import annotations
 
 import os
@@ -45,6 +43,7 @@ from tdstore.errors import (
 )
 from tdstore.header import Header
 from tdstore.indexing import gather
+from tdstore.keys import encode_file_name
 from tdstore.session import LOCK_TIMEOUT, Lease
 from tdstore.store import Cap
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
@@ -135,6 +134,8 @@ class MemmapStore(ResidentStore):
         self.location = location
         self.url = location or "an anonymous memmap store"
         self.writable = mode != "r"
+        if location is None:
+            self.caps = MemmapStore.caps & ~Cap.PERSISTENT  # type: ignore[misc] # it ends with the store
         self._mode: Mode = mode
         self._options = options
         self._sync = options["durable"] == "commit"
@@ -284,9 +285,16 @@ class MemmapStore(ResidentStore):
             raise UnsupportedError(f"leaf {path_text(path)} of {self.url} has no file of its own", url=self.url)
         return os.path.join(self.location, *leaf.file)
 
-    @property
-    def reopen_arguments(self) -> tuple[str | None, Mode, dict[str, Any]]:
-        """Location, mode and options with which another process opens the same data."""
+    def group_location(self, path: Path) -> str:
+        if self.location is None:
+            return self.url
+        return os.path.join(self.location, *(encode_file_name(key, group=True, portable=False) for key in path))
+
+    def reopen_token(self) -> tuple[str, Mode, dict[str, Any]] | None:
+        if self.location is None:
+            raise UnsupportedError(
+                f"{self.url} is temporary: no other process can open it", url=self.url, hint="give memmap() a prefix"
+            )
         return self.location, "r+" if self.writable else "r", dict(self._options, recover=None)
 
     def _leaf(self, path: Path) -> LeafFile:
@@ -368,7 +376,7 @@ class MemmapStore(ResidentStore):
                 else:
                     # Shortening a file would take pages from under old mappings: the rows that stay are copied.
                     self._writer.make(leaf, aside=True)
-                    if leaf.nbytes:
+                    if leaf.nbytes and old.nbytes:
                         self._writer.write(leaf, (), self._mapped(path)[:length], partial(self._mapped, path))
                     self._discard(path)
                 self._files[path] = leaf

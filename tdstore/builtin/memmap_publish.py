@@ -176,7 +176,12 @@ class Site:
         with os.scandir(self.parent) as entries:
             names = [e.name for e in entries if _TEMP.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
         for name in names:
-            sweep_dead(name, self.parent)
+            original = name[1 : name.rindex(".tdstore-")]
+            if name.endswith("-old") and not os.path.lexists(os.path.join(os.path.dirname(self.location), original)):
+                # An exchange by plain renames died half-way: this is the only copy of what was there.
+                files.rename(name, self.parent, original, self.parent)
+            else:
+                sweep_dead(name, self.parent)
 
 
 def sweep_dead(name: str, parent: int) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 import os
 import sys
 import tempfile
+import weakref
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -26,11 +29,35 @@ def map_fd(fd: int, shape: Sequence[int], dtype: torch.dtype, *, shared: bool, p
 
     `shared=False` gives private memory: the file is never changed.
     """
-    name = f"{_PROC}/{fd}" if _HAS_PROC else path
-    flat = torch.from_file(name, shared=shared, size=math.prod(shape), dtype=dtype)
+    if not shared and _mmap is not None:
+        flat = _map_private(fd, math.prod(shape) * dtype.itemsize, dtype)
+    else:
+        name = f"{_PROC}/{fd}" if _HAS_PROC else path
+        flat = torch.from_file(name, shared=shared, size=math.prod(shape), dtype=dtype)
     return flat if len(shape) == 1 else flat.view(shape)
 
 
+def _map_private(fd: int, nbytes: int, dtype: torch.dtype) -> Tensor:
+    """Map copy-on-write. torch's own call reserves memory for every page, and so refuses files larger than the RAM."""
+    assert _mmap is not None
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    address = _mmap(None, nbytes, protection, mmap.MAP_PRIVATE | _MAP_NORESERVE, fd, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    buffer = (ctypes.c_byte * nbytes).from_address(address)
+    # The tensor's memory holds `buffer`. At exit the system unmaps; doing it here could pull it from under a thread.
+    weakref.finalize(buffer, _libc.munmap, address, nbytes).atexit = False
+    return torch.frombuffer(buffer, dtype=dtype)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_MAP_NORESERVE = 0x4000  # the `mmap` module of Python 3.11 does not name it
+_mmap = _libc.mmap if sys.platform == "linux" else None
+if _mmap is not None:
+    _mmap.restype = ctypes.c_void_p
+    _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _HAS_PROC = os.path.isdir(_PROC)
 
 

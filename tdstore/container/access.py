@@ -11,9 +11,10 @@ from torch import Tensor
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.keysview import IsLeaf, ItemsView, KeysView, ValuesView
 from tdstore.container.nontensor import NonTensor, NonTensorData
+from tdstore.container.paths import entry_path, is_key
 from tdstore.errors import BatchSizeError, KeyNotFoundError, NotAGroupError
+from tdstore.container.terms import as_terms, spelled_out
 from tdstore.indexing import index_shape
-from tdstore.keys import unravel
 from tdstore.types import NestedKey, Path
 
 
@@ -23,19 +24,6 @@ class _NoDefault:
 
 
 NO_DEFAULT: Any = _NoDefault()
-
-
-def is_key(index: Any) -> bool:
-    """Whether a subscript is a key (a string, or a nested tuple of strings) and not a batch index."""
-    kind = type(index)
-    if kind is tuple:
-        return bool(index) and all(map(is_key, index))
-    return kind is str or isinstance(index, str)
-
-
-def as_terms(index: Any) -> tuple[Any, ...]:
-    """An index as a tuple of terms."""
-    return index if isinstance(index, tuple) else (index,)
 
 
 class AccessMixin(Container):
@@ -55,7 +43,7 @@ class AccessMixin(Container):
 
     def _existing(self, key: Any) -> tuple[Any, str]:
         """The container that holds an entry, and its first-level key there."""
-        path = unravel(key)
+        path = entry_path(key)
         node: Any = self
         for i, part in enumerate(path[:-1]):
             kind = node._kind(part)
@@ -81,7 +69,7 @@ class AccessMixin(Container):
 
     def _find(self, key: NestedKey) -> tuple[Any, str] | None:
         """As `_existing`, None when a part of the key is missing."""
-        path = unravel(key)
+        path = entry_path(key)
         node: Any = self
         for i, part in enumerate(path[:-1]):
             kind = node._kind(part)
@@ -186,11 +174,11 @@ class AccessMixin(Container):
         Raises:
             LockedError: locked, and the key set or an entry would change. BatchSizeError: wrong leading shape.
         """
-        path = unravel(key)
+        path = entry_path(key)
         node, rest = self._descend(path, item)
         last = rest[-1]
         if inplace and len(rest) == 1 and node._kind(last) is not None:
-            node._write({last: node._coerce_existing(last, item)})
+            node._write({last: node._coerce_existing(last, item, whole=True)})
             return self
         if node.is_locked:
             raise node._refuse_locked(f"set {key!r}")
@@ -212,8 +200,11 @@ class AccessMixin(Container):
             node = node._raw(part)
         return node, path[-1:]
 
-    def _coerce_existing(self, key: str, item: Any) -> Any:
-        """A value for an in-place write: coerced, and of the entry's own kind and shape."""
+    def _coerce_existing(self, key: str, item: Any, *, whole: bool = False) -> Any:
+        """A value for an in-place write: coerced, and of the entry's own kind and shape.
+
+        `whole` refuses what stands for several rows, such as a number.
+        """
         kind = self._kind(key)
         if kind == LEAF and isinstance(item, (bool, int, float, complex)):
             value: Any = torch.as_tensor(item)
@@ -225,6 +216,12 @@ class AccessMixin(Container):
             if not isinstance(value, Tensor):
                 raise ValueError(f"entry {key!r} is a tensor; cannot write a {type(item).__name__} into it in place")
             if value.shape != self._leaf_shape(key):
+                if whole and value.shape[: len(self._batch_size)] != self._batch_size:
+                    raise BatchSizeError(
+                        f"batch dimension mismatch: shape {list(value.shape)} for entry {key!r} "
+                        f"in a batch of {list(self._batch_size)}",
+                        hint="to set every row alike: td[:] = value, or fill_",
+                    )
                 try:
                     value = value.expand(self._leaf_shape(key))
                 except RuntimeError:
@@ -245,7 +242,7 @@ class AccessMixin(Container):
             KeyNotFoundError: no such entry. BatchSizeError: another shape. ReadOnlyError.
         """
         node, last = self._existing(key)
-        value = node._coerce_existing(last, item)
+        value = node._coerce_existing(last, item, whole=True)
         if node._kind(last) == LEAF and isinstance(item, Tensor) and item.shape != node._leaf_shape(last):
             raise BatchSizeError(
                 f"cannot write shape {list(item.shape)} into entry {key!r} of shape {list(node._leaf_shape(last))}"
@@ -302,12 +299,12 @@ class AccessMixin(Container):
             return self
         if update_batch_size and isinstance(source, Container):
             self._replace_batch(source)
-        wanted = None if keys_to_update is None else [unravel(k) for k in _as_list(keys_to_update)]
+        wanted = None if keys_to_update is None else [entry_path(k) for k in _as_list(keys_to_update)]
         fresh: dict[str, Any] = {}
         below: list[tuple[Any, Any, Any]] = []
         writes: dict[str, Any] = {}
         for key, value in _pairs(source):
-            path = unravel(key)
+            path = entry_path(key)
             sub = None if wanted is None else [w[len(path) :] for w in wanted if w[: len(path)] == path]
             if sub is not None and not sub:
                 continue
@@ -327,7 +324,7 @@ class AccessMixin(Container):
             elif kind == GROUP and nested:
                 below.append((self._raw(first), value, None))
             elif inplace and kind is not None:
-                writes[first] = self._coerce_existing(first, value)
+                writes[first] = self._coerce_existing(first, value, whole=True)
             else:
                 made = self._coerce(first, value)
                 if clone and not isinstance(made, NonTensor):
@@ -367,9 +364,13 @@ class AccessMixin(Container):
     ) -> Self:
         """Write into existing entries in place; nothing is written unless every key is there.
 
+        Takes a TensorDict, a dict or a list of (key, value) pairs.
+
         Raises:
             KeyNotFoundError: a key that this TensorDict does not have.
         """
+        if isinstance(input_dict_or_td, list) and all(isinstance(p, tuple) and len(p) == 2 for p in input_dict_or_td):
+            input_dict_or_td = dict(input_dict_or_td)
         return self._update_in_place(_source(input_dict_or_td, kwargs), None, keys_to_update)
 
     def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
@@ -393,10 +394,12 @@ class AccessMixin(Container):
         return self.update_at_(tensordict, idx)
 
     def _update_in_place(self, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> Self:
-        wanted = None if keys_to_update is None else [unravel(k) for k in _as_list(keys_to_update)]
+        wanted = None if keys_to_update is None else [entry_path(k) for k in _as_list(keys_to_update)]
+        if at is not None:  # here, where the ellipsis stands for this batch, and not for a nested one's
+            at = spelled_out(at, len(self._batch_size))
         plan: dict[int, tuple[Any, dict[str, Any]]] = {}
         for key, value in _flat_pairs(source):
-            path = unravel(key)
+            path = entry_path(key)
             if wanted is not None and not any(path[: len(w)] == w for w in wanted):
                 continue
             node, last = self._existing(path)
@@ -421,18 +424,18 @@ class AccessMixin(Container):
 
     def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
         """Remove an entry and return it (non-tensor values unwrapped), or `default`."""
-        path = unravel(key)
-        node: Any = self._node(path[:-1])
-        if node is None or node._kind(path[-1]) is None:
+        found = self._find(key)
+        if found is None:
             if default is NO_DEFAULT:
                 raise self._missing(key)
             return default
+        node, last = found
         if node.is_locked:
             raise node._refuse_locked(f"pop {key!r}")
-        entry = node._raw(path[-1])
+        entry = node._raw(last)
         if isinstance(entry, AccessMixin):
             entry = entry._detached()
-        node._drop([path[-1]])
+        node._drop([last])
         return entry.plain() if isinstance(entry, NonTensor) else entry
 
     def popitem(self) -> tuple[str, Any]:
@@ -462,7 +465,7 @@ class AccessMixin(Container):
         node, last = self._existing(old_key)
         if self.is_locked or node.is_locked:
             raise self._refuse_locked(f"rename {old_key!r}")
-        old, new = unravel(old_key), unravel(new_key)
+        old, new = entry_path(old_key), entry_path(new_key)
         if old == new:
             return self
         target: Any = self._node(new[:-1])
@@ -498,7 +501,7 @@ class AccessMixin(Container):
     def __contains__(self, key: object) -> bool:
         if not is_key(key):
             raise ValueError("`in` takes a key (a string or a tuple of strings)")
-        path = unravel(key)  # type: ignore[arg-type]
+        path = entry_path(key)  # type: ignore[arg-type]
         node = self._node(path[:-1])
         return node is not None and node._kind(path[-1]) is not None
 
@@ -575,7 +578,7 @@ def _pairs(source: Any) -> Any:
 
 def _flat_pairs(source: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
     for key, value in _pairs(source):
-        path = (*prefix, *unravel(key))
+        path = (*prefix, *entry_path(key))
         if isinstance(value, (Container, Mapping)):
             yield from _flat_pairs(value, path)
         else:

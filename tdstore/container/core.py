@@ -84,6 +84,10 @@ class Container(ArithmeticOps, ReduceOps, CastOps, MoveOps, NamesMixin, LockMixi
         """Rename an existing first-level entry, replacing `new`."""
 
     @abstractmethod
+    def _reorder(self, keys: list[str]) -> None:
+        """Put the first-level entries in the order of `keys`, which are all of them."""
+
+    @abstractmethod
     def _resident(self) -> Any:
         """This container with its entries as live tensors: itself, or one batched read."""
 
@@ -246,6 +250,11 @@ class Container(ArithmeticOps, ReduceOps, CastOps, MoveOps, NamesMixin, LockMixi
         if self._device is not None and value.device != self._device:
             value = value._to(self._device, None, False)
         if self._names is not None and (value._names or ())[: len(batch)] != self._names:
+            for mine, theirs in zip(self._names, value._names or (), strict=False):
+                if None not in (mine, theirs) and mine != theirs:
+                    raise ValueError(
+                        f"the TensorDict under {key!r} has the dimension names {value.names}, this one {self.names}"
+                    )
             value = value._shallow()
             value._set_names(self._names + (value._names or (None,) * value.batch_dims)[len(batch) :])
         return value

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tdstore.container.core import Container
+from tdstore.container.names import as_names
 from tdstore.container.placing import PlacingMixin
-from tdstore.errors import BatchSizeError
+from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.shapes import as_size, flat_args
 from tdstore.types import NestedKey
 
@@ -45,7 +47,8 @@ class FillingMixin(PlacingMixin):
 
     def masked_select(self, mask: Tensor) -> Any:
         """The rows where `mask` is true, as one batch dimension: `td[mask]`."""
-        self._check_mask(mask)
+        if mask.dtype != torch.bool:
+            raise TypeError(f"a mask is a bool tensor, not one of {mask.dtype}")
         return self._at(mask)._resident()
 
     def _check_mask(self, mask: Tensor) -> None:
@@ -59,20 +62,19 @@ class FillingMixin(PlacingMixin):
         """Entries of this TensorDict where `condition` is true, of `other` (TensorDict or number) elsewhere.
 
         Args:
-            condition: bool, of the batch size.
+            condition: bool, of the batch size or its leading dimensions.
             out: write the result into this TensorDict.
             pad: stands for entries that one side lacks.
         """
         td = self._resident()
-        n = len(td._batch_size)
 
         def pick(a: Any, b: Any) -> Tensor:
             like = a if isinstance(a, Tensor) else b
-            wide = condition.reshape(*condition.shape, *(1,) * (like.ndim - n))
+            wide = condition.reshape(*condition.shape, *(1,) * (like.ndim - condition.ndim))
             return torch.where(wide, a, b)
 
         if not isinstance(other, Container):
-            result = td.apply(lambda a: pick(a, other), filter_empty=False)
+            result = td.apply(lambda a: pick(a, other), filter_empty=False, propagate_lock=True)
         else:
             rhs = other._resident()
             if pad is None:
@@ -83,7 +85,10 @@ class FillingMixin(PlacingMixin):
 
     # -- new tensors of the same form ----------------------------------------------------------
     def new_zeros(self, *size: Any, **kwargs: Any) -> Any:
-        """Zeros with these leaves' feature shapes and dtypes, for batch size `size`."""
+        """Zeros with these leaves' feature shapes and dtypes, for batch size `size`.
+
+        The last dimensions of `size` keep the names of the last batch dimensions.
+        """
         return self._new_leaves(size, lambda t, shape: t.new_zeros(shape, **kwargs))
 
     def new_ones(self, *size: Any, **kwargs: Any) -> Any:
@@ -101,7 +106,10 @@ class FillingMixin(PlacingMixin):
     def _new_leaves(self, size: tuple[Any, ...], make: Any) -> Any:
         batch = as_size(flat_args(size))
         n = len(self._batch_size)
-        return self._resident()._move(lambda t: make(t, (*batch, *t.shape[n:])), batch, None)
+        names = (None,) * len(batch) + (self._names or ())
+        return self._resident()._move(
+            lambda t: make(t, (*batch, *t.shape[n:])), batch, self._names and as_names(names[-len(batch) :], len(batch))
+        )
 
     # -- equality ------------------------------------------------------------------------------
     def __eq__(self, other: object) -> Any:
@@ -111,10 +119,12 @@ class FillingMixin(PlacingMixin):
         return self._compare(other, torch.ne)
 
     def _compare(self, other: Any, op: Any) -> Any:
-        if other is None or isinstance(other, (str, bytes)):
+        if not isinstance(other, (Container, Tensor, dict, bool, int, float, complex, np.ndarray, np.generic)):
             return NotImplemented
         mine = self._resident()
         if isinstance(other, dict):
+            if odd := set(other) ^ set(mine._data):
+                raise KeyNotFoundError(f"cannot compare with a dict of other keys: {sorted(map(str, odd))}")
             other = self._resident_class(other, batch_size=self._batch_size)
         return mine._compared(other._resident() if isinstance(other, Container) else other, op)
 

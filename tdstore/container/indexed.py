@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tdstore.container.home import HomeMixin
 from tdstore.container.locks import LOCKED, READONLY
-from tdstore.container.names import indexed_names
-from tdstore.container.tree import VIEW_FLAGS, leaf_terms
+from tdstore.container.terms import indexed_names, spelled_out
+from tdstore.container.tree import VIEW_FLAGS
 from tdstore.indexing import as_rows, index_shape, scatter
 from tdstore.ops.base import Names
 
@@ -134,7 +134,7 @@ class IndexedTree(HomeMixin):
                 return self
             return self._view_at(terms, new, names, ndim)
         new = index_shape(batch, terms)  # raises for too many terms, masks that do not fit, ...
-        index = leaf_terms(terms, ndim)
+        index = spelled_out(terms, ndim)
         return self._move_tree(lambda t: t[index], new, indexed_names(self._names, terms, ndim), ndim)
 
     # -- writing -----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tdstore.container.core import GROUP, LEAF, Container
-from tdstore.keys import unravel
+from tdstore.container.paths import entry_path
 
 IsLeaf = Callable[[type], bool]
 
@@ -53,7 +53,7 @@ class FirstKeys(abc.KeysView[str]):
     def __contains__(self, key: object) -> bool:
         if type(key) is str:
             return key in self._mapping
-        path = unravel(key)  # type: ignore[arg-type]
+        path = entry_path(key)  # type: ignore[arg-type]
         if len(path) > 1:
             raise TypeError("`key in td.keys()` takes a string; use td.keys(include_nested=True) for nested keys")
         return path[0] in self._mapping
@@ -80,7 +80,7 @@ class KeysView:
         return sum(1 for _ in self)
 
     def __contains__(self, key: object) -> bool:
-        path = unravel(key)  # type: ignore[arg-type]
+        path = entry_path(key)  # type: ignore[arg-type]
         include_nested, leaves_only, is_leaf, _ = self._args
         if len(path) > 1 and not include_nested:
             raise TypeError("`key in td.keys()` takes a string; use td.keys(include_nested=True) for nested keys")

@@ -11,8 +11,8 @@ from torch import Tensor
 from tdstore.container.core import Container
 from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, merge
+from tdstore.container.paths import entry_path
 from tdstore.errors import BatchSizeError
-from tdstore.keys import unravel
 from tdstore.ops.base import Names
 from tdstore.shapes import as_dim, as_size
 from tdstore.types import LeafSpec, Path
@@ -28,7 +28,7 @@ def flat_schema(schema: Mapping[Any, Any], prefix: Path = ()) -> dict[Path, Leaf
     """
     out: dict[Path, LeafSpec] = {}
     for key, value in schema.items():
-        path = (*prefix, *unravel(key))
+        path = (*prefix, *entry_path(key))
         if isinstance(value, Mapping):
             out.update(flat_schema(value, path))
             continue

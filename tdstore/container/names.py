@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-import torch
-from torch import Tensor
-
 from tdstore.ops.base import Names, OpsBase
 
 
@@ -33,55 +30,6 @@ def as_names(names: Sequence[str | None] | None, ndim: int) -> Names:
 def extend_names(names: Names, ndim: int) -> Names:
     """Names for a nested TensorDict with further batch dimensions."""
     return None if names is None else names + (None,) * (ndim - len(names))
-
-
-def indexed_names(names: Names, index: Any, ndim: int) -> Names:
-    """Names after indexing: an int drops its dimension's, None inserts None, rows keep it, masks lose it."""
-    if names is None:
-        return None
-    terms = list(index) if isinstance(index, tuple) else [index]
-    used = sum(dims_used(t) for t in terms if t is not Ellipsis)
-    expanded: list[Any] = []
-    for term in terms:
-        expanded += [slice(None)] * (ndim - used) if term is Ellipsis else [term]
-    expanded += [slice(None)] * (ndim - sum(dims_used(t) for t in expanded))
-    out: list[str | None] = []
-    at = 0
-    arrays = 0
-    for term in expanded:
-        width = dims_used(term)
-        if term is None or isinstance(term, bool):
-            out.append(None)
-        elif isinstance(term, slice):
-            out.append(names[at])
-        elif (rank := _rank(term)) > 0:
-            arrays += 1
-            if arrays == 1:  # further arrays broadcast with the first
-                out += [names[at]] if rank == 1 and width == 1 else [None] * (1 if width > 1 else rank)
-        at += width
-    if arrays > 1:
-        return None
-    return tuple(out) if any(n is not None for n in out) else None
-
-
-def dims_used(term: Any) -> int:
-    """How many dimensions an index term stands for: none for None and bools, as many as it has for a mask."""
-    if term is None or isinstance(term, bool):
-        return 0
-    if isinstance(term, Tensor):
-        return term.ndim if term.dtype == torch.bool else 1
-    if getattr(getattr(term, "dtype", None), "kind", "") == "b":  # a numpy mask
-        return int(term.ndim)
-    return 1
-
-
-def _rank(term: Any) -> int:
-    if isinstance(term, (list, range)):
-        rank = 0
-        while isinstance(term, (list, range)) and len(term):
-            rank, term = rank + 1, term[0]
-        return rank or 1
-    return int(getattr(term, "ndim", 0))
 
 
 class NamesMixin(OpsBase):
@@ -117,6 +65,8 @@ class NamesMixin(OpsBase):
         """
         old = self.names
         wanted: list[Any] = list(names)
+        if wanted.count(Ellipsis) > 1:
+            raise ValueError(f"refine_names takes one ellipsis at most, not {names}")
         if Ellipsis in wanted:
             at = wanted.index(Ellipsis)
             wanted[at : at + 1] = old[at : len(old) - (len(wanted) - at - 1)]
@@ -135,8 +85,8 @@ class NamesMixin(OpsBase):
             if unknown:
                 raise ValueError(f"no dimension is named {sorted(unknown)[0]!r}; the names are {self.names}")
             names = tuple(rename_map.get(n, n) if n is not None else None for n in self.names)
-        elif len(names) == 1 and not isinstance(names[0], str):
-            names = tuple(names[0]) if names[0] is not None else (None,) * len(self.batch_size)
+        elif len(names) == 1 and isinstance(names[0], (list, tuple)):
+            names = tuple(names[0])
         self.names = names
         return self
 

@@ -10,14 +10,15 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tdstore.container.access import is_key
 from tdstore.container.base import TensorDictBase
 from tdstore.container.core import GROUP, LEAF, Container
 from tdstore.container.describe import describe, value_json
 from tdstore.container.handle import StoreHandle, without
 from tdstore.container.locks import LOCKED
-from tdstore.container.names import extend_names, indexed_names
+from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, assign
+from tdstore.container.paths import is_key
+from tdstore.container.terms import indexed_names
 from tdstore.errors import BatchSizeError, KeyNotFoundError, UnsupportedError
 from tdstore.header import Group
 from tdstore.indexing import Selection
@@ -434,6 +435,12 @@ class PersistentTensorDict(TensorDictBase):
         self._whole("rename entries")
         self._handle.rename((*self._path, old), (*self._path, new))
 
+    def _reorder(self, keys: list[str]) -> None:
+        self._whole("reorder entries")
+        groups = dict(self._handle.groups)
+        groups[self._path] = msgspec.structs.replace(groups[self._path], keys=tuple(keys))
+        self._handle.commit(groups)
+
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         self._whole("change the batch size")
         groups = dict(self._handle.groups)
@@ -477,14 +484,23 @@ class PersistentTensorDict(TensorDictBase):
         batch_size: torch.Size,
         names: Names,
         undo: Callable[[Any], Any] | None = None,
+        *,
+        keep_lock: bool = True,
     ) -> Any:
         td = self._resident()._move(fn, batch_size, names)
+        if keep_lock and self._state & LOCKED:
+            td.lock_()
         if undo is not None:
             td._undo = (weakref.ref(self), undo)
         return td
 
     def _fan_out(
-        self, fn: Callable[[Tensor], Sequence[Tensor]], batch_sizes: Sequence[torch.Size], names: Names
+        self,
+        fn: Callable[[Tensor], Sequence[Tensor]],
+        batch_sizes: Sequence[torch.Size],
+        names: Names,
+        *,
+        keep_lock: bool = False,
     ) -> Any:
         return self._resident()._fan_out(fn, batch_sizes, names)
 

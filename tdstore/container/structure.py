@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from tdstore.container.access import NO_DEFAULT, AccessMixin
-from tdstore.container.core import GROUP, Container
+from tdstore.container.core import GROUP, VALUE, Container
 from tdstore.container.names import as_names
 from tdstore.container.nontensor import NonTensor
+from tdstore.container.paths import entry_path
 from tdstore.errors import KeyNotFoundError
-from tdstore.keys import unravel
 from tdstore.shapes import as_size
 from tdstore.types import NestedKey, Path
 
@@ -26,7 +26,9 @@ class StructureMixin(AccessMixin):
 
     # -- choosing ----------------------------------------------------------------------------
     def select(self, *keys: NestedKey, inplace: bool = False, strict: bool = True) -> Self:
-        """A TensorDict with only these (nested) entries, sharing them.
+        """A TensorDict with only these (nested) entries, in this order, sharing them.
+
+        With a key and one below it, only the one below is kept.
 
         Raises:
             KeyNotFoundError: `strict` and one is not there.
@@ -35,20 +37,29 @@ class StructureMixin(AccessMixin):
             keys = tuple(keys[0])
         wanted: dict[str, Any] = {}
         for key in keys:
-            path = unravel(key)
-            node = self._node(path[:-1])
-            if node is None or node._kind(path[-1]) is None:
-                if strict:
-                    raise self._missing(key)
-                continue
-            _want(wanted, path)
+            if strict:
+                self._existing(key)
+            self._want(wanted, entry_path(key))
         return self._keep(wanted, inplace, "select")
+
+    def _want(self, tree: dict[str, Any], path: Path) -> None:
+        """Add a path to a tree of keys (None: the whole entry), as far as there are entries."""
+        first, below = path[0], path[1:]
+        kind = self._kind(first)
+        if kind is None or (below and kind != GROUP):
+            return
+        if not below:
+            tree.setdefault(first, None)
+            return
+        if tree.get(first) is None:
+            tree[first] = {}
+        self._raw(first)._want(tree[first], below)
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
         """A TensorDict without these (nested) entries; keys that are not there are ignored."""
         if len(keys) == 1 and isinstance(keys[0], (list, set)):
             keys = tuple(keys[0])
-        return self._keep(self._all_but([unravel(k) for k in keys]), inplace, "exclude")
+        return self._keep(self._all_but([entry_path(k) for k in keys]), inplace, "exclude")
 
     def _all_but(self, gone: list[Path]) -> dict[str, Any]:
         kept: dict[str, Any] = {}
@@ -66,6 +77,8 @@ class StructureMixin(AccessMixin):
             if self.is_locked:
                 raise self._refuse_locked(what)
             self._drop([k for k in self._first_keys() if k not in wanted])
+            if list(self._first_keys()) != list(wanted):
+                self._reorder(list(wanted))
             for key, sub in wanted.items():
                 if sub is not None:
                     self._raw(key)._keep(sub, True, what)
@@ -85,25 +98,76 @@ class StructureMixin(AccessMixin):
         strict: bool = True,
         reproduce_struct: bool = False,
     ) -> tuple[Self, ...]:
-        """One TensorDict per set of keys, and a last one with all the others."""
+        """One TensorDict per set of keys, and a last one with all the others.
+
+        Args:
+            key_sets: iterables of (nested) keys.
+            inplace: take the keys out of this TensorDict, which is the last one of the result.
+            default: stands for keys that are not there; None leaves them out.
+            strict: without `default`, refuse keys that are not there.
+            reproduce_struct: keep nested TensorDicts that are empty, in each of the results.
+
+        Raises:
+            KeyNotFoundError: a key is not there, or was taken already by itself or as part of another.
+        """
         parts = []
-        taken: list[NestedKey] = []
+        taken: list[Path] = []
         for key_set in key_sets:
-            keys = [key_set] if isinstance(key_set, str) else list(key_set)
-            present = [k for k in keys if k in self]
-            missing = [k for k in keys if k not in self]
-            if missing and default is NO_DEFAULT and strict:
-                raise self._missing(missing[0])
-            part = self.select(*present)
-            if default is not NO_DEFAULT:
-                for key in missing:
-                    part.set(key, default)
+            part = self._without_values() if reproduce_struct else self.empty()
+            paths = [entry_path(k) for k in ([key_set] if isinstance(key_set, str) else key_set)]
+            for path in dict.fromkeys(paths):
+                found = self._find(path)
+                if found is not None and not any(path[: len(t)] == t for t in taken):
+                    entry = found[0]._raw(found[1])
+                    if isinstance(entry, StructureMixin):
+                        entry = entry._kept(entry._all_but([t[len(path) :] for t in taken if t[: len(path)] == path]))
+                    part.set(path, entry)
+                    taken.append(path)
+                elif default is NO_DEFAULT and strict:
+                    raise self._missing(path[0] if len(path) == 1 else path)
+                elif default is not NO_DEFAULT and default is not None:
+                    part.set(path, default)
             parts.append(part)
-            taken += present
         rest = self.exclude(*taken, inplace=inplace)
         if not reproduce_struct:
             rest.filter_empty_()
         return (*parts, rest)
+
+    def _without_values(self) -> Any:
+        """The nested TensorDicts alone, empty."""
+        td = self.empty()
+        for key in self._first_keys():
+            if self._kind(key) == GROUP:
+                td._data[key] = self._raw(key)._without_values()
+        return td
+
+    def _aligned(self, other: Any, default: Any) -> tuple[Any, Any]:
+        """Both with the keys that both have (`default="intersection"`), or with those that either has."""
+        mine, theirs = self._resident(), other._resident()
+        out: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        for key in dict.fromkeys([*mine._data, *theirs._data]):
+            a, b = mine._data.get(key), theirs._data.get(key)
+            if a is None or b is None:
+                if isinstance(default, str):
+                    if default != "intersection":
+                        raise ValueError(f"default is a number, a tensor or 'intersection', not {default!r}")
+                    continue
+                a, b = (_filled(b, default), b) if a is None else (a, _filled(a, default))
+            elif isinstance(a, Container) and isinstance(b, Container):
+                a, b = a._aligned(b, default)
+            out[0][key], out[1][key] = a, b
+        made = [td._new(data, td._batch_size, td._device, td._names) for td, data in zip((mine, theirs), out, strict=True)]
+        if self.is_locked:
+            made[0].lock_()
+        return made[0], made[1]
+
+    def filter_non_tensor_data(self) -> Any:
+        """A TensorDict without the entries that are not tensors, sharing the tensors."""
+        return self._kept(self._tensors_only())
+
+    def _tensors_only(self) -> dict[str, Any]:
+        kinds = {key: self._kind(key) for key in self._first_keys()}
+        return {k: self._raw(k)._tensors_only() if kind == GROUP else None for k, kind in kinds.items() if kind != VALUE}
 
     def filter_empty_(self) -> Self:
         """Remove nested TensorDicts without any leaf, in place."""
@@ -151,25 +215,31 @@ class StructureMixin(AccessMixin):
         """
         td = self._resident()
         tree: dict[str, Any] = {}
-        for key in td._first_keys():
-            value = td._raw(key)
+        split: list[tuple[list[str], Any]] = []
+        for key, value in td._data.items():
             parts = key.split(separator)
+            if len(parts) > 1:
+                split.append((parts, value))
+            else:
+                tree[key] = value
+        mine: set[int] = set()  # the nested TensorDicts made here; those of others are copied before they change
+        for parts, value in split:
             node = tree
             for part in parts[:-1]:
-                node = node.setdefault(part, {})
-                if not isinstance(node, dict):
-                    raise KeyError(f"unflattening {key!r} at {separator!r}: {part!r} is already an entry")
+                inner = node.get(part)
+                if inner is None:
+                    inner = td._new({}, td._batch_size, td._device, td._names)
+                elif isinstance(inner, Container) and id(inner) not in mine:
+                    inner = inner._resident()._shallow()
+                elif not isinstance(inner, Container):
+                    raise KeyError(f"unflattening {separator.join(parts)!r}: {part!r} is already an entry")
+                mine.add(id(inner))
+                node[part] = inner
+                node = inner._data
             if parts[-1] in node:
-                raise KeyError(f"unflattening {key!r} at {separator!r}: {parts[-1]!r} is already there")
+                raise KeyError(f"unflattening {separator.join(parts)!r}: {parts[-1]!r} is already there")
             node[parts[-1]] = value
-
-        def build(node: Mapping[str, Any]) -> dict[str, Any]:
-            return {
-                k: td._new(build(v), td._batch_size, td._device, td._names) if isinstance(v, dict) else v
-                for k, v in node.items()
-            }
-
-        return self._restructured(build(tree), inplace, lambda v: v.flatten_keys(separator))
+        return self._restructured(tree, inplace, lambda v: v.flatten_keys(separator))
 
     def _restructured(self, data: dict[str, Any], inplace: bool, undo: Callable[[Any], Any]) -> Self:
         if inplace:
@@ -181,8 +251,6 @@ class StructureMixin(AccessMixin):
         td = self._resident()
         out = td._new(data, td._batch_size, td._device, td._names)
         out._undo = (weakref.ref(self), undo)
-        if self.is_locked:
-            out.lock_()
         return out  # type: ignore[no-any-return]
 
     def create_nested(self, key: NestedKey) -> Self:
@@ -193,7 +261,11 @@ class StructureMixin(AccessMixin):
     def empty(
         self, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = None
     ) -> Any:
-        """A TensorDict of the same batch size without entries; with `recurse`, with the same empty groups."""
+        """A TensorDict of the same batch size without tensors.
+
+        Args:
+            recurse: keep the tree: nested TensorDicts, empty of tensors, and what is no tensor.
+        """
         batch = self._batch_size if batch_size is None else as_size(batch_size)
         if names is None and batch_size is None:
             names = self._names
@@ -201,8 +273,11 @@ class StructureMixin(AccessMixin):
         td = self._resident_class({}, batch_size=batch, device=where, names=names)
         if recurse:
             for key in self._first_keys():
-                if self._kind(key) == GROUP:
+                kind = self._kind(key)
+                if kind == GROUP:
                     td._data[key] = self._raw(key).empty(recurse=True, device=where)
+                elif kind == VALUE:
+                    td._data[key] = td._coerce(key, self._raw(key))
         return td
 
     def clone(self, recurse: bool = True) -> Any:
@@ -230,13 +305,14 @@ class StructureMixin(AccessMixin):
 
     def replace(self, *args: Any, **kwargs: Any) -> Any:
         """A shallow copy with some entries replaced."""
-        if not kwargs and (not args or (len(args) == 1 and not args[0])):
+        if not kwargs and (not args or args[0] is None or (isinstance(args[0], dict) and not args[0])):
             return self
         return self._shallow().update(*args, **kwargs)
 
     def contiguous(self) -> Any:
         """Leaves made contiguous; a stored TensorDict is read into memory."""
-        return self._resident()._foreach(lambda leaves: [t.contiguous() for t in leaves])
+        td = self._resident()
+        return td._with_leaves(iter([t.contiguous() for t in td._leaf_list()]))
 
     def is_contiguous(self) -> bool:
         """Whether every leaf is contiguous in memory."""
@@ -436,10 +512,11 @@ def _other_entry(other: Any, path: Path, default: Any) -> Any:
     return value
 
 
-def _want(tree: dict[str, Any], path: Path) -> None:
-    for part in path[:-1]:
-        nxt = tree.setdefault(part, {})
-        if nxt is None:
-            return  # the whole group is wanted already
-        tree = nxt
-    tree[path[-1]] = None
+def _filled(entry: Any, value: Any) -> Any:
+    """The tree of `entry` with `value` in every leaf."""
+    if isinstance(entry, NonTensor):
+        return entry
+    if isinstance(entry, Container):
+        td = entry._resident()
+        return td._new({k: _filled(v, value) for k, v in td._data.items()}, td._batch_size, td._device, td._names)
+    return torch.as_tensor(value, dtype=entry.dtype, device=entry.device).expand(entry.shape)

@@ -11,7 +11,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tdstore.container.access import is_key
 from tdstore.container.base import TensorDictBase
 from tdstore.container.core import Container
 from tdstore.container.indexed import IndexedTree
@@ -19,8 +18,8 @@ from tdstore.container.keysview import FirstKeys, IsLeaf
 from tdstore.container.locks import READONLY
 from tdstore.container.names import as_names
 from tdstore.container.nontensor import NonTensor
+from tdstore.container.paths import entry_path, is_key
 from tdstore.errors import KeyNotFoundError
-from tdstore.keys import unravel
 from tdstore.ops.base import Names
 from tdstore.shapes import as_size
 from tdstore.types import NestedKey
@@ -252,7 +251,7 @@ class TensorDict(IndexedTree):
             elif isinstance(value, TensorDict):
                 value._leaf_keys((*prefix, key), out)
             elif isinstance(value, TensorDictBase):
-                out += [(*prefix, key, *unravel(k)) for k in value.keys(True, True)]
+                out += [(*prefix, key, *entry_path(k)) for k in value.keys(True, True)]
 
     def values(
         self,
@@ -299,7 +298,7 @@ class _LeafKeys(list[Any]):
         self._td = td
 
     def __contains__(self, key: object) -> bool:
-        path = unravel(key)  # type: ignore[arg-type]
+        path = entry_path(key)  # type: ignore[arg-type]
         return list.__contains__(self, path[0] if len(path) == 1 else path)
 
 

@@ -6,15 +6,15 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tdstore.container.base import TensorDictBase
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.locks import HOME, LOCKED, MAPPED, READONLY, SHARED
-from tdstore.container.names import dims_used, extend_names
-from tdstore.container.nontensor import NonTensor, assign
+from tdstore.container.names import extend_names
+from tdstore.container.nontensor import NonTensor, NonTensorData, assign
+from tdstore.container.terms import as_terms, spelled_out, torch_terms
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.indexing import index_shape
 from tdstore.ops.base import Names
@@ -95,13 +95,18 @@ class ResidentTree(TensorDictBase):
             self._leave_home()
         self._data[new] = self._data.pop(old)
 
+    def _reorder(self, keys: list[str]) -> None:
+        entries = {key: self._data[key] for key in keys}
+        self._data.clear()  # and filled again: views of the keys hold on to this dict
+        self._data.update(entries)
+
     def _write(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
         if self._state & READONLY:
             self._check_writable()
         data = self._data
         if at is not None:
             index_shape(self._batch_size, at)  # raises for what does not fit the batch
-            at = leaf_terms(at, len(self._batch_size))
+            at = spelled_out(at, len(self._batch_size))
         ready = [(key, data[key], self._writable_value(key, value, at)) for key, value in entries.items()]
         for key, old, value in ready:
             if isinstance(old, Tensor):
@@ -117,13 +122,13 @@ class ResidentTree(TensorDictBase):
                 old._set_rows(at, value)
 
     def _leaf_at(self, key: str, index: Any) -> Tensor:
-        found: Tensor = self._data[key][leaf_terms(index if isinstance(index, tuple) else (index,), None)]
+        found: Tensor = self._data[key][torch_terms(as_terms(index))]
         return found
 
     def _write_leaf_at(self, key: str, index: Any, value: Any) -> None:
         if self._state & READONLY:
             self._check_writable()
-        at = leaf_terms(index if isinstance(index, tuple) else (index,), None)
+        at = torch_terms(as_terms(index))
         self._data[key][at] = self._writable_value(key, value, at)
 
     def _writable_value(self, key: str, value: Any, index: Any) -> Any:
@@ -175,13 +180,15 @@ class ResidentTree(TensorDictBase):
         batch_size: torch.Size,
         names: Names,
         undo: Callable[[Any], Any] | None = None,
+        *,
+        keep_lock: bool = True,
     ) -> Self:
         td = self._move_tree(fn, batch_size, names, len(self._batch_size))
         if undo is not None:
             td._undo = (weakref.ref(self), undo)
         if self._state:
             td._state = self._state & READONLY
-            if self._state & LOCKED:
+            if keep_lock and self._state & LOCKED:
                 td.lock_()
         return td
 
@@ -199,6 +206,20 @@ class ResidentTree(TensorDictBase):
         return self._new(data, new, self._device, names)
 
     def _fan_out(
+        self,
+        fn: Callable[[Tensor], Sequence[Tensor]],
+        batch_sizes: Sequence[torch.Size],
+        names: Names,
+        *,
+        keep_lock: bool = False,
+    ) -> tuple[Self, ...]:
+        parts = self._fan_tree(fn, batch_sizes, names)
+        if keep_lock and self._state & LOCKED:
+            for part in parts:
+                part.lock_()
+        return parts
+
+    def _fan_tree(
         self, fn: Callable[[Tensor], Sequence[Tensor]], batch_sizes: Sequence[torch.Size], names: Names
     ) -> tuple[Self, ...]:
         n = len(self._batch_size)
@@ -210,7 +231,8 @@ class ResidentTree(TensorDictBase):
                 columns.append(value.spread(fn))
             else:
                 wide = [torch.Size((*b, *value.batch_size[n:])) for b in batch_sizes]
-                columns.append(value._resident()._fan_out(fn, wide, names))
+                deeper = extend_names(names, len(wide[0])) if wide else None
+                columns.append(value._resident()._fan_tree(fn, wide, deeper))
         keys = tuple(self._data)
         state, device, new = self._state & READONLY, self._device, self._new
         if not columns:
@@ -260,21 +282,24 @@ class ResidentTree(TensorDictBase):
             self._check_writable()
         leaves = self._leaf_list()
         if leaves:
-            parts = [self._operand(o, leaves) for o in operands]
+            parts = [self._operand(o, leaves, exact=False) for o in operands]
             for part in parts:
                 if isinstance(part, list) and isinstance(part[0], Tensor):
                     _check_fits(leaves, part)
             fn(leaves, *parts)
         return self
 
-    def _operand(self, other: Any, leaves: list[Tensor]) -> Any:
-        """What a leaf-wise function gets for `other`: a list with one operand per leaf, or a scalar."""
+    def _operand(self, other: Any, leaves: list[Tensor], *, exact: bool = True) -> Any:
+        """What a leaf-wise function gets for `other`: a list with one operand per leaf, or a scalar.
+
+        `exact=False` lets a TensorDict have entries that this one lacks: they are left alone.
+        """
         kind = type(other)
         if kind is int or kind is float:
             return [other] * len(leaves)
         if isinstance(other, Container):
             matched: list[Tensor] = []
-            self._match(other._resident(), matched, ())
+            self._match(other._resident(), matched, (), exact)
             return matched
         if isinstance(other, Tensor) and other.ndim:
             shape = torch.broadcast_shapes(other.shape, self._batch_size)
@@ -291,7 +316,7 @@ class ResidentTree(TensorDictBase):
             raise TypeError(f"a TensorDict cannot be combined with a {type(other).__name__}")
         return other
 
-    def _match(self, other: Any, out: list[Tensor], path: tuple[str, ...]) -> None:
+    def _match(self, other: Any, out: list[Tensor], path: tuple[str, ...], exact: bool) -> None:
         """Leaves of `other` in the order of this tree's: matched by key, never by position."""
         theirs = other._data
         for key, value in self._data.items():
@@ -306,10 +331,10 @@ class ResidentTree(TensorDictBase):
                     raise KeyNotFoundError(f"entry {(*path, key)!r} is a tensor on one side only")
                 out.append(match)
             elif isinstance(match, Container):
-                value._resident()._match(match._resident(), out, (*path, key))
+                value._resident()._match(match._resident(), out, (*path, key), exact)
             else:
                 raise KeyNotFoundError(f"entry {(*path, key)!r} is a TensorDict on one side only")
-        if len(theirs) != len(self._data):
+        if exact and len(theirs) != len(self._data):
             extra = next((k for k in theirs if k not in self._data), None)
             if extra is not None:
                 raise KeyNotFoundError(f"key {(*path, extra)!r} is in one TensorDict and not in the other")
@@ -324,9 +349,10 @@ class ResidentTree(TensorDictBase):
                 data[key] = fn(value)
             elif isinstance(value, Container):
                 wide = torch.Size((*batch_size, *value.batch_size[n:]))
-                data[key] = value._resident()._reduce(fn, wide, extend_names(names, len(wide)))
-            elif keep_values:
-                data[key] = value
+                deeper = extend_names(names, len(wide))
+                data[key] = value._resident()._reduce(fn, wide, deeper, keep_values=keep_values)
+            elif keep_values and isinstance(value, NonTensorData):
+                data[key] = NonTensorData(value.data, batch_size)
         return self._new(data, batch_size, self._device, names)
 
     def _compared(self, other: Any, op: Callable[..., Tensor]) -> Self:
@@ -348,19 +374,6 @@ class ResidentTree(TensorDictBase):
             else:
                 data[key] = op(value, theirs)
         return self._new(data, self._batch_size, self._device, self._names)
-
-
-def leaf_terms(terms: tuple[Any, ...], ndim: int | None) -> tuple[Any, ...]:
-    """An index as torch takes it on a leaf: no ellipsis over feature dimensions, lists and ranges as tensors.
-
-    `ndim` is the number of batch dimensions; None leaves the ellipsis to torch.
-    """
-    terms = tuple(torch.as_tensor(np.asarray(t)) if isinstance(t, (list, range)) else t for t in terms)
-    if ndim is None or not any(t is Ellipsis for t in terms):
-        return terms
-    at = next(i for i, t in enumerate(terms) if t is Ellipsis)
-    used = sum(dims_used(t) for t in terms if t is not Ellipsis)
-    return (*terms[:at], *(slice(None),) * (ndim - used), *terms[at + 1 :])
 
 
 def _check_fits(leaves: Sequence[Tensor], operands: Sequence[Tensor]) -> None:

@@ -31,34 +31,43 @@ _eq, _ne, _lt, _le, _gt, _ge = map(
 )
 _and, _or, _xor = map(_each, (operator.and_, operator.or_, operator.xor))
 _mod, _rsub, _rdiv, _rpow = map(_each, (torch.remainder, lambda a, b: b - a, lambda a, b: b / a, lambda a, b: b**a))
-_invert = torch.bitwise_not
 
 
 class ArithmeticOps(OpsBase):
-    """`+ - * / ** %`, comparisons and logic; named and operator forms."""
+    """`+ - * / ** %`, comparisons and logic; named and operator forms.
+
+    `default=` of the named forms says what to do about entries that one of two TensorDicts lacks: a
+    number or tensor stands for them, "intersection" leaves them out; without it they are a `KeyError`.
+    """
 
     __slots__ = ()
 
+    def _with(self, fn: Callable[..., Sequence[Tensor]], other: Any, default: Any) -> Self:
+        if default is None or not isinstance(other, OpsBase):
+            return self._foreach(fn, other)
+        mine, theirs = self._aligned(other, default)
+        return mine._foreach(fn, theirs)
+
     # -- out of place -----------------------------------------------------------------------
-    def add(self, other: Any, *, alpha: float | None = None) -> Self:
+    def add(self, other: Any, *, alpha: float | None = None, default: Any = None) -> Self:
         """Apply [`torch.add`][] to every leaf: `leaf + alpha * other`."""
-        return self._foreach(_add_scaled(alpha), other)
+        return self._with(_add_scaled(alpha), other, default)
 
-    def sub(self, other: Any, *, alpha: float | None = None) -> Self:
+    def sub(self, other: Any, *, alpha: float | None = None, default: Any = None) -> Self:
         """Apply [`torch.sub`][] to every leaf: `leaf - alpha * other`."""
-        return self._foreach(_sub_scaled(alpha), other)
+        return self._with(_sub_scaled(alpha), other, default)
 
-    def mul(self, other: Any) -> Self:
+    def mul(self, other: Any, *, default: Any = None) -> Self:
         """Apply [`torch.mul`][] to every leaf."""
-        return self._foreach(torch._foreach_mul, other)
+        return self._with(torch._foreach_mul, other, default)
 
-    def div(self, other: Any) -> Self:
+    def div(self, other: Any, *, default: Any = None) -> Self:
         """Apply [`torch.div`][] to every leaf."""
-        return self._foreach(torch._foreach_div, other)
+        return self._with(torch._foreach_div, other, default)
 
-    def pow(self, other: Any) -> Self:
+    def pow(self, other: Any, *, default: Any = None) -> Self:
         """Apply [`torch.pow`][] to every leaf."""
-        return self._foreach(torch._foreach_pow, other)
+        return self._with(torch._foreach_pow, other, default)
 
     # -- in place ---------------------------------------------------------------------------
     def add_(self, other: Any, *, alpha: float | None = None) -> Self:
@@ -131,11 +140,14 @@ class ArithmeticOps(OpsBase):
     def __neg__(self) -> Self:
         return self._foreach(torch._foreach_neg)
 
-    def __abs__(self) -> Self:
+    def abs(self) -> Self:
+        """Apply [`torch.abs`][] to every leaf."""
         return self._foreach(torch._foreach_abs)
 
+    __abs__ = abs
+
     def __invert__(self) -> Self:
-        return self._foreach(lambda leaves: [_invert(x) for x in leaves])
+        return self._foreach(lambda leaves: [~x for x in leaves])
 
     def __and__(self, other: Any) -> Self:
         return self._foreach(_and, other)

@@ -32,6 +32,10 @@ class OpsBase(ABC):
         """A new container whose leaves are `fn(leaves, *operands)`, operands matched to leaves by key."""
 
     @abstractmethod
+    def _aligned(self, other: Any, default: Any) -> tuple[Any, Any]:
+        """This container and another with one set of keys: those of both, what one lacks filled with `default`."""
+
+    @abstractmethod
     def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
         """Run `fn(leaves, *operands)`, which changes the leaves in place."""
 
@@ -42,15 +46,23 @@ class OpsBase(ABC):
         batch_size: torch.Size,
         names: Names,
         undo: Callable[[Any], Any] | None = None,
+        *,
+        keep_lock: bool = True,
     ) -> Self:
         """A new container with `fn` applied to every entry; the batch becomes `batch_size`.
 
         `undo` turns the result back; with it the result is a context manager that writes new entries back.
+        `keep_lock` locks the result if this container is locked.
         """
 
     @abstractmethod
     def _fan_out(
-        self, fn: Callable[[Tensor], Sequence[Tensor]], batch_sizes: Sequence[torch.Size], names: Names
+        self,
+        fn: Callable[[Tensor], Sequence[Tensor]],
+        batch_sizes: Sequence[torch.Size],
+        names: Names,
+        *,
+        keep_lock: bool = False,
     ) -> tuple[Self, ...]:
         """As `_move`, for a `fn` that gives one tensor per result."""
 
@@ -58,7 +70,7 @@ class OpsBase(ABC):
     def _reduce(
         self, fn: Callable[[Tensor], Tensor], batch_size: torch.Size, names: Names, *, keep_values: bool = False
     ) -> Self:
-        """A new container of `fn(leaf)` for tensor leaves; other entries are dropped unless `keep_values`."""
+        """A new container of `fn(leaf)` for tensor leaves; one value for the whole batch stays with `keep_values`."""
 
     @abstractmethod
     def _leaf_list(self) -> list[Tensor]:

@@ -44,12 +44,17 @@ class MoveOps(OpsBase):
         n = len(old)
         return self._move(lambda t: t.reshape(*new, *t.shape[n:]), new, None)
 
-    def permute(self, *dims: Any) -> Self:
-        """Reorder the batch dimensions."""
+    def permute(self, *args: Any, dims: Sequence[int] | None = None) -> Self:
+        """Reorder the batch dimensions: each is named once, as for tensors.
+
+        Raises:
+            IndexError: a dimension out of range. ValueError: one that is missing or repeated.
+        """
         n = len(self.batch_size)
-        order = [as_dim(d, n) for d in flat_args(dims)]
+        wanted = flat_args(args) if dims is None else dims
+        order = [as_dim(d, n) for d in wanted]
         if sorted(order) != list(range(n)):
-            raise ValueError(f"permute needs each of the {n} batch dimensions once, not {dims}")
+            raise ValueError(f"permute needs each of the {n} batch dimensions once, not {wanted}")
         if order == list(range(n)):
             return self
         names = self._dim_names()
@@ -118,7 +123,12 @@ class MoveOps(OpsBase):
             return self
         names = self._dim_names()
         new = torch.Size((*old[:start], old[start : end + 1].numel(), *old[end + 1 :]))
-        return self._move(lambda t: t.flatten(start, end), new, names and (*names[:start], None, *names[end + 1 :]))
+        return self._move(
+            lambda t: t.flatten(start, end),
+            new,
+            names and (*names[:start], None, *names[end + 1 :]),
+            lambda v: v.reshape(old),
+        )
 
     def unflatten(self, dim: int, unflattened_size: Sequence[int]) -> Self:
         """Split batch dimension `dim` into `unflattened_size` (one -1 allowed)."""
@@ -146,7 +156,7 @@ class MoveOps(OpsBase):
         at = as_dim(dim, len(old))
         sizes = split_sizes(old[at], split_size)
         batches = [torch.Size((*old[:at], n, *old[at + 1 :])) for n in sizes]
-        return self._fan_out(lambda t: t.split(sizes, at), batches, self._dim_names())
+        return self._fan_out(lambda t: t.split(sizes, at), batches, self._dim_names(), keep_lock=True)
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
         """At most `chunks` pieces of equal length (the last may be shorter) along `dim`."""
@@ -154,18 +164,28 @@ class MoveOps(OpsBase):
         return self.split(chunk_size(self.batch_size[at], chunks), at)
 
     def gather(self, dim: int, index: Tensor, out: Self | None = None) -> Self:
-        """Gather along batch dimension `dim`, as `torch.gather` on every leaf; `index` has the batch's rank."""
-        n = len(self.batch_size)
+        """Gather along batch dimension `dim`, as `torch.gather` on every leaf.
+
+        Args:
+            index: int64 rows of `dim`; batch dimensions that it lacks at the end are taken whole.
+            out: a TensorDict of the result's batch size to write into.
+
+        Raises:
+            ValueError: `index` has more dimensions than the batch, or none for `dim`. IndexError: no such `dim`.
+        """
+        old = self.batch_size
+        n, k = len(old), index.ndim
         at = as_dim(dim, n)
-        if index.ndim != n:
-            raise ValueError(f"the index has {index.ndim} dimensions, the batch {n}")
+        if not at < k <= n:
+            raise ValueError(f"an index of {k} dimensions cannot gather along dimension {at} of a batch of {n}")
 
         def take(t: Tensor) -> Tensor:
-            feature = t.shape[n:]
-            wide = index.reshape(*index.shape, *(1,) * len(feature)).expand(*index.shape, *feature)
+            rest = t.shape[k:]
+            wide = index.reshape(*index.shape, *(1,) * len(rest)).expand(*index.shape, *rest)
             return t.gather(at, wide.to(t.device))
 
-        result = self._move(take, index.shape, self._dim_names())
+        names = self._dim_names()
+        result = self._move(take, torch.Size((*index.shape, *old[k:])), names, keep_lock=False)
         if out is None:
             return result
         update: Any = out

@@ -21,7 +21,11 @@ from tdstore.types import LeafSpec, Path, Read, Write
 Leaves = Mapping[Path, Tensor]
 
 OLD: Leaves = {("a",): torch.arange(2000.0), ("n", "b"): torch.arange(600).view(30, 20), ("s",): torch.tensor(7)}
-NEW: Leaves = {("a",): torch.arange(2000.0) * 3 + 1, ("n", "c"): torch.ones(40, 3).to(torch.bfloat16), ("z",): torch.zeros(0, 4)}
+NEW: Leaves = {
+    ("a",): torch.arange(2000.0) * 3 + 1,
+    ("n", "c"): torch.ones(40, 3).to(torch.bfloat16),
+    ("z",): torch.zeros(0, 4),
+}
 
 
 def header_of(leaves: Leaves) -> Header:

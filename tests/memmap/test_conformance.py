@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tdstore.builtin.memmap import open_memmap
 from tdstore.store import Cap
 from tdstore.testing import StoreTests
 
@@ -32,8 +33,8 @@ class TestMemmapPreallocatedUnsynced(StoreTests):
 
 
 class TestMemmapAnonymous(StoreTests):
-    backend = "memmap"
-    caps = CAPS
+    open = staticmethod(open_memmap)
+    caps = CAPS & ~Cap.PERSISTENT
 
     @pytest.fixture
     def location(self) -> None:

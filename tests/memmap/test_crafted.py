@@ -200,8 +200,12 @@ def test_crafted_log(location: FsPath) -> None:
     assert victim.exists() and (location / "meta.json").exists()
 
 
-META = {"a": {"device": "cpu", "shape": [100], "dtype": "torch.float32", "is_nested": False}, "shape": [], "device": "cpu",
-        "_type": "<class 'tensordict._td.TensorDict'>"}
+META = {
+    "a": {"device": "cpu", "shape": [100], "dtype": "torch.float32", "is_nested": False},
+    "shape": [],
+    "device": "cpu",
+    "_type": "<class 'tensordict._td.TensorDict'>",
+}
 
 
 @pytest.mark.parametrize(
@@ -233,11 +237,17 @@ def test_crafted_directory_of_the_peer(tmp_path: FsPath, change: dict[str, Any])
 def test_pickles_are_not_touched(tmp_path: FsPath) -> None:
     location = tmp_path / "p"
     (location / "v").mkdir(parents=True)
-    (location / "meta.json").write_text(json.dumps({**{k: v for k, v in META.items() if k != "a"}, "v": {"type": "NonTensorData"}}))
-    (location / "v" / "meta.json").write_text(
-        json.dumps({"_type": "<class 'tensordict.tensorclass.NonTensorData'>", "_is_non_tensor": True, "_metadata": None})
+    (location / "meta.json").write_text(
+        json.dumps({**{k: v for k, v in META.items() if k != "a"}, "v": {"type": "NonTensorData"}})
     )
-    (location / "v" / "other.pickle").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "pwned").encode() + b"'\ntR.")
+    (location / "v" / "meta.json").write_text(
+        json.dumps(
+            {"_type": "<class 'tensordict.tensorclass.NonTensorData'>", "_is_non_tensor": True, "_metadata": None}
+        )
+    )
+    (location / "v" / "other.pickle").write_bytes(
+        b"cos\nsystem\n(S'touch " + str(tmp_path / "pwned").encode() + b"'\ntR."
+    )
     assert "'v'" in refused(location, UntrustedDataError)
     assert not (tmp_path / "pwned").exists()
 

@@ -16,8 +16,9 @@ from pathlib import Path as FsPath
 import pytest
 import torch
 
-from tdstore.errors import StoreIOError
+from tdstore import files
 from tdstore.builtin.memmap import open_memmap
+from tdstore.errors import StoreIOError
 from tdstore.types import LeafSpec, Write
 
 from .support import EIO, ENOSPC, NEW, OLD, FaultyOs, die, header_of, in_child, injected, load, remains, same, save
@@ -122,9 +123,23 @@ def test_killed_by_strace(tmp_path: FsPath, call: str, when: int) -> None:
     script.write_text(textwrap.dedent(SCRIPT))
     root = FsPath(__file__).parents[2]
     done = subprocess.run(
-        ["strace", "-f", "-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={when}",
-         sys.executable, str(script), str(root), str(location)],
-        capture_output=True, text=True, timeout=120,
+        [
+            "strace",
+            "-f",
+            "-o",
+            "/dev/null",
+            "-e",
+            f"trace={call}",
+            "-e",
+            f"inject={call}:signal=KILL:when={when}",
+            sys.executable,
+            str(script),
+            str(root),
+            str(location),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     if "ptrace" in done.stderr and "not permitted" in done.stderr:
         pytest.skip("ptrace is not permitted here")
@@ -250,3 +265,28 @@ def test_really_full_disk(tiny_disk: FsPath) -> None:
     save(location, NEW)
     assert same(load(location), NEW)
     assert remains(tiny_disk) == []
+
+
+def test_exchange_by_plain_renames(tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without renameat2: a kill between the renames hides the old dataset, and the next save brings it back."""
+    monkeypatch.setattr(files, "_renameat2", None)
+    location = tmp_path / "d"
+    hidden = 0
+    for k in range(1, 200):
+        save(location, OLD)
+
+        def body(k: int = k) -> None:
+            with injected(FaultyOs(k, die, frozenset({"rename"}))):
+                save(location, NEW)
+
+        code = in_child(body)
+        if not location.exists():
+            hidden += 1
+            save(tmp_path / "another", NEW)  # any save into this folder
+            assert same(load(location), OLD)
+        old_or_new(location)
+        if code == 0:
+            break
+    assert code == 0 and hidden == 1
+    save(location, OLD)
+    assert remains(tmp_path) == []

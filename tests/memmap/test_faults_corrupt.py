@@ -73,8 +73,13 @@ def test_sizes(location: FsPath, name: str, change: str) -> None:
     """Noticed at opening, by default; the message names the leaf, what was expected and what is there."""
     path = location / name
     data = path.read_bytes()
-    new = {"empty": b"", "one byte less": data[:-1], "half": data[: len(data) // 2], "one byte more": data + b"x",
-           "zeros": bytes(len(data))}
+    new = {
+        "empty": b"",
+        "one byte less": data[:-1],
+        "half": data[: len(data) // 2],
+        "one byte more": data + b"x",
+        "zeros": bytes(len(data)),
+    }
     if change == "gone":
         path.unlink()
     else:

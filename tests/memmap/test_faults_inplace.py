@@ -17,7 +17,7 @@ from tdstore.builtin.memmap import MemmapStore, open_memmap
 from tdstore.errors import DirtyStoreError, StoreIOError
 from tdstore.types import LeafSpec, Read, Write
 
-from .support import EIO, ENOSPC, OLD, FaultyOs, content, die, header_of, in_child, injected, load, save, same
+from .support import EIO, ENOSPC, OLD, FaultyOs, content, die, header_of, in_child, injected, load, same, save
 
 BIG = {("a",): torch.arange(3 << 20, dtype=torch.float32).view(3, -1), ("b",): torch.ones(100), ("c",): torch.zeros(5)}
 NEW_A = BIG[("a",)] + 0.5

@@ -14,10 +14,12 @@ from tdstore.builtin.mmtensor import scratch_dir
 from tdstore.errors import OptionError, StoreNotFoundError, UnsupportedError
 from tdstore.types import LeafSpec, Read, Write
 
-from .support import NEW, OLD, content, header_of, in_child, load, save, same
+from .support import NEW, OLD, content, header_of, in_child, load, same, save
 
 
-@pytest.mark.parametrize("location", ["s3://bucket/x", "http://x/y", "simplecache::s3://b", "memmap://s3://b", "", "a\0b"])
+@pytest.mark.parametrize(
+    "location", ["s3://bucket/x", "http://x/y", "simplecache::s3://b", "memmap://s3://b", "", "a\0b"]
+)
 def test_what_is_no_local_folder(tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch, location: str) -> None:
     monkeypatch.chdir(tmp_path)
     for mode in ("r", "w", "a"):
@@ -40,9 +42,7 @@ def test_parents_of_an_abandoned_store_go(tmp_path: FsPath) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "options", [{"durable": "sometimes"}, {"verify": True}, {"recover": "zero"}, {"mode": "rw"}]
-)
+@pytest.mark.parametrize("options", [{"durable": "sometimes"}, {"verify": True}, {"recover": "zero"}, {"mode": "rw"}])
 def test_bad_options(tmp_path: FsPath, options: dict[str, str]) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
         open_memmap(str(tmp_path / "d"), **options)  # type: ignore[arg-type]
@@ -108,12 +108,12 @@ def test_file_names_and_reopening(tmp_path: FsPath) -> None:
     with open_memmap(str(tmp_path / "d"), mode="r+", lock_timeout=3) as store:
         assert store.leaf_file(("n", "b")) == str(tmp_path / "d" / "n" / "b.memmap")
         assert store.view(("n", "b")).filename == store.leaf_file(("n", "b"))  # type: ignore[attr-defined]
-        location, mode, options = store.reopen_arguments
+        location, mode, options = store.reopen_token()
         assert (location, mode, options["lock_timeout"]) == (str(tmp_path / "d"), "r+", 3)
         with open_memmap(location, mode=mode, **options) as again:
             assert same(content(again), OLD)
     store = open_memmap(str(tmp_path / "e"), mode="w")
-    assert store.reopen_arguments[1] == "r+"
+    assert store.reopen_token()[1] == "r+"
     store.close()
 
 
@@ -160,3 +160,16 @@ def test_recreated_leaf_and_old_views(tmp_path: FsPath) -> None:
         store.save_header(store.load_header())
         assert torch.equal(old, OLD[("a",)])
     assert load(tmp_path / "d")[("a",)].tolist() == [0] * 4
+
+
+def test_rows_for_an_empty_leaf(tmp_path: FsPath) -> None:
+    """From no rows, and so no file, to some and back."""
+    with open_memmap(str(tmp_path / "d"), mode="w") as store:
+        store.create({("a",): LeafSpec((0, 2), "int64", fill_value=3), ("b",): LeafSpec((0,), "int8")})
+        store.resize({("a",): 2, ("b",): 16})
+        store.save_header(header_of({("a",): torch.zeros(1), ("b",): torch.zeros(1)}))
+        store.resize({("a",): 0})
+        store.save_header(store.load_header())
+        store.resize({("a",): 1})
+        store.save_header(store.load_header())
+    assert same(load(tmp_path / "d"), {("a",): torch.full((1, 2), 3), ("b",): torch.zeros(16, dtype=torch.int8)})

@@ -21,15 +21,41 @@ tensordict = pytest.importorskip("tensordict")
 pytestmark = pytest.mark.filterwarnings("ignore")
 TD = tensordict.TensorDict
 
-ODD = ["../x", "a/b", "a.b", "", ".", "..", "shape", "meta.json", "device", "_type", "k" * 300, "Case", "case", "a b",
-       "a.memmap", "é鍵", "tdstore.json", "%41", "NUL", "con", "~x", "new\nline"]
+ODD = [
+    "../x",
+    "a/b",
+    "a.b",
+    "",
+    ".",
+    "..",
+    "shape",
+    "meta.json",
+    "device",
+    "_type",
+    "k" * 300,
+    "Case",
+    "case",
+    "a b",
+    "a.memmap",
+    "é鍵",
+    "tdstore.json",
+    "%41",
+    "NUL",
+    "con",
+    "~x",
+    "new\nline",
+]
 # float8 leaves: the peer writes them, and cannot read them back.
 PEER_DTYPES = [n for n in NAME_TO_DTYPE if not n.startswith("float8")]
 
 
 def sample(name: str) -> torch.Tensor:
     dtype = NAME_TO_DTYPE[name]
-    return (torch.arange(24, dtype=torch.uint8) % 2).to(dtype).view(2, 3, 4) if dtype != torch.bool else torch.ones(2, 3, 4) > 0
+    return (
+        (torch.arange(24, dtype=torch.uint8) % 2).to(dtype).view(2, 3, 4)
+        if dtype != torch.bool
+        else torch.ones(2, 3, 4) > 0
+    )
 
 
 def flat(td: Any) -> dict[Any, torch.Tensor]:
@@ -57,7 +83,14 @@ def test_scalar_and_odd_keys_from_the_peer(tmp_path: FsPath) -> None:
 
 
 def test_non_tensors_from_the_peer(tmp_path: FsPath) -> None:
-    plain = {"text": "grüß", "none": None, "int": 3, "list": [1, [2.5, "x"]], "dict": {"$a": 1, "b": [None]}, "true": True}
+    plain = {
+        "text": "grüß",
+        "none": None,
+        "int": 3,
+        "list": [1, [2.5, "x"]],
+        "dict": {"$a": 1, "b": [None]},
+        "true": True,
+    }
     td = TD({"a": torch.zeros(2)}, [2])
     for key, value in plain.items():
         td[key] = tensordict.NonTensorData(value, batch_size=[2])
@@ -65,7 +98,9 @@ def test_non_tensors_from_the_peer(tmp_path: FsPath) -> None:
     td.memmap(tmp_path / "p")
     with open_memmap(str(tmp_path / "p")) as store:
         values = store.load_header().groups[()].values
-    assert values == {k: {"data": encode_value(v)} for k, v in plain.items()} | {"stack": {"stack": ["u", "v"], "dim": 0}}
+    assert values == {k: {"data": encode_value(v)} for k, v in plain.items()} | {
+        "stack": {"stack": ["u", "v"], "dim": 0}
+    }
 
 
 def test_pickled_value_from_the_peer_is_refused(tmp_path: FsPath) -> None:
@@ -116,16 +151,26 @@ def to_the_peer(location: FsPath, header: Header, leaves: dict[Any, torch.Tensor
 
 def test_to_the_peer(tmp_path: FsPath) -> None:
     leaves: dict[Any, torch.Tensor] = {(name,): sample(name) for name in PEER_DTYPES}
-    leaves |= {("deep", "x"): torch.arange(6).view(2, 3), ("deep", "deeper", "y"): torch.ones(2), ("z",): torch.zeros(2, 0)}
+    leaves |= {
+        ("deep", "x"): torch.arange(6).view(2, 3),
+        ("deep", "deeper", "y"): torch.ones(2),
+        ("z",): torch.zeros(2, 0),
+    }
     keys = tuple(dict.fromkeys(p[0] for p in leaves)) + ("empty", "text", "pair", "stack", "raw")
-    values = {"text": {"data": "grüß"}, "pair": {"data": encode_value((1, 2))}, "stack": {"stack": ["u", "v"], "dim": 0},
-              "raw": {"data": encode_value(b"\x00")}}
-    header = Header({
-        (): Group(batch_size=(2,), device="cpu", keys=keys, values=values),
-        ("deep",): Group(batch_size=(2, 3), keys=("x", "deeper")),
-        ("deep", "deeper"): Group(batch_size=(2,), keys=("y",)),
-        ("empty",): Group(batch_size=(2,)),
-    })
+    values = {
+        "text": {"data": "grüß"},
+        "pair": {"data": encode_value((1, 2))},
+        "stack": {"stack": ["u", "v"], "dim": 0},
+        "raw": {"data": encode_value(b"\x00")},
+    }
+    header = Header(
+        {
+            (): Group(batch_size=(2,), device="cpu", keys=keys, values=values),
+            ("deep",): Group(batch_size=(2, 3), keys=("x", "deeper")),
+            ("deep", "deeper"): Group(batch_size=(2,), keys=("y",)),
+            ("empty",): Group(batch_size=(2,)),
+        }
+    )
     # The inner batch size above is deliberately longer than the leaf's parent: only what is true can load there.
     header.groups[("deep",)].__class__
     header = Header({**header.groups, ("deep",): Group(batch_size=(2,), keys=("x", "deeper"))})
@@ -141,11 +186,13 @@ def test_to_the_peer(tmp_path: FsPath) -> None:
 
 
 def test_lazy_stack_to_the_peer(tmp_path: FsPath) -> None:
-    header = Header({
-        (): Group(kind="LazyStackedTensorDict", keys=("0", "1"), extra={"stack_dim": 0}),
-        ("0",): Group(batch_size=(), keys=("a",)),
-        ("1",): Group(batch_size=(), keys=("a",)),
-    })
+    header = Header(
+        {
+            (): Group(kind="LazyStackedTensorDict", keys=("0", "1"), extra={"stack_dim": 0}),
+            ("0",): Group(batch_size=(), keys=("a",)),
+            ("1",): Group(batch_size=(), keys=("a",)),
+        }
+    )
     got = to_the_peer(tmp_path / "d", header, {("0", "a"): torch.zeros(2), ("1", "a"): torch.ones(3)})
     assert got.batch_size == (2,) and got[1]["a"].tolist() == [1, 1, 1]
 

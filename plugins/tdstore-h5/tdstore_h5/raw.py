@@ -91,8 +91,6 @@ class RawFile:
     def __init__(self, fd: int, url: str) -> None:
         self.fd = fd
         self.url = url
-        self.map_fd = fd
-        """Another opening of the same file: a Python mapping keeps a copy of its descriptor, and with it any lock."""
         self._map: Bytes = np.empty(0, np.uint8)
         self._sparse = _on_tmpfs(fd)
 
@@ -171,7 +169,7 @@ class RawFile:
     def _mapped(self, offset: int, size: int) -> Bytes:
         if offset + size > len(self._map):
             self.need(offset + size)
-            self._map = _map(self.map_fd, self.size())
+            self._map = _map(self.fd, self.size())
         return self._map[offset : offset + size]
 
     def _has_hole(self, offset: int, size: int) -> bool:
@@ -214,6 +212,15 @@ class _Address:
 
 
 def _map(fd: int, size: int) -> Bytes:
+    # A Python mapping keeps a copy of its descriptor, and a copy keeps the lock: map another opening of the file.
+    own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) if os.path.isdir("/proc/self/fd") else os.dup(fd)
+    try:
+        return _mapping(own, size)
+    finally:
+        os.close(own)
+
+
+def _mapping(fd: int, size: int) -> Bytes:
     return np.asarray(_Address(mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)))
 
 

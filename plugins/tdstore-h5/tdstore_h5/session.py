@@ -83,7 +83,6 @@ class Session:
         self.handle = handle
         self.raw = RawFile(handle.fd, self.url)
         handle.open(handle.path, mode, self.libver)
-        self.raw.map_fd = handle.file.id.get_vfd_handle()
         if mode != "r":
             _LIVE.add(self)
 
@@ -166,7 +165,6 @@ class Session:
         self._datasets.clear()
         self.handle.shut()
         self.handle.open(self.handle.path, mode, self.libver)
-        self.raw.map_fd = self.handle.file.id.get_vfd_handle()
 
     def check_places(self, leaves: Mapping[Path, LeafSpec]) -> None:
         """Refuse leaves where a group is, and below leaves."""

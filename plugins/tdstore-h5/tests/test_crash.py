@@ -24,6 +24,7 @@ from torch import Tensor
 from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreError, StoreIOError
 from tdstore.types import LeafSpec, Path, Read, Write
 
+IN_MEMORY = True
 LAYOUTS: dict[str, dict[str, Any]] = {"contiguous": {}, "chunked": {"chunks": 8, "compression": "gzip"}}
 OLD, NEW = old_and_new()
 
@@ -85,6 +86,7 @@ def in_child(work: Callable[[], int]) -> int:
     pid = os.fork()
     if not pid:
         code = 99
+        torch.set_num_threads(1)  # OpenMP threads do not survive a fork: a second one would be waited for
         try:
             code = work()
         finally:

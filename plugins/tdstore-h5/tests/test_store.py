@@ -32,6 +32,7 @@ from tdstore.errors import (
 from tdstore.header import Header
 from tdstore.types import LeafSpec, Read, Write
 
+IN_MEMORY = True
 X = ("x",)
 
 
@@ -279,6 +280,7 @@ def test_saved_store_goes_on_in_place(file: FsPath) -> None:
     with open_h5(file, mode="w") as store:
         fill(store, old)
         store.save_header(header_of(old))
+        assert same(everything(store), old)
         assert same(load(file), old)  # while the writer is still open
         assert store.reopen_arguments[:2] == (str(file), "r+")
         store.write([Write(p, (), t) for p, t in new.items()])
