@@ -104,11 +104,11 @@ class NonTensorData(NonTensor):
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensorData:
         """The same value for the new batch."""
-        return NonTensorData(self.data, fn(torch.empty(1).expand(self.batch_size)).shape)
+        return NonTensorData(self.data, fn(torch.empty(()).expand(self.batch_size)).shape)
 
     def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
         """The same value for each new batch."""
-        return [NonTensorData(self.data, part.shape) for part in fn(torch.empty(1).expand(self.batch_size))]
+        return [NonTensorData(self.data, part.shape) for part in fn(torch.empty(()).expand(self.batch_size))]
 
     def positions(self) -> Tensor:
         """Zeros: one value everywhere."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -71,6 +72,11 @@ def _fake_mode() -> bool:
     return mode is not None and type(mode).__name__ == "FakeTensorMode"
 
 
+def _real_tensors() -> AbstractContextManager[Any]:
+    """Stores deal in real tensors, whatever mode the caller is in."""
+    return torch.utils._python_dispatch._disable_current_modes() if _fake_mode() else nullcontext()
+
+
 def _device_of(handle: StoreHandle) -> torch.device:
     direct = Cap.DIRECT_DEVICE in handle.store.caps
     return torch.device(getattr(handle.store, "device", "cpu") if direct else "cpu")
@@ -80,7 +86,8 @@ def open_container(
     location: Location = None, *, storage: Storage = None, mode: Mode = "r", subpath: Any = None, **options: Any
 ) -> Any:
     """Open what is stored at a location. See `tdstore.open`."""
-    handle = StoreHandle.open(location, storage=storage, mode=mode, **options)
+    with _real_tensors():
+        handle = StoreHandle.open(location, storage=storage, mode=mode, **options)
     if mode in ("w", "x", "a") and not handle.store.load_header():
         handle.commit(handle.groups)
     path = () if subpath is None else (subpath,) if isinstance(subpath, str) else tuple(subpath)

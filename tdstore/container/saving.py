@@ -95,13 +95,23 @@ class SavingMixin(FillingMixin):
         text = None if prefix is None else str(prefix)
         if "storage" not in kwargs and (text is None or "://" not in text):
             kwargs["storage"] = "memmap"
+            # Working files, as their users expect: they outlive the process; save() makes them outlive the power.
+            kwargs.setdefault("durable", "none")
 
         def run() -> Any:
             td = self.save(prefix, copy_existing, **kwargs)
             td._set_device(torch.device("cpu"))
+            td._mark_mapped()
             return td
 
         return _later(run) if kwargs.pop("return_early", False) else run()
+
+    def _mark_mapped(self) -> None:
+        """Say that the leaves are memory-mapped files, temporary ones too."""
+        if self._state & (MAPPED | SHARED):
+            self._state = self._state & ~SHARED | MAPPED
+        for group in self._groups():
+            group._mark_mapped()
 
     def memmap_(self, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> Self:
         """As `memmap`, and this TensorDict becomes the one over the files."""
@@ -116,6 +126,8 @@ class SavingMixin(FillingMixin):
         """
         parts = describe(self)
         storage = kwargs.pop("storage", "memmap")
+        if storage == "memmap":
+            kwargs.setdefault("durable", "none")
         early = kwargs.pop("return_early", False)
         for name in ("num_threads", "share_non_tensor", "robust_key", "archive"):
             kwargs.pop(name, None)
@@ -123,6 +135,7 @@ class SavingMixin(FillingMixin):
         def run() -> Any:
             td = over(allocate(*parts, prefix, storage, "w" if existsok else "x", kwargs))
             td._set_device(torch.device("cpu"))
+            td._mark_mapped()
             return td.lock_()
 
         return _later(run) if early else run()

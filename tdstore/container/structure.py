@@ -156,7 +156,9 @@ class StructureMixin(AccessMixin):
             elif isinstance(a, Container) and isinstance(b, Container):
                 a, b = a._aligned(b, default)
             out[0][key], out[1][key] = a, b
-        made = [td._new(data, td._batch_size, td._device, td._names) for td, data in zip((mine, theirs), out, strict=True)]
+        made = [
+            td._new(data, td._batch_size, td._device, td._names) for td, data in zip((mine, theirs), out, strict=True)
+        ]
         if self.is_locked:
             made[0].lock_()
         return made[0], made[1]
@@ -167,7 +169,9 @@ class StructureMixin(AccessMixin):
 
     def _tensors_only(self) -> dict[str, Any]:
         kinds = {key: self._kind(key) for key in self._first_keys()}
-        return {k: self._raw(k)._tensors_only() if kind == GROUP else None for k, kind in kinds.items() if kind != VALUE}
+        return {
+            k: self._raw(k)._tensors_only() if kind == GROUP else None for k, kind in kinds.items() if kind != VALUE
+        }
 
     def filter_empty_(self) -> Self:
         """Remove nested TensorDicts without any leaf, in place."""

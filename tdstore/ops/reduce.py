@@ -31,6 +31,4 @@ class ReduceOps(OpsBase):
         old, names = self.batch_size, self._dim_names()
         at = as_dim(dim, len(old))
         new = torch.Size((*old[:at], *old[at + 1 :]))
-        return self._reduce(
-            lambda t: fn(t, dim=at), new, names and (*names[:at], *names[at + 1 :]), keep_values=True
-        )
+        return self._reduce(lambda t: fn(t, dim=at), new, names and (*names[:at], *names[at + 1 :]), keep_values=True)

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from .indices import index_of
 from .oracle import Raised, Side, describe, raises
-from .structures import t
+from .structures import SAMPLES, t
+from .writes import as_torch, leaves, write_row_by_row
 
 NAMES = ["time", "env"]
 TEXT = {"s": "hello", "none": None}
@@ -49,9 +51,16 @@ class Intended:
     ours: Raised | None = None
     program: Callable[[Side, str], object] | None = None
     change: Callable[[Any], object] | None = None
+    when: str | None = None
+    """Only where the peer refuses (the case, or its first step) with a message that has this pattern."""
 
-    def covers(self, case: str) -> bool:
-        return any(re.fullmatch(pattern, case) for pattern in self.cases)
+    def covers(self, case: str, peer: object = None) -> bool:
+        if not any(re.fullmatch(pattern, case) for pattern in self.cases):
+            return False
+        if self.when is None or peer is None:
+            return True
+        refusal = peer[0] if isinstance(peer, tuple) else peer
+        return isinstance(refusal, Raised) and re.search(self.when, refusal.text) is not None
 
     def expected(self, case: str, peer: object, side: Side) -> object:
         if self.program is not None:
@@ -79,10 +88,49 @@ def keeping_text(written: Any) -> object:
     return done, {**td, ".s": old["s"], ".n": {**td[".n"], ".none": old["none"]}}, same
 
 
+NEW = ("keys", "new", "('x', 'y')")
+
+
 def same_tensors(result: Any) -> object:
     """A write reaches the tensors that are there."""
     done, td, same = result
-    return done, td, {key: value if key == "keys" else True for key, value in same.items()}
+    return done, td, {key: value if key in NEW else True for key, value in same.items()}
+
+
+def unwritten(error: type[Exception]) -> Callable[[Side, str], object]:
+    """A write that is refused before anything has changed."""
+
+    def program(M: Side, case: str) -> object:
+        td = M.sample(re.match(r"\w+", case)[0])  # type: ignore[index]
+        return refused(M, error), td, {str(key): True for key in leaves(td)}
+
+    return program
+
+
+def cast_at(M: Side, case: str) -> Any:
+    """set_at_ and update_at_ of "flat"."""
+    td = M.sample("flat")
+    rows = torch.arange(5)[as_torch(eval(re.match(r"\w+ flat (.*?)( tensor)?$", case)[1], {"tensor": torch.tensor}))]  # type: ignore[index]
+    for row in rows.tolist():
+        td["b"][row] = (t(3, start=50) + 0.5 if case.startswith("set_at_") else t(3)).long()
+        if case.startswith("update_at_"):
+            td["a"][row] = 1
+    return twice(td)
+
+
+def gathered(M: Side, case: str) -> object:
+    """`torch.gather` on every leaf, its index as wide as the leaf."""
+    sample, what = case.split(".", 1)
+    rows = {"cube.gather(0)": [[0, 1, 0], [1, 0, 1]], f"{sample}.gather of the wrong rank": [0, 1]}
+    index = torch.tensor(rows.get(case, [[0, 1, 0]]))
+    td = M.sample(sample)
+
+    def pick(x: torch.Tensor) -> torch.Tensor:
+        return x.gather(0, left(index, x).expand(*index.shape, *x.shape[index.ndim :]))
+
+    made = td.apply(pick, batch_size=[*index.shape, *td.batch_size[index.ndim :]], filter_empty=False)
+    made.names = td.names
+    return made, False, td.lock_() if what.endswith("locked") else td
 
 
 def per_leaf(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Side, str], object]:
@@ -93,6 +141,14 @@ NESTED_KEYS: dict[str, Any] = {
     re.escape(repr(key)): key
     for key in (("n", "b"), ("n", "m"), ("n", "m", "c"), (("n", "m"), "c"), ("n", ("m", "c")), ("n", "missing"))
 }
+
+
+def one_value(td: Any, batch: tuple[Any, ...]) -> object:
+    """The description of a result of "text", whose text is one value."""
+    values = {
+        name: {"kind": "NonTensorData", "batch_size": list(batch[1:]), "data": data} for name, data in TEXT.items()
+    }
+    return {**td, ".s": values["s"], ".n": {**td[".n"], ".none": values["none"]}}
 
 
 def twice(td: Any) -> tuple[Any, Any]:
@@ -123,6 +179,233 @@ def left(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 INTENDED: list[Intended] = [
+    Intended(
+        "nothing is written unless everything fits; the peer writes some leaves and then fails",
+        [
+            r"deep_batch\[(1:3|\[2, 0\]|mask\(1\))\] = tensor of the batch",
+            r"deep_batch\[(1:3|\[2, 0\])\] = leaf over a td",
+        ],
+        program=unwritten(ValueError),
+    ),
+    Intended(
+        "a TensorDict does not fit into a leaf: NotAGroupError; in the peer torch's dispatch fails",
+        [r".*\] = td over a leaf"],
+        program=unwritten(KeyError),
+    ),
+    Intended(
+        "a write at rows casts to the leaf's dtype, as one at a slice does (API.md 1.2)",
+        [r".*\] = .*"],
+        when="Index put requires",
+        program=write_row_by_row,
+    ),
+    Intended(
+        "a smaller batch is broadcast, as a smaller tensor is",
+        [r".*\] = (smaller batch|batch of one)"],
+        when="indexed destination",
+        program=write_row_by_row,
+    ),
+    Intended(
+        "a nested TensorDict of a larger batch size is written at rows as it is at slices; the peer fails",
+        [r"deep_batch\[.*\] = (td|dict|nested subset|locked)"],
+        when="shape mismatch: value tensor",
+        program=write_row_by_row,
+    ),
+    Intended(
+        "set_at_ and update_at_ cast to the leaf's dtype, for rows as for slices (API.md 1.2)",
+        [r"(set|update)_at_ flat .*"],
+        when="Index put requires",
+        program=cast_at,
+    ),
+    Intended(
+        "update_at_ takes some of a nested TensorDict's keys, as it takes some of the first level's",
+        [r"update_at_ a nested subset"],
+        program=lambda M, case: (lambda td: (td["n", "b"].__setitem__(1, t(3, 2, start=70)), twice(td))[1])(
+            M.sample("nested")
+        ),
+    ),
+    Intended(
+        "a batch without dimensions cannot be sliced; the peer slices the features of the leaves",
+        [r"scalar\[:\]"],
+        ours=raises("IndexError"),
+    ),
+    Intended(
+        "a batch without dimensions cannot be sliced; the peer slices the features of the leaves",
+        [r"scalar\[:\] = (td|1)"],
+        program=unwritten(IndexError),
+    ),
+    Intended(
+        "[True] is a mask of one row; the peer looks at leaves only", [r"empty\[\[True\]\]"], ours=raises("IndexError")
+    ),
+    Intended(
+        "[True] is a mask of one row; the peer looks at leaves only",
+        [r"empty\[\[True\]\] = (td|1)"],
+        program=unwritten(IndexError),
+    ),
+    Intended(
+        "a new nested TensorDict has the names of the batch that it is put into; the peer's has too few",
+        [r"named\[0\] = a new nested key"],
+        change=lambda result: (result[0], {**result[1], ".x": {**result[1][".x"], "names": NAMES}}, result[2]),
+    ),
+    Intended("`in` takes keys", [r"\('a', 0\) in td"], ours=raises("RuntimeError/ValueError")),
+    Intended(
+        "neither a key nor an index: IndexError, as for other bad indices",
+        [r"td\[(\('a', 0\)|b'a')\]"],
+        ours=raises("IndexError"),
+    ),
+    Intended(
+        "an empty TensorDict has no values, sorted or not",
+        [r"values empty \(False, False\) sort=True"],
+        program=lambda M, case: M.torch and [],
+    ),
+    Intended(
+        "what is a leaf is not gone into, by keys as by items; tensors always are leaves",
+        [r"is_leaf takes all"],
+        program=lambda M, case: ["a", "n"],
+    ),
+    Intended(
+        "what is a leaf is not gone into, by keys as by items; tensors always are leaves",
+        [r"is_leaf takes TensorDicts"],
+        program=lambda M, case: M.sample("nested").keys(),
+    ),
+    Intended(
+        "an update without entries changes nothing, so that a lock is no obstacle",
+        [r"update of locked nothing"],
+        program=lambda M, case: twice(M.sample("nested").lock_()),
+    ),
+    Intended(
+        "update with clone refuses a number for the batch as update does",
+        [r"update with clone a scalar"],
+        program=lambda M, case: (refused(M, ValueError), M.sample("nested")),
+    ),
+    Intended(
+        "update with clone takes text: there is nothing to copy",
+        [r"update with clone text"],
+        program=lambda M, case: twice(M.sample("nested").update({"s": "x"})),
+    ),
+    Intended(
+        "update of something that is no mapping is a TypeError, locked or not",
+        [r"update of locked (a list of pairs|a number)"],
+        program=lambda M, case: (refused(M, TypeError), M.sample("nested").lock_()),
+    ),
+    Intended(
+        "replace takes what update takes: else TypeError",
+        [r"replace (a list of pairs|a number)"],
+        ours=raises("TypeError"),
+    ),
+    Intended(
+        "to(other) takes over its device and the dtype that all its leaves have, as documented; the peer does nothing",
+        [r"to like a TensorDict"],
+        program=lambda M, case: M.td(M.sample("nested").apply(lambda x: x.float()).to_dict(), [4, 3], device="cpu"),
+    ),
+    Intended(
+        "a batch size may be given as an int everywhere",
+        [r"batch_size = 4"],
+        program=lambda M, case: M.td(M.sample("nested").to_dict(), [4]),
+    ),
+    Intended(
+        "gather keeps the batch dimensions that a shorter index lacks; the peer forgets them (and counts from the left)",
+        [r"(nested|named|cube|empty)\.gather of the wrong rank", r"cube\.(gather\(0\)|torch\.gather|gather of locked)"],
+        program=gathered,
+    ),
+    Intended(
+        "squeeze, expand_as and flatten of one dimension keep the names of what they leave; the peer forgets some",
+        [r"named\.(squeeze\(\)|torch\.squeeze|flatten\(1\))"],
+        change=lambda result: (keeping_names(result[0]), *result[1:]),
+    ),
+    Intended(
+        "squeeze, expand_as and flatten of one dimension keep the names of what they leave; the peer forgets some",
+        [r"named\.expand_as"],
+        program=lambda M, case: on(M, case, lambda td: td.expand(2, *td.batch_size)),
+    ),
+    Intended(
+        "expand_as expands nested batch sizes as expand does; the peer cuts them",
+        [r"deep_batch\.expand_as"],
+        program=lambda M, case: on(M, case, lambda td: td.expand(2, *td.batch_size)),
+    ),
+    Intended(
+        "the parts of a dimension are new dimensions without a name; the peer gives it to the last of them",
+        [r"named\.unflatten\(0, \(2, 2\)\)", r"named\.torch\.unflatten"],
+        change=lambda result: (renamed(result[0], [None, None, "env"]), *result[1:]),
+    ),
+    Intended(
+        "the parts of a dimension are new dimensions without a name; the peer gives it to the last of them",
+        [r"named\.unflatten\(-1, \(3, 1\)\)"],
+        change=lambda result: (renamed(result[0], ["time", None, None]), *result[1:]),
+    ),
+    Intended(
+        "the parts of a dimension are new dimensions without a name; the peer gives it to the last of them",
+        [r"lock of unflatten"],
+        change=lambda result: renamed(result, [None, None, "env"]),
+    ),
+    Intended(
+        "one value for the batch stays one value whatever the shape; the peer makes a stack of it",
+        [r"text\.(unsqueeze\((0|-1)\)|expand\(2, \*\)|squeeze\(\))"],
+        change=lambda result: (one_value(result[0], result[0]["batch_size"]), *result[1:]),
+    ),
+    Intended(
+        "no rows are split into one piece of no rows, as for tensors",
+        [r"zero_rows\.(split\(3\)|chunk\(2\))"],
+        program=lambda M, case: on(M, case, lambda td: (td.clone(),)),
+    ),
+    Intended(
+        "there is nothing to squeeze in a batch without dimensions",
+        [r"scalar\.squeeze\(\)"],
+        program=lambda M, case: on(M, case, lambda td: td),
+    ),
+    Intended(
+        "a key below a tensor is not there: ignored where missing keys are",
+        [r"select \[\('a', 'deeper'\)\] not strict"],
+        program=lambda M, case: M.sample("nested").empty(),
+    ),
+    Intended(
+        "a key below a tensor is not there: ignored where missing keys are",
+        [r"exclude \[\('a', 'deeper'\)\]( in place)?"],
+        program=lambda M, case: twice(M.sample("nested")) if case.endswith("place") else M.sample("nested"),
+    ),
+    Intended(
+        "an ellipsis stands for some dimensions: two of them are refused, as by indexing",
+        [r"names of \w+: refine two ellipses"],
+        program=lambda M, case: (refused(M, ValueError), *unnamed(M, case)),
+    ),
+    Intended(
+        "one name for each batch dimension; the peer takes more of them",
+        [r"names of deep_batch: names = tuple"],
+        program=lambda M, case: (refused(M, ValueError), *unnamed(M, case)),
+    ),
+    Intended(
+        "set_non_tensor(None) stores None; the peer reads it as a list",
+        [r"get_non_tensor of None"],
+        program=lambda M, case: None,
+    ),
+    Intended(
+        "a tuple of text stays a tuple; the peer makes an array of it",
+        [r"setitem of tuple of str"],
+        program=lambda M, case: (lambda td: (None, td["s"], td))(
+            M.td({"a": t(3)}, [3]).set_non_tensor("s", ("a", "b"))
+        ),
+    ),
+    Intended(
+        "non_tensor_items goes into nested TensorDicts; the peer stumbles over tensors",
+        [r"non_tensor_items"],
+        program=lambda M, case: (lambda td: [("s", td.get("s")), (("n", "none"), td.get(("n", "none")))])(
+            M.sample("text")
+        ),
+    ),
+    Intended(
+        "a list, or a dict in an order, is no operand: TypeError whatever it holds",
+        [r"td (\+|-|\*|/|\*\*|%) list", r"td (<|<=|>|>=) dict"],
+        ours=raises("TypeError"),
+    ),
+    Intended(
+        "a list, or a dict in an order, is no operand: TypeError whatever it holds",
+        [r"td (\+|-|\*|/|\*\*)= list"],
+        change=lambda result: (raises("TypeError"), *result[1:]),
+    ),
+    Intended(
+        "an operand does not change the batch size",
+        [r"scalar batch \+ tensor"],
+        ours=raises("RuntimeError/ValueError"),
+    ),
     Intended(
         "the peer silently indexes feature dimensions (API.md 2.2)",
         [r"into features .*"],
@@ -168,13 +451,18 @@ INTENDED: list[Intended] = [
         change=lambda result: (True, *result[1:]),
     ),
     Intended(
-        "a number written to rows goes into the tensors; the peer also puts it among the text",
-        [rf"text\[(?!None|True|tensor\(True).*\] = ({NUMBERS})"],
+        "a number written to rows goes into the tensors; the peer also puts it among the text, or stumbles over it",
+        [rf"text\[.*\] = ({NUMBERS})"],
+        program=write_row_by_row,
+    ),
+    Intended(
+        "a tensor written over a TensorDict goes into its tensors; the peer also puts it among the text",
+        [r"text\[.*\] = leaf over a td"],
         change=keeping_text,
     ),
     Intended(
         "None and True add a dimension of one to the same rows: a write goes into the tensors that are there",
-        [r".*\[(None|True|tensor\(True\)|None,|True,)\] = (1|td)"],
+        [r"(?!text).*\[(None|True|tensor\(True\)|None,|True,|\.\.\., None)\] = .*"],
         change=same_tensors,
     ),
     Intended(
@@ -237,7 +525,7 @@ INTENDED: list[Intended] = [
         "the batch size of an empty TensorDict is held to; the peer looks at leaves only",
         [
             r"empty\.(view\(wrong\)|view\(\)|reshape\(wrong\)|flatten\(0, 9\)|unflatten\(0, \(5, 5\)\)"
-            r"|torch\.stack\(9\)|torch\.cat of other batches|gather of the wrong rank)"
+            r"|torch\.stack\(9\)|torch\.cat of other batches)"
         ],
         ours=Raised(frozenset({"IndexError", "RuntimeError/ValueError"})),
     ),

@@ -9,16 +9,9 @@ from .cases import Case, Cases
 from .indices import INTO_FEATURES, INVALID, INVALID_TWO, TOO_MANY, index_of, indices_for
 from .oracle import OURS, Raised, describe, differences, outcome
 from .structures import SAMPLES, t
+from .writes import VALUES, leaves, like
 
 reads, writes, values, features = Cases(), Cases(), Cases(), Cases()
-
-
-def changed(x: torch.Tensor) -> torch.Tensor:
-    return ~x if x.dtype == torch.bool else x + 50
-
-
-def leaves(td):
-    return dict(td.items(True, True))
 
 
 def shares(td, part):
@@ -34,11 +27,6 @@ def read(sample, text):
         return part, part is td, shares(td, part)
 
     return program
-
-
-def like(M, part):
-    """A TensorDict of the same structure with other values."""
-    return M.td({k: changed(v) for k, v in leaves(part).items()}, batch_size=part.batch_size)
 
 
 def write(sample, text, make):
@@ -58,32 +46,6 @@ for sample, s in SAMPLES.items():
         writes(f"{sample}[{text}] = td", write(sample, text, like))
         writes(f"{sample}[{text}] = 1", write(sample, text, lambda M, part: 1))
 
-VALUES = {
-    "float": lambda M, part: 0.5,
-    "bool": lambda M, part: True,
-    "0-d tensor": lambda M, part: torch.tensor(3),
-    "tensor of the batch": lambda M, part: t(*part.batch_size),
-    "1-element tensor": lambda M, part: torch.tensor([3]),
-    "wrong tensor": lambda M, part: t(17),
-    "dict": lambda M, part: like(M, part).to_dict(),
-    "itself": lambda M, part: part,
-    "clone": lambda M, part: part.clone(),
-    "some keys": lambda M, part: M.td({"a": changed(part["a"])}, part.batch_size),
-    "nested subset": lambda M, part: {"n": {"b": changed(part["n", "b"])}},
-    "a new key": lambda M, part: M.td({"a": changed(part["a"]), "new": t(*part.batch_size, 2)}, part.batch_size),
-    "a new nested key": lambda M, part: M.td({"x": {"y": t(*part.batch_size)}}, part.batch_size),
-    "smaller batch": lambda M, part: like(M, part)[0],
-    "batch of one": lambda M, part: like(M, part)[:1],
-    "wrong batch": lambda M, part: M.td({"a": t(17)}, [17]),
-    "empty td": lambda M, part: M.td({}, part.batch_size),
-    "str": lambda M, part: "text",
-    "None": lambda M, part: None,
-    "another dtype": lambda M, part: like(M, part).to(torch.float64),
-    "locked": lambda M, part: like(M, part).lock_(),
-    "list": lambda M, part: [1],
-    "td over a leaf": lambda M, part: M.td({"a": {"q": t(*part.batch_size)}}, part.batch_size),
-    "leaf over a td": lambda M, part: M.td({"n": t(*part.batch_size)}, part.batch_size),
-}
 for sample, texts in {
     "nested": ["0", "1:3", "[0, 2]", "mask(1)", "mask(2)", ":, 0", "...", "None", "0, 1", "tensor([[0, 1], [2, 0]])"],
     "named": ["0", "1:3", "[0, 2]"],

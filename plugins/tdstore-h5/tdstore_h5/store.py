@@ -19,6 +19,7 @@ from tdstore.errors import (
     StoreClosedError,
     StoreError,
     StoreExistsError,
+    StoreNotFoundError,
     UnsupportedError,
 )
 from tdstore.files import io_errors
@@ -180,11 +181,11 @@ class H5Store(Store):
         self._arguments = arguments
         self._closed = False
 
-    @property
-    def reopen_arguments(self) -> tuple[str, Mode, dict[str, Any]]:
-        """Location, mode and options that open the same file again, and never replace it."""
-        mode: Mode = "r+" if self._mode in ("w", "x") and not self._session.handle.temporary else self._mode
-        return self._session.path, mode, {k: v for k, v in self._arguments.items() if v is not None}
+    def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
+        """To read: a file has one writer, and that is this store."""
+        if self._session.handle.temporary:
+            raise StoreNotFoundError(f"{self.url} is not saved yet: no other process can open it", url=self.url)
+        return self._session.path, "r", {k: v for k, v in self._arguments.items() if v is not None}
 
     # -- catalogue --------------------------------------------------------------------
     def paths(self) -> Iterator[Path]:

@@ -282,7 +282,7 @@ def test_saved_store_goes_on_in_place(file: FsPath) -> None:
         store.save_header(header_of(old))
         assert same(everything(store), old)
         assert same(load(file), old)  # while the writer is still open
-        assert store.reopen_arguments[:2] == (str(file), "r+")
+        assert store.reopen_token()[:2] == (str(file), "r")
         store.write([Write(p, (), t) for p, t in new.items()])
         with pytest.raises(StoreBusyError, match="this process"):
             open_h5(file, lock_timeout=0.05)
@@ -323,10 +323,10 @@ def test_not_a_file(file: FsPath, make: Any) -> None:
         open_h5(file)
 
 
-def test_reopen_arguments_open_the_same(file: FsPath) -> None:
+def test_reopen_token_opens_the_same(file: FsPath) -> None:
     save(file, {X: torch.arange(3)})
     with open_h5(f"h5://{file}", mode="r", verify="full", chunks=4) as store:
-        location, mode, options = store.reopen_arguments
+        location, mode, options = store.reopen_token()
     assert (mode, options["verify"], options["chunks"]) == ("r", "full", 4)
     with open_h5(location, mode=mode, **options) as again:
         assert everything(again)[X].tolist() == [0, 1, 2]
