@@ -405,8 +405,8 @@ class AccessMixin(Container):
             node, last = self._existing(path)
             checked = value if at is not None else node._coerce_existing(last, value)
             plan.setdefault(id(node), (node, {}))[1][last] = checked
-        for node, entries in plan.values():
-            node._write(entries, at)
+        for write in [node._prepared(entries, at) for node, entries in plan.values()]:
+            write()
         return self
 
     # -- removing ----------------------------------------------------------------------------
@@ -513,12 +513,13 @@ class AccessMixin(Container):
     def _set_rows(self, index: Any, value: Any) -> None:
         """`td[index] = value`: entries of `value` are written at `index`, new ones start as zeros elsewhere."""
         self._check_writable()
-        shape = index_shape(self._batch_size, index)
+        at = spelled_out(as_terms(index), len(self._batch_size))
+        shape = index_shape(self._batch_size, at)
         if value is None:
             raise ValueError("td[index] = None: write a TensorDict, a dict, a tensor or a number")
         if not isinstance(value, (Container, Mapping)):
             spread = dict.fromkeys(self.keys(True, True), value)
-            self._update_in_place(spread, as_terms(index), None)
+            self._update_in_place(spread, at, None)
             return
         if isinstance(value, Mapping):
             value = self._resident_class._from_mapping(value, None, None, None)
@@ -533,7 +534,7 @@ class AccessMixin(Container):
         if self._device is not None and value.device not in (None, self._device):
             value = value.to(self._device)
         self._make_room(value, shape)
-        self._update_in_place(value, as_terms(index), None)
+        self._update_in_place(value, at, None)
 
     def _make_room(self, value: Any, shape: torch.Size) -> None:
         """Add zero-filled entries for what `value` has and this TensorDict has not."""

@@ -8,7 +8,7 @@ with its batch size. Where the tensors live is the business of a store, never of
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -64,8 +64,12 @@ class Container(ArithmeticOps, ReduceOps, CastOps, MoveOps, NamesMixin, LockMixi
         """Add or replace entries (already coerced), all or none."""
 
     @abstractmethod
+    def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
+        """Check that values can be written into existing entries, at a batch index or whole: what then writes them."""
+
     def _write(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
-        """Write into existing entries in place, at a batch index or whole; all checked before any is written."""
+        """Write into existing entries in place; all checked before any is written."""
+        self._prepared(entries, at)()
 
     @abstractmethod
     def _leaf_at(self, key: str, index: Any) -> Tensor:

@@ -133,9 +133,9 @@ class IndexedTree(HomeMixin):
             if all(t == _ALL for t in terms):
                 return self
             return self._view_at(terms, new, names, ndim)
-        new = index_shape(batch, terms)  # raises for too many terms, masks that do not fit, ...
         index = spelled_out(terms, ndim)
-        return self._move_tree(lambda t: t[index], new, indexed_names(self._names, terms, ndim), ndim)
+        new = index_shape(batch, index)  # raises for too many terms, masks that do not fit, ...
+        return self._move_tree(lambda t: t[index], new, indexed_names(self._names, index, ndim), ndim)
 
     # -- writing -----------------------------------------------------------------------------
     def _set_rows(self, index: Any, value: Any) -> None:

@@ -18,7 +18,7 @@ from tdstore.container.locks import LOCKED
 from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, assign
 from tdstore.container.paths import is_key
-from tdstore.container.terms import indexed_names
+from tdstore.container.terms import indexed_names, spelled_out
 from tdstore.errors import BatchSizeError, KeyNotFoundError, UnsupportedError
 from tdstore.header import Group
 from tdstore.indexing import Selection
@@ -252,6 +252,8 @@ class PersistentTensorDict(TensorDictBase):
 
     # -- windows -----------------------------------------------------------------------------
     def _at(self, index: Any) -> Self:
+        if isinstance(index, tuple):
+            index = spelled_out(index, len(self._batch_size))
         sel = self._sel[index]
         names = indexed_names(self._names, index, len(self._batch_size))
         window = self._over(self._handle, self._path, sel, self._wanted, self._device, names)
@@ -394,19 +396,23 @@ class PersistentTensorDict(TensorDictBase):
             raise self._handle.store.unsupported(Cap.PARTIAL_WRITE)
         self._handle.store.write([Write(path, at, part) for at, part in sel.write_plan().pieces(tensor)])
 
-    def _write(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
+    def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
         self._handle.check_writable()
         window = self if at is None else self._at(at)
         writes: list[Write] = []
         values: dict[Path, dict[str, Any]] = {}
         window._plan_writes(entries, writes, values)
-        if writes:
-            self._handle.store.write(writes)
-        if values:
-            groups = dict(self._handle.groups)
-            for path, changed in values.items():
-                groups[path] = msgspec.structs.replace(groups[path], values={**groups[path].values, **changed})
-            self._handle.commit(groups)
+
+        def write() -> None:
+            if writes:
+                self._handle.store.write(writes)
+            if values:
+                groups = dict(self._handle.groups)
+                for path, changed in values.items():
+                    groups[path] = msgspec.structs.replace(groups[path], values={**groups[path].values, **changed})
+                self._handle.commit(groups)
+
+        return write
 
     def _plan_writes(self, entries: Mapping[str, Any], writes: list[Write], values: dict[Path, dict[str, Any]]) -> None:
         for key, value in entries.items():

@@ -22,7 +22,17 @@ def as_terms(index: Any) -> tuple[Any, ...]:
 
 def torch_terms(terms: tuple[Any, ...]) -> tuple[Any, ...]:
     """What torch misreads as tensors: an empty list it takes for floats, a range or an int16 tensor not at all."""
-    return tuple(map(_torch_term, terms))
+    made = tuple(map(_torch_term, terms))
+    rows = [t for t in made if isinstance(t, Tensor) and t.dtype is not torch.bool]
+    if len(rows) < 2 or all(t.numel() for t in rows):
+        return made
+    # Together they select nothing, so that torch looks at none of them: [0] is no error beside [].
+    try:
+        block = torch.broadcast_shapes(*(t.shape for t in rows))
+    except RuntimeError:
+        return made
+    nothing = torch.empty(block, dtype=torch.int64)
+    return tuple(nothing if isinstance(t, Tensor) and t.dtype is not torch.bool else t for t in made)
 
 
 def _torch_term(term: Any) -> Any:

@@ -100,26 +100,30 @@ class ResidentTree(TensorDictBase):
         self._data.clear()  # and filled again: views of the keys hold on to this dict
         self._data.update(entries)
 
-    def _write(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
+    def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
         if self._state & READONLY:
             self._check_writable()
         data = self._data
         if at is not None:
-            index_shape(self._batch_size, at)  # raises for what does not fit the batch
             at = spelled_out(at, len(self._batch_size))
+            index_shape(self._batch_size, at)  # raises for what does not fit the batch
         ready = [(key, data[key], self._writable_value(key, value, at)) for key, value in entries.items()]
-        for key, old, value in ready:
-            if isinstance(old, Tensor):
-                if at is None:
-                    old.copy_(value)
+
+        def write() -> None:
+            for key, old, value in ready:
+                if isinstance(old, Tensor):
+                    if at is None:
+                        old.copy_(value)
+                    else:
+                        old[at] = value
+                elif isinstance(old, NonTensor):
+                    data[key] = value if at is None else assign(old, at, value)
+                elif at is None:
+                    old.update_(value)
                 else:
-                    old[at] = value
-            elif isinstance(old, NonTensor):
-                data[key] = value if at is None else assign(old, at, value)
-            elif at is None:
-                old.update_(value)
-            else:
-                old._set_rows(at, value)
+                    old._set_rows(at, value)
+
+        return write
 
     def _leaf_at(self, key: str, index: Any) -> Tensor:
         found: Tensor = self._data[key][torch_terms(as_terms(index))]
@@ -140,12 +144,13 @@ class ResidentTree(TensorDictBase):
             value = torch.as_tensor(value, dtype=None if isinstance(value, (bool, int, float)) else old.dtype)
         if value.dtype != old.dtype or (value.device != old.device and value.ndim):
             value = value.to(old.device, old.dtype)
-        target = old[index].shape if value.ndim else ()
+        if not value.ndim:
+            return value
+        target = old[index].shape
         while value.ndim > len(target) and value.shape[0] == 1:
             value = value[0]  # as torch does
         try:
-            torch.broadcast_shapes(value.shape, target)
-            fits = value.ndim <= len(target) or not value.ndim
+            fits = torch.broadcast_shapes(value.shape, target) == target
         except RuntimeError:
             fits = False
         if not fits:

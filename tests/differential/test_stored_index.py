@@ -16,7 +16,7 @@ from .indices import INTO_FEATURES, TOO_MANY, index_of, indices_for
 from .intended import NAMES_AFTER
 from .oracle import OURS, PEER, SELF_CHECK, Raised, describe, differences, outcome, raises
 from .structures import SAMPLES, t
-from .test_index import like
+from .writes import like
 
 WRITES = {
     "1": lambda M, part: 1,

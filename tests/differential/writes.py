@@ -72,9 +72,11 @@ def write_row_by_row(M, case):
             continue
         given = torch.as_tensor(given)
         feature = leaf.shape[n:]
+        while lead is None and given.ndim > places.ndim + len(feature) and given.shape[0] == 1:
+            given = given[0]  # as torch does
         if lead is not None:  # the batch is that of the value, aligned to the right; features stay where they are
             given = given.reshape((1,) * (places.ndim - lead) + given.shape)
-        rows = given.expand(*places.shape, *feature).reshape(-1, *feature)
+        rows = torch.broadcast_to(given, (*places.shape, *feature)).reshape(-1, *feature)
         flat = leaf.reshape(-1, *feature)
         for place, row in zip(places.flatten().tolist(), rows, strict=True):
             flat[place].copy_(row) if feature else flat.__setitem__(place, row.to(leaf.dtype))
