@@ -12,8 +12,8 @@ from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.keysview import IsLeaf, ItemsView, KeysView, ValuesView
 from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.paths import entry_path, is_key
-from tdstore.errors import BatchSizeError, KeyNotFoundError, NotAGroupError
 from tdstore.container.terms import as_terms, spelled_out
+from tdstore.errors import BatchSizeError, KeyNotFoundError, NotAGroupError
 from tdstore.indexing import index_shape
 from tdstore.types import NestedKey, Path
 

@@ -117,6 +117,8 @@ class IndexedTree(HomeMixin):
             if kind is int or kind is slice:
                 used += 1
             elif term is Ellipsis:
+                if dots >= 0:
+                    raise IndexError("an index can hold only one Ellipsis (...)")
                 dots = i
             elif term is not None:
                 basic = False

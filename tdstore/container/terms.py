@@ -46,6 +46,8 @@ def spelled_out(terms: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
     terms = torch_terms(terms)
     for at, term in enumerate(terms):
         if term is Ellipsis:
+            if any(t is Ellipsis for t in terms[at + 1 :]):
+                raise IndexError("an index can hold only one Ellipsis (...)")
             used = sum(map(dims_used, terms)) - 1
             return (*terms[:at], *(slice(None),) * (ndim - used), *terms[at + 1 :])
     return terms

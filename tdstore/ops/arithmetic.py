@@ -46,7 +46,8 @@ class ArithmeticOps(OpsBase):
         if default is None or not isinstance(other, OpsBase):
             return self._foreach(fn, other)
         mine, theirs = self._aligned(other, default)
-        return mine._foreach(fn, theirs)
+        result: Self = mine._foreach(fn, theirs)
+        return result
 
     # -- out of place -----------------------------------------------------------------------
     def add(self, other: Any, *, alpha: float | None = None, default: Any = None) -> Self:

@@ -64,7 +64,7 @@ INVALID = _texts(
     """
     99  |  -99  |  [99]  |  [-99]  |  tensor([99])  |  tensor(99)  |  np.array([99])  |  0.5  |  [0.5]  |  object()
     slice(0.5)  |  ..., ...  |  {0}  |  1j  |  (0, 'a')  |  slice(None, None, 0)  |  ::-1  |  tensor([0.0, 1.0])
-    tensor([True, False])
+    torch.ones(7, dtype=torch.bool)
     """
 )
 INVALID_TWO = _texts("0, 99  |  99, 0  |  :, [99]  |  0, tensor([99])  |  [0, 1], [0, 1, 2]")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from .oracle import OURS, PEER, Side, differences, outcome
 from .test_stored_index import close, in_memory, stored
-from .writes import leaves, like
+from .writes import changed, like
 
 CHAINS = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
@@ -37,7 +37,7 @@ def terms(size: int) -> st.SearchStrategy[str]:
 
 
 def ones(M: Side, part: Any) -> Any:
-    return M.td({key: torch.ones_like(leaf) for key, leaf in leaves(part).items()}, batch_size=part.batch_size)
+    return part.apply(torch.ones_like, filter_empty=False)
 
 
 @st.composite
@@ -99,9 +99,13 @@ def test_writes(sample: str, data: st.DataObject) -> None:
         for text in texts[:-1]:
             view = view[evaluate(text)]
         last = evaluate(texts[-1])
-        # The peer does not cast at rows (see intended.py), and gets the number in each leaf's dtype.
-        one = ones if M.is_peer else lambda M, part: 1
-        done = M.attempt(lambda: view.__setitem__(last, (one if scalar else like)(M, view[last])))
+        # The peer neither casts nor goes into larger nested batches at rows (see intended.py): it gets
+        # the number in each leaf's dtype, and the nested batches that are there.
+        if M.is_peer:
+            made = (ones, lambda M, part: part.apply(changed, filter_empty=False))
+        else:
+            made = (lambda M, part: 1, like)
+        done = M.attempt(lambda: view.__setitem__(last, made[0 if scalar else 1](M, view[last])))
         return done, td, view
 
     compare(texts, sample, program)

@@ -1,0 +1,359 @@
+"""Reading a container over a store: keys, batched reads, windows, and what needs the data in memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.base import TensorDictBase
+from tdstore.container.core import GROUP, LEAF
+from tdstore.container.handle import StoreHandle
+from tdstore.container.locks import LOCKED
+from tdstore.container.terms import indexed_names, spelled_out
+from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.header import Group
+from tdstore.indexing import Selection
+from tdstore.io.blocks import row_ranges
+from tdstore.ops.base import Names
+from tdstore.store import Cap
+from tdstore.types import Path, Read
+
+
+class StoredTree(TensorDictBase):
+    """The entries of a group of a store, or a window of them."""
+
+    __slots__ = ("_handle", "_path", "_sel", "_wanted")
+
+    _handle: StoreHandle
+    _path: Path
+    _sel: Selection
+    _wanted: dict[str, Any] | None
+
+    def _setup(
+        self,
+        handle: StoreHandle,
+        path: Path,
+        sel: Selection | None,
+        wanted: dict[str, Any] | None,
+        device: Any,
+        names: Names = None,
+    ) -> None:
+        group = handle.groups[path]
+        self._handle, self._path, self._wanted = handle, path, wanted
+        self._sel = Selection.full(group.batch_size or ()) if sel is None else sel
+        self._batch_size = torch.Size(self._sel.shape)
+        self._names = group.names if sel is None else names
+        self._device = torch.device(device) if device is not None else _usable_device(group.device)
+        self._parents = self._undo = None
+        self._state = 0
+
+    @classmethod
+    def _over(
+        cls,
+        handle: StoreHandle,
+        path: Path = (),
+        sel: Selection | None = None,
+        wanted: dict[str, Any] | None = None,
+        device: Any = None,
+        names: Names = None,
+    ) -> Self:
+        td = cls.__new__(cls)
+        td._setup(handle, path, sel, wanted, device, names)
+        return td
+
+    # -- looking -----------------------------------------------------------------------------
+    @property
+    def store(self) -> Any:
+        """The open store behind this container."""
+        return self._handle.store
+
+    @property
+    def filename(self) -> str | None:
+        """The location it was opened from."""
+        return self._handle.location
+
+    def _group(self) -> Group:
+        try:
+            return self._handle.groups[self._path]
+        except KeyError:
+            raise KeyNotFoundError(f"the group {self._path!r} of {self._handle.store.url} was removed") from None
+
+    def _first_keys(self) -> Iterable[str]:
+        keys = self._group().keys
+        return keys if self._wanted is None else [k for k in keys if k in self._wanted]
+
+    def _kind(self, key: str) -> str | None:
+        if self._wanted is not None and key not in self._wanted:
+            return None
+        return self._handle.kind((*self._path, key))
+
+    def _leaf_shape(self, key: str) -> torch.Size:
+        spec = self._handle.specs[(*self._path, key)]
+        return torch.Size((*self._batch_size, *spec.shape[len(self._sel.src_shape) :]))
+
+    def _leaf_facts(self, key: str) -> tuple[Any, ...]:
+        dtype = self._handle.specs[(*self._path, key)].dtype
+        return self._leaf_shape(key), self._device or torch.device("cpu"), dtype, False, "Tensor"
+
+    def _raw(self, key: str) -> Any:
+        kind = self._kind(key)
+        path = (*self._path, key)
+        if kind == GROUP:
+            return self._child(key)
+        if kind == LEAF:
+            return self._fetch([(path, self._sel)])[0]
+        value = self._handle.value(path)
+        return value if self._sel.is_full else value.move(self._sel_on_tensor)
+
+    def _child(self, key: str) -> Self:
+        path = (*self._path, key)
+        group = self._handle.groups[path]
+        full = self._sel.is_full
+        n = len(self._sel.src_shape)
+        further = (group.batch_size or ())[n:]
+        sel = None if full else self._sel.extend(further)
+        names: Names = None
+        if not full:
+            mine = self._names or (None,) * len(self._batch_size)
+            names = mine + (group.names[n:] if group.names else (None,) * len(further))
+            names = names if any(names) else None
+        wanted = None if self._wanted is None else self._wanted[key]
+        child = self._over(self._handle, path, sel, wanted, self._device, names)
+        if self._state & LOCKED:
+            child._state |= LOCKED
+            child._parents = [weakref.ref(self)]
+        return child
+
+    def _groups(self) -> list[Any]:
+        return []  # children are made when asked for, and inherit the lock then
+
+    def _sel_on_tensor(self, t: Tensor) -> Tensor:
+        plan = self._sel.read_plan()
+        return plan.finish(t[plan.index])
+
+    # -- reading -----------------------------------------------------------------------------
+    def _fetch(self, wanted: Sequence[tuple[Path, Selection]], outs: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """One batched read of leaves, each at a selection of its leading dimensions."""
+        caps = self._handle.store.caps
+        plans: dict[int, Any] = {}
+        reads = []
+        for i, (path, sel) in enumerate(wanted):
+            plan = plans.get(id(sel))
+            if plan is None:
+                plan = plans[id(sel)] = sel.read_plan()
+            whole = sel.is_full or Cap.PARTIAL_READ not in caps
+            out = outs[i] if outs is not None and plan.exact and not (whole and not sel.is_full) else None
+            reads.append(Read(path, () if whole else plan.index, out))
+        values = self._handle.store.read(reads)
+        done = []
+        for i, ((_, sel), value) in enumerate(zip(wanted, values, strict=True)):
+            if not sel.is_full:
+                plan = plans[id(sel)]
+                value = plan.finish(value if Cap.PARTIAL_READ in caps else value[plan.index])
+            if outs is not None and outs[i] is not value:
+                if outs[i].data_ptr() != value.data_ptr():
+                    outs[i].copy_(value)
+                value = outs[i]
+            elif self._device is not None and value.device != self._device:
+                value = value.to(self._device)
+            done.append(value)
+        return done
+
+    def _leaves(self) -> list[tuple[Path, Selection]]:
+        """Every leaf under this container with its selection, in key order."""
+        out: list[tuple[Path, Selection]] = []
+        for key in self._first_keys():
+            kind = self._kind(key)
+            if kind == LEAF:
+                out.append(((*self._path, key), self._sel))
+            elif kind == GROUP:
+                out += self._child(key)._leaves()
+        return out
+
+    def _resident(self) -> Any:
+        return self._built(iter(self._fetch(self._leaves())))
+
+    def _built(self, leaves: Iterator[Tensor]) -> Any:
+        data: dict[str, Any] = {}
+        for key in self._first_keys():
+            kind = self._kind(key)
+            if kind == LEAF:
+                data[key] = next(leaves)
+            elif kind == GROUP:
+                data[key] = self._child(key)._built(leaves)
+            else:
+                data[key] = self._raw(key)
+        return self._resident_class._new(data, self._batch_size, self._device, self._names)
+
+    def _read_into(self, out: Any) -> Any:
+        buffers = []
+        for path, _ in self._leaves():
+            buffer = out.get(path[len(self._path) :])
+            if buffer is None:
+                raise KeyNotFoundError(f"out has no entry {path[len(self._path) :]!r}")
+            spec = self._handle.specs[path]
+            feature = spec.shape[len(self._sel.src_shape) :]
+            if buffer.dtype != spec.dtype or buffer.shape[len(buffer.shape) - len(feature) :] != feature:
+                raise BatchSizeError(
+                    f"the buffer {path!r} has dtype {buffer.dtype} and shape {list(buffer.shape)}, the leaf {spec!r}"
+                )
+            buffers.append(buffer)
+        self._fetch(self._leaves(), buffers)
+        return out
+
+    def _leaf_list(self) -> list[Tensor]:
+        return self._fetch(self._leaves())
+
+    # -- windows -----------------------------------------------------------------------------
+    def _at(self, index: Any) -> Self:
+        if isinstance(index, tuple):
+            index = spelled_out(index, len(self._batch_size))
+        sel = self._sel[index]
+        names = indexed_names(self._names, index, len(self._batch_size))
+        window = self._over(self._handle, self._path, sel, self._wanted, self._device, names)
+        if self._state & LOCKED:
+            window._state |= LOCKED
+        return window
+
+    def _kept(self, wanted: dict[str, Any]) -> Self:
+        if self._wanted is not None:
+            wanted = _intersect(self._wanted, wanted)
+        return self._over(self._handle, self._path, self._own_sel(), wanted, self._device, self._names)
+
+    def _own_sel(self) -> Selection | None:
+        return None if self._sel.is_full else self._sel
+
+    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
+        """A tuple of windows along `dim`; nothing is read."""
+        places = torch.empty((), device="meta").expand(self._batch_size).split(split_size, dim)
+        at, out, start = dim % max(1, self.batch_dims), [], 0
+        for piece in places:
+            stop = start + piece.shape[at]
+            out.append(self._at((*(slice(None),) * at, slice(start, stop))))
+            start = stop
+        return tuple(out)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._batch_size:
+            raise TypeError("iteration over a TensorDict without batch dimensions; use td.keys()")
+        for start, stop in self._row_blocks():
+            yield from self._at(slice(start, stop))._resident().unbind(0)
+
+    def _row_blocks(self) -> Iterator[tuple[int, int]]:
+        rows = self._batch_size[0]
+        total = 0
+        for path, sel in self._leaves():
+            spec = self._handle.specs[path]
+            feature = torch.Size(spec.shape[len(sel.src_shape) :]).numel()
+            total += torch.Size(sel.shape).numel() * feature * spec.dtype.itemsize
+        return row_ranges(rows, total // max(1, rows))
+
+    def _detached(self) -> Any:
+        return self._resident()
+
+    # -- primitives that need the data ---------------------------------------------------------
+    def _move(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        batch_size: torch.Size,
+        names: Names,
+        undo: Callable[[Any], Any] | None = None,
+        *,
+        keep_lock: bool = True,
+    ) -> Any:
+        td = self._resident()._move(fn, batch_size, names)
+        if keep_lock and self._state & LOCKED:
+            td.lock_()
+        if undo is not None:
+            td._undo = (weakref.ref(self), undo)
+        return td
+
+    def _fan_out(
+        self,
+        fn: Callable[[Tensor], Sequence[Tensor]],
+        batch_sizes: Sequence[torch.Size],
+        names: Names,
+        *,
+        keep_lock: bool = False,
+    ) -> Any:
+        return self._resident()._fan_out(fn, batch_sizes, names)
+
+    def _foreach(self, fn: Callable[..., Sequence[Tensor]], *operands: Any) -> Any:
+        return self._resident()._foreach(fn, *operands)
+
+    def _reduce(
+        self, fn: Callable[[Tensor], Tensor], batch_size: torch.Size, names: Names, *, keep_values: bool = False
+    ) -> Any:
+        return self._resident()._reduce(fn, batch_size, names, keep_values=keep_values)
+
+    # -- the rest ----------------------------------------------------------------------------
+    def clone(self, recurse: bool = True) -> Any:
+        """An in-memory copy, or with `recurse=False` another container over the same store."""
+        if recurse:
+            return self._resident()
+        return self._over(self._handle, self._path, self._own_sel(), self._wanted, self._device, self._names)
+
+    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+        """The entries in memory, by one batched read."""
+        return self._resident()
+
+    def is_shared(self) -> bool:
+        return False
+
+    def _read_pieces(self, batch: Any) -> list[Tensor]:
+        wanted = []
+        for path, index in batch:
+            node = self
+            for key in path[:-1]:
+                node = node._child(key)
+            wanted.append(((*node._path, path[-1]), node._sel, index))
+        if self._sel.is_full:
+            return self._handle.store.read([Read(path, index) for path, _, index in wanted])
+        cut = [(path, sel[index] if index and sel.shape else sel) for path, sel, index in wanted]
+        values = [v.cpu() for v in self._fetch(cut)]
+        pairs = zip(wanted, values, strict=True)
+        return [v[index] if index and not sel.shape else v for (_, sel, index), v in pairs]
+
+    def _as_meta(self) -> Any:
+        def build(td: Any) -> Any:
+            data: dict[str, Any] = {}
+            for key in td._first_keys():
+                if td._kind(key) == LEAF:
+                    shape, _, dtype, *_ = td._leaf_facts(key)
+                    data[key] = torch.empty(shape, dtype=dtype, device="meta")
+                else:
+                    data[key] = build(td._raw(key)) if td._kind(key) == GROUP else td._raw(key)
+            return td._resident_class._new(data, td._batch_size, torch.device("meta"), td._names)
+
+        return build(self)
+
+    def _compared(self, other: Any, op: Any) -> Any:
+        return self._resident()._compared(other, op)
+
+    def _to(self, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool) -> Any:
+        if dtype is not None:
+            return super()._to(device, dtype, non_blocking)
+        return self._over(self._handle, self._path, self._own_sel(), self._wanted, device, self._names)
+
+
+def _usable_device(device: str | None) -> torch.device | None:
+    """The stored device, or the CPU where this machine lacks it."""
+    if device is None:
+        return None
+    found = torch.device(device)
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        return torch.device("cpu")
+    return found
+
+
+def _intersect(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, sub in b.items():
+        if key in a:
+            mine = a[key]
+            out[key] = sub if mine is None else mine if sub is None else _intersect(mine, sub)
+    return out

@@ -1,0 +1,281 @@
+"""Writing into a container over a store: entries, rows of a window, in-place operations in blocks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+import msgspec
+import torch
+from torch import Tensor
+
+from tdstore.container.core import GROUP, LEAF, Container
+from tdstore.container.describe import describe, value_json
+from tdstore.container.handle import without
+from tdstore.container.names import extend_names
+from tdstore.container.nontensor import NonTensor, assign
+from tdstore.container.paths import is_key
+from tdstore.container.stored import StoredTree
+from tdstore.errors import BatchSizeError, UnsupportedError
+from tdstore.header import Group
+from tdstore.indexing import Selection
+from tdstore.ops.base import Names
+from tdstore.store import Cap
+from tdstore.types import LeafSpec, Path, Write
+
+
+class StoredWrites(StoredTree):
+    """The primitives that write. What fails leaves the store and the catalogue as they were."""
+
+    __slots__ = ()
+
+    # -- writing -----------------------------------------------------------------------------
+    def _whole(self, what: str) -> None:
+        if not self._sel.is_full:
+            raise UnsupportedError(
+                f"cannot {what} in a window of {self._handle.store.url}: it would change rows outside of it",
+                url=self._handle.store.url,
+                hint="do it on the TensorDict that was indexed",
+            )
+
+    def _assign(self, entries: Mapping[str, Any]) -> None:
+        self._handle.check_writable()
+        handle, specs = self._handle, dict(self._handle.specs)
+        records: dict[Path, Group] = {}
+        values: dict[str, Any] = {}
+        fresh: dict[Path, LeafSpec] = {}
+        data: list[tuple[Path, Any]] = []
+        gone: list[Path] = []
+        src = tuple(self._sel.src_shape)
+        n = len(self._batch_size)
+        for key, entry in entries.items():
+            path = (*self._path, key)
+            old = handle.kind(path)
+            if isinstance(entry, Tensor):
+                spec = LeafSpec((*src, *entry.shape[n:]), entry.dtype)
+                if old != LEAF or handle.specs[path] != spec:
+                    fresh[path] = spec
+                    if old is not None:
+                        gone.append(path)
+                data.append((path, entry))
+            elif isinstance(entry, NonTensor):
+                values[key] = self._value_record(key, entry)
+                if old in (LEAF, GROUP):
+                    gone.append(path)
+            else:
+                self._whole(f"set the TensorDict {key!r}")
+                below, more = describe(entry, path)
+                records.update(below)
+                fresh.update(more)
+                if old is not None:
+                    gone.append(path)
+                data += [(leaf, entry.get(leaf[len(path) :])) for leaf in more]
+        store = handle.store
+        writes = [w for path, value in data for w in self._writes(path, value, fresh.get(path))]
+        structural = bool(fresh or values or records or gone)
+        stale = [leaf for path in gone for leaf in handle.leaves_below(path) if leaf not in fresh]
+        if fresh:
+            store.create(fresh)
+        store.write(writes)
+        if structural:
+            groups = without(handle.groups, [p for p in gone if p in handle.groups])
+            mine = groups[self._path]
+            kept = {k: v for k, v in mine.values.items() if k not in entries}
+            keys = tuple(dict.fromkeys((*self._group().keys, *entries)))
+            groups[self._path] = msgspec.structs.replace(mine, keys=keys, values={**kept, **values})
+            groups.update(records)
+            if stale:
+                store.delete(stale)
+            left = {p: s for p, s in specs.items() if p not in set(stale)}
+            handle.commit(groups, {**left, **fresh})
+
+    def _value_record(self, key: str, entry: NonTensor) -> Any:
+        path = (*self._path, key)
+        if not self._sel.is_full:
+            old = self._handle.value(path) if self._kind(key) not in (None, LEAF, GROUP) else None
+            if old is None:
+                self._whole(f"set the value {key!r}")
+                raise AssertionError("unreachable")
+            places = torch.arange(torch.Size(self._sel.src_shape).numel()).reshape(self._sel.src_shape)
+            at = self._sel_on_tensor(places)
+            flat = old.move(lambda t: t.reshape(-1))
+            entry = assign(flat, at, entry).move(lambda t: t.reshape(self._sel.src_shape))
+        return value_json(entry, path)
+
+    def _writes(self, path: Path, value: Tensor, spec: LeafSpec | None) -> list[Write]:
+        """The writes that put `value`, of this window's batch size, into a leaf."""
+        spec = spec or self._handle.specs[path]
+        value = value.detach()
+        value = value.to(device="cpu", dtype=spec.dtype)
+        if self._sel.is_full:
+            return [Write(path, (), value)]
+        if Cap.PARTIAL_WRITE not in self._handle.store.caps:
+            raise self._handle.store.unsupported(Cap.PARTIAL_WRITE)
+        return [Write(path, index, part) for index, part in self._sel.write_plan().pieces(value)]
+
+    def _leaf_at(self, key: str, index: Any) -> Tensor:
+        return self._fetch([((*self._path, key), self._leaf_sel(key)[index])])[0]
+
+    def _leaf_sel(self, key: str) -> Selection:
+        """This window over all dimensions of a leaf, feature dimensions too."""
+        shape = self._handle.specs[(*self._path, key)].shape
+        return Selection.full(shape) if self._sel.is_full else self._sel.extend(shape[len(self._sel.src_shape) :])
+
+    def _write_leaf_at(self, key: str, index: Any, value: Any) -> None:
+        self._handle.check_writable()
+        path = (*self._path, key)
+        sel = self._leaf_sel(key)[index]
+        spec = self._handle.specs[path]
+        tensor = _expanded(torch.as_tensor(value), torch.Size(sel.shape), key).to(device="cpu", dtype=spec.dtype)
+        if Cap.PARTIAL_WRITE not in self._handle.store.caps:
+            raise self._handle.store.unsupported(Cap.PARTIAL_WRITE)
+        self._handle.store.write([Write(path, at, part) for at, part in sel.write_plan().pieces(tensor)])
+
+    def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
+        self._handle.check_writable()
+        window = self if at is None else self._at(at)
+        writes: list[Write] = []
+        values: dict[Path, dict[str, Any]] = {}
+        window._plan_writes(entries, writes, values)
+
+        def write() -> None:
+            if writes:
+                self._handle.store.write(writes)
+            if values:
+                groups = dict(self._handle.groups)
+                for path, changed in values.items():
+                    groups[path] = msgspec.structs.replace(groups[path], values={**groups[path].values, **changed})
+                self._handle.commit(groups)
+
+        return write
+
+    def _plan_writes(self, entries: Mapping[str, Any], writes: list[Write], values: dict[Path, dict[str, Any]]) -> None:
+        for key, value in entries.items():
+            kind, path = self._kind(key), (*self._path, key)
+            if kind is None:
+                raise self._missing(key)
+            if kind == GROUP:
+                if not isinstance(value, (Container, Mapping)):
+                    raise ValueError(f"entry {key!r} is a TensorDict; cannot write a {type(value).__name__} into it")
+                pairs: Any = value
+                self._child(key)._plan_writes(dict(pairs.items()), writes, values)
+            elif kind == LEAF:
+                writes += self._writes(path, self._leaf_value(key, value), None)
+            else:
+                entry = value if isinstance(value, NonTensor) else self._coerce(key, value)
+                values.setdefault(self._path, {})[key] = self._value_record(key, entry)
+
+    def _leaf_value(self, key: str, value: Any) -> Tensor:
+        return _expanded(torch.as_tensor(value), self._leaf_shape(key), key)
+
+    def _drop(self, keys: Iterable[str]) -> None:
+        self._whole("remove entries")
+        self._handle.remove([(*self._path, key) for key in keys])
+
+    def _rename(self, old: str, new: str) -> None:
+        self._whole("rename entries")
+        self._handle.rename((*self._path, old), (*self._path, new))
+
+    def _reorder(self, keys: list[str]) -> None:
+        self._whole("reorder entries")
+        groups = dict(self._handle.groups)
+        groups[self._path] = msgspec.structs.replace(groups[self._path], keys=tuple(keys))
+        self._handle.commit(groups)
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        self._whole("change the batch size")
+        groups = dict(self._handle.groups)
+        names = self._names and extend_names(self._names[: len(batch_size)], len(batch_size))
+        for path, group in groups.items():
+            mine = path == self._path
+            below = path[: len(self._path)] == self._path
+            if mine or (below and tuple((group.batch_size or ())[: len(batch_size)]) != tuple(batch_size)):
+                groups[path] = msgspec.structs.replace(
+                    group, batch_size=tuple(batch_size), names=names if mine or names is None else group.names
+                )
+        if self._handle.store.writable:
+            self._handle.commit(groups)
+        else:
+            self._handle.groups = groups  # a reader's own view of the data; the store is not touched
+        self._names = names
+        self._sel = Selection.full(batch_size)
+        self._batch_size = batch_size
+
+    def _set_names(self, names: Names) -> None:
+        self._names = names
+        if self._sel.is_full:
+            groups = dict(self._handle.groups)
+            for path, group in groups.items():
+                if path[: len(self._path)] == self._path:
+                    groups[path] = msgspec.structs.replace(
+                        group, names=extend_names(names, len(group.batch_size or ()))
+                    )
+            if self._handle.store.writable:
+                self._handle.commit(groups)
+            else:
+                self._handle.groups = groups
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if is_key(index):
+            node, rest = self._descend(index if isinstance(index, tuple) else (index,), value)
+            # As users of stored TensorDicts expect: an existing entry of the same form is written in place.
+            if len(rest) == 1 and isinstance(node, StoredWrites) and node._kind(rest[0]) == LEAF:
+                made = node._coerce(rest[0], value)
+                spec = node._handle.specs[(*node._path, rest[0])]
+                if isinstance(made, Tensor) and made.shape == node._leaf_shape(rest[0]) and made.dtype == spec.dtype:
+                    node._write({rest[0]: made})
+                    return
+            self.set(index, value)
+        else:
+            self._set_rows(index, value)
+
+    # -- in place, in blocks of rows ---------------------------------------------------------
+    def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
+        """In blocks of rows: read, change, write back."""
+
+        def change(block: Any, *parts: Any) -> None:
+            block._foreach_(fn, *parts)
+
+        return self._stream(change, operands)
+
+    def _stream(self, change: Callable[..., None], operands: tuple[Any, ...]) -> Self:
+        self._handle.check_writable()
+        n = len(self._batch_size)
+        if not n:
+            block = self._resident()
+            change(block, *operands)
+            return self.update_(block)
+        for start, stop in self._row_blocks():
+            rows = slice(start, stop)
+            window = self._at(rows)
+            block = window._resident()
+            change(block, *[_rows_of(o, rows, self._batch_size) for o in operands])
+            window.update_(block)
+        return self
+
+    def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
+        """Map `fn` over the leaves and write the results back, in blocks of rows of bounded memory."""
+
+        def change(block: Any, *parts: Any) -> None:
+            block.update_(block.apply(fn, *parts, **kwargs))
+
+        return self._stream(change, others)
+
+
+def _expanded(tensor: Tensor, shape: torch.Size, key: str) -> Tensor:
+    while tensor.ndim > len(shape) and tensor.shape[0] == 1:
+        tensor = tensor[0]  # as torch does
+    try:
+        return tensor.expand(shape)
+    except RuntimeError:
+        raise BatchSizeError(
+            f"cannot write shape {list(tensor.shape)} into entry {key!r} of shape {list(shape)}"
+        ) from None
+
+
+def _rows_of(operand: Any, rows: slice, batch: torch.Size) -> Any:
+    if isinstance(operand, Container):
+        return operand._at(rows)
+    if isinstance(operand, Tensor) and operand.ndim:
+        return operand.expand(batch)[rows]
+    return operand
