@@ -16,6 +16,8 @@ from tdstore.indexing import as_rows, index_shape, scatter
 from tdstore.ops.base import Names
 
 _ALL = slice(None)
+_FEW = 64
+"""Up to this many rows Python checks a list faster than numpy does."""
 _PARALLEL_ROWS = 4096
 """Above this, torch may write repeated rows in any order; below, in the order given."""
 
@@ -65,6 +67,10 @@ class IndexedTree(HomeMixin):
 
     def _rows_of(self, index: Any) -> Tensor | None:
         """Rows of the first dimension for a list, mask, range, array or 1-D tensor, checked once for all leaves."""
+        if type(index) is list and index and type(index[0]) is int:
+            few = _few_rows(index, self._batch_size[0])
+            if few is not None:
+                return few
         if type(index) is range:
             index = torch.from_numpy(np.arange(index.start, index.stop, index.step))
         elif not isinstance(index, (Tensor, list)) and not hasattr(index, "__array__"):
@@ -203,6 +209,13 @@ class IndexedTree(HomeMixin):
             else:
                 return False
         return True
+
+
+def _few_rows(index: list[Any], size: int) -> Tensor | None:
+    """A short list of rows in `[0, size)` as a tensor; None for what needs a closer look, such as negative rows."""
+    if len(index) > _FEW or set(map(type, index)) != {int} or min(index) < 0 or max(index) >= size:
+        return None
+    return torch.tensor(index, dtype=torch.int64)
 
 
 def _take_rows(leaf: Tensor, rows: Tensor) -> Tensor:

@@ -9,17 +9,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tdstore.container.access import NO_DEFAULT, AccessMixin
+from tdstore.container.access import NO_DEFAULT
 from tdstore.container.core import GROUP, VALUE, Container
 from tdstore.container.names import as_names
 from tdstore.container.nontensor import NonTensor
 from tdstore.container.paths import entry_path
+from tdstore.container.writing import WritingMixin
 from tdstore.errors import KeyNotFoundError
 from tdstore.shapes import as_size
 from tdstore.types import NestedKey, Path
 
 
-class StructureMixin(AccessMixin):
+class StructureMixin(WritingMixin):
     """select, exclude, flatten_keys, clone, apply, to_dict, ..."""
 
     __slots__ = ()
@@ -37,6 +38,9 @@ class StructureMixin(AccessMixin):
             keys = tuple(keys[0])
         wanted: dict[str, Any] = {}
         for key in keys:
+            if type(key) is str and self._kind(key) is not None:
+                wanted.setdefault(key, None)
+                continue
             if strict:
                 self._existing(key)
             self._want(wanted, entry_path(key))
@@ -230,15 +234,16 @@ class StructureMixin(AccessMixin):
         for parts, value in split:
             node = tree
             for part in parts[:-1]:
-                inner = node.get(part)
-                if inner is None:
-                    inner = td._new({}, td._batch_size, td._device, td._names)
-                elif isinstance(inner, Container) and id(inner) not in mine:
-                    inner = inner._resident()._shallow()
-                elif not isinstance(inner, Container):
-                    raise KeyError(f"unflattening {separator.join(parts)!r}: {part!r} is already an entry")
-                mine.add(id(inner))
-                node[part] = inner
+                inner: Any = node.get(part)
+                if inner is None or id(inner) not in mine:
+                    if inner is None:
+                        inner = td._new({}, td._batch_size, td._device, td._names)
+                    elif isinstance(inner, Container):
+                        inner = inner._resident()._shallow()
+                    else:
+                        raise KeyError(f"unflattening {separator.join(parts)!r}: {part!r} is already an entry")
+                    mine.add(id(inner))
+                    node[part] = inner
                 node = inner._data
             if parts[-1] in node:
                 raise KeyError(f"unflattening {separator.join(parts)!r}: {parts[-1]!r} is already there")

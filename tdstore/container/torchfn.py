@@ -54,6 +54,17 @@ def dispatch(
 ) -> Any:
     """What `__torch_function__` of every container does."""
     handler = TABLE.get(func)
-    if handler is None or not all(issubclass(t, (torch.Tensor, Container)) for t in types):
+    if handler is None or not (_OURS.issuperset(types) or all(map(_is_ours, types))):
         return NotImplemented
     return handler(*args, **(kwargs or {}))
+
+
+_OURS: set[type] = {torch.Tensor}
+"""Classes found to be tensors or containers: asking an abstract class takes longer than the rest of the dispatch."""
+
+
+def _is_ours(kind: type) -> bool:
+    if not issubclass(kind, (torch.Tensor, Container)):
+        return False
+    _OURS.add(kind)
+    return True

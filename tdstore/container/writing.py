@@ -1,0 +1,454 @@
+"""Writing entries by key and rows by index: generic over the primitives of `Container`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.access import NO_DEFAULT, AccessMixin
+from tdstore.container.core import GROUP, LEAF, VALUE, Container
+from tdstore.container.keysview import IsLeaf
+from tdstore.container.nontensor import NonTensor, NonTensorData
+from tdstore.container.paths import entry_path, is_key
+from tdstore.container.terms import as_terms, spelled_out
+from tdstore.errors import BatchSizeError, KeyNotFoundError, NotAGroupError
+from tdstore.indexing import index_shape
+from tdstore.types import NestedKey, Path
+
+
+class WritingMixin(AccessMixin):
+    """set, update, pop, rename_key_, ... and `td[...] = value`."""
+
+    __slots__ = ()
+
+    # -- writing -----------------------------------------------------------------------------
+    def set(
+        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any
+    ) -> Self:
+        """Set an entry, making nested TensorDicts on the way.
+
+        Args:
+            inplace: write into the entry if there is one (best effort: a new key is added).
+
+        Raises:
+            LockedError: locked, and the key set or an entry would change. BatchSizeError: wrong leading shape.
+        """
+        path = entry_path(key)
+        node, rest = self._descend(path, item)
+        last = rest[-1]
+        if inplace and len(rest) == 1 and node._kind(last) is not None:
+            node._write({last: node._coerce_existing(last, item, whole=True)})
+            return self
+        if node.is_locked:
+            raise node._refuse_locked(f"set {key!r}")
+        value = node._coerce(last, item)
+        for part in reversed(rest[1:]):
+            value = node._resident_class._new({part: value}, node._batch_size, node._device, node._names)
+        node._assign({rest[0]: value})
+        return self
+
+    def _descend(self, path: Path, item: Any) -> tuple[Any, Path]:
+        """The deepest container that exists on a path, and what is left of the path (at least one key)."""
+        node: Any = self
+        for i, part in enumerate(path[:-1]):
+            kind = node._kind(part)
+            if kind is None:
+                return node, path[i:]
+            if kind != GROUP:
+                raise NotAGroupError(f"cannot set {path!r}: the entry {path[: i + 1]!r} is not a TensorDict")
+            node = node._raw(part)
+        return node, path[-1:]
+
+    def _coerce_existing(self, key: str, item: Any, *, whole: bool = False) -> Any:
+        """A value for an in-place write: coerced, and of the entry's own kind and shape.
+
+        `whole` refuses what stands for several rows, such as a number.
+        """
+        kind = self._kind(key)
+        if kind == LEAF and isinstance(item, (bool, int, float, complex)):
+            value: Any = torch.as_tensor(item)
+        elif kind == LEAF and isinstance(item, Tensor):
+            value = item
+        else:
+            value = self._coerce(key, item)
+        if kind == LEAF:
+            if not isinstance(value, Tensor):
+                raise ValueError(f"entry {key!r} is a tensor; cannot write a {type(item).__name__} into it in place")
+            if value.shape != self._leaf_shape(key):
+                if whole and value.shape[: len(self._batch_size)] != self._batch_size:
+                    raise BatchSizeError(
+                        f"batch dimension mismatch: shape {list(value.shape)} for entry {key!r} "
+                        f"in a batch of {list(self._batch_size)}",
+                        hint="to set every row alike: td[:] = value, or fill_",
+                    )
+                try:
+                    value = value.expand(self._leaf_shape(key))
+                except RuntimeError:
+                    raise BatchSizeError(
+                        f"cannot write shape {list(value.shape)} into entry {key!r} "
+                        f"of shape {list(self._leaf_shape(key))} in place"
+                    ) from None
+        elif kind == GROUP and not isinstance(value, Container):
+            raise ValueError(f"entry {key!r} is a TensorDict; cannot write a {type(item).__name__} into it in place")
+        elif kind == VALUE and not isinstance(value, NonTensor):
+            value = NonTensorData(item, self._batch_size)
+        return value
+
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
+        """Write into an existing entry in place: same shape, cast to its dtype.
+
+        Raises:
+            KeyNotFoundError: no such entry. BatchSizeError: another shape. ReadOnlyError.
+        """
+        node, last = self._existing(key)
+        value = node._coerce_existing(last, item, whole=True)
+        if node._kind(last) == LEAF and isinstance(item, Tensor) and item.shape != node._leaf_shape(last):
+            raise BatchSizeError(
+                f"cannot write shape {list(item.shape)} into entry {key!r} of shape {list(node._leaf_shape(last))}"
+            )
+        node._write({last: value})
+        return self
+
+    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+        """`td[key][index] = value` in place, broadcast and cast as torch does.
+
+        Raises:
+            KeyNotFoundError: no such entry.
+        """
+        node, last = self._existing(key)
+        if node._kind(last) == LEAF:
+            node._write_leaf_at(last, index, value)
+        else:
+            node._write({last: value}, (index,))
+        return self
+
+    def set_non_tensor(self, key: NestedKey, value: Any) -> Self:
+        """Store any object as one value for the whole batch."""
+        return self.set(key, NonTensorData(value, self._batch_size))
+
+    def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Any:
+        """Set the entry if there is none, and return it."""
+        if self.get(key) is None:
+            self.set(key, default, inplace=inplace)
+        return self.get(key)
+
+    def update(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Any = None,
+        is_leaf: IsLeaf | None = None,
+        update_batch_size: bool = False,
+        ignore_lock: bool = False,
+        **kwargs: Any,
+    ) -> Self:
+        """Merge entries, going into nested TensorDicts that are on both sides.
+
+        Args:
+            clone: store copies of the tensors.
+            inplace: write into existing entries where there are some.
+            keys_to_update: only these (nested) keys.
+            update_batch_size: take over the source's batch size.
+        """
+        source = _source(input_dict_or_td, kwargs)
+        if source is self:
+            return self
+        if update_batch_size and isinstance(source, Container):
+            self._replace_batch(source)
+        wanted = None if keys_to_update is None else [entry_path(k) for k in _as_list(keys_to_update)]
+        fresh: dict[str, Any] = {}
+        below: list[tuple[Any, Any, Any]] = []
+        writes: dict[str, Any] = {}
+        for key, value in _pairs(source):
+            path = entry_path(key)
+            sub = None if wanted is None else [w[len(path) :] for w in wanted if w[: len(path)] == path]
+            if sub is not None and not sub:
+                continue
+            if len(path) > 1:
+                below.append((self, {path[0]: _nest(path[1:], value)}, None))
+                continue
+            (first,) = path
+            kind = self._kind(first)
+            nested = isinstance(value, Mapping) or (isinstance(value, Container) and not _leaf(is_leaf, value))
+            if sub is not None and nested and () not in sub:
+                if kind != GROUP:
+                    fresh[first] = self._coerce(first, {}) if kind is None else None
+                    value = _pick(value, sub)
+                    fresh[first] = self._coerce(first, value)
+                    continue
+                below.append((self._raw(first), value, sub))
+            elif kind == GROUP and nested:
+                below.append((self._raw(first), value, None))
+            elif inplace and kind is not None:
+                writes[first] = self._coerce_existing(first, value, whole=True)
+            else:
+                made = self._coerce(first, value)
+                if clone and not isinstance(made, NonTensor):
+                    made = made.clone()
+                fresh[first] = made
+        if fresh:
+            if self.is_locked and not ignore_lock:
+                raise self._refuse_locked(f"update {', '.join(map(repr, fresh))}")
+            self._assign(fresh)
+        if writes:
+            self._write(writes)
+        for node, part, sub in below:
+            node.update(part, clone=clone, inplace=inplace, keys_to_update=sub, is_leaf=is_leaf)
+        return self
+
+    def _replace_batch(self, source: Container) -> None:
+        new = source.batch_size
+        if new != self._batch_size:
+            kept = set(self._first_keys()) - set(source._first_keys())
+            for key in kept:
+                kind = self._kind(key)
+                shape = self._leaf_shape(key) if kind == LEAF else self._raw(key).batch_size
+                if kind != VALUE and shape[: len(new)] != new:
+                    raise BatchSizeError(f"entry {key!r} of shape {list(shape)} does not fit batch size {list(new)}")
+            gone = [k for k in self._first_keys() if k not in kept]
+            self._drop(gone)
+            self._set_batch_size(new)
+
+    def update_(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Any = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Write into existing entries in place; nothing is written unless every key is there.
+
+        Takes a TensorDict, a dict or a list of (key, value) pairs.
+
+        Raises:
+            KeyNotFoundError: a key that this TensorDict does not have.
+        """
+        if isinstance(input_dict_or_td, list) and all(isinstance(p, tuple) and len(p) == 2 for p in input_dict_or_td):
+            input_dict_or_td = dict(input_dict_or_td)
+        return self._update_in_place(_source(input_dict_or_td, kwargs), None, keys_to_update)
+
+    def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
+        """Alias of `update_`."""
+        return self.update_(tensordict)
+
+    def update_at_(
+        self,
+        input_dict_or_td: Any,
+        idx: Any,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Any = None,
+    ) -> Self:
+        """Write into existing entries at a batch index; keys that the source lacks are left alone."""
+        return self._update_in_place(input_dict_or_td, as_terms(idx), keys_to_update)
+
+    def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True) -> Self:
+        """Alias of `update_at_`."""
+        return self.update_at_(tensordict, idx)
+
+    def _update_in_place(self, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> Self:
+        wanted = None if keys_to_update is None else [entry_path(k) for k in _as_list(keys_to_update)]
+        if at is not None:  # here, where the ellipsis stands for this batch, and not for a nested one's
+            at = spelled_out(at, len(self._batch_size))
+        plan: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for key, value in _flat_pairs(source):
+            path = entry_path(key)
+            if wanted is not None and not any(path[: len(w)] == w for w in wanted):
+                continue
+            node, last = self._existing(path)
+            checked = value if at is not None else node._coerce_existing(last, value)
+            plan.setdefault(id(node), (node, {}))[1][last] = checked
+        for write in [node._prepared(entries, at) for node, entries in plan.values()]:
+            write()
+        return self
+
+    # -- removing ----------------------------------------------------------------------------
+    def del_(self, key: NestedKey) -> Self:
+        """Remove an entry.
+
+        Raises:
+            KeyNotFoundError, LockedError.
+        """
+        node, last = self._existing(key)
+        if node.is_locked:
+            raise node._refuse_locked(f"delete {key!r}")
+        node._drop([last])
+        return self
+
+    def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+        """Remove an entry and return it (non-tensor values unwrapped), or `default`."""
+        found = self._find(key)
+        if found is None:
+            if default is NO_DEFAULT:
+                raise self._missing(key)
+            return default
+        node, last = found
+        if node.is_locked:
+            raise node._refuse_locked(f"pop {key!r}")
+        entry = node._raw(last)
+        if isinstance(entry, WritingMixin):
+            entry = entry._detached()
+        node._drop([last])
+        return entry.plain() if isinstance(entry, NonTensor) else entry
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove the last first-level entry and return `(key, entry)`."""
+        keys = list(self._first_keys())
+        if not keys:
+            raise KeyNotFoundError("popitem: the TensorDict is empty")
+        return keys[-1], self.pop(keys[-1])
+
+    def _detached(self) -> Any:
+        """What stays of a nested container when its place is removed."""
+        return self
+
+    def clear(self) -> Self:
+        """Remove every entry."""
+        if self.is_locked:
+            raise self._refuse_locked("clear")
+        self._drop(list(self._first_keys()))
+        return self
+
+    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
+        """Move an entry to another (nested) key.
+
+        Args:
+            safe: raise `KeyError` if the new key exists; otherwise it is replaced.
+        """
+        node, last = self._existing(old_key)
+        if self.is_locked or node.is_locked:
+            raise self._refuse_locked(f"rename {old_key!r}")
+        old, new = entry_path(old_key), entry_path(new_key)
+        if old == new:
+            return self
+        target: Any = self._node(new[:-1])
+        if safe and target is not None and target._kind(new[-1]) is not None:
+            raise KeyError(f"key {new_key!r} is already there")
+        if target is not None and target is node:
+            node._rename(last, new[-1])
+            return self
+        entry = node._raw(last)
+        self.set(new, entry)
+        node._drop([last])
+        return self
+
+    # -- subscripts --------------------------------------------------------------------------
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if is_key(index):
+            self.set(index, value)
+        else:
+            self._set_rows(index, value)
+
+    def __delitem__(self, key: Any) -> None:
+        if not is_key(key):
+            raise TypeError(f"del td[...] takes a key, not the index {key!r}")
+        self.del_(key)
+
+    def _set_rows(self, index: Any, value: Any) -> None:
+        """`td[index] = value`: entries of `value` are written at `index`, new ones start as zeros elsewhere."""
+        self._check_writable()
+        at = spelled_out(as_terms(index), len(self._batch_size))
+        shape = index_shape(self._batch_size, at)
+        if value is None:
+            raise ValueError("td[index] = None: write a TensorDict, a dict, a tensor or a number")
+        if not isinstance(value, (Container, Mapping)):
+            spread = dict.fromkeys(self.keys(True, True), value)
+            self._update_in_place(spread, at, None)
+            return
+        if isinstance(value, Mapping):
+            value = self._resident_class._from_mapping(value, None, None, None)
+        elif value.batch_size != shape:
+            try:
+                value = value.expand(shape)
+            except BatchSizeError:
+                raise BatchSizeError(
+                    f"cannot write a TensorDict of batch size {list(value.batch_size)} "
+                    f"at an index of batch size {list(shape)}"
+                ) from None
+        if self._device is not None and value.device not in (None, self._device):
+            value = value.to(self._device)
+        self._make_room(value, shape)
+        self._update_in_place(value, at, None)
+
+    def _make_room(self, value: Any, shape: torch.Size) -> None:
+        """Add zero-filled entries for what `value` has and this TensorDict has not."""
+        fresh: dict[str, Any] = {}
+        for key in value._first_keys():
+            kind, mine = value._kind(key), self._kind(key)
+            if mine is None:
+                if self.is_locked:
+                    raise self._refuse_locked(f"add {key!r}")
+                fresh[key] = _zeros_for(value._raw(key), self._batch_size, len(shape))
+            elif kind == GROUP and mine == GROUP:
+                self._raw(key)._make_room(value._raw(key), shape)
+        if fresh:
+            self._assign({k: self._coerce(k, v) for k, v in fresh.items()})
+
+
+def _zeros_for(entry: Any, batch: torch.Size, ndim: int) -> Any:
+    if isinstance(entry, NonTensor):
+        return NonTensorData(None, batch)
+    if isinstance(entry, Container):
+        full = (*batch, *entry.batch_size[ndim:])
+        return entry._resident_class._new(
+            {k: _zeros_for(entry._raw(k), batch, ndim) for k in entry._first_keys()},
+            torch.Size(full),
+            entry.device,
+            None,
+        )
+    return torch.zeros((*batch, *entry.shape[ndim:]), dtype=entry.dtype, device=entry.device)
+
+
+def _source(given: Any, kwargs: Mapping[str, Any]) -> Any:
+    if not kwargs:
+        return {} if given is None else given
+    return {**dict(_pairs({} if given is None else given)), **kwargs}
+
+
+def _pairs(source: Any) -> Any:
+    if hasattr(source, "items"):
+        return source.items()
+    raise TypeError(f"update takes a TensorDict or a dict, not a {type(source).__name__}")
+
+
+def _flat_pairs(source: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
+    for key, value in _pairs(source):
+        path = (*prefix, *entry_path(key))
+        if isinstance(value, (Container, Mapping)):
+            yield from _flat_pairs(value, path)
+        else:
+            yield path, value
+
+
+def _as_list(keys: Any) -> list[Any]:
+    return [keys] if is_key(keys) else list(keys)
+
+
+def _nest(path: Path, value: Any) -> Any:
+    for part in reversed(path):
+        value = {part: value}
+    return value
+
+
+def _pick(value: Any, paths: list[Path]) -> dict[str, Any]:
+    picked: dict[str, Any] = {}
+    for path in paths:
+        node, inner = picked, value
+        for part in path[:-1]:
+            inner = inner[part]
+            node = node.setdefault(part, {})
+        node[path[-1]] = inner[path[-1]]
+    return picked
+
+
+def _leaf(is_leaf: IsLeaf | None, value: Any) -> bool:
+    return is_leaf is not None and is_leaf(type(value))
