@@ -18,6 +18,8 @@ from tdstore.keys import unravel
 from tdstore.ops.base import Names
 from tdstore.types import LeafSpec, NestedKey, Path, Write
 
+_BULK = 1 << 20
+
 
 class HomeMixin(ResidentTree):
     """What saving and loading need of an in-memory container."""
@@ -94,6 +96,23 @@ class HomeMixin(ResidentTree):
             leaf = node._data[path[-1]] if isinstance(node, ResidentTree) else node._raw(path[-1])
             out.append((leaf[index] if index else leaf).detach().cpu())
         return out
+
+    # -- writing in bulk ---------------------------------------------------------------------
+    def _write_files(self, rows: slice, values: list[Tensor]) -> bool:
+        """Write a large block of rows through the store; False, with nothing written, where views do better.
+
+        The first store through a fresh page of a mapped file costs a fault each; the store writes whole ranges.
+        """
+        if self._home is None or sum(v.nbytes for v in values) < _BULK:
+            return False
+        handle, root = self._home
+        start, stop, step = rows.indices(self._batch_size[0])
+        paths = [(*root, *unravel(key)) for key in self.keys(True, True)]
+        if any(handle.specs[p].dtype != v.dtype for p, v in zip(paths, values, strict=True)):
+            return False
+        at = (slice(start, max(start, stop), step),)
+        handle.store.write([Write(p, at, v.detach()) for p, v in zip(paths, values, strict=True)])
+        return True
 
     # -- adding to the store -------------------------------------------------------------------
     def _add_leaf(self, key: NestedKey, spec: LeafSpec, tensor: Tensor | None) -> Tensor:

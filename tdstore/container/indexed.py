@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.home import HomeMixin
-from tdstore.container.locks import LOCKED, READONLY
+from tdstore.container.locks import LOCKED, MAPPED, READONLY
 from tdstore.container.terms import indexed_names, spelled_out
 from tdstore.container.tree import VIEW_FLAGS
 from tdstore.indexing import as_rows, index_shape, scatter
@@ -170,6 +170,8 @@ class IndexedTree(HomeMixin):
         pairs: list[tuple[Tensor, Tensor]] = []
         if value._batch_size != new or not self._pair(value, index, len(new) - len(batch), pairs):
             return False
+        if kind is slice and self._state & MAPPED and self._write_files(index, [theirs for _, theirs in pairs]):
+            return True
         if not isinstance(index, Tensor):
             for mine, theirs in pairs:
                 mine.copy_(theirs)

@@ -126,6 +126,10 @@ class NonTensorData(NonTensor):
         return f"NonTensorData(data={self.data}, batch_size={self.batch_size}, device=None)"
 
 
+_SHOWN = 100
+"""A repr lists at most so many values."""
+
+
 class NonTensorStack(NonTensor):
     """One value per batch position.
 
@@ -200,7 +204,9 @@ class NonTensorStack(NonTensor):
         return {"stack": values, "dim": 0, "ndim": self._at.ndim}
 
     def __repr__(self) -> str:
-        return f"NonTensorStack(\n    {self.tolist()},\n    batch_size={self.batch_size},\n    device=None)"
+        values = self.tolist()
+        shown = repr(values) if self.numel() <= _SHOWN else f"{repr(values[:3])[:-1]}, ... {self.numel()} values]"
+        return f"NonTensorStack(\n    {shown},\n    batch_size={self.batch_size},\n    device=None)"
 
 
 def _map_levels(values: Any, levels: int, fn: Callable[[Any], Any]) -> Any:

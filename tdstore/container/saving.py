@@ -81,6 +81,7 @@ class SavingMixin(FillingMixin):
             td = over(write(self, where, storage, how, options, progress))
             if td._state & (MAPPED | SHARED):
                 td.lock_()
+            td._undo = "close"  # with td.save(...) as saved: closes it
             return td
 
         return _later(run) if return_early else run()

@@ -291,6 +291,7 @@ class ResidentTree(TensorDictBase):
             for part in parts:
                 if isinstance(part, list) and isinstance(part[0], Tensor):
                     _check_fits(leaves, part)
+            _rehearse(fn, leaves, parts)
             fn(leaves, *parts)
         return self
 
@@ -379,6 +380,22 @@ class ResidentTree(TensorDictBase):
             else:
                 data[key] = op(value, theirs)
         return self._new(data, self._batch_size, self._device, self._names)
+
+
+def _rehearse(fn: Callable[..., object], leaves: Sequence[Tensor], parts: Sequence[Any]) -> None:
+    """Where dtypes differ, run once on empty tensors: a dtype that torch refuses must not stop it halfway."""
+    seen: dict[tuple[Any, ...], int] = {}
+    for i, leaf in enumerate(leaves):
+        kinds = (getattr(p[i], "dtype", type(p[i])) if isinstance(p, list) else None for p in parts)
+        seen.setdefault((leaf.dtype, *kinds), i)
+    if len(seen) > 1:
+        chosen = list(seen.values())
+        empty = [leaves[i].new_empty(0) for i in chosen]
+        fn(empty, *[[_emptied(p[i]) for i in chosen] if isinstance(p, list) else p for p in parts])
+
+
+def _emptied(operand: Any) -> Any:
+    return operand.new_empty(0) if isinstance(operand, Tensor) and operand.ndim else operand
 
 
 def _check_fits(leaves: Sequence[Tensor], operands: Sequence[Tensor]) -> None:
