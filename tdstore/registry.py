@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path as FsPath
 from typing import Any
 
 import pluggy
@@ -225,13 +224,12 @@ class Registry:
                 hint=f"pass {squeezed[1] + '://'!r}... as a string",
             )
         every = [b for claims in self._claims().values() for b, _ in claims]
-        path = FsPath(text)
         lower = text.lower()
         by_suffix = [b for b in every if b.suffixes and lower.endswith(b.suffixes)]
-        if path.is_dir():
-            claims = [b for b in every if any((path / m).is_file() for m in b.markers)]
-        elif path.is_file():
-            head = _first_bytes(path)
+        if os.path.isdir(text):
+            claims = [b for b in every if any(os.path.isfile(os.path.join(text, m)) for m in b.markers)]
+        elif os.path.isfile(text):
+            head = _first_bytes(text)
             claims = [b for b in every if any(head.startswith(m) for m in b.magic)]
         else:
             claims = by_suffix
@@ -341,19 +339,18 @@ def _is_stray_impl(function: object, name: str) -> bool:
     return callable(function) and hasattr(function, "tdstore_impl") and name not in _HOOKS
 
 
-def _first_bytes(path: FsPath) -> bytes:
+def _first_bytes(path: str) -> bytes:
     try:
-        with path.open("rb") as f:
+        with open(path, "rb") as f:
             return f.read(32)
     except OSError as error:
         raise StoreNotFoundError(f"cannot read {path}: {error.strerror}", url=str(path)) from error
 
 
 def _check_options(backend: Backend, opener: Callable[..., Store], options: dict[str, Any]) -> None:
-    parameters = inspect.signature(opener).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return  # the opener checks them itself
-    known = [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY and name != "mode"]
+    known = _option_names(opener)
+    if known is None:
+        return
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
@@ -361,6 +358,15 @@ def _check_options(backend: Backend, opener: Callable[..., Store], options: dict
                 f"the {backend.name!r} backend has no option {name!r}; its options are {', '.join(known) or 'none'}",
                 hint=f"did you mean {near[0]!r}?" if near else None,
             )
+
+
+@cache
+def _option_names(opener: Callable[..., Store]) -> tuple[str, ...] | None:
+    """The options that an opener spells out; None when it takes any and checks them itself."""
+    parameters = inspect.signature(opener).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return None
+    return tuple(name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY and name != "mode")
 
 
 @cache
