@@ -47,6 +47,13 @@ MAX_LINES = 600
 HEAVY = ("h5py", "zarr", "redis", "obstore", "s3fs", "fsspec", "tensordict", "pytest", "hypothesis", "ml_dtypes")
 
 
+def test_the_documented_layers_are_the_real_ones() -> None:
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    rows = re.findall(r"^\| \d+ \| (.+?) \| *(yes)? *\|$", page, re.MULTILINE)
+    documented = [" ".join(re.findall(r"`([^`]+)`", names)) + (" together" if yes else "") for names, yes in rows]
+    assert [sorted(row.split()) for row in documented] == [sorted(row.split()) for row in ROWS]
+
+
 def sources() -> list[Path]:
     plugins = (p for p in (ROOT / "plugins").rglob("*.py") if "tests" not in p.parts)
     return sorted([*PACKAGE.rglob("*.py"), *plugins])

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tdstore.container import making, torchfn
+from tdstore.container.named import NamedStorageMixin
 from tdstore.container.repr import ReprMixin
-from tdstore.container.saving import SavingMixin
 
 
-class TensorDictBase(SavingMixin, ReprMixin):
+class TensorDictBase(NamedStorageMixin, ReprMixin):
     """Base of every container: `TensorDict` and `PersistentTensorDict`."""
 
     __slots__ = ()

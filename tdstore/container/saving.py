@@ -1,4 +1,4 @@
-"""Saving and loading: one way in and out for every backend, and the names that users of memory maps know."""
+"""Saving and loading: one way in and out for every backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tdstore.container.describe import describe
 from tdstore.container.filling import FillingMixin
 from tdstore.container.locks import LOCKED, MAPPED, SHARED
 from tdstore.container.making import flat_schema
@@ -17,14 +16,14 @@ from tdstore.container.opening import allocate, open_container, over, write
 from tdstore.errors import OptionError, StoreError, StoreExistsError, UnsupportedError
 from tdstore.header import Group
 from tdstore.io.opening import Location, Storage
-from tdstore.shapes import as_size, flat_args
-from tdstore.types import LeafSpec, Mode, NestedKey, Path
+from tdstore.shapes import as_size
+from tdstore.types import LeafSpec, Mode, Path
 
 _LOCATION_NAMES = ("location", "prefix", "filename", "url")
 
 
 class SavingMixin(FillingMixin):
-    """save, load, from_schema; memmap and its kin; to_h5 and from_h5."""
+    """save, load, from_schema, read, close."""
 
     __slots__ = ()
 
@@ -84,72 +83,9 @@ class SavingMixin(FillingMixin):
             td._undo = "close"  # with td.save(...) as saved: closes it
             return td
 
-        return _later(run) if return_early else run()
+        return later(run) if return_early else run()
 
     dumps = save
-
-    def memmap(self, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> Any:
-        """Save as memory-mapped files under `prefix` (default: temporary ones); the result is locked, on the CPU.
-
-        See `save`. A URL goes to its own backend.
-        """
-        text = None if prefix is None else str(prefix)
-        if "storage" not in kwargs and (text is None or "://" not in text):
-            kwargs["storage"] = "memmap"
-            # Working files, as their users expect: they outlive the process; save() makes them outlive the power.
-            kwargs.setdefault("durable", "none")
-
-        def run() -> Any:
-            td = self.save(prefix, copy_existing, **kwargs)
-            td._set_device(torch.device("cpu"))
-            td._mark_mapped()
-            return td
-
-        return _later(run) if kwargs.pop("return_early", False) else run()
-
-    def _mark_mapped(self) -> None:
-        """Say that the leaves are memory-mapped files, temporary ones too."""
-        if self._state & (MAPPED | SHARED):
-            self._state = self._state & ~SHARED | MAPPED
-        for group in self._groups():
-            group._mark_mapped()
-
-    def memmap_(self, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> Self:
-        """As `memmap`, and this TensorDict becomes the one over the files."""
-        return self._become(self.memmap(prefix, copy_existing, **kwargs))
-
-    def memmap_like(
-        self, prefix: Location = None, copy_existing: bool = False, *, existsok: bool = True, **kwargs: Any
-    ) -> Any:
-        """Allocate files for the same shapes, filled with zeros, without touching the data; values are kept.
-
-        An expanded TensorDict of a million rows takes no time and no memory.
-        """
-        parts = describe(self)
-        storage = kwargs.pop("storage", "memmap")
-        if storage == "memmap":
-            kwargs.setdefault("durable", "none")
-        early = kwargs.pop("return_early", False)
-        for name in ("num_threads", "share_non_tensor", "robust_key", "archive"):
-            kwargs.pop(name, None)
-
-        def run() -> Any:
-            td = over(allocate(*parts, prefix, storage, "w" if existsok else "x", kwargs))
-            td._set_device(torch.device("cpu"))
-            td._mark_mapped()
-            return td.lock_()
-
-        return _later(run) if early else run()
-
-    def to_h5(self, filename: Location, **kwargs: Any) -> Any:
-        """Save as one HDF5 file; options such as `chunks` and `compression` go to every dataset."""
-        return self.save(filename, storage="h5", **kwargs)
-
-    def share_memory_(self) -> Self:
-        """Move the leaves to shared memory that child processes see, and lock."""
-        if self._device is not None and self._device.type == "cuda":
-            return self
-        return self._become(self.save(storage="shared"))
 
     def _become(self, other: Any) -> Self:
         raise UnsupportedError(
@@ -161,46 +97,33 @@ class SavingMixin(FillingMixin):
     def load(
         cls,
         location: Location = None,
-        *args: Any,
+        device: Any = None,
+        non_blocking: bool = False,
+        *,
         storage: Storage = None,
         mode: Mode = "r",
         prefix: Location = None,
+        out: Any = None,
+        robust_key: bool = True,
+        num_threads: int = 0,
+        allow_pickle: bool | None = None,
         **kwargs: Any,
     ) -> Any:
         """Open a dataset of any backend. In mode "r" nothing is ever changed; "r+" writes through.
 
-        Raises:
-            StoreNotFoundError, CorruptStoreError, DirtyStoreError, PluginError.
-        """
-        return cls.load_memmap(
-            location if location is not None else prefix, *args, storage=storage, mode=mode, **kwargs
-        )
-
-    @classmethod
-    def load_memmap(
-        cls,
-        prefix: Location,
-        device: Any = None,
-        non_blocking: bool = False,
-        *,
-        out: Any = None,
-        robust_key: bool = True,
-        subpath: Any = None,
-        mode: Mode = "r",
-        num_threads: int = 0,
-        allow_pickle: bool | None = None,
-        storage: Storage = None,
-        **options: Any,
-    ) -> Any:
-        """Open a dataset.
-
         Args:
-            device: move leaves there; `"meta"` gives shapes and dtypes, and maps no file.
+            location: path or URL; `prefix` is the same.
+            device: move leaves there; `"meta"` gives shapes and dtypes only.
+            storage: name of the backend; default: found from the location.
             out: a TensorDict that takes over what is loaded; keys that are not there leave it.
-            subpath: open a nested TensorDict only.
-            mode: "r" (private mapping, never changed on disk) or "r+" (writes go through).
+            **kwargs: `subpath=` (a nested TensorDict only), and options of the backend.
+
+        Raises:
+            StoreNotFoundError, CorruptStoreError, DirtyStoreError, UntrustedDataError, PluginError.
         """
-        td = open_container(prefix, storage=storage, mode=mode, subpath=subpath, **options)
+        if allow_pickle:
+            raise UnsupportedError("values are never unpickled", hint="read the dataset with the package that wrote it")
+        td = open_container(location if location is not None else prefix, storage=storage, mode=mode, **kwargs)
         if device is not None and torch.device(device).type == "meta":
             td = td._as_meta()
         elif device is not None:
@@ -208,20 +131,8 @@ class SavingMixin(FillingMixin):
         return td if out is None else out._become(td)
 
     def load_(self, prefix: Location, *args: Any, **kwargs: Any) -> Self:
-        """Load a dataset into this TensorDict; see `load_memmap_`."""
-        return self.load_memmap_(prefix, *args, **kwargs)
-
-    def load_memmap_(self, prefix: Location, robust_key: bool = True, **kwargs: Any) -> Self:
         """Take over the entries of a dataset; entries that it does not have are removed."""
-        return self._become(self.load_memmap(prefix, **kwargs))
-
-    @classmethod
-    def from_h5(cls, filename: Location, *, mode: Mode = "r", batch_size: Any = None, **kwargs: Any) -> Any:
-        """Open an HDF5 file, ours or a foreign one, as a `PersistentTensorDict`."""
-        td = open_container(filename, storage="h5", mode=mode)
-        if batch_size is not None:
-            td.batch_size = batch_size
-        return td
+        return self._become(self.load(prefix, *args, **kwargs))
 
     @classmethod
     def from_schema(
@@ -273,19 +184,6 @@ class SavingMixin(FillingMixin):
         return td.lock_() if td._state & (MAPPED | SHARED) else td
 
     # -- over a store ------------------------------------------------------------------------
-    def is_memmap(self) -> bool:
-        """Whether the entries are views of memory-mapped files."""
-        return bool(self._state & MAPPED)
-
-    @property
-    def saved_path(self) -> str:
-        """Where the memory-mapped files are; `AttributeError` if there are none."""
-        home = getattr(self, "_home", None)
-        if home is None or not self._state & MAPPED:
-            raise AttributeError("saved_path: this TensorDict is not memory-mapped")
-        handle, path = home
-        return str(handle.store.group_location(path))
-
     def _owned(self, what: str) -> tuple[Any, Path]:
         home = getattr(self, "_home", None)
         if home is None:
@@ -296,50 +194,6 @@ class SavingMixin(FillingMixin):
         handle, path = home
         handle.check_writable()
         return handle, path
-
-    def make_memmap(
-        self, key: NestedKey, shape: Any, *, dtype: torch.dtype | None = None, robust_key: bool = True
-    ) -> Tensor:
-        """Add a zero-filled entry to the dataset that this TensorDict is over, locked or not."""
-        spec = LeafSpec(flat_args((shape,)), dtype or torch.get_default_dtype())
-        return self._add_leaf(key, spec, None)
-
-    def make_memmap_from_tensor(
-        self, key: NestedKey, tensor: Tensor, *, copy_data: bool = True, robust_key: bool = True
-    ) -> Tensor:
-        """Add an entry with the shape and dtype of a tensor, and its data unless `copy_data=False`."""
-        return self._add_leaf(key, LeafSpec(tensor.shape, tensor.dtype), tensor if copy_data else None)
-
-    def make_memmap_from_storage(
-        self,
-        key: NestedKey,
-        storage: Any,
-        shape: Any,
-        *,
-        dtype: torch.dtype | None = None,
-        robust_key: bool = True,
-    ) -> Tensor:
-        """Add an entry with the bytes of an `UntypedStorage`."""
-        size = torch.Size(flat_args((shape,)))
-        tensor = torch.empty(0, dtype=dtype or torch.get_default_dtype())
-        tensor.set_(storage, 0, size, torch.empty(size, device="meta").stride())
-        return self._add_leaf(key, LeafSpec(size, tensor.dtype), tensor)
-
-    def _add_leaf(self, key: NestedKey, spec: LeafSpec, tensor: Tensor | None) -> Tensor:
-        raise UnsupportedError("make_memmap needs a TensorDict over memory-mapped files", hint="use set() here")
-
-    def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
-        """Read the dataset again: entries that other processes added appear, removed ones go."""
-        home = getattr(self, "_home", None)
-        if home is None:
-            raise RuntimeError("memmap_refresh_: this TensorDict is not over memory-mapped files")
-        handle, path = home
-        fresh = open_container(
-            handle.location, storage=handle.backend, mode="r+" if handle.store.writable else "r", subpath=path or None
-        )
-        locked = self._state & LOCKED
-        self._become(fresh)
-        return self.lock_() if locked else self
 
     def close(self) -> None:
         """Commit in-place writes and let go of the dataset, if this TensorDict is over one. Twice is fine."""
@@ -379,7 +233,8 @@ class SavingMixin(FillingMixin):
         raise NotImplementedError
 
 
-def _later(run: Any) -> Future[Any]:
+def later(run: Any) -> Future[Any]:
+    """Run in a thread; the future has the result, or the error."""
     pool = ThreadPoolExecutor(1)
     future = pool.submit(run)
     pool.shutdown(wait=False)
