@@ -145,6 +145,7 @@ class MemmapStore(ResidentStore):
         self._meta: dict[tuple[str, ...], bytes] = {}
         self._layout = Layout()
         self._hold = Hold(self.url, sync=self._sync)
+        self._hold.private = mode == "r"
         self._files = self._hold.files
         self._writer = LeafWriter(self._hold)
         # Tensors hold the lease, so that a session lasts as long as anything can be written through it.

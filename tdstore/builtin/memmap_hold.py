@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -20,7 +21,7 @@ from tdstore.checksums import sums_of_file
 from tdstore.errors import StoreBusyError
 from tdstore.manifest import LeafRecord, leaf_record
 from tdstore.session import FileParts, Log, Session
-from tdstore.types import Path
+from tdstore.types import Path, path_text
 
 _ANONYMOUS = re.compile(r"\.tdstore-anon-[0-9a-f]{16}")
 
@@ -38,6 +39,8 @@ class Hold:
         """While a new store is built."""
         self.session: Session | None = None
         """While a published store is written in place."""
+        self.private = False
+        """Opened for reading: what is written to its tensors stays in this process."""
         self._scratch: tuple[int, str] | None = None
 
     @property
@@ -156,6 +159,8 @@ class Hold:
         if self.pid != os.getpid():
             return  # a forked child: the folder and the session are its parent's
         try:
+            if self.private:
+                self._tell_lost()
             for leaf in self.files.values():
                 if leaf.fd >= 0:
                     os.close(leaf.fd)
@@ -174,6 +179,18 @@ class Hold:
             if self.root >= 0:
                 os.close(self.root)
                 self.root = -1
+
+    def _tell_lost(self) -> None:
+        """Torch has no read-only tensors: say so where one was written to all the same."""
+        lost = [
+            leaf for leaf in self.files.values() if leaf.probe is not None and leaf.seen() not in (leaf.version, -1)
+        ]
+        if lost:
+            warnings.warn(
+                f"{self.url} was opened for reading, and tensors of {', '.join(path_text(leaf.path) for leaf in lost)} "
+                "were changed: the changes were private to this process and are lost; open it with mode='r+' to write",
+                stacklevel=2,
+            )
 
     def _leave(self, own: Session) -> None:
         if own.ended:

@@ -153,3 +153,5 @@ def test_private_in_mode_r(location: FsPath) -> None:
     assert same(load(location), LEAVES)
     with pytest.raises(StoreError):
         store.delete([("a",)])
+    with pytest.warns(UserWarning, match="lost"):
+        store.close()

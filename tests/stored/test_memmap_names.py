@@ -152,3 +152,12 @@ def test_open_is_a_context_manager(td, tmp_path):
         fresh.batch_size = [2]
         fresh["a"] = torch.ones(2)
     assert TensorDict.load(tmp_path / "y.h5")["a"].sum() == 2
+
+
+def test_a_write_to_a_tensor_opened_for_reading_is_told(td, tmp_path):
+    td.memmap(tmp_path / "x").close()
+    loaded = TensorDict.load_memmap(tmp_path / "x")
+    loaded["n", "b"][0] = 9  # torch has no read-only tensors: this one is private memory
+    with pytest.warns(UserWarning, match=r"'n' / 'b'.*mode='r\+'"):
+        loaded.close()
+    assert TensorDict.load_memmap(tmp_path / "x")["n", "b"].tolist() == [0, 1, 2]
