@@ -62,7 +62,7 @@ def _columns(tds: Sequence[Any], what: str, path: Path) -> dict[str, list[Any]]:
     first = datas[0]
     count = len(first)
     try:
-        if all(len(d) == count for d in datas):
+        if set(map(len, datas)) == {count}:
             return {key: [d[key] for d in datas] for key in first}
     except KeyError:
         pass  # told below, with all the keys that differ
@@ -88,7 +88,7 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
                 raise RuntimeError(f"cannot {what} the entries {(*path, key)!r}: some are tensors, some are not")
             data[key] = merge(column, lambda parts: fn(parts, dim), collapse=fn is torch.cat)
         else:
-            if not all(isinstance(v, Container) for v in column):
+            if len(set(map(type, column))) > 1 and not all(isinstance(v, Container) for v in column):
                 raise RuntimeError(f"cannot {what} the entries {(*path, key)!r}: some are TensorDicts, some are not")
             parts = [v._resident() for v in column]
             below = value.batch_size
