@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -13,7 +13,8 @@ Names = tuple[str | None, ...] | None
 """Batch dimension names; None when no dimension has one."""
 
 
-class OpsBase(ABC):
+# Not an ABC: `isinstance` would go through its hook, and the walks over trees ask at every entry.
+class OpsBase:
     """The primitives. `fn` of the batch-shape primitives sees any tensor whose leading dimensions are the batch."""
 
     __slots__ = ()
