@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from tdstore.container.core import Container
 from tdstore.container.handle import StoreHandle
-from tdstore.container.locks import LOCKED, MAPPED, SHARED
-from tdstore.container.opening import over
+from tdstore.container.locks import HOME, LOCKED, MAPPED, SHARED, THROUGH
+from tdstore.container.opening import entry, over
 from tdstore.container.tree import ResidentTree
-from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.errors import BatchSizeError, KeyNotFoundError, StoreExistsError
 from tdstore.header import Group
 from tdstore.indexing import gather
 from tdstore.keys import unravel
 from tdstore.ops.base import Names
-from tdstore.types import LeafSpec, NestedKey, Path, Write
+from tdstore.types import LeafSpec, NestedKey, Path, Write, path_text
 
 _BULK = 1 << 20
 
@@ -36,6 +38,65 @@ class HomeMixin(ResidentTree):
     def is_shared(self) -> bool:
         """Whether other processes of this machine see writes to the leaves (always so on CUDA)."""
         return bool(self._state & SHARED) or (self._device is not None and self._device.type == "cuda")
+
+    # -- structure ---------------------------------------------------------------------------
+    # Opened for writing, a TensorDict is its dataset: entries that come and go do so there, as on one that
+    # is not resident. What memmap() returns is another matter: unlocked, it is an ordinary TensorDict.
+    def _stored(self) -> Any:
+        """The same place as a container that writes to the store; None where structure stays in memory."""
+        if not self._state & THROUGH or self._home is None:
+            return None
+        handle, path = self._home
+        if path not in handle.groups:
+            raise KeyNotFoundError(f"the group {path_text(path)} of {handle.store.url} was moved or removed")
+        return Container._stored_class._over(handle, path)
+
+    def _assign(self, entries: Mapping[str, Any]) -> None:
+        stored = self._stored()
+        if stored is None:
+            return super()._assign(entries)
+        stored._assign(entries)
+        self._take_entries(entries)
+
+    def _take_entries(self, keys: Iterable[str]) -> None:
+        handle, path = self._home
+        for key in keys:
+            self._data[key] = entry(handle, (*path, key), self._state)
+
+    def _drop(self, keys: Iterable[str]) -> None:
+        gone = list(keys)
+        if (stored := self._stored()) is None:
+            return super()._drop(gone)
+        stored._drop(gone)
+        for key in gone:
+            del self._data[key]
+
+    def _rename(self, old: str, new: str) -> None:
+        if (stored := self._stored()) is None:
+            return super()._rename(old, new)
+        stored._rename(old, new)
+        self._data.pop(new, None)
+        del self._data[old]
+        self._take_entries([new])
+
+    def _reorder(self, keys: list[str]) -> None:
+        if (stored := self._stored()) is not None:
+            stored._reorder(keys)
+        super()._reorder(keys)
+
+    def _set_names(self, names: Names) -> None:
+        if (stored := self._stored()) is not None:
+            stored._set_names(names)
+        super()._set_names(names)
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        if (stored := self._stored()) is not None:
+            stored._set_batch_size(batch_size)
+        super()._set_batch_size(batch_size)
+
+    def _forget_views(self) -> None:
+        if not self._state & THROUGH and self._state & HOME:
+            self._leave_home()
 
     # -- becoming another --------------------------------------------------------------------
     def _become(self, other: Any) -> Self:
@@ -122,6 +183,10 @@ class HomeMixin(ResidentTree):
         if spec.shape[: len(batch)] != tuple(batch):
             raise BatchSizeError(f"entry {key!r} of shape {list(spec.shape)} does not start with {list(batch)}")
         full = (*root, *path)
+        if handle.kind(full) is not None:
+            raise StoreExistsError(
+                f"entry {key!r} is already there", url=handle.store.url, hint="delete it first, or write into it"
+            )
         handle.store.create({full: spec})
         if tensor is not None:
             handle.store.write([Write(full, (), tensor.detach().cpu())])
@@ -141,7 +206,7 @@ class HomeMixin(ResidentTree):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._home is not None and self._state & (MAPPED | SHARED):
             handle, path = self._home
-            return _reopened, (handle, path, self.is_locked, self._device)
+            return _reopened, (handle, path, self.is_locked, self._device, self._state & THROUGH)
         parts = (dict(self._data), self._batch_size, self._device, self._names, self.is_locked)
         return _rebuilt, (type(self), *parts)
 
@@ -156,8 +221,8 @@ def _with_entry(handle: StoreHandle, path: Path, root: Path, batch: torch.Size) 
     return groups
 
 
-def _reopened(handle: StoreHandle, path: Path, locked: bool, device: torch.device | None) -> Any:
-    td = over(handle, path)
+def _reopened(handle: StoreHandle, path: Path, locked: bool, device: torch.device | None, flags: int) -> Any:
+    td = over(handle, path, flags)
     if device is not None:
         td._set_device(device)
     return td.lock_() if locked else td

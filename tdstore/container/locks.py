@@ -18,6 +18,8 @@ MAPPED = 8
 """The tensors are views of a persistent store: `is_memmap()`."""
 SHARED = 16
 """The tensors are views of a shared store: `is_shared()`."""
+THROUGH = 32
+"""Changes of structure go to the store too: the container was opened for writing."""
 READONLY = 4
 """The store was opened for reading: in-place writes are refused."""
 

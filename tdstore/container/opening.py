@@ -11,7 +11,7 @@ import torch
 from tdstore.container.core import GROUP, LEAF, Container
 from tdstore.container.describe import describe
 from tdstore.container.handle import StoreHandle
-from tdstore.container.locks import HOME, MAPPED, READONLY, SHARED
+from tdstore.container.locks import HOME, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.errors import KeyNotFoundError
 from tdstore.header import Group, Header
 from tdstore.io.blocks import BLOCK_BYTES, leaf_batches
@@ -21,13 +21,17 @@ from tdstore.store import Cap
 from tdstore.types import LeafSpec, Mode, Path, Write, path_text
 
 
-def over(handle: StoreHandle, path: Path = ()) -> Any:
-    """The container over an open store: live tensors where the store can give them."""
+def over(handle: StoreHandle, path: Path = (), flags: int = 0) -> Any:
+    """The container over an open store: live tensors where the store can give them.
+
+    `flags` are added to those that say what the store is, for tensors that other processes could see.
+    """
     if handle.kind(path) != GROUP:
         raise KeyNotFoundError(f"no TensorDict {path_text(path)} in {handle.store.url}")
     if Cap.VIEW not in handle.store.caps:
         return Container._stored_class._over(handle, path)
-    return _resident(handle, path, _flags(handle))
+    own = _flags(handle)
+    return _resident(handle, path, own | flags if own else 0)
 
 
 def _flags(handle: StoreHandle) -> int:
@@ -46,18 +50,19 @@ def _resident(handle: StoreHandle, path: Path, flags: int) -> Any:
     data: dict[str, Any] = {}
     view = _viewer(handle)
     for key in group.keys:
-        here = (*path, key)
-        kind = handle.kind(here)
-        if kind == LEAF:
-            data[key] = view(here)
-        elif kind == GROUP:
-            data[key] = _resident(handle, here, flags)
-        else:
-            data[key] = handle.value(here)
+        data[key] = entry(handle, (*path, key), flags, view)
     device = None if group.device is None else _device_of(handle)
     td = Container._resident_class._new(data, torch.Size(group.batch_size or ()), device, group.names, flags)
     td._home = (handle, path) if flags else None
     return td
+
+
+def entry(handle: StoreHandle, path: Path, flags: int, view: Any = None) -> Any:
+    """One entry of a resident store as its TensorDict holds it."""
+    kind = handle.kind(path)
+    if kind == LEAF:
+        return (view or handle.store.view)(path)
+    return _resident(handle, path, flags) if kind == GROUP else handle.value(path)
 
 
 def _viewer(handle: StoreHandle) -> Any:
@@ -91,7 +96,7 @@ def open_container(
     if mode in ("w", "x", "a") and not handle.store.load_header():
         handle.commit(handle.groups)
     path = () if subpath is None else (subpath,) if isinstance(subpath, str) else tuple(subpath)
-    td = over(handle, path)
+    td = over(handle, path, THROUGH if handle.store.writable else 0)
     td._undo = "close"
     return td
 

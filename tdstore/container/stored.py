@@ -304,6 +304,10 @@ class StoredTree(TensorDictBase):
     def is_shared(self) -> bool:
         return False
 
+    def _owned(self, what: str) -> tuple[Any, Path]:
+        self._handle.check_writable()
+        return self._handle, self._path
+
     def _read_pieces(self, batch: Any) -> list[Tensor]:
         wanted = []
         for path, index in batch:

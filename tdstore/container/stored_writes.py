@@ -137,17 +137,25 @@ class StoredWrites(StoredTree):
         writes: list[Write] = []
         values: dict[Path, dict[str, Any]] = {}
         window._plan_writes(entries, writes, values)
+        return lambda: self._perform(writes, values)
 
-        def write() -> None:
-            if writes:
-                self._handle.store.write(writes)
-            if values:
-                groups = dict(self._handle.groups)
-                for path, changed in values.items():
-                    groups[path] = msgspec.structs.replace(groups[path], values={**groups[path].values, **changed})
-                self._handle.commit(groups)
+    def _write_all(self, parts: list[tuple[Any, dict[str, Any]]], at: tuple[Any, ...] | None) -> None:
+        # One write, then one commit: a commit in between would seal half an update.
+        self._handle.check_writable()
+        writes: list[Write] = []
+        values: dict[Path, dict[str, Any]] = {}
+        for node, entries in parts:
+            (node if at is None else node._at(at))._plan_writes(entries, writes, values)
+        self._perform(writes, values)
 
-        return write
+    def _perform(self, writes: list[Write], values: dict[Path, dict[str, Any]]) -> None:
+        if writes:
+            self._handle.store.write(writes)
+        groups = dict(self._handle.groups)
+        for path, changed in values.items():
+            groups[path] = msgspec.structs.replace(groups[path], values={**groups[path].values, **changed})
+        if groups != self._handle.groups:
+            self._handle.commit(groups)
 
     def _plan_writes(self, entries: Mapping[str, Any], writes: list[Write], values: dict[Path, dict[str, Any]]) -> None:
         for key, value in entries.items():
@@ -185,7 +193,8 @@ class StoredWrites(StoredTree):
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         self._whole("change the batch size")
         groups = dict(self._handle.groups)
-        names = self._names and extend_names(self._names[: len(batch_size)], len(batch_size))
+        kept = extend_names(self._names and self._names[: len(batch_size)], len(batch_size))
+        names = kept if kept and any(kept) else None
         for path, group in groups.items():
             mine = path == self._path
             below = path[: len(self._path)] == self._path

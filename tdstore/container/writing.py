@@ -267,9 +267,13 @@ class WritingMixin(AccessMixin):
             node, last = self._existing(path)
             checked = value if at is not None else node._coerce_existing(last, value)
             plan.setdefault(id(node), (node, {}))[1][last] = checked
-        for write in [node._prepared(entries, at) for node, entries in plan.values()]:
-            write()
+        self._write_all(list(plan.values()), at)
         return self
+
+    def _write_all(self, parts: list[tuple[Any, dict[str, Any]]], at: tuple[Any, ...] | None) -> None:
+        """Write the entries of several containers of this tree; all checked before any is written."""
+        for write in [node._prepared(entries, at) for node, entries in parts]:
+            write()
 
     # -- removing ----------------------------------------------------------------------------
     def del_(self, key: NestedKey) -> Self:
