@@ -23,7 +23,7 @@ from typing import Any
 
 import pluggy
 
-from tdstore.store import Store
+from tdstore.store import Cap, Store
 
 hookspec = pluggy.HookspecMarker("tdstore")
 hookimpl = pluggy.HookimplMarker("tdstore")
@@ -38,6 +38,8 @@ class Backend:
     """`"package.module:function"`, imported on first use; called as `function(location, mode=..., **options)`."""
     summary: str
     """One line for lists of backends."""
+    caps: Cap = Cap.NONE
+    """What its stores can do, for lists of backends; a store's own `caps` are what counts."""
     schemes: tuple[str, ...] = ()
     """URL schemes, without `://`."""
     suffixes: tuple[str, ...] = ()

@@ -68,7 +68,10 @@ class BackendStatus:
 
     def __str__(self) -> str:
         if self.backend is not None:
-            return f"{self.name:<10} {self.backend.summary}  [{self.plugin}]"
+            able = ", ".join(str(cap.name).lower().replace("_", " ") for cap in self.backend.caps)
+            return f"{self.name:<10} {self.backend.summary}  [{self.plugin}]" + (
+                f"\n{'':<10} can: {able}" if able else ""
+            )
         return f"{self.name:<10} failed to load: {self.error!r}  [{self.plugin}]"
 
 
@@ -247,14 +250,14 @@ class Registry:
 
     def resolve_url(self, url: str) -> Backend:
         """The backend of a URL, by its scheme; then by suffix for schemes that several formats share."""
-        scheme = url.partition("://")[0].partition("::")[0].partition(":")[0]
+        scheme = url.partition("://")[0].partition("::")[0].partition(":")[0].lower()
         every = [b for claims in self._claims().values() for b, _ in claims]
         if claims := [b for b in every if scheme in b.schemes]:
             return self._only(claims, url)
         if name := self._guess(url):
             return self.get(name)
         for name, known in KNOWN.items():
-            if scheme in known.schemes:
+            if scheme in known.schemes or (name == "remote" and "::" in url):  # chained: a cache before a bucket
                 self.get(name)  # says what to install, or why the installed one failed
         raise self._unknown(f"no backend knows the scheme {scheme!r} of {url!r}", scheme)
 

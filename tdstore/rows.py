@@ -120,6 +120,16 @@ def scatter(leaf: Tensor, index: StoreIndex, value: Tensor) -> None:
     leaf[(*index[:at], rows.to(leaf.device), *index[at + 1 :])] = value
 
 
+def put(leaf: Tensor, terms: tuple[Any, ...], value: Tensor) -> None:
+    """`leaf[terms] = value` for any torch index and every dtype; `value` has the leaf's dtype."""
+    try:
+        leaf[terms] = value
+    except NotImplementedError:  # torch lacks the kernel for this dtype, and has written nothing
+        if leaf.dtype.itemsize not in _BITS:
+            raise
+        _bits(leaf)[terms] = _bits(value)
+
+
 # -- putting rows in order ----------------------------------------------------------------
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tdstore.hookspecs import Backend, hookimpl
+from tdstore.store import Cap
+
+_RESIDENT = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.VIEW | Cap.CONCURRENT_READ
 
 
 @hookimpl
@@ -15,18 +18,21 @@ def tdstore_backends() -> Iterable[Backend]:
         opener="tdstore.builtin.memory:open_memory",
         schemes=("ram",),
         summary="tensors of this process, on the CPU",
+        caps=_RESIDENT,
     )
     yield Backend(
         name="cuda",
         opener="tdstore.builtin.cuda:open_cuda",
         schemes=("cuda",),
         summary="tensors on a CUDA device",
+        caps=_RESIDENT | Cap.DIRECT_DEVICE,
     )
     yield Backend(
         name="shared",
         opener="tdstore.builtin.shared:open_shared",
         schemes=("shm",),
         summary="shared memory: anonymous for child processes, shm://name for unrelated ones",
+        caps=_RESIDENT | Cap.SHARED | Cap.CONCURRENT_WRITE,
     )
     yield Backend(
         name="memmap",
@@ -34,4 +40,5 @@ def tdstore_backends() -> Iterable[Backend]:
         schemes=("memmap",),
         markers=("tdstore.json", "meta.json"),
         summary="a directory of raw memory-mapped files, one per leaf",
+        caps=_RESIDENT | Cap.SHARED | Cap.PERSISTENT | Cap.CONCURRENT_WRITE,
     )

@@ -53,6 +53,9 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(://|::)")
 _ATTEMPTS = 50
 
 
+_PREALLOCATED = 256 << 20
+
+
 def open_memmap(
     location: str | None = None,
     *,
@@ -61,7 +64,7 @@ def open_memmap(
     verify: Verify = "size",
     recover: Literal["accept"] | None = None,
     max_bytes: int | None = None,
-    preallocate: bool = False,
+    preallocate: bool | None = None,
     lock_timeout: float = LOCK_TIMEOUT,
 ) -> MemmapStore:
     """Open, or make, a directory of memory-mapped leaves. None (modes "w" and "x") is an anonymous one.
@@ -71,7 +74,8 @@ def open_memmap(
         verify: "size" checks sizes and three small samples of each leaf, "full" every byte, "none" sizes only.
         recover: "accept" takes leaves as they are that a writer left unfinished or somebody else changed.
         max_bytes: refuse a store that declares more data.
-        preallocate: reserve disk space for new leaves, so that writing through a mapping cannot meet a full disk.
+        preallocate: reserve disk space for new leaves, so that writing through a mapping cannot meet a full disk
+            (which ends the process); default: for leaves of at most 256 MiB. Others take it as they are written.
         lock_timeout: seconds to wait for another process that holds the store.
 
     Raises:
@@ -342,7 +346,8 @@ class MemmapStore(ResidentStore):
                 self._discard(path)
                 leaf = LeafFile(path, spec.shape, spec.dtype, spec.fill_value, self._layout.file(path))
                 self._files[path] = leaf
-                self._writer.make(leaf, allocate=spec.options.get("preallocate", self._options["preallocate"]))
+                asked = spec.options.get("preallocate", self._options["preallocate"])
+                self._writer.make(leaf, allocate=leaf.nbytes <= _PREALLOCATED if asked is None else asked)
 
     def write(self, writes: Sequence[Write]) -> None:
         self._check_writable()

@@ -168,6 +168,10 @@ class AccessMixin(Container):
         entry = node._raw(last)
         return entry.plain() if isinstance(entry, NonTensor) else entry
 
+    def __getitems__(self, indices: list[int]) -> Any:
+        """A batch of rows, read at once: what `torch.utils.data.DataLoader` asks of a dataset."""
+        return self._at(indices)._resident()
+
     def __contains__(self, key: object) -> bool:
         if not is_key(key):
             raise ValueError("`in` takes a key (a string or a tuple of strings)")

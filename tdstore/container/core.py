@@ -71,6 +71,10 @@ class Container(ArithmeticOps, ReduceOps, CastOps, MoveOps, NamesMixin, LockMixi
         """Write into existing entries in place; all checked before any is written."""
         self._prepared(entries, at)()
 
+    def _leaf_layout(self, key: str) -> torch.layout:
+        """Memory layout of a first-level LEAF: dense in every store."""
+        return torch.strided
+
     @abstractmethod
     def _leaf_at(self, key: str, index: Any) -> Tensor:
         """`leaf[index]` of a first-level LEAF; the index may reach into feature dimensions."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from tdstore.container.core import GROUP, LEAF
 from tdstore.container.nontensor import NonTensor
-from tdstore.errors import UntrustedDataError
+from tdstore.errors import UnsupportedError, UntrustedDataError
 from tdstore.header import Group
 from tdstore.types import LeafSpec, Path, path_text
 
@@ -25,12 +27,25 @@ def describe(td: Any, prefix: Path = ()) -> tuple[dict[Path, Group], dict[Path, 
         for key in node._first_keys():
             kind = node._kind(key)
             if kind == LEAF:
-                shape, _, dtype, *_ = node._leaf_facts(key)
-                specs[(*path, key)] = LeafSpec(shape, dtype)
+                shape, device, dtype, *_ = node._leaf_facts(key)
+                specs[(*path, key)] = _spec((*path, key), shape, device, dtype, node)
             elif kind != GROUP:
                 values[key] = value_json(node._raw(key), (*path, key))
         groups[path] = group_of(node, values)
     return groups, specs
+
+
+def _spec(path: Path, shape: Any, device: Any, dtype: torch.dtype, node: Any) -> LeafSpec:
+    layout = node._leaf_layout(path[-1])
+    if device.type == "meta" or layout != torch.strided:
+        what = "has no data (it is on the meta device)" if device.type == "meta" else f"has the layout {layout}"
+        raise UnsupportedError(
+            f"entry {path_text(path)} {what} and cannot be stored", hint="store dense tensors, or exclude the key"
+        )
+    try:
+        return LeafSpec(shape, dtype)
+    except TypeError as error:
+        raise UnsupportedError(f"entry {path_text(path)}: {error}", hint="cast it, or exclude the key") from None
 
 
 def group_of(node: Any, values: dict[str, Any]) -> Group:

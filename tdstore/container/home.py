@@ -31,9 +31,14 @@ class HomeMixin(ResidentTree):
     # -- facts -------------------------------------------------------------------------------
     def _leaf_facts(self, key: str) -> tuple[Any, ...]:
         leaf = self._data[key]
-        shared = bool(self._state & SHARED) or (leaf.device.type in ("cpu", "cuda") and leaf.is_shared())
+        dense = leaf.layout is torch.strided and not leaf.is_nested and leaf.device.type in ("cpu", "cuda")
+        shared = bool(self._state & SHARED) or (dense and leaf.is_shared())
         name = "Tensor" if type(leaf) is Tensor else type(leaf).__name__
         return leaf.shape, leaf.device, leaf.dtype, shared, name
+
+    def _leaf_layout(self, key: str) -> torch.layout:
+        leaf: Tensor = self._data[key]
+        return torch.jagged if leaf.is_nested else leaf.layout
 
     def is_shared(self) -> bool:
         """Whether other processes of this machine see writes to the leaves (always so on CUDA)."""
@@ -52,11 +57,11 @@ class HomeMixin(ResidentTree):
         return Container._stored_class._over(handle, path)
 
     def _assign(self, entries: Mapping[str, Any]) -> None:
-        stored = self._stored()
-        if stored is None:
-            return super()._assign(entries)
-        stored._assign(entries)
-        self._take_entries(entries)
+        if (stored := self._stored()) is None:
+            super()._assign(entries)
+        else:
+            stored._assign(entries)
+            self._take_entries(entries)
 
     def _take_entries(self, keys: Iterable[str]) -> None:
         handle, path = self._home
@@ -66,18 +71,20 @@ class HomeMixin(ResidentTree):
     def _drop(self, keys: Iterable[str]) -> None:
         gone = list(keys)
         if (stored := self._stored()) is None:
-            return super()._drop(gone)
-        stored._drop(gone)
-        for key in gone:
-            del self._data[key]
+            super()._drop(gone)
+        else:
+            stored._drop(gone)
+            for key in gone:
+                del self._data[key]
 
     def _rename(self, old: str, new: str) -> None:
         if (stored := self._stored()) is None:
-            return super()._rename(old, new)
-        stored._rename(old, new)
-        self._data.pop(new, None)
-        del self._data[old]
-        self._take_entries([new])
+            super()._rename(old, new)
+        else:
+            stored._rename(old, new)
+            self._data.pop(new, None)
+            del self._data[old]
+            self._take_entries([new])
 
     def _reorder(self, keys: list[str]) -> None:
         if (stored := self._stored()) is not None:

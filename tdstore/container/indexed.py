@@ -14,6 +14,7 @@ from tdstore.container.terms import indexed_names, spelled_out
 from tdstore.container.tree import VIEW_FLAGS
 from tdstore.indexing import as_rows, index_shape, scatter
 from tdstore.ops.base import Names
+from tdstore.rows import put, take
 
 _ALL = slice(None)
 _FEW = 64
@@ -180,7 +181,7 @@ class IndexedTree(HomeMixin):
                 scatter(mine, (index,), theirs.to(mine.dtype))
         else:
             for mine, theirs in pairs:
-                mine[index] = theirs if theirs.dtype == mine.dtype else theirs.to(mine.dtype)
+                put(mine, (index,), theirs if theirs.dtype == mine.dtype else theirs.to(mine.dtype))
         return True
 
     def _pair(self, other: IndexedTree, index: Any, shift: int, pairs: list[tuple[Tensor, Tensor]]) -> bool:
@@ -226,4 +227,4 @@ def _take_rows(leaf: Tensor, rows: Tensor) -> Tensor:
     try:
         return leaf.index_select(0, rows)
     except (NotImplementedError, RuntimeError):
-        return leaf[rows]  # dtypes that index_select lacks
+        return take(leaf, 0, rows) if len(leaf) else leaf[rows]  # dtypes that index_select lacks; no rows at all

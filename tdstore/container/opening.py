@@ -17,6 +17,7 @@ from tdstore.header import Group, Header
 from tdstore.io.blocks import BLOCK_BYTES, leaf_batches
 from tdstore.io.opening import Location, Storage, find_backend, open_store
 from tdstore.io.progress import Progress
+from tdstore.keys import unravel
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Mode, Path, Write, path_text
 
@@ -126,6 +127,11 @@ def write(
 ) -> StoreHandle:
     """Save a container as a new dataset: wholly there, or the old one untouched."""
     groups, specs = describe(td)
+    for key, chosen in (options.pop("leaf_options", None) or {}).items():
+        leaf = unravel(key)
+        if leaf not in specs:
+            raise KeyNotFoundError(f"leaf_options name {key!r}, which is not a tensor of what is saved")
+        specs[leaf] = specs[leaf].replace(**chosen)
     backend, text = find_backend(location, storage, mode)
     store, backend = open_store(text, storage=backend, mode=mode, **options)
     try:

@@ -58,7 +58,7 @@ class SavingMixin(FillingMixin):
             existsok: False is `mode="x"`.
             return_early: return a future at once.
             progress: show a bar.
-            **options: of the backend.
+            **options: of the backend, and `leaf_options={key: {...}}` for single entries (h5: chunks, ...).
 
         Raises:
             StoreExistsError: something is there, and `mode="x"`; or it is not a dataset.

@@ -18,6 +18,7 @@ from tdstore.container.terms import as_terms, spelled_out, torch_terms
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.indexing import index_shape
 from tdstore.ops.base import Names
+from tdstore.rows import put
 
 VIEW_FLAGS = READONLY | MAPPED | SHARED
 """What a view of the entries inherits."""
@@ -115,7 +116,7 @@ class ResidentTree(TensorDictBase):
                     if at is None:
                         old.copy_(value)
                     else:
-                        old[at] = value
+                        put(old, at, value)
                 elif isinstance(old, NonTensor):
                     data[key] = value if at is None else assign(old, at, value)
                 elif at is None:
@@ -133,7 +134,7 @@ class ResidentTree(TensorDictBase):
         if self._state & READONLY:
             self._check_writable()
         at = torch_terms(as_terms(index))
-        self._data[key][at] = self._writable_value(key, value, at)
+        put(self._data[key], at, self._writable_value(key, value, at))
 
     def _writable_value(self, key: str, value: Any, index: Any) -> Any:
         """Check before anything is written that `entry[index] = value` will work."""

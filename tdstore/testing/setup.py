@@ -36,7 +36,7 @@ class StoreSetup:
     Give `backend` (a registered name) or `open` (the opener, as `staticmethod`), and `caps`.
     """
 
-    backend: ClassVar[str | None] = None
+    backend: ClassVar[str | Backend | None] = None
     """Name of an installed backend; it is opened through the registry."""
     open: ClassVar[Callable[..., Store] | None] = None
     """Or the opener itself: `open = staticmethod(open_zarr)`."""
@@ -108,6 +108,8 @@ class StoreSetup:
 
     def declaration(self) -> Backend:
         """The backend under test; one made up on the spot when only `open` was given."""
+        if isinstance(self.backend, Backend):
+            return self.backend
         if self.backend is not None:
             return registry().get(self.backend)
         opener = type(self).open

@@ -252,7 +252,7 @@ def test_really_full_disk(tiny_disk: FsPath) -> None:
     assert caught.value.errno == 28
     assert same(load(location), OLD)
     with open_memmap(str(tiny_disk / "sparse"), mode="w", durable="none") as store:
-        store.create({("a",): LeafSpec((64, 64 << 10), "float32")})  # 16 MB of holes
+        store.create({("a",): LeafSpec((64, 64 << 10), "float32", preallocate=False)})  # 16 MB of holes
         rows = torch.ones(16, 64 << 10)
         with pytest.raises(StoreIOError):
             for start in range(0, 64, 16):
@@ -261,6 +261,9 @@ def test_really_full_disk(tiny_disk: FsPath) -> None:
             store.write([Write(("a",), (slice(0, 64, 1), slice(0, 1, 1)), torch.ones(64, 1))])
         with pytest.raises(StoreIOError):
             store.create({("b",): LeafSpec((8 << 20,), "uint8", preallocate=True)})
+    # A view cannot raise: what fits the disk is found out when the leaf is made.
+    with pytest.raises(StoreIOError), open_memmap(str(tiny_disk / "whole"), mode="w") as store:
+        store.create({("a",): LeafSpec((64, 64 << 10), "float32")})
     assert same(load(location), OLD)
     save(location, NEW)
     assert same(load(location), NEW)

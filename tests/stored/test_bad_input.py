@@ -114,6 +114,46 @@ class TestReadOnly:
                     call()
 
 
+def test_datasets_opened_for_writing_take_structure(tmp_path):
+    for name in ("dir", "file.h5"):
+        with tdstore.open(tmp_path / name, "a") as td:
+            td.batch_size = [3]
+            td["late", "x"] = torch.arange(3)
+            td["text"] = "hi"
+            td.names = ["time"]
+        with tdstore.open(tmp_path / name, "r+") as td:
+            td["late", "x"] = torch.ones(3, 2)
+            td.rename_key_("text", "title")
+            td["rows"] = ["a", "b", "c"]
+        again = TensorDict.load(tmp_path / name)
+        assert list(again.keys()) == ["late", "title", "rows"]
+        assert (again.batch_size, again.names) == ((3,), ["time"])
+        assert again["late", "x"].sum() == 6
+        assert again["rows"] == ["a", "b", "c"]
+        again.close()
+
+
+def test_every_dtype_can_be_written_by_rows():
+    for dtype in (torch.uint16, torch.uint32, torch.uint64, torch.bfloat16, torch.float8_e4m3fn, torch.bool):
+        td = TensorDict({"a": torch.zeros(4).to(dtype), "b": torch.zeros(4, 2)}, [4])
+        td[[3, 0]] = TensorDict({"a": torch.ones(2).to(dtype), "b": torch.ones(2, 2)}, [2])
+        td[torch.tensor([False, True, False, False])] = 1
+        assert td["a"].to(torch.float32).tolist() == [1, 1, 0, 1], dtype
+        assert td[[2, 3]]["a"].to(torch.float32).tolist() == [0, 1], dtype
+
+
+def test_what_cannot_be_stored_names_its_key(tmp_path):
+    for name, leaf in (
+        ("sparse", torch.eye(3).to_sparse()),
+        ("meta", torch.zeros(3, device="meta")),
+        ("ragged", torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3), torch.zeros(1)], layout=torch.jagged)),
+    ):
+        for storage in ("memmap", "h5"):
+            with pytest.raises(errors.UnsupportedError, match=name):
+                TensorDict({name: leaf}, [3]).save(tmp_path / "x", storage=storage)
+    assert not (tmp_path / "x").exists()
+
+
 def test_other_peoples_files_are_not_replaced(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")

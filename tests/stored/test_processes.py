@@ -83,5 +83,14 @@ def test_a_data_loader_with_workers(backend, context, place):
     td.close()
 
 
+@pytest.mark.parametrize("backend", ["memory", "memmap", "h5"])
+def test_a_data_loader_over_the_container_itself(backend, place):
+    td = TensorDict({"a": torch.arange(32.0), "n": {"b": torch.arange(32)}}, [32]).save(**place(backend))
+    batches = list(torch.utils.data.DataLoader(td, batch_size=8, collate_fn=identity))
+    assert [type(b) for b in batches] == [TensorDict] * 4
+    assert batches[1]["n", "b"].tolist() == list(range(8, 16))
+    td.close()
+
+
 def identity(x):
     return x

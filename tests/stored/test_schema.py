@@ -121,3 +121,15 @@ def test_per_leaf_options_reach_h5(tmp_path):
     with h5py.File(tmp_path / "x.h5") as f:
         assert (f["a"].chunks, f["a"].compression) == ((1, 6), "gzip")
         assert (f["b"].chunks, f["b"].compression) == ((2, 3), None)
+
+
+def test_declared_abilities_are_those_of_the_stores(backend, place):
+    name = "shared" if backend == "named shared" else backend
+    declared = next(line.backend for line in tdstore.backends() if line.name == name)
+    td = TensorDict.from_schema({"a": torch.int8}, batch_size=[2], **place(backend))
+    store = td.store if hasattr(td, "store") else td._home[0].store if td._home else None
+    assert declared is not None
+    if store is not None:
+        assert declared.caps == store.caps
+    assert "can: " in str(next(line for line in tdstore.backends() if line.name == name))
+    td.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tdstore.hookspecs import Backend, hookimpl
+from tdstore.store import Cap
 
 
 @hookimpl
@@ -14,6 +15,7 @@ def tdstore_backends() -> Iterable[Backend]:
         name="h5",
         opener="tdstore_h5.store:open_h5",
         summary="one HDF5 file",
+        caps=Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ,
         schemes=("h5",),
         suffixes=(".h5", ".hdf5"),
         magic=(b"\x89HDF\r\n\x1a\n",),

@@ -17,10 +17,10 @@ from tdstore_h5.handle import Handle, open_plain, own_writers
 def folder_lock(path: str, url: str, timeout: float, locking: bool | None) -> Iterator[int]:
     """Hold the folder of a file: publishing, sweeping and making temporary files happen one at a time."""
     parent = os.path.dirname(path)
+    with files.io_errors(url, "making its folder"):
+        os.makedirs(parent, exist_ok=True)
     try:
         fd = files.open_dir(parent)
-    except FileNotFoundError:
-        raise StoreNotFoundError(f"{url}: there is no folder {parent}", url=url, hint="make the folder first") from None
     except OSError as error:
         files.raise_io(error, url, "opening its folder")
     try:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path as FsPath
 from typing import Any, Literal
 
+import h5py
 import torch
 from torch import Tensor
 
@@ -148,6 +149,10 @@ def open_h5(
             raise StoreExistsError(f"{url} exists", url=url, hint="mode='w' replaces it, mode='r+' changes it")
         if os.path.isdir(path):
             raise StoreExistsError(f"{url} is a folder", url=url, hint="choose the name of a file")
+        if os.path.isfile(path) and os.path.getsize(path) and not h5py.is_hdf5(path):
+            raise StoreExistsError(
+                f"{url} is a file of another kind", url=url, hint="remove it, or choose another name"
+            )
         session.begin(new_file(path, url, timeout=lock_timeout, locking=locking), exclusive=mode == "x")
     else:
         open_session(session, write=mode == "r+", verify=verify, accept=recover == "accept")

@@ -26,7 +26,6 @@ from tdstore.errors import (
     StoreError,
     StoreExistsError,
     StoreIOError,
-    StoreNotFoundError,
     UnsupportedError,
 )
 from tdstore.header import Header
@@ -186,8 +185,15 @@ def test_no_location(location: Any) -> None:
         open_h5(location, mode="w")
     with pytest.raises(UnsupportedError, match="s3"):
         open_h5("s3://bucket/x.h5", mode="w")
-    with pytest.raises(StoreNotFoundError, match="folder"):
-        open_h5("/no/such/folder/x.h5", mode="w")
+
+
+def test_folders_are_made_and_other_files_are_kept(tmp_path: FsPath) -> None:
+    save(tmp_path / "new" / "folder" / "x.h5", {X: torch.ones(2)})
+    assert load(tmp_path / "new" / "folder" / "x.h5")[X].tolist() == [1, 1]
+    (tmp_path / "notes.txt").write_text("years of work")
+    with pytest.raises(StoreExistsError, match="another kind"):
+        open_h5(tmp_path / "notes.txt", mode="w")
+    assert (tmp_path / "notes.txt").read_text() == "years of work"
 
 
 # -- size ----------------------------------------------------------------------------------
