@@ -13,7 +13,7 @@ from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import HOME, LOCKED, MAPPED, SHARED, THROUGH
 from tdstore.container.opening import entry, over
 from tdstore.container.tree import ResidentTree
-from tdstore.errors import BatchSizeError, KeyNotFoundError, StoreExistsError
+from tdstore.errors import BatchSizeError, KeyNotFoundError, StoreClosedError, StoreExistsError
 from tdstore.header import Group
 from tdstore.indexing import gather
 from tdstore.keys import unravel
@@ -21,6 +21,21 @@ from tdstore.ops.base import Names
 from tdstore.types import LeafSpec, NestedKey, Path, Write, path_text
 
 _BULK = 1 << 20
+
+
+class _Closed(dict[str, Any]):
+    """In place of the entries of a closed TensorDict: every use says so."""
+
+    __slots__ = ("_url",)
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise StoreClosedError(f"{self._url} was closed", url=self._url, hint="open it again")
+
+    __getitem__ = __setitem__ = __delitem__ = __iter__ = __contains__ = __len__ = _refuse
+    get = items = keys = values = update = pop = clear = _refuse
 
 
 class HomeMixin(ResidentTree):
@@ -208,6 +223,19 @@ class HomeMixin(ResidentTree):
             node = node._data[part]
         node._data[path[-1]] = leaf
         return leaf
+
+    def close(self) -> None:
+        if self._home is None:
+            return
+        store = self._home[0].store
+        self._shut(store.url)
+        store.close()
+
+    def _shut(self, url: str) -> None:
+        if not isinstance(self._data, _Closed):
+            groups, self._data = self._groups(), _Closed(url)
+            for group in groups:
+                group._shut(url)
 
     # -- travelling --------------------------------------------------------------------------
     def __reduce__(self) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tdstore.container.core import LEAF, Container
+from tdstore.errors import StoreClosedError
 
 
 def text(td: Any) -> str:
@@ -44,4 +45,7 @@ class ReprMixin(Container):
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return text(self)
+        try:
+            return text(self)
+        except StoreClosedError as error:
+            return f"{type(self).__name__}(closed: {error.url})"

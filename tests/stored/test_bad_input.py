@@ -108,10 +108,10 @@ class TestReadOnly:
         td = TensorDict({"a": torch.ones(3)}, [3]).save(tmp_path / "data", storage=storage)
         td.close()
         td.close()
-        if storage == "h5":
-            for call in (lambda: td["a"], lambda: td[0]["a"], lambda: td.set_("a", torch.zeros(3))):
-                with pytest.raises(errors.StoreClosedError, match="closed"):
-                    call()
+        for call in (lambda: td["a"], lambda: td[0]["a"], lambda: td.set_("a", torch.zeros(3)), td.clone):
+            with pytest.raises(errors.StoreClosedError, match="closed"):
+                call()
+        assert storage == "h5" or "closed" in repr(td)
 
 
 def test_datasets_opened_for_writing_take_structure(tmp_path):
