@@ -37,6 +37,7 @@ _TO_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     dtype: np.dtype(name if name in _NUMPY_NAMES else f"uint{8 * dtype.itemsize}")
     for name, dtype in NAME_TO_DTYPE.items()
 }
+_REAL = frozenset(NAME_TO_DTYPE[name] for name in _NUMPY_NAMES if not name.startswith("complex"))
 _FROM_NUMPY: dict[np.dtype[Any], torch.dtype] = {np.dtype(name): NAME_TO_DTYPE[name] for name in _NUMPY_NAMES}
 
 
@@ -95,6 +96,8 @@ def is_bit_pattern(dtype: torch.dtype) -> bool:
 
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
     """A numpy array over the memory of a CPU tensor, of dtype `numpy_dtype(tensor.dtype)`; no copy."""
+    if tensor.dtype in _REAL and not tensor.requires_grad and not tensor.is_neg():
+        return tensor.numpy()
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if is_bit_pattern(tensor.dtype):
         tensor = tensor.view(_UINT[tensor.dtype.itemsize])

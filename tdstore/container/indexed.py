@@ -19,6 +19,11 @@ from tdstore.rows import put, take
 _ALL = slice(None)
 _FEW = 64
 """Up to this many rows Python checks a list faster than numpy does."""
+_PAGE = 4096
+_NUMPY = frozenset(
+    getattr(torch, name)
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+)
 _PARALLEL_ROWS = 4096
 """Above this, torch may write repeated rows in any order; below, in the order given."""
 
@@ -104,9 +109,10 @@ class IndexedTree(HomeMixin):
     def _take(self, rows: Tensor, new: torch.Size, names: Names, n: int) -> Self:
         """Rows of the first dimension, copied row by row (several times faster than elementwise indexing)."""
         data: dict[str, Any] = {}
+        array = rows.numpy() if rows.device.type == "cpu" else None
         for key, value in self._data.items():
             if isinstance(value, Tensor):
-                data[key] = _take_rows(value, rows)
+                data[key] = _take_rows(value, rows, array)
             elif isinstance(value, IndexedTree):
                 below = value._batch_size
                 wide = new if len(below) == n else torch.Size((*new, *below[n:]))
@@ -221,9 +227,19 @@ def _few_rows(index: list[Any], size: int) -> Tensor | None:
     return torch.tensor(index, dtype=torch.int64)
 
 
-def _take_rows(leaf: Tensor, rows: Tensor) -> Tensor:
+def _take_rows(leaf: Tensor, rows: Tensor, array: np.ndarray[Any, Any] | None) -> Tensor:
     if leaf.device != rows.device:
         rows = rows.to(leaf.device)
+    elif (
+        array is not None
+        and leaf.ndim > 1
+        and leaf.dtype in _NUMPY
+        and not leaf.requires_grad
+        and leaf.is_contiguous()
+        and leaf.stride(0) * leaf.itemsize <= _PAGE
+    ):
+        # For rows of up to a page numpy's gather takes half the time of torch's (it copies what is not contiguous).
+        return torch.from_numpy(leaf.numpy().take(array, 0))
     try:
         return leaf.index_select(0, rows)
     except (NotImplementedError, RuntimeError):
