@@ -83,6 +83,18 @@ def test_a_data_loader_with_workers(backend, context, place):
     td.close()
 
 
+@pytest.mark.parametrize("backend", ["memmap", "h5"])
+def test_what_was_written_is_sent_with_a_container_opened_for_writing(backend, place):
+    where = place(backend)
+    TensorDict({"a": torch.zeros(10, 4)}, [10]).save(**where).close()
+    td = TensorDict.load(where["location"], mode="r+")
+    td[2] = TensorDict({"a": torch.ones(4)}, [])
+    assert run("spawn", read_rows, td, [2, 1]) == [[1, 1, 1, 1], [0, 0, 0, 0]]
+    td[1] = TensorDict({"a": torch.full((4,), 2.0)}, [])
+    td.close()
+    assert TensorDict.load(where["location"])["a"].sum() == 12
+
+
 @pytest.mark.parametrize("backend", ["memory", "memmap", "h5"])
 def test_a_data_loader_over_the_container_itself(backend, place):
     td = TensorDict({"a": torch.arange(32.0), "n": {"b": torch.arange(32)}}, [32]).save(**place(backend))

@@ -287,6 +287,20 @@ class Session:
         self.ours, self.accepted = True, False
         self.document = decode_document(text, url=self.url)
 
+    def share(self) -> None:
+        """Commit what was written in place and, until the next change, be like a reader: others may open the file."""
+        if not self.handle.alone or self.handle.child:
+            return
+        if self.ours and (self.marked or self.accepted):
+            self.commit(self.document.header)
+        elif self.marked:
+            self.handle.unflushed = True
+            self._settle()
+            self._unmark()
+        if self.handle.alone:
+            self._settle()
+            self._join_readers()
+
     def _join_readers(self) -> None:
         """Be like a reader until the next change: others may open what was saved."""
         self.handle.lock(alone=False, timeout=self.timeout, why="after saving")

@@ -190,6 +190,8 @@ class H5Store(Store):
         """To read: a file has one writer, and that is this store."""
         if self._session.handle.temporary:
             raise StoreNotFoundError(f"{self.url} is not saved yet: no other process can open it", url=self.url)
+        if self.writable:
+            self._session.share()  # or whoever opens it would wait for us
         return self._session.path, "r", {k: v for k, v in self._arguments.items() if v is not None}
 
     # -- catalogue --------------------------------------------------------------------
