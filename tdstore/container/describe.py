@@ -8,10 +8,13 @@ from typing import Any
 import torch
 
 from tdstore.container.core import GROUP, LEAF
-from tdstore.container.nontensor import NonTensor
+from tdstore.container.nontensor import NonTensor, NonTensorData, from_json
 from tdstore.errors import UnsupportedError, UntrustedDataError
 from tdstore.header import Group
+from tdstore.hookspecs import Codec
+from tdstore.registry import registry
 from tdstore.types import LeafSpec, Path, path_text
+from tdstore.values import decode_value, encode_value
 
 
 def describe(td: Any, prefix: Path = ()) -> tuple[dict[Path, Group], dict[Path, LeafSpec]]:
@@ -62,12 +65,38 @@ def group_of(node: Any, values: dict[str, Any]) -> Group:
 def value_json(value: NonTensor, path: Path) -> Any:
     """The envelope of a value; an error that names its key if it is not plain data."""
     try:
+        codec = _codec_of(value)
+        if codec is not None:
+            return {"codec": codec.name, "data": encode_value(codec.encode(value.plain()))}
         return value.to_json()
     except (TypeError, ValueError) as error:
         raise UntrustedDataError(
             f"the value {path_text(path)} cannot be stored: {error}",
             hint="store plain data (numbers, strings, lists, dicts, bytes, ...), or exclude the key before saving",
         ) from error
+
+
+def _codec_of(value: NonTensor) -> Codec | None:
+    """The plugin's codec for one value that is not plain data."""
+    if not isinstance(value, NonTensorData) or type(value.data).__module__ == "builtins":
+        return None
+    return next((c for c in registry().codecs() if c.kind is type(value.data)), None)
+
+
+def decoded(envelope: Any, batch_size: torch.Size) -> NonTensor:
+    """The entry that `value_json` described.
+
+    Raises:
+        ValueError: malformed. UntrustedDataError: no installed plugin brings its codec.
+    """
+    if not isinstance(envelope, dict) or "codec" not in envelope:
+        return from_json(envelope, batch_size)
+    codec = next((c for c in registry().codecs() if c.name == envelope["codec"]), None)
+    if codec is None:
+        raise UntrustedDataError(
+            f"the codec {envelope['codec']!r} is not installed", hint="install the plugin that wrote this value"
+        )
+    return NonTensorData(codec.decode(decode_value(envelope["data"])), batch_size)
 
 
 def _nodes(td: Any, path: Path) -> Iterator[tuple[Path, Any]]:

@@ -9,8 +9,9 @@ import msgspec
 import torch
 
 from tdstore.container.core import GROUP, LEAF, VALUE
-from tdstore.container.nontensor import NonTensor, from_json
-from tdstore.errors import CorruptStoreError, KeyNotFoundError, ReadOnlyError, StoreError
+from tdstore.container.describe import decoded
+from tdstore.container.nontensor import NonTensor
+from tdstore.errors import CorruptStoreError, KeyNotFoundError, ReadOnlyError, StoreError, UntrustedDataError
 from tdstore.header import Group, Header
 from tdstore.hookspecs import Backend
 from tdstore.io.opening import open_store
@@ -70,7 +71,9 @@ class StoreHandle:
         """The non-tensor entry at a path."""
         group = self.groups[path[:-1]]
         try:
-            return from_json(group.values[path[-1]], torch.Size(group.batch_size or ()))
+            return decoded(group.values[path[-1]], torch.Size(group.batch_size or ()))
+        except UntrustedDataError:
+            raise  # a TypeError too, but about a missing codec
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptStoreError(
                 f"the value {path_text(path)} of {self.store.url} is malformed: {error}", url=self.store.url
