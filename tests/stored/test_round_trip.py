@@ -98,8 +98,6 @@ def test_copies_are_independent(backend, place, rich):
 
 
 def test_save_over_its_own_source(reopened, place, rich):
-    if reopened == "named shared":
-        pytest.skip("a mapping of an old arena stays valid by design; covered in tests/shared")
     where = place(reopened)
     rich.save(**where).close()
     for mode in ("r", "r+"):
