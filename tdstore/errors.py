@@ -16,6 +16,7 @@
         ├── StoreExistsError      (FileExistsError, RuntimeError)
         ├── StoreClosedError      (ValueError)
         ├── StoreBusyError        (BlockingIOError)
+        │   └── ConflictError
         ├── ReadOnlyError         (PermissionError, RuntimeError)
         ├── UnsupportedError      (NotImplementedError)
         ├── StoreIOError          (OSError)
@@ -119,6 +120,10 @@ class StoreClosedError(StoreError, ValueError):
 
 class StoreBusyError(StoreError, BlockingIOError):
     """Another process holds the store."""
+
+
+class ConflictError(StoreBusyError):
+    """Another writer committed first; nothing of this writer was published."""
 
 
 class ReadOnlyError(StoreError, PermissionError, RuntimeError):

@@ -191,7 +191,7 @@ def allocate(fd: int, offset: int, size: int) -> None:
     os.posix_fallocate(fd, offset, size)
 
 
-def create_file(name: str, parent: int, data: bytes, *, sync: bool = False) -> None:
+def create_file(name: str, parent: int, data: bytes | bytearray | memoryview, *, sync: bool = False) -> None:
     """Write a new small file."""
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE, 0o666, dir_fd=parent)
     try:
@@ -202,7 +202,7 @@ def create_file(name: str, parent: int, data: bytes, *, sync: bool = False) -> N
         os.close(fd)
 
 
-def replace_file(name: str, parent: int, data: bytes, *, sync: bool = False) -> None:
+def replace_file(name: str, parent: int, data: bytes | bytearray | memoryview, *, sync: bool = False) -> None:
     """Write a small file so that a reader sees the old one or the new one whole."""
     temp = temp_name()
     try:

@@ -1,4 +1,4 @@
-"""What a plugin can tell tdstore: four hooks, and the declaration of a backend.
+"""What a plugin can tell tdstore: five hooks, and the declaration of a backend.
 
 A plugin is a module named by an entry point in group `tdstore`:
 
@@ -17,12 +17,13 @@ Declaring must stay cheap: import nothing heavy at module level.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pluggy
 
+from tdstore.engine import Engine
 from tdstore.store import Cap, Store
 
 hookspec = pluggy.HookspecMarker("tdstore")
@@ -84,3 +85,11 @@ def tdstore_codecs() -> Iterable[Codec]:  # type: ignore[empty-body]
 @hookspec
 def tdstore_store_opened(store: Store) -> None:
     """A store was opened: look, measure, do not touch."""
+
+
+@hookspec(firstresult=True)
+def tdstore_open_engine(url: str, options: Mapping[str, Any]) -> Engine | None:
+    """Open an engine at a URL, so that any format can be read from it; None when the scheme is not yours.
+
+    `options` are the user's `storage_options=`: credentials, endpoint, timeout. Local paths never come here.
+    """

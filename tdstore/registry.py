@@ -7,7 +7,7 @@ import importlib
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -16,6 +16,7 @@ from typing import Any
 import pluggy
 
 from tdstore import hookspecs
+from tdstore.engine import Engine
 from tdstore.errors import (
     AmbiguousBackendError,
     BrokenPluginError,
@@ -26,6 +27,7 @@ from tdstore.errors import (
     UnknownBackendError,
 )
 from tdstore.hookspecs import Backend, Codec
+from tdstore.localengine import LocalEngine
 from tdstore.store import Store
 from tdstore.types import MODES, Mode
 
@@ -319,6 +321,30 @@ class Registry:
             except Exception as error:  # an onlooker must not take the store away
                 self._keep_error(impl.plugin_name, "tdstore_store_opened", error)
         return store
+
+    def engine(self, url: str, options: Mapping[str, Any] | None = None) -> Engine:
+        """Open an engine: the core's own for a local path or `file://`, a plugin's for every other URL.
+
+        Raises:
+            MissingDependencyError: the plugin for that scheme is not installed.
+            UnknownBackendError: nobody knows the scheme. StoreError: as the engine says.
+        """
+        scheme, rest = split_scheme(url)
+        if "::" not in url and (not scheme or scheme.lower() in ("file", "local")):
+            return LocalEngine(rest)
+        self._claims()
+        for impl in reversed(self._manager.hook.tdstore_open_engine.get_hookimpls()):
+            given = {"url": url, "options": options or {}}
+            found = impl.function(*(given[name] for name in impl.argnames))
+            if found is not None:
+                if not isinstance(found, Engine):
+                    raise BrokenPluginError(
+                        f"plugin {impl.plugin_name!r} returned {type(found).__name__}, not a tdstore.engine.Engine"
+                    )
+                return found
+        if "remote" not in self._claims():
+            self.get("remote")  # says what to install, or why the installed one failed
+        raise self._unknown(f"no engine knows the scheme {scheme!r} of {url!r}", scheme)
 
     def _opener(self, backend: Backend) -> Callable[..., Store]:
         module, _, attribute = backend.opener.partition(":")

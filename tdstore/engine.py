@@ -1,0 +1,138 @@
+"""Engines: how bytes are reached. A backend is a format, an engine brings its bytes.
+
+An engine is rooted at one URL; keys are relative, their parts separated by `/`. Objects are read by
+ranges, many at a time, and written whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Self
+
+from tdstore.errors import UnsupportedError
+from tdstore.ranges import Range
+
+Buffer = bytes | bytearray | memoryview
+
+
+class EngineCap(enum.Flag):
+    """What an engine can do at its URL."""
+
+    NONE = 0
+    WRITE = enum.auto()
+    """`put` and `delete`."""
+    LIST = enum.auto()
+    """`list`. Plain http has none."""
+    CONDITIONAL = enum.auto()
+    """`put` honours `if_absent` and `if_match`, atomically against every other writer."""
+    ASYNC = enum.auto()
+    """`aget_ranges` is native, not a thread."""
+
+
+class Blob(NamedTuple):
+    """A whole object, with the tag (ETag, generation) of the version that was read."""
+
+    data: Buffer
+    tag: str | None
+
+
+class Entry(NamedTuple):
+    """One object of a listing."""
+
+    key: str
+    size: int
+    modified: float
+    """Seconds since the epoch, by the server's clock."""
+
+
+class Engine(ABC):
+    """Objects below one URL, as bytes.
+
+    Every method may be called from several threads. Errors are those of `tdstore.errors`, with the
+    URL of the object: `StoreNotFoundError` (no such object: never zeros), `ReadOnlyError` (not
+    allowed to write), `StoreIOError`, and `TransientError` once retries and the deadline are spent.
+    """
+
+    url: str
+    """The root, without credentials; for messages."""
+
+    @property
+    @abstractmethod
+    def can(self) -> EngineCap:
+        """What it can do. May ask the server the first time (conditional puts are probed, not assumed)."""
+
+    @abstractmethod
+    def get(self, key: str, limit: int | None = None) -> Blob:
+        """A whole object and its tag, in one request.
+
+        Raises:
+            StoreNotFoundError: no such object. CorruptStoreError: it is larger than `limit` bytes.
+        """
+
+    @abstractmethod
+    def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
+        """The bytes of each range, in order, fetched concurrently: one round, however many there are.
+
+        Ranges are fetched as they are asked for (`tdstore.ranges.Batch` merges and splits them); each
+        answer is as long as its range, or `CorruptStoreError` tells that the object ends before.
+        """
+
+    @abstractmethod
+    def size(self, key: str) -> int:
+        """Bytes of an object."""
+
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
+        """Write a whole object, atomically; returns its new tag, where the medium has tags.
+
+        Args:
+            if_absent: only if no object of that name is there.
+            if_match: only if the object has this tag still.
+
+        Raises:
+            ConflictError: the condition does not hold; nothing was written. After an answer was lost
+                the object may be there though this is raised: read it back to know.
+            UnsupportedError: read-only, or a condition where the medium knows none (CONDITIONAL).
+        """
+        raise self.unsupported(EngineCap.WRITE)
+
+    def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
+        """Write several objects concurrently; when this raises, some of them may be there."""
+        for key, data in items:
+            self.put(key, data)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects; one that is not there is no error."""
+        raise self.unsupported(EngineCap.WRITE)
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """All objects whose keys start with `prefix`, at any depth, in any order."""
+        raise self.unsupported(EngineCap.LIST)
+
+    async def aget_ranges(self, ranges: Sequence[Range]) -> Sequence[Buffer]:
+        """As `get_ranges`, without blocking the event loop."""
+        return await asyncio.to_thread(self.get_ranges, ranges)
+
+    def close(self) -> None:
+        """Let go of connections and files. Twice is fine."""
+
+    def where(self, key: str) -> str:
+        """The URL of an object, for messages."""
+        return f"{self.url.rstrip('/')}/{key}" if key else self.url
+
+    def unsupported(self, cap: EngineCap) -> UnsupportedError:
+        """The error for an ability that this engine lacks."""
+        what = {
+            EngineCap.WRITE: "be written to",
+            EngineCap.LIST: "list what it holds",
+            EngineCap.CONDITIONAL: "put an object only if nobody else has (conditional put)",
+        }.get(cap, cap.name)
+        return UnsupportedError(f"{self.url} cannot {what}", url=self.url)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
