@@ -13,7 +13,8 @@ PACKAGES := tdstore $(foreach plugin,$(PLUGINS),$(plugin)/$(subst -,_,$(notdir $
 
 # What builds our distributions, and what tests and shows them. Versions are in constraints-dev.txt.
 BUILD_TOOLS := hatchling editables
-DEV_TOOLS := pytest pytest-timeout pytest-xdist hypothesis tensordict mypy ruff tqdm ale-py gymnasium
+DEV_TOOLS := pytest pytest-timeout pytest-xdist hypothesis tensordict mypy ruff tqdm ale-py gymnasium \
+    'moto[server]' boto3 s3fs xarray safetensors
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints-dev.txt
 
 # Tests run on this many processes; PYTEST_WORKERS=0 for one, in this process.
@@ -53,6 +54,8 @@ kit: $(STAMP)
 	$(BIN)/python -m tdstore.testing shared --location shm://kit-
 	$(BIN)/python -m tdstore.testing memmap
 	$(BIN)/python -m tdstore.testing h5
+	$(BIN)/python -m tdstore.testing zarr
+	$(BIN)/python -m tdstore.testing remote --location memory://kit-
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/ops.py $(ARGS)
