@@ -18,7 +18,14 @@ import msgspec
 from tdstore.checksums import BLOCK, Sums, crc32c
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import CorruptStoreError
-from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
+from tdstore.header import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    Header,
+    header_from_builtins,
+    header_to_builtins,
+    without_collection,
+)
 from tdstore.types import Path, path_text
 
 NAME = "tdstore.json"
@@ -27,6 +34,8 @@ MAX_FILE_BYTES = MAX_BYTES + 64
 MAX_LEAVES = 1_000_000
 MAX_DIMS = 64
 MAX_NAME_BYTES = 255
+OBJECTS_START = b'{"layout":"objects",'
+"""How the document of the object layout begins."""
 
 _FIRST_LINE = re.compile(rb"TDS(\d{1,6}) ([0-9a-f]{8})\n")
 
@@ -86,14 +95,24 @@ def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str) -
         for path in paths:
             if len(path) > MAX_DEPTH:
                 raise ValueError(f"a {what} of {url} is nested {len(path)} levels deep; the limit is {MAX_DEPTH}")
+    return seal(body)
+
+
+def seal(body: bytes) -> bytes:
+    """A document with the first line that tells its version and checksum."""
     return b"TDS%d %08x\n" % (VERSION, crc32c(body)) + body
 
 
-def decode_manifest(data: bytes, *, url: str) -> tuple[Manifest, Header]:
-    """Parse and check a manifest.
+def is_objects(body: bytes) -> bool:
+    """Whether a document describes the object layout (`tdstore.objects`), not a directory of files."""
+    return body.startswith(OBJECTS_START)
+
+
+def unseal(data: bytes, *, url: str) -> bytes:
+    """The document below the first line, once version, size and checksum are right.
 
     Raises:
-        CorruptStoreError: damaged, of another version, or describing what cannot be.
+        CorruptStoreError: damaged, or of another version.
     """
     head = _FIRST_LINE.match(data)
     if head is None:
@@ -113,11 +132,28 @@ def decode_manifest(data: bytes, *, url: str) -> tuple[Manifest, Header]:
             url=url,
             hint=_RESTORE,
         )
+    return body
+
+
+def decode_manifest(data: bytes, *, url: str) -> tuple[Manifest, Header]:
+    """Parse and check a manifest.
+
+    Raises:
+        CorruptStoreError: damaged, of another version or layout, or describing what cannot be.
+    """
+    body = unseal(data, url=url)
+    if is_objects(body):
+        raise CorruptStoreError(
+            f"{url}: {NAME} describes the object layout, not a directory of files",
+            url=url,
+            hint="open it as a remote store: storage='remote'",
+        )
     # Counting the bytes of a field that each leaf has is cheap; decoding millions of records is not.
     if body.count(b'"nbytes":') > MAX_LEAVES:
         raise CorruptStoreError(f"{url}: {NAME} has more than {MAX_LEAVES} leaves", url=url)
     try:
-        manifest = _decoder.decode(body)
+        with without_collection():
+            manifest = _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptStoreError(f"{url}: {NAME} is not readable: {error}", url=url) from error
     header = header_from_builtins(manifest.header, url=url)

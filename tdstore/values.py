@@ -105,6 +105,12 @@ def _complex(pair: Any) -> complex:
     return complex(real, imag)
 
 
+def _size(sizes: list[int]) -> torch.Size:
+    if not all(type(n) is int and 0 <= n < 2**63 for n in sizes):
+        raise ValueError(f"no size: {sizes!r}")
+    return torch.Size(sizes)
+
+
 def _float(text: str) -> float:
     return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[text]
 
@@ -112,7 +118,7 @@ def _float(text: str) -> float:
 _TAGGED: tuple[tuple[type, str, Callable[[Any], Any], Callable[[Any], Any]], ...] = (
     (tuple, "$tuple", list, tuple),
     (bytes, "$bytes", lambda v: base64.b64encode(v).decode(), lambda v: base64.b64decode(v, validate=True)),
-    (torch.Size, "$size", list, torch.Size),
+    (torch.Size, "$size", list, _size),
     (torch.dtype, "$dtype", dtype_name, as_dtype),
     (torch.device, "$device", str, torch.device),
     (complex, "$complex", lambda v: [v.real, v.imag], _complex),

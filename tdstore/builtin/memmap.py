@@ -74,8 +74,9 @@ def open_memmap(
         verify: "size" checks sizes and three small samples of each leaf, "full" every byte, "none" sizes only.
         recover: "accept" takes leaves as they are that a writer left unfinished or somebody else changed.
         max_bytes: refuse a store that declares more data.
-        preallocate: reserve disk space for new leaves, so that writing through a mapping cannot meet a full disk
-            (which ends the process); default: for leaves of at most 256 MiB. Others take it as they are written.
+        preallocate: reserve disk space for new leaves when they are made; default: for those of at most 256 MiB. For
+            others tdstore takes it before it writes to them; torch's own operations on a leaf, which do not, end the
+            process if the disk is full then.
         lock_timeout: seconds to wait for another process that holds the store.
 
     Raises:
@@ -236,6 +237,8 @@ class MemmapStore(ResidentStore):
             self._files[leaf.path] = leaf
             if shared and leaf.file:
                 self._layout.adopt(leaf.path, leaf.file)
+            if shared and leaf.sparse:
+                self._writer.watch(leaf)
             self._leaves[leaf.path] = self._wrap(leaf)
 
     def _recover(self, contents: Contents, stale: list[LeafFile], log: session.Log) -> None:
@@ -351,11 +354,14 @@ class MemmapStore(ResidentStore):
 
     def write(self, writes: Sequence[Write]) -> None:
         self._check_writable()
-        leaves = [self._leaf(w.path) for w in writes]
-        with files.io_errors(self.url, "writing"):
-            for leaf, w in zip(leaves, writes, strict=True):
-                if leaf.nbytes and w.value.numel():
-                    self._writer.write(leaf, w.index, w.value, partial(self._mapped, w.path))
+        wanted = [(self._leaf(w.path), w) for w in writes]
+        wanted = [(leaf, w) for leaf, w in wanted if leaf.nbytes and w.value.numel()]
+        if not self._hold.building:
+            for leaf, w in wanted:  # all, before the first row of any is overwritten
+                self._writer.reserve(leaf, w.index)
+        for leaf, w in wanted:
+            with files.io_errors(self.url, f"writing leaf {path_text(w.path)}"):
+                self._writer.write(leaf, w.index, w.value, partial(self._mapped, w.path))
 
     def delete(self, paths: Sequence[Path]) -> None:
         self._check_writable()

@@ -162,6 +162,7 @@ class Hold:
             if self.private:
                 self._tell_lost()
             for leaf in self.files.values():
+                leaf.holes = None
                 if leaf.fd >= 0:
                     os.close(leaf.fd)
                     leaf.fd = -1

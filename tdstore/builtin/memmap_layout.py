@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tdstore.checksums import EMPTY, Sums
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
+from tdstore.holes import Holes
 from tdstore.keys import encode_file_name, encode_names, fold
 from tdstore.manifest import LeafRecord, leaf_record
 from tdstore.session import FileParts
@@ -25,17 +26,19 @@ class LeafFile:
     """One leaf of an open store and its file. Holds no tensor that was handed out."""
 
     __slots__ = (
-        "allocated",
+        "__weakref__",
         "dtype",
         "fd",
         "file",
         "fill",
         "grown",
         "handed",
+        "holes",
         "nbytes",
         "path",
         "probe",
         "shape",
+        "sparse",
         "sums",
         "temp",
         "unsynced",
@@ -49,8 +52,10 @@ class LeafFile:
     """Name in the root while it is not part of the store yet."""
     sums: Sums | None
     """None once the data may have changed since."""
-    allocated: bool
-    """Every byte has a block on the medium, so that stores through the mapping cannot fail."""
+    holes: Holes | None
+    """None when every byte has a block on the medium, so that stores through the mapping cannot fail."""
+    sparse: bool
+    """Whether its file had holes when it was opened."""
     fd: int
     probe: Tensor | None
     """The mapped tensor; shares its version counter with what was handed out."""
@@ -70,11 +75,11 @@ class LeafFile:
         self.file = file if self.nbytes else ()
         self.temp = None
         self.sums = None if self.nbytes else EMPTY
-        self.allocated = not self.nbytes
+        self.holes = None
         self.fd = -1
         self.probe = None
         self.version = 0
-        self.handed = self.grown = self.unsynced = False
+        self.handed = self.grown = self.unsynced = self.sparse = False
 
     @classmethod
     def from_record(cls, record: LeafRecord) -> LeafFile:

@@ -129,7 +129,7 @@ def check_and_map(
                     if not accept or (info.st_size != leaf.nbytes and now.log is None):
                         raise CorruptStoreError(f"{url}: {reason}", url=url, hint=_ACCEPT)
                     leaf.sums = None
-                leaf.allocated = info.st_blocks * 512 >= leaf.nbytes
+                leaf.sparse = info.st_blocks * 512 < leaf.nbytes
                 _map(fd, leaf, shared=shared, url=url)
             finally:
                 os.close(fd)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +19,8 @@ from tdstore.builtin.mmtensor import byte_blocks, map_fd
 from tdstore.builtin.resident import put
 from tdstore.checksums import BLOCK, Summer, sums_of_file, sums_of_zeros
 from tdstore.dtypes import to_numpy
-from tdstore.errors import CorruptStoreError
+from tdstore.errors import CorruptStoreError, StoreClosedError
+from tdstore.holes import Holes
 from tdstore.indexing import last_wins, runs
 from tdstore.types import StoreIndex, path_text
 
@@ -74,10 +78,10 @@ class LeafWriter:
         leaf.unsynced = True
         if allocate:
             files.allocate(leaf.fd, 0, leaf.nbytes)
-            leaf.allocated = True
+        elif not leaf.fill:
+            self.watch(leaf)
         if leaf.fill:
             self._fill(leaf, 0)
-            leaf.allocated = True
         else:
             leaf.sums = sums_of_zeros(leaf.nbytes)
 
@@ -93,6 +97,42 @@ class LeafWriter:
         """Map a leaf, shared."""
         if leaf.nbytes:
             leaf.probe = map_fd(self.fd(leaf), leaf.shape, leaf.dtype, shared=True, path="/".join(leaf.file))
+            if leaf.holes is not None:
+                leaf.holes.guard(leaf.probe)
+
+    # -- room ----------------------------------------------------------------------------
+    def watch(self, leaf: LeafFile) -> None:
+        """The file of a leaf has holes: blocks are taken before anything is written into them."""
+        leaf.holes = Holes(leaf.nbytes, partial(self._allocate, weakref.ref(leaf)))
+        if leaf.probe is not None:
+            leaf.holes.guard(leaf.probe)
+
+    def _allocate(self, ref: weakref.ref[LeafFile], start: int, stop: int) -> None:
+        leaf, hold = ref(), self._hold
+        assert leaf is not None
+        with files.io_errors(hold.url, f"taking room for leaf {path_text(leaf.path)}"):
+            if hold.session is not None and hold.session.detached:
+                raise StoreClosedError(
+                    f"{hold.url} was replaced by a later save of this process, and leaf {path_text(leaf.path)} with it",
+                    url=hold.url,
+                    hint="open the location again to write to the new data",
+                )
+            files.allocate(self.fd(leaf), start, stop - start)
+
+    def reserve(self, leaf: LeafFile, index: StoreIndex) -> None:
+        """Take room for what a write at an index needs: whole rows, a little more than that."""
+        if leaf.holes is None:
+            return
+        rows = index[0] if index else slice(0, 1, 1)
+        row = leaf.nbytes // leaf.shape[0] if index else leaf.nbytes
+        if isinstance(rows, Tensor):
+            leaf.holes.spans(rows.numpy() * row, row)
+        elif rows.step == 1:
+            leaf.holes.span(rows.start * row, rows.stop * row)
+        else:
+            leaf.holes.spans(np.arange(rows.start, rows.stop, rows.step) * row, row)
+        if not leaf.holes.left:
+            leaf.holes = None
 
     def grow(self, old: LeafFile, new: LeafFile) -> None:
         """Lengthen a file in place: old mappings, here and elsewhere, go on sharing its rows."""
@@ -105,6 +145,8 @@ class LeafWriter:
         files.truncate(fd, new.nbytes)
         if new.fill:
             self._fill(new, old.nbytes)
+        if old.holes is not None or not new.fill:
+            self.watch(new)
 
     def set_aside(self, leaf: LeafFile) -> None:
         """Give a leaf's file a temporary name, from which it can be placed under another."""
@@ -175,20 +217,16 @@ class LeafWriter:
         if _is_full(index, leaf.shape):
             self._write_whole(leaf, value)
             return
-        first, *rest = index
-        if leaf.allocated and (leaf.probe is not None or isinstance(first, Tensor)):
-            leaf.sums = None
-            put(view(), index, value)
-            return
         leaf.sums = None
-        if _is_full(tuple(rest), leaf.shape[1:]):
-            self._write_rows(leaf, first, value)
-        else:
-            fd, row = self.fd(leaf), leaf.nbytes // leaf.shape[0]
-            for start, stop in _row_runs(first):
-                files.allocate(fd, start * row, (stop - start) * row)
+        first, *rest = index
+        filled = leaf.holes is None
+        self.reserve(leaf, index)
+        by_rows = _is_full(tuple(rest), leaf.shape[1:])
+        if not by_rows or (filled and (leaf.probe is not None or isinstance(first, Tensor))):
             put(view(), index, value)
-        leaf.allocated = os.fstat(self.fd(leaf)).st_blocks * 512 >= leaf.nbytes
+        else:
+            # Fresh pages cost a fault each when they are written through a mapping.
+            self._write_rows(leaf, first, value)
 
     def _write_whole(self, leaf: LeafFile, value: Tensor) -> None:
         fd = self.fd(leaf)
@@ -202,7 +240,9 @@ class LeafWriter:
             at += len(block)
             if ours:
                 summer.add(block)
-        leaf.allocated = True
+        if leaf.holes is not None:
+            leaf.holes.filled()
+            leaf.holes = None
         if ours:
             leaf.sums = summer.sums()
 

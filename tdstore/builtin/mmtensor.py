@@ -192,10 +192,10 @@ class MemoryMappedTensor(Tensor):
         if dtype is None:
             dtype = torch.get_default_dtype() if fill_value in (0, 1) else torch.tensor(fill_value).dtype
         name = None if filename is None else os.path.abspath(os.fspath(filename))
-        tensor = cls._make(torch.Size(sizes), dtype, name, existsok=existsok, source=None)
-        if fill_value:
-            tensor.fill_(fill_value)
-        return tensor  # type: ignore[return-value]
+        size = torch.Size(sizes)
+        # Written to the file, not through the mapping: a full disk is an error, then.
+        source = torch.full((), fill_value, dtype=dtype).expand(size) if fill_value else None
+        return cls._make(size, dtype, name, existsok=existsok, source=source)  # type: ignore[return-value]
 
     @classmethod
     def empty_like(cls, other: Tensor, *, filename: Any = None, **kw: Any) -> Self:

@@ -7,8 +7,10 @@ manifest with new checksums; then the mark goes. A crash in between leaves the m
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import secrets
+import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,6 +74,7 @@ class Session:
     exclusive: bool = False
     """Whether publishing must not replace anything."""
     _datasets: dict[Path, h5py.Dataset] = field(default_factory=dict)
+    _thread: int = 0
 
     def begin(self, handle: Handle, *, exclusive: bool) -> None:
         """Start on a new, empty file."""
@@ -83,6 +86,8 @@ class Session:
         self.handle = handle
         self.raw = RawFile(handle.fd, self.url)
         handle.open(handle.path, mode, self.libver)
+        self._thread = threading.get_ident()
+        _OPEN.add(self)
         if mode != "r":
             _LIVE.add(self)
 
@@ -396,6 +401,33 @@ class Session:
                 raise CorruptStoreError(f"{self.url}: {path_text(fault.path)}: {fault.reason}", url=self.url)
 
 
+def _lock(session: Session, handle: Handle, *, write: bool) -> None:
+    """Wait for the file's lock, but not for what this very thread has open: it could not close that meanwhile."""
+    why = "to write in place" if write else "to read"
+    try:
+        handle.lock(alone=write, timeout=0, why=why)
+        return
+    except StoreBusyError:
+        if _own_rival(handle, write=write):
+            gc.collect()  # what was dropped without close() may still be there
+        if _own_rival(handle, write=write):
+            raise StoreBusyError(
+                f"{session.url} is already open {'' if write else 'for writing '}in this process",
+                url=session.url,
+                hint="close() that one first, or work with it",
+            ) from None
+    handle.lock(alone=write, timeout=session.timeout, why=why)
+
+
+def _own_rival(handle: Handle, *, write: bool) -> bool:
+    info = os.fstat(handle.fd)
+    others = [s.handle for s in list(_OPEN) if s._thread == threading.get_ident() and s.handle.fd >= 0]
+    return any(
+        (write or h.alone) and not h.child and h.locking is not False and os.path.samestat(os.fstat(h.fd), info)
+        for h in others
+    )
+
+
 def _differences(leaves: Mapping[Path, Leaf], specs: Mapping[Path, LeafSpec], named: set[Path]) -> Sequence[str]:
     found = [f"{path_text(p)} is in the manifest, but not in the file" for p in specs if p not in leaves]
     found += [
@@ -412,7 +444,7 @@ def open_session(session: Session, *, write: bool, verify: str, accept: bool) ->
     for _ in range(100):
         handle = open_plain(session.path, session.url, write=write, locking=session.locking)
         try:
-            handle.lock(alone=write, timeout=session.timeout, why="to write in place" if write else "to read")
+            _lock(session, handle, write=write)
             if handle.is_at(session.path):
                 session._attach(handle, "r+" if write else "r")
                 mark = session.load()
@@ -430,7 +462,10 @@ def open_session(session: Session, *, write: bool, verify: str, accept: bool) ->
 
 
 _CHANGED = "if another program changed the file on purpose, recover='accept' takes it as it is"
+_OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
+"""Every session of this process."""
 _LIVE: weakref.WeakSet[Session] = weakref.WeakSet()
+"""Those that write."""
 
 
 @atexit.register

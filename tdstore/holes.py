@@ -1,0 +1,162 @@
+"""Room on the medium for tensors over files with holes, taken before anything is written through the mapping.
+
+A store into a hole needs a free block at that moment; where there is none the system ends the process with
+SIGBUS. So whatever writes into tensors that it was given asks first, at the cost of one test while no such file
+is mapped:
+
+    if HOLES:
+        reserve(leaf, index)
+    leaf[index] = value
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+CHUNK = 64 << 10
+"""Room is taken, and remembered, in pieces of this many bytes."""
+_MANY = 1 << 20
+_UNRESERVED, _RESERVED = b"\0", b"\1"
+
+HOLES: dict[int, weakref.ref[Holes]] = {}
+"""By the address of each writable mapping that may have holes."""
+
+
+class Holes:
+    """Which parts of one file may lack blocks. Its owner keeps it for as long as the file is mapped.
+
+    Args:
+        nbytes: length of the file.
+        allocate: reserves blocks for the bytes from `start` to `stop`, or raises a `StoreError` that names the leaf.
+    """
+
+    __slots__ = ("__weakref__", "_address", "_allocate", "_chunks", "_left", "nbytes")
+
+    def __init__(self, nbytes: int, allocate: Callable[[int, int], None]) -> None:
+        self.nbytes = nbytes
+        self._allocate = allocate
+        # Memory of a long bytearray is taken as it is touched: a terabyte of holes costs nothing.
+        self._chunks = bytearray(-(-nbytes // CHUNK))
+        self._left = len(self._chunks)
+        self._address = 0
+
+    @property
+    def left(self) -> bool:
+        """Whether any part may still lack its blocks."""
+        return self._left > 0
+
+    def guard(self, mapped: Tensor) -> None:
+        """Make `reserve` know the tensors over this mapping, which begins where the file does."""
+        address = self._address = mapped.untyped_storage().data_ptr()
+
+        def forget(ref: weakref.ref[Holes]) -> None:
+            if HOLES.get(address) is ref:
+                del HOLES[address]
+
+        HOLES[address] = weakref.ref(self, forget)
+
+    def filled(self) -> None:
+        """Every part has its blocks now."""
+        self._left = 0
+        self._chunks = bytearray()
+        ref = HOLES.get(self._address)
+        if ref is not None and ref() is self:
+            del HOLES[self._address]
+
+    def span(self, start: int, stop: int) -> None:
+        """Take room for the bytes from `start` to `stop`."""
+        chunks = self._chunks
+        end = min(-(-stop // CHUNK), len(chunks))
+        first = chunks.find(_UNRESERVED, start // CHUNK, end)
+        while first >= 0:
+            last = chunks.find(_RESERVED, first, end)
+            last = end if last < 0 else last
+            self._allocate(first * CHUNK, min(last * CHUNK, self.nbytes))
+            chunks[first:last] = _RESERVED * (last - first)
+            self._left -= last - first
+            first = chunks.find(_UNRESERVED, last, end)
+        if not self._left and chunks:
+            self.filled()
+
+    def spans(self, starts: np.ndarray[Any, Any], length: int) -> None:
+        """Take room for `length` bytes from each of `starts`."""
+        if len(starts) > 1 and 0 < length <= CHUNK and self._left:
+            # Each lies in two chunks at most: those that still lack blocks, once each.
+            touched = np.unique(np.concatenate([starts, starts + (length - 1)]) // CHUNK)
+            touched = touched[np.frombuffer(self._chunks, np.uint8)[touched] == 0]
+            starts, length = touched * CHUNK, CHUNK
+        for start in starts.tolist():
+            self.span(start, start + length)
+
+
+def reserve(tensor: Tensor, terms: Sequence[Any] = ()) -> None:
+    """Take room for what `tensor[terms] = value` writes; nothing to do unless its memory is a file with holes.
+
+    Args:
+        terms: ints, slices, None, Ellipsis and tensors, already found to fit the tensor.
+
+    Raises:
+        StoreIOError: the medium has no room; nothing was written.
+    """
+    try:
+        ref = HOLES.get(tensor.untyped_storage().data_ptr())
+    except (RuntimeError, NotImplementedError):
+        return  # sparse, fake, ...: no memory of its own
+    holes = None if ref is None else ref()
+    if holes is None or not holes.left:
+        return
+    target, rows = _narrowed(tensor, terms)
+    if target.numel():
+        starts, depth = _blocks(target, rows)
+        item = target.itemsize
+        holes.spans((starts + int(target.storage_offset())) * item, _extent(target, depth) * item)
+
+
+def _blocks(target: Tensor, rows: Tensor | None) -> tuple[np.ndarray[Any, Any], int]:
+    """Where the blocks of elements to write begin, and from which dimension on they are one block."""
+    columns: list[np.ndarray[Any, Any]]
+    if rows is None:
+        depth = next(d for d in range(target.ndim + 1) if _is_dense(target, d))
+        if math.prod(target.shape[:depth]) > _MANY:
+            depth = 0
+        sizes = [n if target.stride(i) else 1 for i, n in enumerate(target.shape[:depth])]
+        columns = list(np.indices(sizes).reshape(depth, math.prod(sizes)))
+    else:
+        picked = rows.cpu().nonzero().T if rows.dtype is torch.bool else rows.cpu().reshape(1, -1)
+        columns = [column.numpy() % target.shape[i] for i, column in enumerate(picked)]
+    starts = np.zeros(len(columns[0]) if columns else 1, np.int64)
+    for i, column in enumerate(columns):
+        starts += column * target.stride(i)
+    return starts, len(columns)
+
+
+def _narrowed(tensor: Tensor, terms: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+    """The part that terms select: a view, and rows (or a mask) of it if they begin so. Larger where it is not plain."""
+    for at, term in enumerate(terms):
+        if type(term) is int:
+            continue
+        tensor = tensor[tuple(terms[:at])]
+        plain = all(t is None or t is Ellipsis or isinstance(t, (int, slice)) for t in terms[at:])
+        if plain and not any(isinstance(t, bool) for t in terms[at:]):
+            return tensor[tuple(terms[at:])], None
+        is_rows = isinstance(term, Tensor) and (term.dtype is torch.bool or not term.dtype.is_floating_point)
+        return tensor, term if is_rows and term.ndim else None
+    return tensor[tuple(terms)], None
+
+
+def _extent(tensor: Tensor, first: int = 0) -> int:
+    """Elements from the first to behind the last one along the dimensions from `first` on."""
+    sizes, strides = tensor.shape[first:], tensor.stride()[first:]
+    return 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
+
+
+def _is_dense(tensor: Tensor, first: int) -> bool:
+    """Whether those dimensions fill at least half of the memory that they span."""
+    return _extent(tensor, first) <= 2 * math.prod(tensor.shape[first:])

@@ -1,0 +1,159 @@
+"""Headers that somebody made to hurt, under valid checksums: an error of ours, in little time and memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tdstore import TensorDict
+
+from .fault_media import (
+    MEDIA,
+    in_child,
+    location_of,
+    look_at_everything,
+    put_document,
+    with_groups,
+    with_header,
+)
+
+MEMORY = 1 << 30
+"""What a child may take beside what it starts with."""
+
+Change = Callable[[bytes], bytes]
+
+
+def _chain(depth: int) -> bytes:
+    return json.dumps({"format": 1, "groups": [[["x"] * n, {}] for n in range(depth)]}).encode()
+
+
+def _many(count: int) -> bytes:
+    return b'{"format":1,"groups":[[[],{}],' + b",".join(b'[["%d"],{}]' % i for i in range(count)) + b"]}"
+
+
+def _root(**fields: Any) -> Change:
+    return with_groups(lambda groups: groups[0][1].update(fields))
+
+
+def _value(envelope: Any) -> Change:
+    def edit(groups: list[Any]) -> None:
+        groups[0][1].setdefault("values", {})["v"] = envelope
+        groups[0][1]["keys"].append("v")
+
+    return with_groups(edit)
+
+
+def _raw_value(raw: bytes) -> Change:
+    return lambda body: _value("@@VALUE@@")(body).replace(b'"@@VALUE@@"', raw)
+
+
+def _nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+REFUSED: dict[str, Change] = {
+    "not an object": with_header(b"[1, 2]"),
+    "a million levels of lists": with_header(b"[" * 1_000_000),
+    "a million closed levels": with_header(b"[" * 1_000_000 + b"]" * 1_000_000),
+    "groups of a million levels": with_header(b'{"format":1,"groups":' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}"),
+    "300 groups in one another": with_header(_chain(300)),
+    "100,000 levels in one path": with_header(json.dumps({"format": 1, "groups": [[["x"] * 100_000, {}]]}).encode()),
+    "another version": with_header(b'{"format":2,"groups":[]}'),
+    "a version of a million digits": with_header(b'{"format":' + b"9" * 1_000_000 + b',"groups":[]}'),
+    "batch size beyond 64 bits": _root(batch_size=[2**70]),
+    "a huge batch size": _root(batch_size=[2**62]),
+    "a batch of a hundred thousand dimensions": _root(batch_size=[1] * 100_000),
+    "a negative batch size": _root(batch_size=[-3]),
+    "a batch size of strings": _root(batch_size=["3"]),
+    "a batch size of floats": _root(batch_size=[3.5]),
+    "a huge batch size below": with_groups(lambda groups: groups[1][1].update(batch_size=[3, 2**62])),
+    "names that do not fit": _root(names=["x", "y", "z"]),
+    "names that are numbers": _root(names=[1]),
+    "keys in a string": _root(keys="ag"),
+    "a key that is not there": _root(keys=["a", "g", "ghost"]),
+    "a group twice": with_groups(lambda groups: groups.append(groups[1])),
+    "a group without its parent": with_groups(lambda groups: groups.append([["no", "body"], {}])),
+    "a leaf as a group": with_groups(lambda groups: groups.append([["a"], {}])),
+    "a kind that is a number": _root(kind=5),
+    "values in a list": _root(values=[1, 2]),
+    "a value without an envelope": _value(7),
+    "a value under an unknown tag": _value({"data": {"$pickle": "gASVBQAAAAAAAACMAWGULg=="}}),
+    "a value of an unknown codec": _value({"codec": "os.system", "data": "id"}),
+    "a codec that is a list": _value({"codec": ["x"], "data": 1}),
+    "a value of 1,000 levels": _raw_value(b'{"data":' + b"[" * 1000 + b"]" * 1000 + b"}"),
+    "a value of 100,000 levels": _raw_value(b'{"data":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+    "tuples of 400 levels": _raw_value(b'{"data":' + b'{"$tuple":[' * 400 + b"]}" * 400 + b"}"),
+    "an int of a million digits": _value({"data": {"$int": "9" * 1_000_000}}),
+    "a numpy object": _value({"data": {"$numpy": ["O", "AAAAAAAAAAA="]}}),
+    "a numpy scalar of a terabyte": _value({"data": {"$numpy": ["S1099511627776", "AAAA"]}}),
+    "a numpy array": _value({"data": {"$numpy": ["(1000000000,)f8", "AAAA"]}}),
+    "an empty numpy scalar": _value({"data": {"$numpy": ["f8", ""]}}),
+    "a device that is not": _value({"data": {"$device": "__import__('os')"}}),
+    "a dtype that is not": _value({"data": {"$dtype": "os"}}),
+    "a stack of another length": _value({"stack": ["x", "y"], "dim": 0}),
+    "a stack of no list": _value({"stack": "xyz", "dim": 0}),
+    "a stack of odd dimensions": _value({"stack": ["x", "y", "z"], "dim": 0, "ndim": "many"}),
+}
+# What may be opened, as long as it costs nothing and means what it says.
+OPENED: dict[str, Change] = {
+    "a batch size that is not the parent's": with_groups(lambda groups: groups[1][1].update(batch_size=[])),
+    "a ragged stack": _value({"stack": [["x"], "y", ["z"]], "dim": 0, "ndim": 2}),
+    "a huge batch without tensors": with_groups(lambda groups: groups.append([["h"], {"batch_size": [3, 2**61]}])),
+    "a key twice in a record": lambda body: body.replace(b'"batch_size"', b'"batch_size": [5], "batch_size"', 1),
+    "a key twice in the order": _root(keys=["a", "g", "a"]),
+    "a kind with a path": _root(kind="os.system"),
+    "a device that nobody has": _root(device="cuda:99"),
+    "a device that is none": _root(device="__import__('os').system('id')"),
+    "more in extra": _root(extra={"deep": _nested(100)}),
+    "a stack dimension": _value({"stack": ["x", "y", "z"], "dim": 10**9}),
+}
+
+
+@pytest.fixture(params=MEDIA)
+def medium(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("TDSTORE_SHM_DIR", str(tmp_path))
+    return str(request.param)
+
+
+def _answer(medium: str, folder: Path, change: Change) -> str:
+    location = location_of(medium, folder)
+    td = TensorDict({"a": torch.arange(12.0).view(3, 4), "g": {"b": torch.ones(3)}}, [3])
+    with td.save(location, storage=medium) as made:
+        if medium != "shared":
+            made.close()
+        put_document(made, medium, location, change)
+        return in_child(lambda: look_at_everything(location), memory=MEMORY)
+
+
+def test_an_unchanged_header_opens(medium: str, tmp_path: Path) -> None:
+    """Or the tests below would prove nothing."""
+    assert _answer(medium, tmp_path, with_groups(lambda groups: None)).startswith("opened: a")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(medium: str, tmp_path: Path, name: str) -> None:
+    answer = _answer(medium, tmp_path, REFUSED[name])
+    kind, _, text = answer.partition(":")
+    assert kind in ("CorruptStoreError", "UntrustedDataError"), answer
+    if kind == "CorruptStoreError":
+        assert location_of(medium, tmp_path).rpartition("/")[2] in text, "it does not say which dataset"
+
+
+def test_more_than_a_million_groups(tmp_path: Path) -> None:
+    """Once: every medium reads headers with one parser."""
+    answer = _answer("memmap", tmp_path, with_header(_many(1_000_001)))
+    assert answer.startswith("CorruptStoreError") and "more than 1000000 groups" in answer
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_refused_or_harmless(medium: str, tmp_path: Path, name: str) -> None:
+    answer = _answer(medium, tmp_path, OPENED[name])
+    assert answer.startswith(("opened", "CorruptStoreError", "UntrustedDataError")), answer
