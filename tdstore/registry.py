@@ -84,6 +84,7 @@ class Registry:
         self._manager = pluggy.PluginManager("tdstore")
         self._manager.add_hookspecs(hookspecs)
         self._broken: dict[str, BrokenPluginError] = {}
+        self._off: set[str] = set()
         self._found: dict[str, list[tuple[Backend, str]]] | None = None
 
     # -- finding ------------------------------------------------------------------------
@@ -94,6 +95,10 @@ class Registry:
     def status(self) -> list[BackendStatus]:
         """Every backend and every plugin that failed, by name."""
         lines = [BackendStatus(b.name, plugin, b) for claims in self._claims().values() for b, plugin in claims]
+        lines += [
+            BackendStatus(name, name, None, PluginError("switched off by TDSTORE_DISABLE_PLUGINS"))
+            for name in self._off
+        ]
         lines += [BackendStatus(name, name, None, error.__cause__ or error) for name, error in self._broken.items()]
         return sorted(lines, key=lambda line: (line.name, line.plugin))
 
@@ -135,6 +140,7 @@ class Registry:
         for ep in entry_points(group=GROUP):
             if ep.name in off:
                 self._manager.set_blocked(ep.name)
+                self._off.add(ep.name)
             else:
                 self._load(ep)
 
@@ -201,6 +207,11 @@ class Registry:
             )
         if name in self._broken:
             raise self._broken[name].with_traceback(None)  # else each raise would add to it
+        if name in self._off:
+            raise MissingDependencyError(
+                f"plugin {name!r} is installed but switched off",
+                hint=f"take {name} out of the environment variable TDSTORE_DISABLE_PLUGINS",
+            )
         if name in KNOWN:
             raise MissingDependencyError(f"the {name!r} backend is not installed", hint=KNOWN[name].install)
         raise self._unknown(f"no backend is named {name!r}", name)

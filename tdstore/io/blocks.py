@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tdstore.types import LeafSpec, Path, StoreIndex
 
 BLOCK_BYTES = 32 << 20
+MOST_BLOCKS = 8
+"""A chunk of up to this many blocks is moved whole: moving parts of it would decode and encode it again for each."""
+ALIGN = 64
+MAX_DIMS = 64
+
+Batch = list[tuple[Path, StoreIndex]]
 
 
 def row_ranges(rows: int, row_bytes: int, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, int]]:
@@ -17,18 +25,27 @@ def row_ranges(rows: int, row_bytes: int, block_bytes: int = BLOCK_BYTES) -> Ite
 
 
 def leaf_batches(
-    specs: Mapping[Path, LeafSpec], block_bytes: int = BLOCK_BYTES
-) -> Iterator[list[tuple[Path, StoreIndex]]]:
-    """Batches of `(path, rows)` that cover all leaves, small leaves together, large ones in pieces."""
-    batch: list[tuple[Path, StoreIndex]] = []
+    specs: Mapping[Path, LeafSpec],
+    block_bytes: int = BLOCK_BYTES,
+    chunks: Mapping[Path, Sequence[tuple[int, ...]]] | None = None,
+    *,
+    dims: int = 1,
+) -> Iterator[Batch]:
+    """Batches of `(path, index)` that cover all leaves, small leaves together, large ones in pieces.
+
+    Args:
+        specs: the leaves, in order.
+        block_bytes: most bytes of a batch. A chunk of up to `MOST_BLOCKS` times as many is a batch too, and a row
+            (or what is as far in as `dims`) of any size.
+        chunks: chunk shapes whose borders the pieces of a leaf keep to, the most important first.
+        dims: leading dimensions that may be cut.
+    """
+    batch: Batch = []
     filled = 0
     for path, spec in specs.items():
-        if spec.nbytes <= block_bytes or not spec.shape:
-            pieces: list[tuple[StoreIndex, int]] = [((), spec.nbytes)]
-        else:
-            row = spec.nbytes // spec.shape[0]
-            pieces = [((slice(a, b, 1),), (b - a) * row) for a, b in row_ranges(spec.shape[0], row, block_bytes)]
-        for index, nbytes in pieces:
+        borders = chunks.get(path, ()) if chunks else ()
+        for index in pieces(spec.shape, spec.dtype.itemsize, block_bytes, borders, dims=dims):
+            nbytes = padded(math.prod(index_shape(spec.shape, index)) * spec.dtype.itemsize)
             if batch and filled + nbytes > block_bytes:
                 yield batch
                 batch, filled = [], 0
@@ -36,3 +53,67 @@ def leaf_batches(
             filled += nbytes
     if batch:
         yield batch
+
+
+def pieces(
+    shape: Sequence[int],
+    itemsize: int,
+    block_bytes: int,
+    chunks: Iterable[Sequence[int]] = (),
+    *,
+    dims: int = MAX_DIMS,
+) -> Iterator[StoreIndex]:
+    """Indices that cut a leaf into blocks of at most `block_bytes`, in C order; `()` where it is one block.
+
+    Example:
+        >>> [index[0] for index in pieces((10, 4), 1, 12)]
+        [slice(0, 3, 1), slice(3, 6, 1), slice(6, 9, 1), slice(9, 10, 1)]
+    """
+    if math.prod(shape) * itemsize <= block_bytes or not shape:
+        yield ()
+        return
+    inner = math.prod(shape[dims:]) * itemsize
+    extent = _extent(shape[:dims], inner, block_bytes, [_full_rank(c, shape)[:dims] for c in chunks])
+    cut = max((dim for dim, n in enumerate(extent) if n < shape[dim]), default=-1)
+    terms = [[slice(a, min(a + n, size), 1) for a in range(0, size, n)] for n, size in zip(extent, shape, strict=False)]
+    yield from itertools.product(*terms[: cut + 1])
+
+
+def _extent(shape: Sequence[int], itemsize: int, block_bytes: int, chunks: list[tuple[int, ...]]) -> list[int]:
+    """The shape of a block: of whole chunks of every kind if that fits, else of the first kind that does."""
+    common = [tuple(map(math.lcm, *chunks))] if len(chunks) > 1 else []
+    for unit in (*common, *chunks):
+        extent = _grown(shape, itemsize, block_bytes, unit)
+        if math.prod(extent) * itemsize <= block_bytes * (1 if unit in common else MOST_BLOCKS):
+            return extent
+    return _grown(shape, itemsize, block_bytes, (1,) * len(shape))
+
+
+def _grown(shape: Sequence[int], itemsize: int, block_bytes: int, unit: Sequence[int]) -> list[int]:
+    extent = list(shape)
+    for dim, size in enumerate(shape):
+        others = math.prod(n for d, n in enumerate(extent) if d != dim) * itemsize
+        rows = block_bytes // others
+        if rows >= size:
+            break
+        if rows >= unit[dim]:
+            extent[dim] = rows // unit[dim] * unit[dim]
+            break
+        extent[dim] = min(unit[dim], size)
+    return extent
+
+
+def _full_rank(chunk: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    given = tuple(max(1, min(c, n)) for c, n in zip(chunk, shape, strict=False))
+    return (*given, *(max(1, n) for n in shape[len(given) :]))
+
+
+def padded(nbytes: int) -> int:
+    """Bytes that a piece takes in a buffer that many pieces share."""
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+def index_shape(shape: Sequence[int], index: StoreIndex) -> tuple[int, ...]:
+    """The shape of `leaf[index]` for an index of slices."""
+    head = tuple(len(range(t.start, t.stop, t.step)) for t in index if isinstance(t, slice))
+    return (*head, *shape[len(head) :])

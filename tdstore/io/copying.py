@@ -1,24 +1,206 @@
-"""Copy between stores in blocks of bounded memory."""
+"""Stream leaves to a store in blocks: the next one is read while the present one is written and checked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
-from tdstore.io.blocks import BLOCK_BYTES, leaf_batches
+import torch
+from torch import Tensor
+
+from tdstore.checksums import crc32c
+from tdstore.errors import CorruptStoreError
+from tdstore.io.blocks import Batch, index_shape, padded
+from tdstore.io.mapped import drop_behind
+from tdstore.io.partial import bits
 from tdstore.io.progress import Progress
 from tdstore.store import Cap, Store
-from tdstore.types import LeafSpec, Path, Read, Write
+from tdstore.types import LeafSpec, Path, Read, StoreIndex, Write, path_text
+
+Outs = Sequence[Tensor] | None
+ReadBatch = Callable[[Batch, Outs], list[Tensor]]
+_CHECKPOINT_SHARE = 10
+"""A checkpoint may take this part of the time: one that took a second is followed by ten of copying."""
 
 
-def copy_leaves(
-    source: Store, target: Store, specs: Mapping[Path, LeafSpec], *, progress: bool = False, label: str = "copy"
+@dataclass
+class Checkpoints:
+    """When to make durable what is there, and how: a commit with a mark that tells how far the copy has come."""
+
+    save: Callable[[int], None]
+    """Commit; so many batches are done."""
+    every: float
+    """Seconds between two; 0: after each batch."""
+    saved: int = -1
+    """Batches that the last one told of; -1 before the first."""
+    _due: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._due = time.monotonic() + self.every
+
+    def reach(self, done: int) -> None:
+        """So many batches are done: commit if it is time."""
+        if time.monotonic() >= self._due:
+            self.commit(done)
+
+    def commit(self, done: int) -> None:
+        """Commit now."""
+        began = time.monotonic()
+        self.save(done)
+        self.saved = done
+        now = time.monotonic()
+        self._due = now + (max(self.every, _CHECKPOINT_SHARE * (now - began)) if self.every else 0)
+
+
+class StoreReader:
+    """Read batches of an open store into given memory; leaves are compared with their checksums before their first."""
+
+    def __init__(self, store: Store, *, verify: bool) -> None:
+        self._store = store
+        self._unverified = verify
+        self._verified: set[Path] = set()
+
+    def __call__(self, batch: Batch, outs: Outs) -> list[Tensor]:
+        """Read a batch, into `outs` if given."""
+        if self._unverified:
+            self._verify([path for path, _ in batch if path not in self._verified])
+        targets = [None] * len(batch) if outs is None else outs
+        values = self._store.read([Read(path, index, out) for (path, index), out in zip(batch, targets, strict=True)])
+        for path, index in batch:
+            drop_behind(self._store, path, index)
+        return values
+
+    def _verify(self, paths: list[Path]) -> None:
+        for fault in self._store.verify(paths) if paths else ():
+            raise CorruptStoreError(
+                f"{self._store.url}: {path_text(fault.path)} cannot be copied: {fault.reason}",
+                url=self._store.url,
+                hint="restore it from a copy, or leave it out with keys=; verify='target' copies it as it is",
+            )
+        self._verified.update(paths)
+
+
+class Buffers:
+    """Memory for one batch at a time, used again and again."""
+
+    def __init__(self, specs: Mapping[Path, LeafSpec], nbytes: int) -> None:
+        self._specs = specs
+        self._flat = torch.empty(nbytes, dtype=torch.uint8)
+
+    def views(self, batch: Batch) -> list[Tensor]:
+        """Contiguous tensors of the shapes and dtypes of a batch."""
+        found, at = [], 0
+        for path, index in batch:
+            spec = self._specs[path]
+            shape = index_shape(spec.shape, index)
+            nbytes = batch_bytes(self._specs, [(path, index)])
+            part = self._flat[at : at + nbytes]
+            found.append(part.view(spec.dtype).view(shape) if nbytes else torch.empty(shape, dtype=spec.dtype))
+            at += padded(nbytes)
+        return found
+
+
+def batch_bytes(specs: Mapping[Path, LeafSpec], batch: Batch, *, pad: bool = False) -> int:
+    """Bytes of a batch, or of the buffer that it needs."""
+    total = 0
+    for path, index in batch:
+        nbytes = specs[path].dtype.itemsize
+        for n in index_shape(specs[path].shape, index):
+            nbytes *= n
+        total += padded(nbytes) if pad else nbytes
+    return total
+
+
+def stream(
+    read: ReadBatch,
+    target: Store,
+    specs: Mapping[Path, LeafSpec],
+    batches: Sequence[Batch],
+    *,
+    bar: Progress,
+    own_buffers: bool,
+    start: int = 0,
+    verify: bool = True,
+    checkpoints: Checkpoints | None = None,
 ) -> None:
-    """Copy leaves that `target` has created already. The caller commits with `save_header`."""
-    partial = Cap.PARTIAL_READ in source.caps and Cap.PARTIAL_WRITE in target.caps
-    limit = BLOCK_BYTES if partial else max([BLOCK_BYTES, *(s.nbytes for s in specs.values())])
-    total = sum(s.nbytes for s in specs.values())
-    with Progress(total, label, progress) as bar:
-        for batch in leaf_batches(specs, limit):
-            values = source.read([Read(path, index) for path, index in batch])
+    """Copy batches from number `start` on into leaves that `target` has created. The caller commits.
+
+    Memory: two batches, and a third to read back into with `verify`.
+
+    Args:
+        read: called in a thread of its own, one batch after the other.
+        own_buffers: whether `read` takes memory to fill.
+
+    Raises:
+        CorruptStoreError: what was read back is not what was written.
+    """
+    todo = batches[start:]
+    size = max((batch_bytes(specs, batch, pad=True) for batch in todo), default=0)
+    slots = [Buffers(specs, size) for _ in range(min(2, len(todo)))] if own_buffers else []
+    back = Buffers(specs, size) if verify else None
+
+    def fetch(number: int) -> list[Tensor]:
+        batch = todo[number]
+        return read(batch, slots[number % 2].views(batch) if slots else None)
+
+    done = start
+    with _kept(checkpoints, lambda: done), ThreadPoolExecutor(1, thread_name_prefix="tdstore-copy") as reader:
+        coming = reader.submit(fetch, 0) if todo else None
+        for number, batch in enumerate(todo):
+            assert coming is not None
+            values = coming.result()
+            coming = reader.submit(fetch, number + 1) if number + 1 < len(todo) else None
             target.write([Write(path, index, value) for (path, index), value in zip(batch, values, strict=True)])
-            bar.advance(sum(v.nbytes for v in values))
+            if back is not None:
+                _compare(target, batch, values, back.views(batch))
+                for path, index in batch:
+                    drop_behind(target, path, index)
+            done += 1
+            bar.advance(batch_bytes(specs, batch))
+            if checkpoints is not None and number + 1 < len(todo):
+                checkpoints.reach(done)
+
+
+@contextmanager
+def _kept(checkpoints: Checkpoints | None, done: Callable[[], int]) -> Iterator[None]:
+    """If the body fails after a checkpoint, keep what came after it, too."""
+    try:
+        yield
+    except BaseException as error:
+        if checkpoints is not None and 0 <= checkpoints.saved < done():
+            try:
+                checkpoints.commit(done())
+            except Exception as second:  # the target is what failed: what the last checkpoint kept is still there
+                error.add_note(f"(and committing what was copied so far failed: {second})")
+        raise
+
+
+def _compare(target: Store, batch: Batch, values: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+    found = target.read([Read(path, index, out) for (path, index), out in zip(batch, outs, strict=True)])
+    for (path, index), value, back in zip(batch, values, found, strict=True):
+        written, there = bits(value), bits(back)
+        if torch.equal(written, there) or (value.dtype is torch.bool and torch.equal(written.ne(0), there.ne(0))):
+            continue
+        raise CorruptStoreError(
+            f"{target.url}: {path_text(path)}{_place(value, back, index)} reads back other than it was written: "
+            f"crc32c {crc32c(there.numpy()):08x}, expected {crc32c(written.numpy()):08x}",
+            url=target.url,
+            hint="the medium or its server is at fault; the copy was not finished, run it again to another place",
+        )
+
+
+def _place(value: Tensor, back: Tensor, index: StoreIndex) -> str:
+    """Which rows of the leaf differ."""
+    if not value.ndim:
+        return ""
+    rows = (bits(value) != bits(back)).view(len(value), -1).any(1).nonzero().reshape(-1)
+    first = index[0].start if index and isinstance(index[0], slice) else 0
+    return f" rows {first + int(rows[0])} to {first + int(rows[-1])}"
+
+
+def pieces_work(source: Cap, target: Cap, *, verify: bool) -> bool:
+    """Whether leaves can be moved in pieces; without these abilities they are moved whole."""
+    return Cap.PARTIAL_READ in source and Cap.PARTIAL_WRITE in target and (not verify or Cap.PARTIAL_READ in target)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from tdstore.errors import StoreNotFoundError
+from tdstore.errors import DirtyStoreError, StoreBusyError, StoreError, StoreNotFoundError, UnknownBackendError
 from tdstore.hookspecs import Backend
+from tdstore.io.partial import Mark, incomplete, mark_of
 from tdstore.registry import registry
 from tdstore.store import Store
 from tdstore.types import Mode
@@ -46,6 +49,7 @@ def find_backend(location: Location, storage: Storage, mode: Mode) -> tuple[Back
                 url=text,
                 hint="pass storage= to name its backend" if there else None,
             )
+        _refuse_file_ending(text)
         backend = known.get(DEFAULT_ON_DISK)
     return backend, text
 
@@ -58,6 +62,69 @@ def open_store(
     Raises:
         PluginError: no backend, or a broken one. StoreError: see `tdstore.store.Store` for the modes.
         OptionError: an option that the backend does not have.
+        DirtyStoreError: a copy that was not finished (and `recover="accept"` was not given).
     """
     backend, text = find_backend(location, storage, mode)
-    return registry().open(backend, text, mode=mode, **options), backend
+    try:
+        store = registry().open(backend, text, mode=mode, **options)
+    except DirtyStoreError:
+        found = find_partial(backend, text, options)
+        if found is not None:
+            raise incomplete(found.mark, found.url) from None  # says more than that a writer died
+        raise
+    if mode in ("r", "r+", "a") and options.get("recover") != "accept":
+        mark = mark_of(store.load_header(), store.url)
+        if mark is not None:
+            store.close()
+            raise incomplete(mark, store.url)
+    return store, backend
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A copy that was not finished."""
+
+    mark: Mark
+    url: str
+    dirty: bool
+    """Its writer died in the middle of writing."""
+
+
+def find_partial(backend: Backend, location: str | None, options: Mapping[str, Any]) -> Partial | None:
+    """The partial copy at a location; None if something else is there. Nothing is changed.
+
+    Raises:
+        StoreBusyError: somebody is writing there, perhaps the very copy.
+    """
+    dirty = False
+    try:
+        try:
+            store = registry().open(backend, location, mode="r", **options)
+        except DirtyStoreError:
+            # Backends that know of dead writers take this option; where one does not, the OptionError ends it here.
+            store = registry().open(backend, location, mode="r", **{**options, "recover": "accept"})
+            dirty = True
+        with store:
+            mark = mark_of(store.load_header(), store.url)
+            return None if mark is None else Partial(mark, store.url, dirty)
+    except StoreBusyError:
+        raise
+    except StoreError:
+        return None  # whatever it is, it is not a copy that could be finished
+
+
+# Endings that name a file of a certain kind: a directory of that name would not be what was asked for.
+_FILES = frozenset(
+    ".arrow .bin .ckpt .csv .feather .gguf .h5 .hdf5 .json .mat .msgpack .nc .npy .npz .onnx .parquet .pickle .pkl "
+    ".pt .pth .safetensors .tar .tdz .tfrecord .txt .zarr .zip".split()
+)
+
+
+def _refuse_file_ending(location: str) -> None:
+    ending = os.path.splitext(location)[1].lower()
+    if ending in _FILES and not os.path.isdir(location):
+        raise UnknownBackendError(
+            f"no installed backend writes {ending!r} files ({location})",
+            hint="tdstore.backends() lists what is installed; "
+            f"storage={DEFAULT_ON_DISK!r} makes a directory of that name",
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -166,8 +167,28 @@ def test_other_peoples_files_are_not_replaced(tmp_path):
     assert (tmp_path / "file.txt").read_text() == "x"
 
 
+@pytest.fixture
+def only_built_in(monkeypatch):
+    """As on a machine where no plugin is installed."""
+    monkeypatch.setattr(sys.modules["tdstore.registry"], "entry_points", lambda **_: [])
+    tdstore.registry.cache_clear()
+    yield
+    tdstore.registry.cache_clear()
+
+
+def test_a_plugin_that_is_switched_off_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("TDSTORE_DISABLE_PLUGINS", "h5")
+    tdstore.registry.cache_clear()
+    try:
+        with pytest.raises(errors.MissingDependencyError, match="TDSTORE_DISABLE_PLUGINS"):
+            TensorDict({}).save(tmp_path / "a.h5")
+        assert any(s.name == "h5" and s.backend is None and "switched off" in str(s) for s in tdstore.backends())
+    finally:
+        tdstore.registry.cache_clear()
+
+
 @pytest.mark.parametrize("location", ["s3://bucket/run", "gs://b/x", "https://host/x.h5", "zarr://x", "redis://h/0"])
-def test_backends_that_are_not_installed_say_the_pip_line(location, tmp_path, monkeypatch):
+def test_backends_that_are_not_installed_say_the_pip_line(location, tmp_path, monkeypatch, only_built_in):
     monkeypatch.chdir(tmp_path)
     for call in (
         lambda: TensorDict({}).save(location),
@@ -212,3 +233,14 @@ def test_cuda_without_a_device():
         TensorDict({"a": torch.zeros(2)}, [2]).save(storage="cuda")
     with pytest.raises(errors.MissingDependencyError, match="CUDA"):
         TensorDict.from_schema({"a": torch.float32}, batch_size=[2], storage="cuda")
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "model.pt", "a.NPZ"])
+def test_a_file_ending_that_no_backend_knows_is_no_folder(name: str, tmp_path: Path) -> None:
+    td = TensorDict({"a": torch.zeros(2)}, [2])
+    with pytest.raises(tdstore.errors.UnknownBackendError, match="storage='memmap'"):
+        td.save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    td.save(tmp_path / name, storage="memmap").close()
+    assert (TensorDict.load(tmp_path / name) == td).all()
+    td.save(tmp_path / "v1.2").close()

@@ -1,8 +1,9 @@
-"""Layout options of leaves: those of h5py's `create_dataset`, checked by name and fitted to each leaf."""
+"""Layout options of leaves: `layout`, and those of h5py's `create_dataset`, checked by name and fitted to each leaf."""
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from tdstore_h5.faults import option_error
 # Any of these asks for chunked storage.
 CHUNKED = ("chunks", "maxshape", "compression", "shuffle", "fletcher32", "scaleoffset")
 LAYOUT = (
+    "layout",
     *CHUNKED,
     "compression_opts",
     "track_times",
@@ -23,6 +25,11 @@ LAYOUT = (
     "rdcc_nbytes",
     "rdcc_w0",
 )
+PRESETS = {"random": 32 << 10, "scan": 1 << 20}
+"""Values of `layout`: about so many bytes to a chunk (HDF5 caches one MiB of decoded chunks)."""
+_ROW = 4 << 10
+"""With "random", rows from here on are a chunk each."""
+_LARGEST = 64 << 20
 _OUTSIDE = ("external", "efile_prefix", "virtual_prefix")
 
 
@@ -55,12 +62,20 @@ def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path) -> di
         OptionError: an unknown option, or a value of the wrong kind.
     """
     check_names(spec.options, url, path)
+    if "layout" in spec.options and "chunks" not in spec.options:
+        defaults = {**defaults, "chunks": None}  # the leaf's own choice goes over the file's
     merged = {k: v for k, v in {**defaults, **spec.options}.items() if v is not None and v is not False}
+    preset = merged.pop("layout", None)
+    if preset is not None and preset not in PRESETS:
+        names = ", ".join(map(repr, PRESETS))
+        raise option_error(url, f"layout of {path_text(path)} must be one of {names}, not {preset!r}")
     merged.pop("fillvalue", None)  # h5py's name for LeafSpec.fill_value, see `with_fill`
     if not spec.shape:
         return {k: v for k, v in merged.items() if k == "track_times"}
     if "maxshape" in merged:
         merged["maxshape"] = _fit_maxshape(merged["maxshape"], spec.shape, url, path)
+    if preset is not None and merged.get("chunks", True) is True and any(name in merged for name in CHUNKED):
+        merged["chunks"] = preset_chunks(preset, spec, merged.get("maxshape", spec.shape)[0])
     if "chunks" in merged and merged["chunks"] is not True:
         limit = merged.get("maxshape", spec.shape)
         merged["chunks"] = _fit_chunks(merged["chunks"], spec.shape, limit, url, path)
@@ -68,6 +83,27 @@ def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path) -> di
         # (HDF5 has no chunks for a dimension that stays empty.)
         return {k: v for k, v in merged.items() if k == "track_times"}
     return merged
+
+
+def preset_chunks(preset: str, spec: LeafSpec, most: int | None) -> tuple[int, ...]:
+    """Chunks for single rows ("random") or long runs of rows ("scan"): along the first dimension, rows whole.
+
+    Args:
+        most: rows that the leaf can have; None: any number.
+
+    Example:
+        >>> preset_chunks("random", LeafSpec((1000, 84, 84), "uint8"), 1000)
+        (1, 84, 84)
+    """
+    chunks = [max(1, n) for n in spec.shape]
+    row = math.prod(chunks[1:]) * spec.dtype.itemsize
+    rows = 1 if preset == "random" and row >= _ROW else PRESETS[preset] // row
+    chunks[0] = max(1, rows if most is None else min(rows, most))
+    for dim, size in enumerate(chunks[1:], 1):  # rows so long that they must be cut
+        if math.prod(chunks) * spec.dtype.itemsize > _LARGEST:
+            others = math.prod(chunks) // size * spec.dtype.itemsize
+            chunks[dim] = max(1, _LARGEST // others)
+    return tuple(chunks)
 
 
 def with_fill(spec: LeafSpec, defaults: Mapping[str, Any]) -> LeafSpec:

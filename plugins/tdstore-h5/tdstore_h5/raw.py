@@ -6,6 +6,7 @@ let it: so a mapping of the file, other processes and a later h5py all see the s
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ GROUP = 1 << 20
 """Most bytes read, changed and written back in one go."""
 GAP = 4096
 """Blocks nearer than this are written as one."""
+LONG = 8 << 20
+"""Stretches from here on are read without the mapping."""
 
 
 def blocks_of(shape: tuple[int, ...], index: StoreIndex) -> tuple[Ints, int]:
@@ -111,6 +114,8 @@ class RawFile:
 
     def read(self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None) -> Tensor:
         """`leaf[index]` of the leaf at `offset`."""
+        if (whole := self._read_long(offset, spec, index, out)) is not None:
+            return whole
         if self._sparse and self._has_hole(offset, spec.nbytes):
             return self._read_by_call(offset, spec, index, out)
         memory = self._mapped(offset, spec.nbytes)
@@ -147,9 +152,33 @@ class RawFile:
         for start in range(0, nbytes, len(block)):
             write_at(self.fd, block[: nbytes - start], offset + start)
 
+    def _read_long(self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None) -> Tensor | None:
+        """One long stretch, by `pread`: through the mapping all its pages would count as memory of the process."""
+        if spec.nbytes < LONG or any(isinstance(term, Tensor) or term.step != 1 for term in index):
+            return None
+        shape = shape_of(spec.shape, index)
+        if math.prod(shape) * spec.dtype.itemsize < LONG:
+            return None
+        cut = max((dim for dim, size in enumerate(shape) if size < spec.shape[dim]), default=0)
+        if math.prod(shape[:cut]) != 1:
+            return None  # several stretches
+        if out is not None and not (tuple(out.shape) == shape and out.dtype == spec.dtype and out.is_contiguous()):
+            return None
+        if out is not None and (out.is_conj() or out.is_neg()):
+            return None  # numpy would be given a copy to fill
+        starts, _ = blocks_of(spec.shape, index)
+        value = torch.empty(shape, dtype=spec.dtype) if out is None else out
+        self._read_into(to_numpy(value).reshape(-1).view(np.uint8), offset + int(starts[0]) * spec.dtype.itemsize)
+        return value
+
     def bytes_at(self, offset: int, size: int) -> Bytes:
         """Bytes of the file, read by `pread`."""
         buffer = np.empty(size, np.uint8)
+        self._read_into(buffer, offset)
+        return buffer
+
+    def _read_into(self, buffer: Bytes, offset: int) -> None:
+        size = len(buffer)
         view, got = buffer.data, 0
         while got < size:
             n = os.preadv(self.fd, [view[got:]], offset + got)
@@ -157,7 +186,6 @@ class RawFile:
                 self.need(offset + size)
                 raise CorruptStoreError(f"{self.url} ends at {offset + got}", url=self.url)
             got += n
-        return buffer
 
     def is_hole(self, offset: int, size: int) -> bool:
         """Whether the file system knows that these bytes were never written."""

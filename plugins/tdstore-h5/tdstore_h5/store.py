@@ -35,6 +35,7 @@ from tdstore_h5.faults import h5_errors
 from tdstore_h5.names import encode_path
 from tdstore_h5.publish import new_file
 from tdstore_h5.raw import Bytes, blocks_of, shape_of
+from tdstore_h5.remote import RemoteH5Store, is_url, open_remote_h5
 from tdstore_h5.session import Session, open_session
 from tdstore_h5.tree import Leaf, foreign_header
 
@@ -53,6 +54,7 @@ def open_h5(
     lock_timeout: float = 10.0,
     trust: Literal["h5"] | None = None,
     libver: str | tuple[str, str] | None = None,
+    layout: Literal["random", "scan"] | None = None,
     chunks: bool | int | tuple[int, ...] | None = None,
     maxshape: bool | tuple[int | None, ...] | None = None,
     compression: str | int | Mapping[str, Any] | None = None,
@@ -68,11 +70,12 @@ def open_h5(
     rdcc_nslots: int | None = None,
     rdcc_nbytes: int | None = None,
     rdcc_w0: float | None = None,
-) -> H5Store:
+    storage_options: Mapping[str, Any] | None = None,
+) -> H5Store | RemoteH5Store:
     """Open one HDF5 file as a store.
 
     Args:
-        location: a path, or `h5://path`.
+        location: a path, or `h5://path`; to read also a URL that a plugin brings an engine for, as `s3://b/x.h5`.
         mode: "r", "r+", "w", "x" or "a", as `tdstore.Store` says.
         durable: "commit" waits for the medium at every commit; "none" survives the death of the process only.
         verify: "size" compares structure and sizes with the manifest, "full" all checksums too, "none" neither.
@@ -81,8 +84,11 @@ def open_h5(
         lock_timeout: seconds to wait for other processes.
         trust: "h5" follows links and external storage, and believes declared sizes.
         libver: bounds of the HDF5 format as h5py takes them.
+        layout: chunks that fit single rows ("random") or long runs of rows ("scan"), for leaves that are chunked
+            because of another option. Contiguous leaves, the default, are best at both and stay as they are.
         chunks, maxshape, ...: layout of new leaves, as h5py's `create_dataset`; `LeafSpec.options` go over
             these. `chunks` and `maxshape` may name the leading dimensions only, and are cut to each leaf.
+        storage_options: for a URL: credentials, endpoint and settings of the engine.
 
     Raises:
         StoreNotFoundError, StoreExistsError: by the mode.
@@ -94,7 +100,8 @@ def open_h5(
     Example:
         >>> store = open_h5("data.h5", mode="w", chunks=64, compression="gzip")  # doctest: +SKIP
     """
-    layout = {
+    chosen = {
+        "layout": layout,
         "chunks": chunks,
         "maxshape": maxshape,
         "compression": compression,
@@ -111,18 +118,31 @@ def open_h5(
         "rdcc_nbytes": rdcc_nbytes,
         "rdcc_w0": rdcc_w0,
     }
-    layout = {name: value for name, value in layout.items() if value is not None}
-    path = _local_path(location)
-    url = f"h5://{path}"
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    remote = is_url(location)
+    path = "" if remote else _local_path(location)
+    url = str(location).partition("?")[0] if remote else f"h5://{path}"
     for name, value, allowed in (
         ("mode", mode, MODES),
         ("durable", durable, ("none", "commit")),
         ("verify", verify, ("none", "size", "full")),
         ("recover", recover, (None, "accept")),
         ("trust", trust, (None, "h5")),
+        ("layout", layout, (None, *options.PRESETS)),
     ):
         if value not in allowed:
             raise OptionError(f"{url}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", url=url)
+    if remote:
+        return open_remote_h5(
+            str(location),
+            mode=mode,
+            storage_options=storage_options,
+            verify=verify,
+            recover=recover,
+            trust=trust == "h5",
+        )
+    if storage_options:
+        raise OptionError(f"{url}: storage_options are for URLs", url=url)
     session = Session(
         path=path,
         url=url,
@@ -140,7 +160,7 @@ def open_h5(
         "lock_timeout": lock_timeout,
         "trust": trust,
         "libver": libver,
-        **layout,
+        **chosen,
     }
     if mode == "a":
         mode = "r+" if os.path.lexists(path) else "x"
@@ -156,7 +176,7 @@ def open_h5(
         session.begin(new_file(path, url, timeout=lock_timeout, locking=locking), exclusive=mode == "x")
     else:
         open_session(session, write=mode == "r+", verify=verify, accept=recover == "accept")
-    return H5Store(session, mode, layout, arguments)
+    return H5Store(session, mode, chosen, arguments)
 
 
 def _local_path(location: str | os.PathLike[str] | None) -> str:

@@ -170,6 +170,8 @@ class Walker:
         fill = _fill_value(plist, dtype, torch_dtype)
         if fill:
             spec = spec.replace(fill_value=fill)
+        if plist.get_layout() == h5d.CHUNKED:
+            spec = spec.replace(chunks=tuple(plist.get_chunk()))  # so that whoever copies can move whole chunks
         return Leaf(name, spec, offset, plain, stored)
 
     def _torch_dtype(self, path: Path, dataset: h5d.DatasetID, dtype: np.dtype[Any]) -> torch.dtype:
