@@ -1,4 +1,4 @@
-"""Run the kit on an installed backend: `python -m tdstore.testing BACKEND --location DIR_OR_URL`."""
+"""Check a backend against the storage protocol: `python -m tdstore.testing BACKEND --location DIR_OR_URL`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tdstore.errors import TDStoreError
+from tdstore.errors import ReadOnlyError, TDStoreError, UnsupportedError
 from tdstore.hookspecs import Backend
 from tdstore.registry import registry
+from tdstore.store import Cap
 from tdstore.testing import installed
 
 
@@ -61,12 +62,8 @@ def check(backend: Backend, args: argparse.Namespace, options: dict[str, object]
     """Run the kit on one backend, in this process."""
     suffix = args.suffix if args.suffix is not None else next(iter(backend.suffixes), "")
     location = None if args.no_location else args.location
-    job = {
-        "location": location,
-        "suffix": suffix,
-        "options": options,
-        "caps": caps_of(backend, location, suffix, options),
-    }
+    caps = caps_of(backend, location, suffix, options)
+    job: dict[str, object] = {"location": location, "suffix": suffix, "options": options, "caps": caps}
     job |= {"opener": backend.opener} if ":" in args.target else {"backend": backend.name}
     os.environ[installed.JOB] = json.dumps(job)
     with tempfile.TemporaryDirectory() as empty:
@@ -87,7 +84,25 @@ def check(backend: Backend, args: argparse.Namespace, options: dict[str, object]
             "-rf",
         ]
         del sys.modules[installed.__name__]  # pytest imports it again, with the job in the environment
-        return int(pytest.main([str(installed.__file__), *flags, "-rf", *(["-k", args.k] if args.k else [])]))
+        status = int(pytest.main([str(installed.__file__), *flags, "-rf", *(["-k", args.k] if args.k else [])]))
+    print(f"{backend.name} declares: {able(caps)}")
+    if status == pytest.ExitCode.TESTS_FAILED:
+        print(AFTER_FAILURES)
+    return status
+
+
+def able(caps: int) -> str:
+    """The abilities in words; the tests of those that are not declared were skipped."""
+    return ", ".join(str(cap.name) for cap in Cap(caps)) or "no ability"
+
+
+AFTER_FAILURES = """\
+The docstring of a failed test is the promise that was broken; -k NAME runs that test alone.
+The promises in full: docs/reference/storage-protocol.md. One that the store cannot keep goes, with the
+reason, into `deviations` of a subclass of tdstore.testing.StoreTests: a test file of a dozen lines."""
+CANNOT_WRITE = """\
+the kit writes its own data, and this store could not be opened with mode='w'. If it is not meant to write,
+subclass tdstore.testing.StoreTests and override `prepare`, which puts data there by other means"""
 
 
 def caps_of(backend: Backend, location: str | None, suffix: str, options: dict[str, object]) -> int:
@@ -95,7 +110,12 @@ def caps_of(backend: Backend, location: str | None, suffix: str, options: dict[s
     with tempfile.TemporaryDirectory() as folder:
         place = location and f"{location.rstrip('/')}/{uuid.uuid4().hex}{suffix}"
         where = None if location is None else place or f"{folder}/probe{suffix}"
-        with registry().open(backend, where, mode="w", **options) as store:
+        try:
+            store = registry().open(backend, where, mode="w", **options)
+        except (ReadOnlyError, UnsupportedError) as error:
+            error.hint = CANNOT_WRITE if error.hint is None else f"{error.hint}; {CANNOT_WRITE}"
+            raise
+        with store:
             return store.caps.value
 
 

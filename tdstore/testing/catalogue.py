@@ -257,7 +257,9 @@ class CatalogueTests(StoreSetup):
             self.saved(location, leaves)
             stores.append(self.opened(location))
         for store in stores:
-            assert sorted(store.paths()) == sorted(leaves)
+            listed = list(store.paths())
+            lost, odd = sorted(set(leaves) - set(listed)), sorted(set(listed) - set(leaves))
+            assert sorted(listed) == sorted(leaves), f"{len(lost)} keys were lost: {lost[:2]}...; new are {odd[:2]}..."
             got = store.read([Read(path) for path in leaves])
             for (path, value), tensor in zip(leaves.items(), got, strict=True):
                 assert same(tensor, value), f"{path} came back as another leaf's values"

@@ -61,7 +61,8 @@ class ModeTests(StoreSetup):
             assert store.writable
             store.write([Write(("a",), (), OLD[("a",)] + 1)])
         with self.opened(location) as store:
-            assert same(store.read([Read(("a",))])[0], OLD[("a",)] + 1)
+            got = store.read([Read(("a",))])[0]
+            assert same(got, OLD[("a",)] + 1), "what was written in mode 'r+' is gone: close() must commit it"
             assert same(store.read([Read(("g", "b"))])[0], OLD["g", "b"])
             assert store.load_header() == header_for(OLD)
 

@@ -63,6 +63,12 @@ class StoreSetup:
     # -- overridable: stores that are not local files, or that cannot write ------------------
     def prepare(self, location: Location, leaves: Leaves, header: Header) -> None:
         """Put data at `location` by other means. Override for a backend without WRITE."""
+        if Cap.WRITE not in self.caps:
+            pytest.fail(
+                f"no data to test with: the kit writes its own, and {type(self).__name__} declares no Cap.WRITE.\n"
+                "Give the store WRITE, or override prepare(self, location, leaves, header) to put data there.",
+                pytrace=False,
+            )
         with self.opened(location, "w") as store:
             fill(store, leaves)
             store.save_header(header)

@@ -1,0 +1,75 @@
+"""One local file: read at any place, and replaced as a whole."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+import numpy as np
+from tdstore.errors import CorruptStoreError, StoreError, StoreExistsError, StoreIOError
+
+Array = np.ndarray[Any, Any]
+
+
+@contextmanager
+def system_errors(url: str, doing: str) -> Iterator[None]:
+    """Turn the system's errors into tdstore's, which say what happened to which file."""
+    try:
+        yield
+    except StoreError:  # some of tdstore's are OSErrors too
+        raise
+    except FileExistsError as error:
+        raise StoreExistsError(f"{url} exists", url=url, hint="mode='w' replaces it") from error
+    except OSError as error:
+        raise StoreIOError(f"{url}: {doing}: {error.strerror}", url=url, errno=error.errno) from error
+
+
+def read_into(array: Array, file: BinaryIO, offset: int, url: str) -> Array:
+    """Fill an array with the bytes at an offset."""
+    # Several threads may do this at once (a seek and a read they may not), and a file that another process
+    # cuts short is an error here, where a memory map would kill this process.
+    raw, done = array.reshape(-1).view(np.uint8).data, 0
+    with system_errors(url, "reading"):
+        while done < len(raw):
+            count = os.preadv(file.fileno(), [raw[done:]], offset + done)
+            if not count:
+                raise CorruptStoreError(f"{url} was cut short while it was open", url=url)
+            done += count
+    return array
+
+
+def write_whole(path: str, parts: Iterable[bytes | memoryview], *, exclusive: bool) -> BinaryIO:
+    """Put a new file in place of what is at `path`, in one step and for good. Return it, open for reading."""
+    folder, temporary = os.path.dirname(path), f"{path}.{secrets.token_hex(4)}.tmp"
+    with system_errors(path, "saving"):
+        os.makedirs(folder, exist_ok=True)
+        file = open(temporary, "x+b")
+        try:
+            file.writelines(parts)
+            file.flush()
+            if os.path.exists(path):
+                os.fchmod(file.fileno(), os.stat(path).st_mode & 0o777)
+            os.fsync(file.fileno())
+            if exclusive:
+                os.link(temporary, path)  # in one step too, and it fails where a file is
+            else:
+                os.replace(temporary, path)
+            _sync_folder(folder)
+        except BaseException:
+            file.close()
+            raise
+        finally:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+    return file
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)  # a name is data of its folder
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
