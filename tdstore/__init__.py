@@ -11,10 +11,10 @@ from typing import Any
 from tdstore import errors
 from tdstore.builtin.mmtensor import MemoryMappedTensor
 from tdstore.container.base import TensorDictBase
+from tdstore.container.copying import copy_dataset as copy
 from tdstore.container.handle import StoreHandle
 from tdstore.container.making import cat, stack
 from tdstore.container.nontensor import NonTensorData, NonTensorStack
-from tdstore.container.opening import copy_dataset as copy
 from tdstore.container.opening import open_container
 from tdstore.container.persistent import PersistentTensorDict
 from tdstore.container.tensordict import TensorDict

@@ -27,10 +27,11 @@ ROWS: list[str] = [
     "values header together",
     "keys indexing shapes plans rows ranges together",
     "store",
-    "engine localengine files checksums manifest session together",
+    "engine localengine files holes checksums manifest objects session together",
     "hookspecs",
     "registry",
-    "builtin/ bytestore together",
+    "builtin/ bytestore bytestore_commit bytestore_directory bytestore_read bytestore_table bytestore_tidy "
+    "bytestore_view bytestore_write together",
     "io/ together",
     "ops/",
     "container/",

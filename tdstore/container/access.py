@@ -56,14 +56,21 @@ class AccessMixin(Container):
 
     # -- reading -----------------------------------------------------------------------------
     def get(self, key: NestedKey, default: Any = None, **kwargs: Any) -> Any:
-        """The entry, or `default`. Non-tensor values come wrapped; `td[key]` unwraps them."""
+        """The entry, or `default`. Non-tensor values come wrapped; `td[key]` unwraps them.
+
+        `as_list=` and the like are for entries of lazy stacks: see `LazyStackedTensorDict.get`.
+        """
         found = self._find(key)
         if found is None:
             if default is NO_DEFAULT:
                 raise self._missing(key)
             return default
         node, last = found
-        return node._raw(last)
+        return node._raw_as(last, **kwargs) if kwargs else node._raw(last)
+
+    def _raw_as(self, key: str, **form: Any) -> Any:
+        """The entry in the form that a lazy stack is asked for; here there is one only."""
+        return self._raw(key)
 
     def _find(self, key: NestedKey) -> tuple[Any, str] | None:
         """As `_existing`, None when a part of the key is missing."""

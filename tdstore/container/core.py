@@ -18,11 +18,13 @@ from torch import Tensor
 from tdstore.container.locks import READONLY, LockMixin
 from tdstore.container.names import NamesMixin
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
-from tdstore.errors import BatchSizeError, KeyNotFoundError, ReadOnlyError
+from tdstore.errors import BatchSizeError, KeyNotFoundError, ReadOnlyError, UnsupportedError
+from tdstore.header import Group
 from tdstore.ops.arithmetic import ArithmeticOps
 from tdstore.ops.base import Names
 from tdstore.ops.cast import CastOps
-from tdstore.ops.move import MoveOps
+from tdstore.ops.pointwise import PointwiseOps
+from tdstore.ops.rearrange import RearrangeOps
 from tdstore.ops.reduce import ReduceOps
 from tdstore.shapes import as_dim, as_size
 
@@ -31,7 +33,7 @@ GROUP = "group"
 VALUE = "value"
 
 
-class Container(ArithmeticOps, ReduceOps, CastOps, MoveOps, NamesMixin, LockMixin):
+class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, NamesMixin, LockMixin):
     """The primitives and what follows from them at once; `TensorDictBase` adds the rest of the surface."""
 
     __slots__ = ("__weakref__", "_batch_size", "_device", "_names")
@@ -43,6 +45,8 @@ class Container(ArithmeticOps, ReduceOps, CastOps, MoveOps, NamesMixin, LockMixi
     """The in-memory container; set by its module."""
     _stored_class: ClassVar[Any]
     """The container over a store that is not resident; set by its module."""
+    _stack_class: ClassVar[Any]
+    """The stack that is not made; set by its module."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -209,6 +213,34 @@ class Container(ArithmeticOps, ReduceOps, CastOps, MoveOps, NamesMixin, LockMixi
     # -- values ------------------------------------------------------------------------------
     def _groups(self) -> list[Any]:
         return [self._raw(k) for k in self._first_keys() if self._kind(k) == GROUP]
+
+    # -- as a store sees it: a lazy stack shows its elements --------------------------------
+    def _own_record(self) -> Group | None:
+        """What a header says of this level; None where the entries tell."""
+        return None
+
+    def _stored_groups(self) -> list[tuple[str, Any]]:
+        """The groups below this level, by their names in a store."""
+        return [(k, self._raw(k)) for k in self._first_keys() if self._kind(k) == GROUP]
+
+    def _child(self, key: str) -> Any:
+        """The entry of a name in a store."""
+        return self._raw(key)
+
+    def _live(self) -> Any:
+        """Something that the walks over trees can go through: the resident form, or a lazy stack itself."""
+        return self._resident()
+
+    def _refuse_row_values(self, what: str) -> None:
+        for key in self._first_keys():
+            kind = self._kind(key)
+            if kind == GROUP:
+                self._raw(key)._refuse_row_values(what)
+            elif kind == VALUE and isinstance(self._raw(key), NonTensorStack):
+                raise UnsupportedError(
+                    f"{what} cannot make new rows for {key!r}, which has one value per row",
+                    hint=f"exclude({key!r}) first, and set its values afterwards",
+                )
 
     def _check_writable(self) -> None:
         if self._state & READONLY:

@@ -26,6 +26,9 @@ def describe(td: Any, prefix: Path = ()) -> tuple[dict[Path, Group], dict[Path, 
     groups: dict[Path, Group] = {}
     specs: dict[Path, LeafSpec] = {}
     for path, node in _nodes(td, prefix):
+        if (record := node._own_record()) is not None:
+            groups[path] = record
+            continue
         values: dict[str, Any] = {}
         for key in node._first_keys():
             kind = node._kind(key)
@@ -101,6 +104,5 @@ def decoded(envelope: Any, batch_size: torch.Size) -> NonTensor:
 
 def _nodes(td: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     yield path, td
-    for key in td._first_keys():
-        if td._kind(key) == GROUP:
-            yield from _nodes(td._raw(key), (*path, key))
+    for key, group in td._stored_groups():
+        yield from _nodes(group, (*path, key))

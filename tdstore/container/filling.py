@@ -33,7 +33,7 @@ class FillingMixin(PlacingMixin):
             return self
         if entry is None:
             raise self._missing(key)
-        return self.set_(key, torch.full_like(entry, value))
+        return self.set_(key, torch.full((), value, dtype=entry.dtype, device=entry.device).expand(entry.shape))
 
     def masked_fill_(self, mask: Tensor, value: Any) -> Self:
         """Set the rows where `mask` (of the batch's leading shape) is true, in place."""

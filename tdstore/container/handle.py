@@ -72,8 +72,10 @@ class StoreHandle:
         group = self.groups[path[:-1]]
         try:
             return decoded(group.values[path[-1]], torch.Size(group.batch_size or ()))
-        except UntrustedDataError:
-            raise  # a TypeError too, but about a missing codec
+        except UntrustedDataError as error:  # a TypeError too, but about a missing codec
+            raise UntrustedDataError(
+                f"the value {path_text(path)} of {self.store.url}: {error.message}", url=self.store.url, hint=error.hint
+            ) from error
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptStoreError(
                 f"the value {path_text(path)} of {self.store.url} is malformed: {error}", url=self.store.url
@@ -178,23 +180,21 @@ def without(groups: Mapping[Path, Group], gone: Iterable[Path]) -> dict[Path, Gr
 def _complete(groups: dict[Path, Group], specs: Mapping[Path, LeafSpec], url: str) -> dict[Path, Group]:
     """Fill in what a foreign writer left out: groups, key order, batch sizes. Refuse what contradicts the data."""
     foreign = not groups
-    children: dict[Path, list[str]] = {path: [] for path in groups}
+    children: dict[Path, dict[str, None]] = {path: {} for path in groups}
     for path in specs:
         if path in groups:
             raise CorruptStoreError(f"{path_text(path)} of {url} is a leaf and a group", url=url)
         for i in range(len(path)):
-            children.setdefault(path[:i], [])
+            children.setdefault(path[:i], {})[path[i]] = None
             groups.setdefault(path[:i], Group())
-            if path[i] not in children[path[:i]]:
-                children[path[:i]].append(path[i])
     groups.setdefault((), Group())
-    children.setdefault((), [])
+    children.setdefault((), {})
     for path in groups:
-        if path and path[-1] not in children[path[:-1]]:
-            children[path[:-1]].append(path[-1])
+        if path:
+            children[path[:-1]][path[-1]] = None
     for path in sorted(groups, key=len, reverse=True):
         group = groups[path]
-        have = children[path] + [k for k in group.values if k not in children[path]]
+        have = [*children[path], *(k for k in group.values if k not in children[path])]
         there = set(have)
         if not foreign:
             lost = [k for k in group.keys if k not in there]
@@ -215,6 +215,13 @@ def _complete(groups: dict[Path, Group], specs: Mapping[Path, LeafSpec], url: st
                 raise CorruptStoreError(
                     f"{path_text((*path, key))} of {url} has shape {list(spec.shape)}, "
                     f"which does not start with its group's batch size {list(batch)}",
+                    url=url,
+                )
+            inner = groups.get((*path, key))
+            if inner is not None and inner.batch_size is not None and inner.batch_size[: len(batch)] != batch:
+                raise CorruptStoreError(
+                    f"the group {path_text((*path, key))} of {url} has the batch size {list(inner.batch_size)}, "
+                    f"which does not start with that of its parent, {list(batch)}",
                     url=url,
                 )
         groups[path] = msgspec.structs.replace(group, keys=tuple(keys), batch_size=batch)

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from tdstore.container.core import Container
 from tdstore.container.handle import StoreHandle
-from tdstore.container.locks import HOME, LOCKED, MAPPED, SHARED, THROUGH
+from tdstore.container.locks import HOME, LOCKED, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.container.opening import entry, over
 from tdstore.container.tree import ResidentTree
 from tdstore.errors import BatchSizeError, KeyNotFoundError, StoreClosedError, StoreExistsError
 from tdstore.header import Group
+from tdstore.holes import HOLES, reserve
 from tdstore.indexing import gather
 from tdstore.keys import unravel
 from tdstore.ops.base import Names
@@ -50,6 +51,9 @@ class HomeMixin(ResidentTree):
         shared = bool(self._state & SHARED) or (dense and leaf.is_shared())
         name = "Tensor" if type(leaf) is Tensor else type(leaf).__name__
         return leaf.shape, leaf.device, leaf.dtype, shared, name
+
+    def _identity(self, key: str) -> Any:
+        return id(self._data[key])
 
     def _leaf_layout(self, key: str) -> torch.layout:
         leaf: Tensor = self._data[key]
@@ -106,12 +110,27 @@ class HomeMixin(ResidentTree):
             stored._reorder(keys)
         super()._reorder(keys)
 
+    def _refuse_readonly(self) -> None:
+        """A reader's TensorDict is the dataset as it is stored: its shape and names do not change either."""
+        if self._state & READONLY and self._home is not None:
+            self._check_writable()
+        for group in self._groups():
+            if isinstance(group, HomeMixin):
+                group._refuse_readonly()
+
+    def _check_batch(self, new: torch.Size, path: tuple[str, ...]) -> None:
+        if self._batch_size[: len(new)] != new or not path:
+            self._refuse_readonly()
+        super()._check_batch(new, path)
+
     def _set_names(self, names: Names) -> None:
+        self._refuse_readonly()
         if (stored := self._stored()) is not None:
             stored._set_names(names)
         super()._set_names(names)
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
+        self._refuse_readonly()
         if (stored := self._stored()) is not None:
             stored._set_batch_size(batch_size)
         super()._set_batch_size(batch_size)
@@ -143,6 +162,7 @@ class HomeMixin(ResidentTree):
 
     # -- reading in bulk ---------------------------------------------------------------------
     def _read_into(self, out: Any) -> Any:
+        pairs: list[tuple[Tensor, Tensor]] = []
         for key, leaf in self.items(True, True):
             buffer = out.get(key)
             if not isinstance(buffer, Tensor):
@@ -152,6 +172,11 @@ class HomeMixin(ResidentTree):
                     f"the buffer {key!r} is {buffer.dtype} of shape {list(buffer.shape)}, "
                     f"the leaf {leaf.dtype} of shape {list(leaf.shape)}"
                 )
+            pairs.append((buffer, leaf))
+        if HOLES:
+            for buffer, _ in pairs:
+                reserve(buffer)
+        for buffer, leaf in pairs:
             buffer.copy_(leaf)
         return out
 
@@ -163,6 +188,10 @@ class HomeMixin(ResidentTree):
         rows = td._rows_of(index)
         if rows is None:
             return super().read(index, keys, out)
+        if HOLES:
+            for key in td.keys(True, True):
+                if isinstance(buffer := out.get(key), Tensor):
+                    reserve(buffer)
         for key, leaf in td.items(True, True):
             gather(leaf, (rows,), out.get(key))
         return out
@@ -175,7 +204,7 @@ class HomeMixin(ResidentTree):
         for path, index in batch:
             node: Any = self
             for key in path[:-1]:
-                node = node._raw(key)
+                node = node._child(key)
             leaf = node._data[path[-1]] if isinstance(node, ResidentTree) else node._raw(path[-1])
             out.append((leaf[index] if index else leaf).detach().cpu())
         return out

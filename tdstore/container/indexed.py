@@ -12,6 +12,7 @@ from tdstore.container.home import HomeMixin
 from tdstore.container.locks import LOCKED, MAPPED, READONLY
 from tdstore.container.terms import indexed_names, spelled_out
 from tdstore.container.tree import VIEW_FLAGS
+from tdstore.holes import HOLES, reserve
 from tdstore.indexing import as_rows, index_shape, scatter
 from tdstore.ops.base import Names
 from tdstore.rows import put, take
@@ -179,6 +180,10 @@ class IndexedTree(HomeMixin):
             return False
         if kind is slice and self._state & MAPPED and self._write_files(index, [theirs for _, theirs in pairs]):
             return True
+        if HOLES:
+            at = (index,) if isinstance(index, Tensor) else ()
+            for mine, _ in pairs:
+                reserve(mine, at)
         if not isinstance(index, Tensor):
             for mine, theirs in pairs:
                 mine.copy_(theirs)

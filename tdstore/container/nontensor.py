@@ -204,12 +204,17 @@ class NonTensorStack(NonTensor):
         return {"stack": values, "dim": 0, "ndim": self._at.ndim}
 
     def __repr__(self) -> str:
-        values = self.tolist()
-        shown = repr(values) if self.numel() <= _SHOWN else f"{repr(values[:3])[:-1]}, ... {self.numel()} values]"
+        if self.numel() <= _SHOWN:
+            shown = repr(self.tolist())
+        else:
+            first = [self.value_at(int(i)) for i in self._at.flatten()[:3]] if self.ndim == 1 else ["..."]
+            shown = f"{repr(first)[:-1]}, ... {self.numel()} values]"
         return f"NonTensorStack(\n    {shown},\n    batch_size={self.batch_size},\n    device=None)"
 
 
 def _map_levels(values: Any, levels: int, fn: Callable[[Any], Any]) -> Any:
+    if levels and not isinstance(values, list):
+        raise ValueError("a stack of values must be lists to one depth")
     return [_map_levels(v, levels - 1, fn) for v in values] if levels else fn(values)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,7 +12,7 @@ from tdstore.container.core import GROUP, LEAF, Container
 from tdstore.container.describe import describe
 from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import HOME, MAPPED, READONLY, SHARED, THROUGH
-from tdstore.errors import KeyNotFoundError
+from tdstore.errors import CorruptStoreError, KeyNotFoundError
 from tdstore.header import Group, Header
 from tdstore.io.blocks import BLOCK_BYTES, leaf_batches
 from tdstore.io.opening import Location, Storage, find_backend, open_store
@@ -20,6 +20,9 @@ from tdstore.io.progress import Progress
 from tdstore.keys import unravel
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Mode, Path, Write, path_text
+
+STACK_KIND = "LazyStackedTensorDict"
+"""How the header calls the groups that are lazy stacks."""
 
 
 def over(handle: StoreHandle, path: Path = (), flags: int = 0) -> Any:
@@ -30,7 +33,7 @@ def over(handle: StoreHandle, path: Path = (), flags: int = 0) -> Any:
     if handle.kind(path) != GROUP:
         raise KeyNotFoundError(f"no TensorDict {path_text(path)} in {handle.store.url}")
     if Cap.VIEW not in handle.store.caps:
-        return Container._stored_class._over(handle, path)
+        return stored(handle, path)
     own = _flags(handle)
     return _resident(handle, path, own | flags if own else 0)
 
@@ -46,8 +49,36 @@ def _flags(handle: StoreHandle) -> int:
     return flags if handle.store.writable else flags | READONLY
 
 
+def stored(handle: StoreHandle, path: Path, device: torch.device | None = None) -> Any:
+    """The container over a group of a store whose leaves are not live tensors."""
+    if handle.groups[path].kind == STACK_KIND:
+        return _stack(handle, path, 0, lambda below: stored(handle, below, device))
+    return Container._stored_class._over(handle, path, device=device)
+
+
+def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path], Any]) -> Any:
+    """The lazy stack that a group is, its elements made by `element`."""
+    extra = handle.groups[path].extra
+    dim, count, name, hollow = (extra.get(k) for k in ("stack_dim", "count", "name", "batch_size"))
+    paths = [(*path, str(i)) for i in range(count)] if isinstance(count, int) and count <= len(handle.groups) else []
+    lost = [p for p in paths if handle.kind(p) != GROUP]
+    made = [] if lost else [element(p) for p in paths]
+    ndims = {len(td.batch_size) for td in made} or {len(hollow or ())}
+    sound = isinstance(dim, int) and len(ndims) == 1 and 0 <= dim <= min(ndims) and isinstance(name, (str, type(None)))
+    if lost or not sound or len(paths) != count:
+        raise CorruptStoreError(
+            f"the lazy stack {path_text(path)} of {handle.store.url} is not what its header says: {dict(extra)}",
+            url=handle.store.url,
+        )
+    td = Container._stack_class._of(made, dim, name, hollow or ())
+    td._state, td._home = flags, (handle, path) if flags or Cap.VIEW not in handle.store.caps else None
+    return td
+
+
 def _resident(handle: StoreHandle, path: Path, flags: int) -> Any:
     group = handle.groups[path]
+    if group.kind == STACK_KIND:
+        return _stack(handle, path, flags, lambda below: _resident(handle, below, flags))
     data: dict[str, Any] = {}
     view = _viewer(handle)
     for key in group.keys:
@@ -149,33 +180,3 @@ def write(
     except BaseException:
         store.close()
         raise
-
-
-def copy_dataset(
-    source: Any,
-    target: Location,
-    *,
-    storage: Storage = None,
-    mode: Mode = "x",
-    progress: bool = True,
-    **options: Any,
-) -> None:
-    """Copy a dataset between any two backends, in blocks of bounded memory.
-
-    Args:
-        source: a location, or an open container.
-        target: where to; `storage` and `**options` are those of its backend.
-        mode: "x" refuses an existing target, "w" replaces it when the copy is complete.
-        progress: show a bar (with the `cli` extra installed).
-
-    Raises:
-        StoreExistsError: something is there already.
-    """
-    opened = None
-    if not isinstance(source, Container):
-        source = opened = open_container(source)
-    try:
-        write(source, target, storage, mode, options, progress).store.close()
-    finally:
-        if opened is not None:
-            opened.close()

@@ -7,11 +7,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.container.columns import ColumnsMixin
 from tdstore.container.core import Container
-from tdstore.container.structure import StructureMixin
 
 
-class PlacingMixin(StructureMixin):
+class PlacingMixin(ColumnsMixin):
     """to, cpu, cuda, detach, requires_grad_, ..."""
 
     __slots__ = ()
@@ -76,6 +76,13 @@ class PlacingMixin(StructureMixin):
     def cuda(self, device: Any = None, **kwargs: Any) -> Any:
         """`to("cuda")`, or to `cuda:device`."""
         return self.to("cuda" if device is None else torch.device("cuda", device), **kwargs)
+
+    def auto_device_(self) -> Self:
+        """Set the device to that of the leaves, where they share one; nested TensorDicts too."""
+        devices = {leaf.device for leaf in self._leaf_list()}
+        if len(devices) == 1:
+            self._set_device(devices.pop())
+        return self
 
     def clear_device_(self) -> Self:
         """Forget the device, here and in nested TensorDicts: entries may then differ."""

@@ -10,24 +10,26 @@ from tdstore.errors import StoreClosedError
 
 def text(td: Any) -> str:
     """The tree with shapes, devices and dtypes; keys sorted."""
-    fields = _indent(",\n".join(f"{key}: {_entry(td, key)}" for key in sorted(td._first_keys())))
+    fields = indent(",\n".join(f"{key}: {entry_text(td, key)}" for key in sorted(td._first_keys())))
     lines = [
         f"fields={{\n{fields}}}" if fields else "fields={\n}",
         f"batch_size={td.batch_size!r}",
         f"device={td.device}",
         f"is_shared={td.is_shared()}",
     ]
-    return f"{type(td).__name__}(\n" + ",\n".join(_indent(line) for line in lines) + ")"
+    return f"{type(td).__name__}(\n" + ",\n".join(indent(line) for line in lines) + ")"
 
 
-def _entry(td: Any, key: str) -> str:
+def entry_text(td: Any, key: str) -> str:
+    """One entry."""
     if td._kind(key) != LEAF:
         return repr(td._raw(key))
     shape, device, dtype, shared, name = td._leaf_facts(key)
     return f"{name}(shape={shape!r}, device={device}, dtype={dtype}, is_shared={shared})"
 
 
-def _indent(block: str) -> str:
+def indent(block: str) -> str:
+    """A block of lines, four spaces in."""
     return "\n".join("    " + line for line in block.split("\n")) if block else ""
 
 

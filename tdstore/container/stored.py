@@ -16,9 +16,12 @@ from tdstore.container.locks import LOCKED
 from tdstore.container.terms import indexed_names, spelled_out
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.header import Group
+from tdstore.holes import HOLES, reserve
 from tdstore.indexing import Selection
 from tdstore.io.blocks import row_ranges
 from tdstore.ops.base import Names
+from tdstore.ops.reduce import Over, common_dtype
+from tdstore.ops.reductions import Reduction, State
 from tdstore.store import Cap
 from tdstore.types import Path, Read
 
@@ -201,6 +204,8 @@ class StoredTree(TensorDictBase):
                 raise BatchSizeError(
                     f"the buffer {path!r} has dtype {buffer.dtype} and shape {list(buffer.shape)}, the leaf {spec!r}"
                 )
+            if HOLES:
+                reserve(buffer)
             buffers.append(buffer)
         self._fetch(self._leaves(), buffers)
         return out
@@ -285,10 +290,46 @@ class StoredTree(TensorDictBase):
     def _foreach(self, fn: Callable[..., Sequence[Tensor]], *operands: Any) -> Any:
         return self._resident()._foreach(fn, *operands)
 
-    def _reduce(
-        self, fn: Callable[[Tensor], Tensor], batch_size: torch.Size, names: Names, *, keep_values: bool = False
-    ) -> Any:
-        return self._resident()._reduce(fn, batch_size, names, keep_values=keep_values)
+    def _reduced(self, kind: Reduction, over: Over, keepdim: bool, batch_size: torch.Size, names: Names) -> Any:
+        """In blocks of rows of bounded memory: their results are merged, or put one after another."""
+        rows = self._batch_size[0] if self._batch_size else 0
+        blocks = list(self._row_blocks()) if rows else []
+        across = not over.features and (over.dims is None or 0 in over.dims)
+        if len(blocks) < 2 or (across and (kind.part is None or kind.merge is None or kind.finish is None)):
+            return self._resident()._reduced(kind, over, keepdim, batch_size, names)
+        if not across:
+            parts = [
+                block._reduced(kind, over, keepdim, torch.Size((len(block), *batch_size[1:])), names)
+                for block in self._blocks(blocks)
+            ]
+            return torch.cat(parts, 0)
+        states: list[State] = []
+        shape: Any = None
+        for block in self._blocks(blocks):
+            shape = block
+            new = [kind.part(*over.of(leaf), keepdim) for leaf in block._leaf_list()]  # type: ignore[misc]
+            states = [kind.merge(a, b) for a, b in zip(states, new, strict=True)] if states else new  # type: ignore[misc]
+        results = iter([kind.finish(state) for state in states])  # type: ignore[misc]
+        return shape._over_leaves_of(lambda leaf: next(results), over, batch_size, names)
+
+    def _over_leaves(self, kind: Reduction, over: Over, keepdim: bool) -> Tensor:
+        if over.features or over.dims is not None or kind.part is None or kind.merge is None or kind.finish is None:
+            return super()._over_leaves(kind, over, keepdim)
+        total: State | None = None
+        wide: torch.dtype | None = None
+        for block in self._blocks(self._row_blocks()) if self._batch_size else [self._resident()]:
+            leaves = block._leaf_list()
+            wide = wide or (common_dtype(leaves) if leaves else None)
+            for leaf in leaves:
+                part = kind.part(leaf.flatten().to(wide), (0,), False)
+                total = part if total is None else kind.merge(total, part)
+        if total is None:
+            raise RuntimeError("there is no leaf to reduce")
+        return kind.finish(total)
+
+    def _blocks(self, ranges: Iterable[tuple[int, int]]) -> Iterator[Any]:
+        for start, stop in ranges:
+            yield self._at(slice(start, stop))._resident()
 
     # -- the rest ----------------------------------------------------------------------------
     def clone(self, recurse: bool = True) -> Any:
@@ -345,10 +386,13 @@ class StoredTree(TensorDictBase):
 
 
 def _usable_device(device: str | None) -> torch.device | None:
-    """The stored device, or the CPU where this machine lacks it."""
+    """The stored device, or the CPU where this machine lacks it, or knows of no such device."""
     if device is None:
         return None
-    found = torch.device(device)
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        return torch.device("cpu")
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         return torch.device("cpu")
     return found

@@ -20,8 +20,9 @@ from tdstore.errors import BatchSizeError, UnsupportedError
 from tdstore.header import Group
 from tdstore.indexing import Selection
 from tdstore.ops.base import Names
+from tdstore.rows import scatter
 from tdstore.store import Cap
-from tdstore.types import LeafSpec, Path, Write
+from tdstore.types import LeafSpec, Path, Read, Write
 
 
 class StoredWrites(StoredTree):
@@ -109,9 +110,17 @@ class StoredWrites(StoredTree):
         value = value.to(device="cpu", dtype=spec.dtype)
         if self._sel.is_full:
             return [Write(path, (), value)]
-        if Cap.PARTIAL_WRITE not in self._handle.store.caps:
-            raise self._handle.store.unsupported(Cap.PARTIAL_WRITE)
-        return [Write(path, index, part) for index, part in self._sel.write_plan().pieces(value)]
+        return self._parts(path, self._sel, value)
+
+    def _parts(self, path: Path, sel: Selection, value: Tensor) -> list[Write]:
+        """The writes that put `value` at a selection; whole leaves where the store has no others."""
+        pieces = sel.write_plan().pieces(value)
+        if Cap.PARTIAL_WRITE in self._handle.store.caps:
+            return [Write(path, index, part) for index, part in pieces]
+        whole = self._handle.store.read([Read(path)])[0]
+        for index, part in pieces:
+            scatter(whole, index, part)
+        return [Write(path, (), whole)]
 
     def _leaf_at(self, key: str, index: Any) -> Tensor:
         return self._fetch([((*self._path, key), self._leaf_sel(key)[index])])[0]
@@ -127,9 +136,7 @@ class StoredWrites(StoredTree):
         sel = self._leaf_sel(key)[index]
         spec = self._handle.specs[path]
         tensor = _expanded(torch.as_tensor(value), torch.Size(sel.shape), key).to(device="cpu", dtype=spec.dtype)
-        if Cap.PARTIAL_WRITE not in self._handle.store.caps:
-            raise self._handle.store.unsupported(Cap.PARTIAL_WRITE)
-        self._handle.store.write([Write(path, at, part) for at, part in sel.write_plan().pieces(tensor)])
+        self._handle.store.write(self._parts(path, sel, tensor))
 
     def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
         self._handle.check_writable()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import torch
@@ -436,10 +436,10 @@ class StructureMixin(WritingMixin):
         **constructor_kwargs: Any,
     ) -> Any:
         target = self if inplace else out
-        td = self._resident()
-        batch = td._batch_size if batch_size is None else as_size(batch_size)
-        plan = _Map(fn, named, len(td._batch_size), default, filter_empty, call_on_nested)
-        made = plan.run(td, [o._resident() for o in others], (), batch)
+        own = self._batch_size
+        batch = own if batch_size is None else as_size(batch_size)
+        plan = Mapper(fn, named, len(own), default, filter_empty, call_on_nested)
+        made = self._mapped(plan, others, (), batch)
         if target is not None:
             if made is not None:
                 target.update(made, inplace=True)
@@ -454,13 +454,17 @@ class StructureMixin(WritingMixin):
             made.lock_()
         return made
 
+    def _mapped(self, plan: Mapper, others: Sequence[Any], path: Path, batch: torch.Size) -> Any:
+        """This container, at a path of the one that `apply` was called on, with `apply`'s function applied."""
+        return plan.run(self._resident(), [o._resident() for o in others], path, batch)
+
     def __deepcopy__(self, memo: Any) -> Any:
         copy = self.clone()
         memo[id(self)] = copy
         return copy
 
 
-class _Map:
+class Mapper:
     """One walk of `apply`: a function over the leaves of a tree and of others beside it."""
 
     __slots__ = ("call_on_nested", "default", "filter_empty", "fn", "n", "named")
@@ -477,6 +481,10 @@ class _Map:
         self.fn, self.named, self.n, self.default = fn, named, n, default
         self.filter_empty, self.call_on_nested = filter_empty, call_on_nested
 
+    def below(self, n: int) -> Mapper:
+        """The same walk from a container of `n` batch dimensions on."""
+        return Mapper(self.fn, self.named, n, self.default, self.filter_empty, self.call_on_nested)
+
     def run(self, td: Any, others: list[Any], path: Path, batch: torch.Size) -> Any:
         fn, named = self.fn, self.named
         data: dict[str, Any] = {}
@@ -491,12 +499,12 @@ class _Map:
             if isinstance(value, Tensor) or self.call_on_nested:
                 made = fn((*path, key), value, *rest) if named else fn(value, *rest)
             else:
-                nested: Any = value._resident()
+                nested: Any = value
                 wide = batch
                 if len(nested._batch_size) != self.n:
                     wide = torch.Size((*batch, *nested._batch_size[self.n :]))
-                below = [_or_empty(r, self.default, nested)._resident() for r in rest]
-                made = self.run(nested, below, (*path, key) if named or others else (), wide)
+                below = [_or_empty(r, self.default, nested) for r in rest]
+                made = nested._mapped(self, below, (*path, key) if named or others else (), wide)
             if made is None:
                 dropped = True
             elif type(made) is Tensor and td._device is None and made.shape[: len(batch)] == batch:

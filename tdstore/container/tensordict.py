@@ -20,6 +20,7 @@ from tdstore.container.names import as_names
 from tdstore.container.nontensor import NonTensor
 from tdstore.container.paths import entry_path, is_key
 from tdstore.errors import KeyNotFoundError
+from tdstore.holes import HOLES, reserve
 from tdstore.ops.base import Names
 from tdstore.shapes import as_size
 from tdstore.types import NestedKey
@@ -155,6 +156,8 @@ class TensorDict(IndexedTree):
             if type(key) is str and type(item) is Tensor and not self._state & READONLY:
                 old = self._data.get(key)
                 if type(old) is Tensor and old.shape == item.shape:
+                    if HOLES:
+                        reserve(old)
                     old.copy_(item)
                     return self
             return super().set(key, item, inplace)
@@ -210,6 +213,9 @@ class TensorDict(IndexedTree):
         if at is None and keys_to_update is None and type(source) is TensorDict and not self._state & READONLY:
             pairs: list[tuple[Tensor, Tensor]] = []
             if self._pair_existing(source, pairs):
+                if HOLES:
+                    for mine, _ in pairs:
+                        reserve(mine)
                 for mine, theirs in pairs:
                     mine.copy_(theirs)
                 return self

@@ -16,8 +16,11 @@ from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, NonTensorData, assign
 from tdstore.container.terms import as_terms, spelled_out, torch_terms
 from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.holes import HOLES, reserve
 from tdstore.indexing import index_shape
 from tdstore.ops.base import Names
+from tdstore.ops.reduce import Over
+from tdstore.ops.reductions import Reduction
 from tdstore.rows import put
 
 VIEW_FLAGS = READONLY | MAPPED | SHARED
@@ -109,6 +112,10 @@ class ResidentTree(TensorDictBase):
             at = spelled_out(at, len(self._batch_size))
             index_shape(self._batch_size, at)  # raises for what does not fit the batch
         ready = [(key, data[key], self._writable_value(key, value, at)) for key, value in entries.items()]
+        if HOLES:
+            for _, old, _ in ready:
+                if isinstance(old, Tensor):
+                    reserve(old, at or ())
 
         def write() -> None:
             for key, old, value in ready:
@@ -134,7 +141,10 @@ class ResidentTree(TensorDictBase):
         if self._state & READONLY:
             self._check_writable()
         at = torch_terms(as_terms(index))
-        put(self._data[key], at, self._writable_value(key, value, at))
+        value = self._writable_value(key, value, at)
+        if HOLES:
+            reserve(self._data[key], at)
+        put(self._data[key], at, value)
 
     def _writable_value(self, key: str, value: Any, index: Any) -> Any:
         """Check before anything is written that `entry[index] = value` will work."""
@@ -147,7 +157,8 @@ class ResidentTree(TensorDictBase):
             value = value.to(old.device, old.dtype)
         if not value.ndim:
             return value
-        target = old[index].shape
+        # Faster than index_shape, but it reads rows: on a full tmpfs that is no better than to write them.
+        target = index_shape(old.shape, index) if HOLES else old[index].shape
         while value.ndim > len(target) and value.shape[0] == 1:
             value = value[0]  # as torch does
         try:
@@ -208,7 +219,7 @@ class ResidentTree(TensorDictBase):
             else:
                 below = value.batch_size
                 wide = new if len(below) == n else torch.Size((*new, *below[n:]))
-                data[key] = value._resident()._move_tree(fn, wide, extend_names(names, len(wide)), n)
+                data[key] = value._live()._move_tree(fn, wide, extend_names(names, len(wide)), n)
         return self._new(data, new, self._device, names)
 
     def _fan_out(
@@ -238,7 +249,7 @@ class ResidentTree(TensorDictBase):
             else:
                 wide = [torch.Size((*b, *value.batch_size[n:])) for b in batch_sizes]
                 deeper = extend_names(names, len(wide[0])) if wide else None
-                columns.append(value._resident()._fan_tree(fn, wide, deeper))
+                columns.append(value._live()._fan_tree(fn, wide, deeper))
         keys = tuple(self._data)
         state, device, new = self._state & READONLY, self._device, self._new
         if not columns:
@@ -253,14 +264,18 @@ class ResidentTree(TensorDictBase):
         self._collect(out)
         return out
 
-    def _collect(self, out: list[Tensor]) -> None:
+    def _collect(self, out: list[Tensor]) -> bool:
+        """Add the leaves of this tree; whether all of them are its own, and none those of another kind of container."""
+        own = True
         for value in self._data.values():
             if isinstance(value, Tensor):
                 out.append(value)
             elif isinstance(value, ResidentTree):
-                value._collect(out)
+                own &= value._collect(out)
             elif isinstance(value, Container):
                 out += value._leaf_list()
+                own = False
+        return own
 
     def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
         """The same tree around other leaves, given in the order of `_leaf_list`."""
@@ -271,11 +286,13 @@ class ResidentTree(TensorDictBase):
             elif isinstance(value, NonTensor):
                 data[key] = value
             else:
-                data[key] = value._resident()._with_leaves(leaves)
+                data[key] = value._live()._with_leaves(leaves)
         return self._new(data, self._batch_size, self._device, self._names)
 
     def _foreach(self, fn: Callable[..., Sequence[Tensor]], *operands: Any) -> Self:
-        leaves = self._leaf_list()
+        leaves: list[Tensor] = []
+        if not self._collect(leaves):
+            return self._mixed(lambda node, *parts: node._foreach(fn, *parts), operands)
         if not leaves:
             return self._with_leaves(iter(()))
         td = self._with_leaves(iter(fn(leaves, *[self._operand(o, leaves) for o in operands])))
@@ -286,15 +303,69 @@ class ResidentTree(TensorDictBase):
     def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
         if self._state & READONLY:
             self._check_writable()
-        leaves = self._leaf_list()
-        if leaves:
+        leaves: list[Tensor] = []
+        if not self._collect(leaves):
+            self._mixed(lambda node, *parts: node._foreach_(fn, *parts), operands)
+        elif leaves:
             parts = [self._operand(o, leaves, exact=False) for o in operands]
             for part in parts:
                 if isinstance(part, list) and isinstance(part[0], Tensor):
                     _check_fits(leaves, part)
             _rehearse(fn, leaves, parts)
+            if HOLES:
+                for leaf in leaves:
+                    reserve(leaf)
             fn(leaves, *parts)
         return self
+
+    def _mixed(self, run: Callable[..., Any], operands: tuple[Any, ...]) -> Self:
+        """Level by level, where containers of another kind are below: each does it in its own way."""
+        tensors = {k: v for k, v in self._data.items() if isinstance(v, Tensor)}
+        data = dict(self._data)
+        names = set(self._tensors_only())
+        for o in operands:
+            if isinstance(o, Container) and (odd := names ^ set(o._tensors_only())):  # type: ignore[attr-defined]
+                raise KeyNotFoundError(f"keys {sorted(odd)} are in one TensorDict and not in the other")
+        parts = [o.select(*tensors) if isinstance(o, Container) else o for o in operands]  # type: ignore[attr-defined]
+        data.update(run(self._new(tensors, self._batch_size, self._device, self._names), *parts).items())
+        for key, value in self._data.items():
+            if isinstance(value, Container):
+                data[key] = run(value, *[o._raw(key) if isinstance(o, Container) else o for o in operands])
+        td = self._new(data, self._batch_size, self._device, self._names)
+        if self._state & LOCKED:
+            td.lock_()
+        return td
+
+    def _in_rows(self) -> Self:
+        if self._collect([]):
+            return self
+        return self._new(
+            {k: v._resident()._in_rows() if isinstance(v, Container) else v for k, v in self._data.items()},  # type: ignore[attr-defined]
+            self._batch_size,
+            self._device,
+            self._names,
+        )
+
+    def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
+        if HOLES and inplace:
+            self._reserve_for(input_dict_or_td)
+        return super().update(input_dict_or_td, clone, inplace, **kwargs)
+
+    def _reserve_for(self, source: Any) -> None:
+        """Take room for what an update writes here and below, before any of it is written."""
+        pairs: Any = source if isinstance(source, (Container, Mapping)) else {}
+        for key, value in pairs.items():
+            mine = self._data.get(key)
+            if isinstance(mine, Tensor):
+                reserve(mine)
+            elif isinstance(mine, ResidentTree):
+                mine._reserve_for(value)
+
+    def _apply(self, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
+        if HOLES and inplace:  # the function may write into what it is given
+            for leaf in self._leaf_list():
+                reserve(leaf)
+        return super()._apply(*args, inplace=inplace, **kwargs)
 
     def _operand(self, other: Any, leaves: list[Tensor], *, exact: bool = True) -> Any:
         """What a leaf-wise function gets for `other`: a list with one operand per leaf, or a scalar.
@@ -346,20 +417,35 @@ class ResidentTree(TensorDictBase):
             if extra is not None:
                 raise KeyNotFoundError(f"key {(*path, extra)!r} is in one TensorDict and not in the other")
 
-    def _reduce(
-        self, fn: Callable[[Tensor], Tensor], batch_size: torch.Size, names: Names, *, keep_values: bool = False
-    ) -> Self:
-        n = len(self._batch_size)
+    def _reduced(self, kind: Reduction, over: Over, keepdim: bool, batch_size: torch.Size, names: Names) -> Self:
+        return self._over_leaves_of(lambda leaf: kind.whole(*over.of(leaf), keepdim), over, batch_size, names)
+
+    def _with_keys(self, rename: Callable[[str], str]) -> Self:
+        """The same entries under other keys, level by level."""
+        data: dict[str, Any] = {}
+        for key, value in self._data.items():
+            new = rename(key)
+            if not isinstance(new, str):
+                raise TypeError(f"key_transform gave {new!r} for key {key!r}; keys are strings")
+            if new in data:
+                raise KeyNotFoundError(f"key_transform gives two entries the key {new!r}")
+            data[new] = value._resident()._with_keys(rename) if isinstance(value, Container) else value
+        return self._new(data, self._batch_size, self._device, self._names)
+
+    def _over_leaves_of(self, fn: Callable[[Tensor], Tensor], over: Over, batch_size: torch.Size, names: Names) -> Self:
+        """A tree of `fn(leaf)` with the batch of a reduction; values per row go with the rows."""
         data: dict[str, Any] = {}
         for key, value in self._data.items():
             if isinstance(value, Tensor):
                 data[key] = fn(value)
             elif isinstance(value, Container):
-                wide = torch.Size((*batch_size, *value.batch_size[n:]))
+                wide = over.nested(batch_size, value._batch_size)
                 deeper = extend_names(names, len(wide))
-                data[key] = value._resident()._reduce(fn, wide, deeper, keep_values=keep_values)
-            elif keep_values and isinstance(value, NonTensorData):
+                data[key] = value._resident()._over_leaves_of(fn, over, wide, deeper)
+            elif isinstance(value, NonTensorData):
                 data[key] = NonTensorData(value.data, batch_size)
+            elif over.features:
+                data[key] = value
         return self._new(data, batch_size, self._device, names)
 
     def _compared(self, other: Any, op: Callable[..., Tensor]) -> Self:

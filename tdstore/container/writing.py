@@ -46,9 +46,13 @@ class WritingMixin(AccessMixin):
             raise node._refuse_locked(f"set {key!r}")
         value = node._coerce(last, item)
         for part in reversed(rest[1:]):
-            value = node._resident_class._new({part: value}, node._batch_size, node._device, node._names)
+            value = node._wrapped(part, value)
         node._assign({rest[0]: value})
         return self
+
+    def _wrapped(self, key: str, value: Any) -> Any:
+        """A new nested TensorDict of this batch size around a coerced entry."""
+        return self._resident_class._new({key: value}, self._batch_size, self._device, self._names)
 
     def _descend(self, path: Path, item: Any) -> tuple[Any, Path]:
         """The deepest container that exists on a path, and what is left of the path (at least one key)."""

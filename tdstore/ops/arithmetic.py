@@ -33,6 +33,50 @@ _and, _or, _xor = map(_each, (operator.and_, operator.or_, operator.xor))
 _mod, _rsub, _rdiv, _rpow = map(_each, (torch.remainder, lambda a, b: b - a, lambda a, b: b / a, lambda a, b: b**a))
 
 
+def _each3(fn: Callable[[Any, Any, Any], Tensor]) -> Callable[..., list[Tensor]]:
+    """Lift a function of three values to lists."""
+
+    def over(leaves: Sequence[Tensor], second: Any, third: Any) -> list[Tensor]:
+        seconds, thirds = (o if isinstance(o, list) else [o] * len(leaves) for o in (second, third))
+        return [fn(a, b, c) for a, b, c in zip(leaves, seconds, thirds, strict=True)]
+
+    return over
+
+
+def _in_place(fn: Callable[..., Sequence[Tensor]]) -> Callable[..., None]:
+    """The in-place form of a function over lists; a result that needs a wider dtype is an error, as torch's are."""
+
+    def write(leaves: Sequence[Tensor], *operands: Any) -> None:
+        for leaf, result in zip(leaves, fn(leaves, *operands), strict=True):
+            if not torch.can_cast(result.dtype, leaf.dtype):
+                raise RuntimeError(f"a result of dtype {result.dtype} cannot be kept in a leaf of dtype {leaf.dtype}")
+            if result.shape != leaf.shape:
+                raise RuntimeError(f"a result of shape {list(result.shape)} does not fit a leaf of {list(leaf.shape)}")
+            leaf.copy_(result)
+
+    return write
+
+
+def _like(leaf: Tensor, other: Any) -> Tensor:
+    """A number as a tensor that takes part in dtype promotion as a number does."""
+    return other if isinstance(other, Tensor) else torch.as_tensor(other, device=leaf.device)
+
+
+_maximum = _each(lambda a, b: torch.maximum(a, _like(a, b)))
+_minimum = _each(lambda a, b: torch.minimum(a, _like(a, b)))
+_clamp_max, _clamp_min = _each(torch.clamp_max), _each(torch.clamp_min)
+_logical_and = _each(lambda a, b: torch.logical_and(a, _like(a, b)))
+_lerp = _each3(lambda a, b, c: torch.lerp(a, _like(a, b).to(a.dtype), c))
+
+
+def _addcmul(value: float) -> Callable[..., list[Tensor]]:
+    return _each3(lambda a, b, c: torch.addcmul(a, _like(a, b), _like(a, c), value=value))
+
+
+def _addcdiv(value: float) -> Callable[..., list[Tensor]]:
+    return _each3(lambda a, b, c: torch.addcdiv(a, _like(a, b), _like(a, c), value=value))
+
+
 class ArithmeticOps(OpsBase):
     """`+ - * / ** %`, comparisons and logic; named and operator forms.
 
@@ -70,6 +114,57 @@ class ArithmeticOps(OpsBase):
         """Apply [`torch.pow`][] to every leaf."""
         return self._with(torch._foreach_pow, other, default)
 
+    def maximum(self, other: Any, *, default: Any = None) -> Self:
+        """Apply [`torch.maximum`][] to every leaf; a NaN in either wins."""
+        return self._with(_maximum, other, default)
+
+    def minimum(self, other: Any, *, default: Any = None) -> Self:
+        """Apply [`torch.minimum`][] to every leaf; a NaN in either wins."""
+        return self._with(_minimum, other, default)
+
+    def clamp_max(self, other: Any, *, default: Any = None) -> Self:
+        """Bound every leaf from above."""
+        return self._with(_clamp_max, other, default)
+
+    def clamp_min(self, other: Any, default: Any = None) -> Self:
+        """Bound every leaf from below."""
+        return self._with(_clamp_min, other, default)
+
+    def clamp(self, min: Any = None, max: Any = None) -> Self:
+        """Apply [`torch.clamp`][] to every leaf; a bound is a number, a tensor over the batch, or a TensorDict."""
+        if min is None and max is None:
+            raise ValueError("clamp needs min=, max= or both")
+        below: Self = self if min is None else self.clamp_min(min)
+        return below if max is None else below.clamp_max(max)
+
+    def mod(self, other: Any, *, default: Any = None) -> Self:
+        """Apply [`torch.remainder`][] to every leaf: the remainder has the sign of the divisor."""
+        return self._with(_mod, other, default)
+
+    def rsub(self, other: Any, *, alpha: float | None = None, default: Any = None) -> Self:
+        """Apply [`torch.rsub`][] to every leaf: `other - alpha * leaf`."""
+        return self._with(_rsub if alpha is None else _each(lambda a, b: torch.rsub(a, b, alpha=alpha)), other, default)
+
+    def logical_and(self, other: Any, *, default: Any = None) -> Self:
+        """Apply [`torch.logical_and`][] to every leaf: bool leaves."""
+        return self._with(_logical_and, other, default)
+
+    def bitwise_and(self, other: Any, *, default: Any = None) -> Self:
+        """Apply [`torch.bitwise_and`][] to every leaf, of integers or bools."""
+        return self._with(_and, other, default)
+
+    def lerp(self, end: Any, weight: Any) -> Self:
+        """Apply [`torch.lerp`][] to every leaf: `leaf + weight * (end - leaf)`, leaves matched by key."""
+        return self._foreach(_lerp, end, weight)
+
+    def addcmul(self, other1: Any, other2: Any, *, value: float = 1) -> Self:
+        """Apply [`torch.addcmul`][] to every leaf: `leaf + value * other1 * other2`, leaves matched by key."""
+        return self._foreach(_addcmul(value), other1, other2)
+
+    def addcdiv(self, other1: Any, other2: Any, value: float = 1) -> Self:
+        """Apply [`torch.addcdiv`][] to every leaf: `leaf + value * other1 / other2`, leaves matched by key."""
+        return self._foreach(_addcdiv(value), other1, other2)
+
     # -- in place ---------------------------------------------------------------------------
     def add_(self, other: Any, *, alpha: float | None = None) -> Self:
         """Add to every leaf in place, as `Tensor.add_`."""
@@ -90,6 +185,34 @@ class ArithmeticOps(OpsBase):
     def pow_(self, other: Any) -> Self:
         """Raise every leaf to a power in place, as `Tensor.pow_`."""
         return self._foreach_(torch._foreach_pow_, other)
+
+    def maximum_(self, other: Any) -> Self:
+        """Take the larger of every leaf and `other`, in place."""
+        return self._foreach_(_in_place(_maximum), other)
+
+    def minimum_(self, other: Any) -> Self:
+        """Take the smaller of every leaf and `other`, in place."""
+        return self._foreach_(_in_place(_minimum), other)
+
+    def clamp_max_(self, other: Any) -> Self:
+        """Bound every leaf from above, in place."""
+        return self._foreach_(_in_place(_clamp_max), other)
+
+    def clamp_min_(self, other: Any) -> Self:
+        """Bound every leaf from below, in place."""
+        return self._foreach_(_in_place(_clamp_min), other)
+
+    def lerp_(self, end: Any, weight: Any) -> Self:
+        """Interpolate every leaf in place, as `Tensor.lerp_`."""
+        return self._foreach_(_in_place(_lerp), end, weight)
+
+    def addcmul_(self, other1: Any, other2: Any, *, value: float = 1) -> Self:
+        """Add `value * other1 * other2` to every leaf in place, as `Tensor.addcmul_`."""
+        return self._foreach_(_in_place(_addcmul(value)), other1, other2)
+
+    def addcdiv_(self, other1: Any, other2: Any, *, value: float = 1) -> Self:
+        """Add `value * other1 / other2` to every leaf in place, as `Tensor.addcdiv_`."""
+        return self._foreach_(_in_place(_addcdiv(value)), other1, other2)
 
     # -- operators --------------------------------------------------------------------------
     def __add__(self, other: Any) -> Self:
@@ -137,15 +260,6 @@ class ArithmeticOps(OpsBase):
 
     def __ipow__(self, other: Any) -> Self:
         return self.pow_(other)
-
-    def __neg__(self) -> Self:
-        return self._foreach(torch._foreach_neg)
-
-    def abs(self) -> Self:
-        """Apply [`torch.abs`][] to every leaf."""
-        return self._foreach(torch._foreach_abs)
-
-    __abs__ = abs
 
     def __invert__(self) -> Self:
         return self._foreach(lambda leaves: [~x for x in leaves])

@@ -67,11 +67,13 @@ class OpsBase:
     ) -> tuple[Self, ...]:
         """As `_move`, for a `fn` that gives one tensor per result."""
 
+    def _in_rows(self) -> Any:
+        """This container with leaves whose first dimensions are its batch, down to the last level."""
+        return self
+
     @abstractmethod
-    def _reduce(
-        self, fn: Callable[[Tensor], Tensor], batch_size: torch.Size, names: Names, *, keep_values: bool = False
-    ) -> Self:
-        """A new container of `fn(leaf)` for tensor leaves; one value for the whole batch stays with `keep_values`."""
+    def _refuse_row_values(self, what: str) -> None:
+        """Raise `UnsupportedError` if an entry has one non-tensor value per row."""
 
     @abstractmethod
     def _leaf_list(self) -> list[Tensor]:

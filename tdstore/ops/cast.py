@@ -6,6 +6,7 @@ from typing import Self
 
 import torch
 
+from tdstore.errors import UnsupportedError
 from tdstore.ops.base import OpsBase
 
 
@@ -41,3 +42,82 @@ class CastOps(OpsBase):
     def int(self) -> Self:
         """Cast every leaf to [`torch.int32`][]."""
         return self.type(torch.int32)
+
+    def float16(self) -> Self:
+        """Cast every leaf to [`torch.float16`][]."""
+        return self.type(torch.float16)
+
+    def float32(self) -> Self:
+        """Cast every leaf to [`torch.float32`][]."""
+        return self.type(torch.float32)
+
+    def float64(self) -> Self:
+        """Cast every leaf to [`torch.float64`][]."""
+        return self.type(torch.float64)
+
+    def complex32(self) -> Self:
+        """Cast every leaf to [`torch.complex32`][]."""
+        return self.type(torch.complex32)
+
+    def complex64(self) -> Self:
+        """Cast every leaf to [`torch.complex64`][]."""
+        return self.type(torch.complex64)
+
+    def complex128(self) -> Self:
+        """Cast every leaf to [`torch.complex128`][]."""
+        return self.type(torch.complex128)
+
+    def int8(self) -> Self:
+        """Cast every leaf to [`torch.int8`][]."""
+        return self.type(torch.int8)
+
+    def int16(self) -> Self:
+        """Cast every leaf to [`torch.int16`][]."""
+        return self.type(torch.int16)
+
+    def int32(self) -> Self:
+        """Cast every leaf to [`torch.int32`][]."""
+        return self.type(torch.int32)
+
+    def int64(self) -> Self:
+        """Cast every leaf to [`torch.int64`][]."""
+        return self.type(torch.int64)
+
+    def uint8(self) -> Self:
+        """Cast every leaf to [`torch.uint8`][]."""
+        return self.type(torch.uint8)
+
+    def uint16(self) -> Self:
+        """Cast every leaf to [`torch.uint16`][]."""
+        return self.type(torch.uint16)
+
+    def uint32(self) -> Self:
+        """Cast every leaf to [`torch.uint32`][]."""
+        return self.type(torch.uint32)
+
+    def uint64(self) -> Self:
+        """Cast every leaf to [`torch.uint64`][]."""
+        return self.type(torch.uint64)
+
+    # -- dtypes with a scale -------------------------------------------------------------------
+    def qint8(self) -> Self:
+        """Refused: quantized dtypes need a scale, which a cast has not."""
+        return self._no_scale("qint8")
+
+    def qint32(self) -> Self:
+        """Refused: quantized dtypes need a scale, which a cast has not."""
+        return self._no_scale("qint32")
+
+    def quint8(self) -> Self:
+        """Refused: quantized dtypes need a scale, which a cast has not."""
+        return self._no_scale("quint8")
+
+    def quint4x2(self) -> Self:
+        """Refused: quantized dtypes need a scale, which a cast has not."""
+        return self._no_scale("quint4x2")
+
+    def _no_scale(self, name: str) -> Self:
+        raise UnsupportedError(
+            f"a cast to torch.{name} needs a scale and a zero point",
+            hint="td.apply(lambda t: torch.quantize_per_tensor(t, scale, zero_point, dtype))",
+        )

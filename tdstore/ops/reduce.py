@@ -1,34 +1,320 @@
-"""Reductions over batch dimensions or everything."""
+"""Reductions: over batch dimensions, over features, over everything.
+
+`dim=` of all of them: absent or None reduces every leaf to a scalar and the batch to `[]`; an int, a
+dimension name or a tuple of them reduces batch dimensions; `"feature"` reduces what lies right of the
+batch. `reduce=True` gives one tensor over all leaves instead of a TensorDict.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Self
+import functools
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Self
 
 import torch
+from torch import Tensor
 
-from tdstore.ops.base import OpsBase
+from tdstore.ops import reductions as how
+from tdstore.ops.base import Names, OpsBase
+from tdstore.ops.reductions import Reduction
 from tdstore.shapes import as_dim
+
+FEATURE = "feature"
+
+
+class Over(NamedTuple):
+    """What is reduced: the batch dimensions `dims`, or the features, or (both None and False) everything."""
+
+    dims: tuple[int, ...] | None
+    features: bool
+    batch_dims: int
+
+    def of(self, leaf: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """A leaf, and which of its dimensions are reduced: at least one (to torch, none means all)."""
+        dims = self.dims
+        if dims is None:
+            dims = tuple(range(self.batch_dims if self.features else 0, leaf.ndim))
+        return (leaf, dims) if dims else (leaf.unsqueeze(-1), (leaf.ndim,))
+
+    def nested(self, batch_size: torch.Size, own: torch.Size) -> torch.Size:
+        """Batch size of a reduced nested TensorDict whose own batch size is `own`."""
+        return batch_size if self.dims is None else torch.Size((*batch_size, *own[self.batch_dims :]))
 
 
 class ReduceOps(OpsBase):
-    """all and any; the numeric reductions join them here."""
+    """sum, mean, std, ...; on stored data they stream over blocks of rows."""
 
     __slots__ = ()
 
-    def all(self, dim: int | None = None) -> Any:
+    @abstractmethod
+    def _reduced(self, kind: Reduction, over: Over, keepdim: bool, batch_size: torch.Size, names: Names) -> Self:
+        """A container whose leaves are reduced; its batch becomes `batch_size`."""
+
+    def all(self, dim: Any = None, keepdim: bool = False) -> Any:
         """Whether every element of every leaf is true (a bool), or a TensorDict reduced over batch `dim`."""
         if dim is None:
-            return all(bool(leaf.all()) for leaf in self._leaf_list())
-        return self._along(torch.all, dim)
+            return all(bool(leaf) for leaf in self._every_leaf(how.ALL))
+        return self._reduction(how.ALL, dim, keepdim, None)
 
-    def any(self, dim: int | None = None) -> Any:
+    def any(self, dim: Any = None, keepdim: bool = False) -> Any:
         """Whether any element of any leaf is true (a bool), or a TensorDict reduced over batch `dim`."""
         if dim is None:
-            return any(bool(leaf.any()) for leaf in self._leaf_list())
-        return self._along(torch.any, dim)
+            return any(bool(leaf) for leaf in self._every_leaf(how.ANY))
+        return self._reduction(how.ANY, dim, keepdim, None)
 
-    def _along(self, fn: Any, dim: int) -> Self:
+    def sum(
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: bool | None = None,
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Sum of elements, as [`torch.sum`][].
+
+        Args:
+            dim: what is summed: None for everything, batch dimensions, or `"feature"`.
+            keepdim: reduced batch dimensions stay, with length 1.
+            dtype: leaves are cast to it first, so that small integers do not overflow.
+            reduce: True for one tensor over all leaves.
+            key_transform: gives each entry of the result its name: `str -> str`, `tuple -> tuple`.
+
+        Raises:
+            IndexError: `dim` is not a batch dimension. TypeError: `keepdim` with features.
+
+        Example:
+            >>> td = TensorDict({"x": torch.ones(3, 2)}, [3])
+            >>> td.sum()["x"], td.sum(dim=0)["x"], td.sum(dim="feature")["x"]
+            (tensor(6.), tensor([3., 3.]), tensor([2., 2., 2.]))
+        """
+        return self._reduction(how.add_up(dtype), dim, keepdim, reduce, key_transform)
+
+    def nansum(
+        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: bool | None = None
+    ) -> Any:
+        """Sum of the elements that are not NaN, as [`torch.nansum`][]; arguments as `sum`."""
+        return self._reduction(how.add_up(dtype, nan=True), dim, keepdim, reduce)
+
+    def mean(
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: bool | None = None,
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Mean of elements, as [`torch.mean`][]; arguments as `sum`. Integer leaves need `dtype=`."""
+        return self._reduction(how.average(dtype), dim, keepdim, reduce, key_transform)
+
+    def nanmean(
+        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: bool | None = None
+    ) -> Any:
+        """Mean of the elements that are not NaN, as [`torch.nanmean`][]; arguments as `sum`."""
+        return self._reduction(how.average(dtype, nan=True), dim, keepdim, reduce)
+
+    def prod(
+        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: bool | None = None
+    ) -> Any:
+        """Product of elements, as [`torch.prod`][]; arguments as `sum`."""
+        return self._reduction(how.multiply(dtype), dim, keepdim, reduce)
+
+    def std(
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        correction: int = 1,
+        reduce: bool | None = None,
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Standard deviation, as [`torch.std`][] with `correction`; arguments as `sum`."""
+        return self._reduction(how.spread(correction, root=True), dim, keepdim, reduce, key_transform)
+
+    def var(
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        correction: int = 1,
+        reduce: bool | None = None,
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Variance, as [`torch.var`][] with `correction`; arguments as `sum`."""
+        return self._reduction(how.spread(correction, root=False), dim, keepdim, reduce, key_transform)
+
+    def amax(self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None) -> Any:
+        """Largest element, as [`torch.amax`][]; arguments as `sum`."""
+        return self._reduction(how.AMAX, dim, keepdim, reduce)
+
+    def amin(self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None) -> Any:
+        """Smallest element, as [`torch.amin`][]; arguments as `sum`."""
+        return self._reduction(how.AMIN, dim, keepdim, reduce)
+
+    def norm(self, *, dtype: torch.dtype | None = None, key_transform: Callable[[Any], Any] | None = None) -> Any:
+        """2-norm of every leaf: a TensorDict of scalars with batch size `[]`."""
+        return self._reduction(how.length(dtype), None, False, None, key_transform)
+
+    def logsumexp(self, dim: Any = None, keepdim: bool = False) -> Any:
+        """Log of the sum of exponentials over batch dimensions (all of them by default), as [`torch.logsumexp`][]."""
+        every = tuple(range(len(self.batch_size))) or None
+        return self._reduction(how.LOGSUMEXP, every if dim is None else dim, keepdim, None)
+
+    def max(
+        self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None, return_indices: bool = True
+    ) -> Any:
+        """Largest element, as [`torch.max`][].
+
+        Over one batch dimension it gives `(values, indices)`, two TensorDicts, as torch does; the values alone
+        with `return_indices=False`, over everything, over several dimensions or over features.
+        """
+        return self._extreme(torch.max, how.AMAX, dim, keepdim, reduce, return_indices)
+
+    def min(
+        self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None, return_indices: bool = True
+    ) -> Any:
+        """Smallest element, as [`torch.min`][]; arguments and results as `max`."""
+        return self._extreme(torch.min, how.AMIN, dim, keepdim, reduce, return_indices)
+
+    def cummax(self, dim: Any, *, return_indices: bool = True) -> Any:
+        """Largest element so far along a batch dimension, as [`torch.cummax`][]: `(values, indices)`."""
+        return self._running(torch.cummax, dim, return_indices)
+
+    def cummin(self, dim: Any, *, return_indices: bool = True) -> Any:
+        """Smallest element so far along a batch dimension, as [`torch.cummin`][]: `(values, indices)`."""
+        return self._running(torch.cummin, dim, return_indices)
+
+    def softmax(self, dim: Any, dtype: torch.dtype | None = None) -> Self:
+        """Softmax along a batch dimension, as [`torch.softmax`][]."""
+        at = self._one_dim(dim)
+        td: Any = self._in_rows()
+        return td._foreach(lambda leaves: [torch.softmax(leaf, at, dtype) for leaf in leaves])  # type: ignore[no-any-return]
+
+    def quantile(
+        self,
+        q: float | Tensor,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        interpolation: str = "linear",
+        reduce: bool | None = None,
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """The `q`-th quantile, `0 <= q <= 1`, as [`torch.quantile`][]; arguments as `sum`. Needs all rows in memory."""
+        if isinstance(q, Tensor) and q.ndim:
+            raise ValueError("quantile takes one q: several would put a dimension before the batch; call it for each")
+
+        def whole(t: Tensor, dims: how.Dims, keep: bool) -> Tensor:
+            return _over_one(t, dims, keep, lambda x, k: torch.quantile(x, q, -1, k, interpolation=interpolation))
+
+        return self._reduction(Reduction(whole), dim, keepdim, reduce, key_transform)
+
+    def _extreme(
+        self, fn: Any, kind: Reduction, dim: Any, keepdim: bool, reduce: bool | None, return_indices: bool
+    ) -> Any:
+        if reduce or not return_indices or dim is None or dim == FEATURE or isinstance(dim, (tuple, list)):
+            return self._reduction(kind, dim, keepdim, reduce)
+        best = self._reduction(kind, dim, keepdim, None)
+        indices = self._reduction(how.argument(fn), dim, keepdim, None)
+        return getattr(torch.return_types, fn.__name__)((best, indices))
+
+    def _running(self, fn: Any, dim: Any, return_indices: bool) -> Any:
+        at = self._one_dim(dim)
+        pairs: list[Any] = []
+
+        def values(leaves: Sequence[Tensor]) -> list[Tensor]:
+            pairs.extend(fn(leaf, at) for leaf in leaves)
+            return [pair.values for pair in pairs]
+
+        best = self._in_rows()._foreach(values)
+        if not return_indices:
+            return best
+        return getattr(torch.return_types, fn.__name__)((best, best._foreach(lambda _: [p.indices for p in pairs])))
+
+    # -- what they share ---------------------------------------------------------------------
+    def _every_leaf(self, kind: Reduction) -> Sequence[Tensor]:
+        return self._reduced(kind, Over(None, False, len(self.batch_size)), False, torch.Size(()), None)._leaf_list()
+
+    def _reduction(
+        self,
+        kind: Reduction,
+        dim: Any,
+        keepdim: bool,
+        reduce: bool | None,
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        over, batch, names = self._reach(dim, keepdim)
+        if reduce:
+            return self._over_leaves(kind, over, keepdim)
+        td: Any = self._reduced(kind, over, keepdim, batch, names)
+        return td if key_transform is None else td._with_keys(key_transform)
+
+    def _reach(self, dim: Any, keepdim: bool) -> tuple[Over, torch.Size, Names]:
+        """What `dim` means here, and the batch size and names that remain."""
         old, names = self.batch_size, self._dim_names()
-        at = as_dim(dim, len(old))
-        new = torch.Size((*old[:at], *old[at + 1 :]))
-        return self._reduce(lambda t: fn(t, dim=at), new, names and (*names[:at], *names[at + 1 :]), keep_values=True)
+        n = len(old)
+        if dim is None:
+            if keepdim:
+                raise TypeError("keepdim=True needs dim=: a batch dimension, or a tuple of them")
+            return Over(None, False, n), torch.Size(()), None
+        if isinstance(dim, str) and dim == FEATURE:
+            if keepdim:
+                raise TypeError("dim='feature' is incompatible with keepdim=True")
+            return Over(None, True, n), old, names
+        dims = tuple(sorted({self._one_dim(d) for d in (dim if isinstance(dim, (tuple, list)) else (dim,))}))
+        if not dims:
+            raise ValueError("dim=() reduces nothing: leave dim out to reduce everything")
+        if keepdim:
+            return Over(dims, False, n), torch.Size(1 if d in dims else s for d, s in enumerate(old)), names
+        left = [d for d in range(n) if d not in dims]
+        return Over(dims, False, n), torch.Size(old[d] for d in left), names and tuple(names[d] for d in left)
+
+    def _one_dim(self, dim: Any) -> int:
+        if isinstance(dim, str):
+            names = self._dim_names() or ()
+            if dim not in names:
+                raise ValueError(f"no batch dimension is named {dim!r}; the names are {list(names)}")
+            return names.index(dim)
+        return as_dim(dim, len(self.batch_size))
+
+    def _over_leaves(self, kind: Reduction, over: Over, keepdim: bool) -> Tensor:
+        """One tensor over all leaves: what is reduced is strung together first."""
+        leaves = self._leaf_list()
+        if not leaves:
+            raise RuntimeError("there is no leaf to reduce")
+        wide = common_dtype(leaves)
+        leaves = [leaf.to(wide) for leaf in leaves]
+        if over.features:
+            rows = torch.cat(
+                [
+                    leaf.flatten(over.batch_dims) if leaf.ndim > over.batch_dims else leaf.unsqueeze(-1)
+                    for leaf in leaves
+                ],
+                -1,
+            )
+            return kind.whole(rows, (over.batch_dims,), False)
+        if over.dims is None:
+            return kind.whole(torch.cat([leaf.flatten() for leaf in leaves]), (0,), False)
+        if len({leaf.shape for leaf in leaves}) > 1:
+            raise RuntimeError(
+                f"reduce=True over batch dimensions {over.dims} needs leaves of one shape, not "
+                f"{sorted({tuple(leaf.shape) for leaf in leaves})}; reduce without dim=, or with dim='feature'"
+            )
+        return kind.whole(torch.cat(leaves, over.dims[0]), over.dims, keepdim)
+
+
+def common_dtype(leaves: Iterable[Tensor]) -> torch.dtype:
+    """The dtype that all leaves are promoted to when they are put together."""
+    return functools.reduce(torch.promote_types, (leaf.dtype for leaf in leaves))
+
+
+def _over_one(t: Tensor, dims: how.Dims, keep: bool, fn: Callable[[Tensor, bool], Tensor]) -> Tensor:
+    """Reduce several dimensions with a function that takes only the last."""
+    rest = [d for d in range(t.ndim) if d not in dims]
+    result = fn(t.permute(*rest, *dims).flatten(len(rest)) if dims else t.unsqueeze(-1), False)
+    if keep:
+        for d in sorted(dims):
+            result = result.unsqueeze(d)
+    return result

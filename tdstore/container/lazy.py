@@ -1,0 +1,159 @@
+"""LazyStackedTensorDict: TensorDicts side by side as if they were stacked, whatever their shapes and wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tdstore.container.core import Container
+from tdstore.container.lazy_ops import LazyOps
+from tdstore.container.lazy_tree import check_elements
+from tdstore.container.names import as_names
+from tdstore.container.repr import entry_text, indent
+from tdstore.errors import BatchSizeError
+from tdstore.shapes import as_size
+
+
+class LazyStackedTensorDict(LazyOps):
+    """A stack of TensorDicts that is not made: reading a key stacks it, writing one writes into the elements.
+
+    The elements may differ in shapes and keys, and may live anywhere: in memory, in files, in windows of a
+    dataset. The keys of the stack are those that all elements have; `repr` shows the others. Indexing the
+    stack dimension with an int gives the element itself.
+
+    Args:
+        *tensordicts: the elements, of batch sizes of one length; where these differ, the stack's has -1.
+        stack_dim: where the new batch dimension goes.
+        batch_size: checked against the stack's.
+        device: move the elements there.
+        names: of the batch dimensions.
+        stack_dim_name: of the stack dimension.
+        strict_shape: refuse elements of different batch sizes.
+
+    Raises:
+        TypeError: an element is not a TensorDict. BatchSizeError: their batch sizes do not fit.
+
+    Example:
+        >>> short, long = TensorDict({"x": torch.ones(2)}), TensorDict({"x": torch.zeros(3)})
+        >>> stack = LazyStackedTensorDict(short, long)
+        >>> stack[0] is short, stack.get_item_shape("x")
+        (True, torch.Size([2, -1]))
+        >>> stack.get("x", as_padded_tensor=True)
+        tensor([[1., 1., 0.],
+                [0., 0., 0.]])
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        *tensordicts: Any,
+        stack_dim: int = 0,
+        hook_out: None = None,
+        hook_in: None = None,
+        batch_size: Any = None,
+        device: Any = None,
+        names: Sequence[str | None] | None = None,
+        stack_dim_name: str | None = None,
+        strict_shape: bool = False,
+    ) -> None:
+        tds = list(tensordicts)
+        self._stack_dim = check_elements(tds, stack_dim, strict_shape)
+        self._tds = tds if device is None else [td.to(device) for td in tds]
+        self._dim_name, self._hollow = stack_dim_name, torch.Size(())
+        self._parents = self._undo = self._home = None
+        self._state = 0
+        if batch_size is not None and as_size(batch_size) != self._batch_size:
+            raise BatchSizeError(f"batch_size={list(as_size(batch_size))} for a stack of {list(self._batch_size)}")
+        if names is not None:
+            self._set_names(as_names(names, len(self._batch_size)))
+
+    def __repr__(self) -> str:
+        common = set(self._first_keys())
+        fields = ",\n".join(f"{key}: {entry_text(self, key)}" for key in sorted(common))
+        alone = []
+        for i, td in enumerate(self._tds):
+            own = ",\n".join(f"{key}: {entry_text(td, key)}" for key in td._first_keys() if key not in common)
+            if own:
+                alone.append(f"{i} ->\n{indent(own)}")
+        exclusive = indent(",\n".join(alone))
+        lines = [
+            f"fields={{\n{indent(fields)}}}" if fields else "fields={\n}",
+            f"exclusive_fields={{\n{exclusive}}}" if exclusive else "exclusive_fields={\n}",
+            f"batch_size={self._batch_size!r}",
+            f"device={self.device}",
+            f"is_shared={self.is_shared()}",
+            f"stack_dim={self._stack_dim}",
+        ]
+        return f"{type(self).__name__}(\n" + ",\n".join(indent(line) for line in lines) + ")"
+
+    def __getitem__(self, index: Any) -> Any:
+        if type(index) is str:
+            found = self._quick(index)
+            if found is not None:
+                return found
+        return super().__getitem__(index)
+
+    def get(self, key: Any, default: Any = None, **kwargs: Any) -> Any:
+        """The entry, stacked; `default` if not all elements have it.
+
+        Args:
+            as_list: what each element has, in a list.
+            as_padded_tensor: stacked after padding with `padding_value` (0) at `padding_side` ("right", "left").
+            as_nested_tensor: a nested tensor of `layout` (`torch.jagged`).
+
+        Raises:
+            UnsupportedError: the shapes differ, and none of these was asked for.
+        """
+        if type(key) is str and not kwargs:
+            found = self._quick(key)
+            if found is not None:
+                return found
+        return super().get(key, default, **kwargs)
+
+    def _quick(self, key: str) -> Any:
+        """The stacked tensor of the commonest case; None for all others."""
+        parts = []
+        for td in self._tds:
+            if getattr(td, "_data", None) is None:
+                return None
+            part = td._data.get(key)
+            if type(part) is not torch.Tensor:
+                return None
+            parts.append(part)
+        try:
+            return torch.stack(parts, self._stack_dim) if parts else None
+        except RuntimeError:
+            return None  # told by the slow way
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        own = bool(self._state & 1)
+        return _rebuilt, (self._tds, self._stack_dim, self._dim_name, self._hollow, own)
+
+    def close(self) -> None:
+        """Close the dataset that the stack is over, or those that its elements are over."""
+        if self._home is not None:
+            self._home[0].store.close()
+        else:
+            for td in self._tds:
+                td.close()
+
+
+def _rebuilt(tds: list[Any], dim: int, name: str | None, hollow: Any, locked: bool) -> LazyStackedTensorDict:
+    td = LazyStackedTensorDict._of(tds, dim, name, hollow)
+    return td.lock_() if locked else td
+
+
+def _flatten(td: LazyStackedTensorDict) -> tuple[list[Any], Any]:
+    return list(td._tds), (td._stack_dim, td._dim_name, td._hollow)
+
+
+def _unflatten(tds: Any, context: Any) -> LazyStackedTensorDict:
+    return LazyStackedTensorDict._of(tds, *context)
+
+
+pytree.register_pytree_node(LazyStackedTensorDict, _flatten, _unflatten)
+Container._stack_class = LazyStackedTensorDict

@@ -1,0 +1,488 @@
+"""A stack of containers that is not made: the primitives that read, each by asking the elements."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.base import TensorDictBase
+from tdstore.container.core import GROUP, LEAF, Container
+from tdstore.container.lazy_index import Route, positions, route, unravel
+from tdstore.container.locks import LOCKED
+from tdstore.container.names import extend_names
+from tdstore.container.nontensor import NonTensor, merge
+from tdstore.container.terms import as_terms, spelled_out
+from tdstore.errors import BatchSizeError, UnsupportedError
+from tdstore.header import Group
+from tdstore.indexing import index_shape
+from tdstore.ops.base import Names
+from tdstore.shapes import as_dim
+from tdstore.types import Path
+
+KIND = "LazyStackedTensorDict"
+_ALL = slice(None)
+_allocate: Any = object.__new__
+
+
+class UnevenError(UnsupportedError):
+    """The elements of a lazy stack differ in what is asked of all of them together."""
+
+
+class LazyTree(TensorDictBase):
+    """The elements, and what follows from them: nothing is kept here that they could contradict."""
+
+    __slots__ = ("_dim_name", "_hollow", "_home", "_stack_dim", "_tds")
+
+    _tds: list[Any]
+    _stack_dim: int
+    _dim_name: str | None
+    """Name of the stack dimension; the other names are the elements'."""
+    _hollow: torch.Size
+    """Batch size of the elements while there are none."""
+    _home: Any
+    _stack_class: ClassVar[Any]
+
+    @classmethod
+    def _of(cls, tds: Iterable[Any], dim: int, name: str | None = None, hollow: Sequence[int] = ()) -> Self:
+        """Build from checked parts, without `__init__`."""
+        td: Self = _allocate(cls)
+        td._tds, td._stack_dim, td._dim_name, td._hollow = list(tds), dim, name, torch.Size(hollow)
+        td._parents = td._undo = td._home = None
+        td._state = 0
+        return td
+
+    def _each(self, fn: Callable[[Any], Any]) -> Self:
+        """A stack of `fn(element)`, which keeps batch sizes."""
+        return self._of(map(fn, self._tds), self._stack_dim, self._dim_name, self._hollow)
+
+    # -- what the elements say ---------------------------------------------------------------
+    @property
+    def tensordicts(self) -> list[Any]:
+        """The elements, in order. Change the stack with `append`, `insert` and `extend`, not this list."""
+        return self._tds
+
+    @property
+    def stack_dim(self) -> int:
+        """The batch dimension along which the elements are stacked."""
+        return self._stack_dim
+
+    @property
+    def _inner(self) -> torch.Size:
+        """Batch size of the elements; -1 where they differ."""
+        tds = self._tds
+        if not tds:
+            return self._hollow
+        first: torch.Size = tds[0]._batch_size
+        for td in tds:
+            if td._batch_size != first:
+                first = _merged([td._batch_size for td in tds])
+                break
+        return first
+
+    @property
+    def _batch_size(self) -> torch.Size:  # type: ignore[override]
+        inner, d = self._inner, self._stack_dim
+        return torch.Size((*inner[:d], len(self._tds), *inner[d:]))
+
+    @property
+    def _device(self) -> torch.device | None:  # type: ignore[override]
+        devices = {td._device for td in self._tds}
+        return devices.pop() if len(devices) == 1 else None
+
+    @property
+    def _names(self) -> Names:  # type: ignore[override]
+        tds, d = self._tds, self._stack_dim
+        found: Any = tds[0]._names if tds else None
+        if any(td._names != found for td in tds):
+            columns = zip(*(td._names or (None,) * td.batch_dims for td in tds), strict=True)
+            found = tuple(c[0] if len(set(c)) == 1 else None for c in columns)
+        if found is None and self._dim_name is None:
+            return None
+        found = found or (None,) * len(self._inner)
+        names = (*found[:d], self._dim_name, *found[d:])
+        return names if any(names) else None
+
+    @property
+    def _ragged(self) -> bool:
+        return -1 in self._inner
+
+    def _even(self, what: str) -> None:
+        if self._ragged:
+            raise UnevenError(
+                f"{what}: the elements of this lazy stack have different batch sizes, {list(self._batch_size)}",
+                hint="index the stack dimension first, or go over td.tensordicts",
+            )
+
+    # -- primitives --------------------------------------------------------------------------
+    def _first_keys(self) -> Iterable[str]:
+        tds = self._tds
+        if not tds:
+            return []
+        first = list(tds[0]._first_keys())
+        common = set(first).intersection(*(td._first_keys() for td in tds[1:]))
+        return first if len(common) == len(first) else [k for k in first if k in common]
+
+    def _kind(self, key: str) -> str | None:
+        kinds = {td._kind(key) for td in self._tds}
+        if not kinds or None in kinds:
+            return None
+        return kinds.pop() if len(kinds) == 1 else LEAF  # reading one of several kinds says what to do
+
+    def _raw(self, key: str) -> Any:
+        return self._stacked(key, [td._raw(key) for td in self._tds], self._stack_dim)
+
+    def _stacked(self, key: str, parts: list[Any], place: int) -> Any:
+        """Entries of the elements as one."""
+        first = parts[0]
+        if isinstance(first, Container):
+            if all(isinstance(p, Container) for p in parts):
+                return self._of(parts, place, self._dim_name)
+        else:
+            try:
+                if isinstance(first, Tensor):
+                    return torch.stack(parts, place)
+                return merge(parts, lambda columns: torch.stack(columns, place))
+            except (RuntimeError, TypeError, AttributeError):
+                pass  # told below
+        raise UnevenError(
+            f"the entries {key!r} of this lazy stack cannot be stacked: {_forms(parts)}",
+            hint=f"td.get({key!r}, as_list=True), or as_padded_tensor=True, or as_nested_tensor=True",
+        )
+
+    def _leaf_shape(self, key: str) -> torch.Size:
+        if any(td._kind(key) != LEAF for td in self._tds):
+            return torch.Size((-1,))
+        merged = _merged([td._leaf_shape(key) for td in self._tds])
+        if merged == (-1,):
+            return merged
+        return torch.Size((*merged[: self._stack_dim], len(self._tds), *merged[self._stack_dim :]))
+
+    def _leaf_facts(self, key: str) -> tuple[Any, ...]:
+        if any(td._kind(key) != LEAF for td in self._tds):
+            return self._leaf_shape(key), None, None, False, "Tensor"
+        facts = [td._leaf_facts(key) for td in self._tds]
+        devices = {f[1] for f in facts}
+        dtype = functools.reduce(torch.promote_types, (f[2] for f in facts))
+        device = devices.pop() if len(devices) == 1 else None
+        return self._leaf_shape(key), device, dtype, all(f[3] for f in facts), "Tensor"
+
+    def _leaf_layout(self, key: str) -> torch.layout:
+        layouts = {td._leaf_layout(key) for td in self._tds}
+        return layouts.pop() if len(layouts) == 1 else torch.strided
+
+    def _identity(self, key: str) -> Any:
+        return tuple(td._identity(key) for td in self._tds)
+
+    def _leaf_places(self) -> list[tuple[Any, str]]:
+        return [place for td in self._tds for place in td._leaf_places()]
+
+    def _groups(self) -> list[Any]:
+        return self._tds
+
+    def _leaf_list(self) -> list[Tensor]:
+        """The elements' own tensors, one element after the other."""
+        return [leaf for td in self._tds for leaf in td._leaf_list()]
+
+    @property
+    def depth(self) -> int:
+        return max((td.depth for td in self._tds), default=0)
+
+    def _resident(self) -> Any:
+        """Stacked for good; entries that not all elements have are left out.
+
+        Raises:
+            UnsupportedError: the elements differ in shape.
+        """
+        if not self._tds:
+            return self._resident_class._new({}, self._batch_size, None, self._names)
+        self._even("cannot stack")
+        made = self._dense([td._resident() for td in self._tds], (), self._batch_size, self._names, self._stack_dim)
+        made._device = self._device
+        return made
+
+    def _dense(self, parts: list[Any], path: Path, batch: torch.Size, names: Names, d: int) -> Any:
+        data: dict[str, Any] = {}
+        first = parts[0]
+        for key in first._data:
+            column = [p._data.get(key) for p in parts]
+            if any(v is None for v in column):
+                continue
+            if all(isinstance(v, Container) for v in column):
+                below = [v._resident() for v in column]
+                inner = _merged([b._batch_size for b in below])
+                if -1 in inner or len(inner) < d:
+                    raise UnevenError(f"the TensorDicts {(*path, key)!r} have different batch sizes")
+                wide = torch.Size((*inner[:d], len(parts), *inner[d:]))
+                data[key] = self._dense(below, (*path, key), wide, extend_names(names, len(wide)), d)
+            else:
+                data[key] = self._stacked("/".join((*path, key)), column, d)
+        return self._resident_class._new(data, batch, first._device, names)
+
+    # -- get, in all its forms ---------------------------------------------------------------
+    def _raw_as(
+        self,
+        key: str,
+        *,
+        as_list: bool = False,
+        as_padded_tensor: bool = False,
+        as_nested_tensor: bool = False,
+        padding_side: str = "right",
+        padding_value: float = 0.0,
+        layout: torch.layout | None = None,
+    ) -> Any:
+        """The entry in the form asked for; nested TensorDicts stay lazy stacks."""
+        if sum((as_list, as_padded_tensor, as_nested_tensor)) > 1:
+            raise TypeError("as_list, as_padded_tensor and as_nested_tensor exclude one another")
+        if self._kind(key) == GROUP or not (as_list or as_padded_tensor or as_nested_tensor):
+            return self._raw(key)
+        parts = [td._raw(key) for td in self._tds]
+        if as_list:
+            return [p.plain() if isinstance(p, NonTensor) else p for p in parts]
+        if not all(isinstance(p, Tensor) for p in parts):
+            raise UnevenError(f"the entries {key!r} are not all tensors", hint=f"td.get({key!r}, as_list=True)")
+        if as_nested_tensor:
+            return _nested(parts, layout or torch.jagged)
+        return torch.stack(_padded(parts, padding_side, padding_value), self._stack_dim)
+
+    def get_nestedtensor(self, key: Any, default: Any = None, *, layout: torch.layout | None = None) -> Any:
+        """The entry as a nested tensor, one component per element; `default` if there is none.
+
+        Args:
+            layout: `torch.strided` (default) or `torch.jagged`.
+        """
+        found = self._find(key)
+        if found is None:
+            return default
+        parts = [td._raw(found[1]) for td in found[0]._tds]
+        return _nested(parts, layout or torch.strided)
+
+    # -- indexing ----------------------------------------------------------------------------
+    def _at(self, index: Any) -> Any:
+        if type(index) is int and not self._stack_dim:
+            try:
+                return self._tds[index]
+            except IndexError:
+                n = len(self._tds)
+                raise IndexError(f"index {index} is out of bounds for dimension 0 with size {n}") from None
+        ndim = len(self._inner) + 1
+        terms = spelled_out(as_terms(index), ndim)
+        if all(type(t) is slice and t == _ALL for t in terms):
+            return self
+        found = route(terms, self._stack_dim, len(self._tds), ndim)
+        if found is None:
+            return self._scattered(terms)
+        if isinstance(found.rows, int):
+            return self._cut(self._tds[found.rows], found)
+        elements = self._taken(found.rows.flatten().tolist(), found)
+        hollow = () if elements else index_shape(self._inner, found.rest)
+        return self._nest(elements, found.rows.shape, found.place, hollow)
+
+    def _cut(self, td: Any, found: Route) -> Any:
+        if found.whole:
+            return td
+        part = td._at(found.rest)
+        return part._at((*(_ALL,) * found.place, 0)) if found.lift else part
+
+    def _taken(self, rows: list[int], found: Route) -> list[Any]:
+        """Elements at rows; one that comes twice is copied, so that no change is made twice to it."""
+        seen: set[int] = set()
+        out = []
+        for row in rows:
+            part = self._cut(self._tds[row], found)
+            out.append(part.clone() if row in seen else part)
+            seen.add(row)
+        return out
+
+    def _nest(self, elements: list[Any], shape: Sequence[int], place: int, hollow: Sequence[int] = ()) -> Any:
+        """Stacks in stacks, for elements that go through several dimensions from `place` on."""
+        if not shape:
+            return elements[0]
+        name = self._dim_name if len(shape) == 1 else None
+        if len(shape) > 1:
+            width = torch.Size(shape[1:]).numel()
+            parts = [elements[i * width : (i + 1) * width] for i in range(shape[0])]
+            elements = [self._nest(part, shape[1:], place, hollow) for part in parts]
+            hollow = (*hollow[:place], *shape[1:], *hollow[place:])
+        return self._of(elements, place, name, hollow)
+
+    def _scattered(self, terms: tuple[Any, ...]) -> Any:
+        """Any other index: positions are copied one by one, into a TensorDict if they can be stacked."""
+        self._even("this index")
+        places = positions(self._batch_size, terms)
+        return self._gathered(places)
+
+    def _gathered(self, places: Tensor) -> Any:
+        """The batch positions that `places` tells, in its shape."""
+        numbers, inner = unravel(places.flatten(), self._batch_size, self._stack_dim)
+        parts, order = [], []
+        for number in numbers.unique().tolist():
+            mine = (numbers == number).nonzero().flatten()
+            td = self._tds[number]
+            at = tuple(i[mine] for i in inner)
+            parts.append(td._at(at) if at else td._at((None,))._at(torch.zeros(len(mine), dtype=torch.int64)))
+            order.append(mine)
+        if not parts:
+            empty = self._of(self._tds[:1], self._stack_dim)._resident() if self._tds else self._resident()
+            return empty.reshape(-1)[:0].reshape(places.shape)
+        try:
+            flat = torch.cat([part._resident() for part in _common(parts)], 0)
+        except RuntimeError:
+            return self._nest(self._singly(numbers.tolist(), inner), places.shape, 0)
+        return flat[torch.cat(order).argsort()].reshape(places.shape)
+
+    def _singly(self, numbers: list[int], inner: tuple[Tensor, ...]) -> list[Any]:
+        """One element of each position, sharing memory."""
+        at = list(zip(*(i.tolist() for i in inner), strict=True)) if inner else [()] * len(numbers)
+        return [self._tds[n]._at(a) if a else self._tds[n] for n, a in zip(numbers, at, strict=True)]
+
+    def _leaf_at(self, key: str, index: Any) -> Tensor:
+        shape = self._leaf_shape(key)
+        terms = spelled_out(as_terms(index), len(shape))
+        found = route(terms, self._stack_dim, len(self._tds), len(shape)) if shape != (-1,) else None
+        if found is None:
+            whole: Tensor = self._raw(key)[terms]
+            return whole
+        cut = _leaf_cutter(key, found)
+        if isinstance(found.rows, int):
+            return cut(self._tds[found.rows])
+        parts = [cut(self._tds[row]) for row in found.rows.flatten().tolist()]
+        if not parts:
+            empty: Tensor = self._raw(key)[terms]
+            return empty
+        stacked: Tensor = self._stacked(key, parts, found.place)
+        return stacked if found.rows.ndim == 1 else stacked.unflatten(found.place, found.rows.shape)
+
+    # -- as a store sees it ------------------------------------------------------------------
+    def _own_record(self) -> Group:
+        """A group whose groups are the elements, "0", "1", ...; their number is told, not looked for."""
+        extra: dict[str, Any] = {"stack_dim": self._stack_dim, "count": len(self._tds)}
+        if self._dim_name is not None:
+            extra["name"] = self._dim_name
+        if not self._tds:
+            extra["batch_size"] = list(self._hollow)
+        return Group(batch_size=(), kind=KIND, keys=tuple(map(str, range(len(self._tds)))), extra=extra)
+
+    def _stored_groups(self) -> list[tuple[str, Any]]:
+        return [(str(i), td) for i, td in enumerate(self._tds)]
+
+    def _child(self, key: str) -> Any:
+        return self._tds[int(key)]
+
+    def _leaves(self) -> list[Any]:
+        return [leaf for td in self._tds for leaf in td._leaves()]
+
+    def _built(self, leaves: Iterator[Tensor]) -> Any:
+        return self._each(lambda td: td._built(leaves))
+
+    def _read_pieces(self, batch: Any) -> list[Tensor]:
+        return [self._tds[int(path[0])]._read_pieces([(path[1:], index)])[0] for path, index in batch]
+
+    def _as_meta(self) -> Any:
+        return self._each(lambda td: td._as_meta())
+
+    def _read_into(self, out: Any) -> Any:
+        for td, part in zip(self._tds, out.unbind(self._stack_dim), strict=True):
+            td._read_into(part)
+        return out
+
+    # -- flags -------------------------------------------------------------------------------
+    def is_memmap(self) -> bool:
+        return bool(self._tds) and all(td.is_memmap() for td in self._tds)
+
+    def is_shared(self) -> bool:
+        return bool(self._tds) and all(td.is_shared() for td in self._tds)
+
+    def is_contiguous(self) -> bool:
+        """False: a lazy stack is not one block of memory."""
+        return False
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the key set is frozen: the stack's own lock, or those of all elements."""
+        return bool(self._state & LOCKED) or (bool(self._tds) and all(td.is_locked for td in self._tds))
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        if value:
+            self.lock_()
+        else:
+            self.unlock_()
+
+    def unlock_(self) -> Self:
+        if not self._state & LOCKED:
+            for td in self._tds:
+                td.unlock_()
+            self._undo = "lock_"
+            return self
+        return super().unlock_()
+
+
+def _leaf_cutter(key: str, found: Route) -> Callable[[Any], Tensor]:
+    def cut(td: Any) -> Tensor:
+        part: Tensor = td._leaf_at(key, found.rest)
+        return part.squeeze(found.place) if found.lift else part
+
+    return cut
+
+
+def _common(parts: list[Any]) -> list[Any]:
+    """The same containers with only the keys that all have."""
+    keys = [set(p.keys(True)) for p in parts]
+    both = set.intersection(*keys)
+    return parts if all(k == both for k in keys) else [p.exclude(*(k - both)) for p, k in zip(parts, keys, strict=True)]
+
+
+def _merged(shapes: Sequence[Sequence[int]]) -> torch.Size:
+    """One shape for several, -1 where they differ; [-1] where even their lengths do."""
+    if len({len(s) for s in shapes}) > 1:
+        return torch.Size((-1,))
+    return torch.Size(c[0] if len(set(c)) == 1 else -1 for c in zip(*shapes, strict=True))
+
+
+def _forms(parts: Sequence[Any]) -> str:
+    forms = [list(p.shape) if isinstance(p, Tensor) else type(p).__name__ for p in parts]
+    return ", ".join(map(str, dict.fromkeys(map(str, forms))))
+
+
+def _nested(parts: list[Tensor], layout: torch.layout) -> Tensor:
+    return torch.nested.as_nested_tensor(parts, layout=layout)
+
+
+def _padded(parts: list[Tensor], side: str, value: float) -> list[Tensor]:
+    if side not in ("right", "left"):
+        raise ValueError(f"padding_side is 'right' or 'left', not {side!r}")
+    if len({p.ndim for p in parts}) > 1:
+        raise UnevenError(f"tensors of different rank cannot be padded: {_forms(parts)}")
+    size = [max(c) for c in zip(*(p.shape for p in parts), strict=True)]
+    out = []
+    for part in parts:
+        if list(part.shape) != size:
+            full = part.new_full(size, value)
+            at = tuple(
+                slice(0, n) if side == "right" else slice(m - n, m) for n, m in zip(part.shape, size, strict=True)
+            )
+            full[at] = part
+            part = full
+        out.append(part)
+    return out
+
+
+def check_elements(tds: Sequence[Any], dim: int, strict_shape: bool) -> int:
+    """The stack dimension, not negative, once the elements are found fit to be stacked.
+
+    Raises:
+        TypeError: not a TensorDict. BatchSizeError: their batch sizes differ in length (or at all, with
+            `strict_shape`). IndexError: no such dimension.
+    """
+    for td in tds:
+        if not isinstance(td, TensorDictBase):
+            raise TypeError(f"a lazy stack is made of TensorDicts, not of a {type(td).__name__}")
+    sizes = [td.batch_size for td in tds]
+    if len({len(s) for s in sizes}) > 1 or (strict_shape and len(set(sizes)) > 1):
+        shown = ", ".join(str(list(s)) for s in dict.fromkeys(sizes))
+        raise BatchSizeError(f"cannot stack TensorDicts of batch sizes {shown}")
+    return as_dim(dim, (len(sizes[0]) if sizes else 0) + 1)

@@ -1,0 +1,513 @@
+"""Writing into a lazy stack: values are taken apart along the stack dimension, and each element gets its part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.access import NO_DEFAULT
+from tdstore.container.base import TensorDictBase
+from tdstore.container.core import GROUP, LEAF, VALUE, Container, _as_tensor, _as_value, _fit_value
+from tdstore.container.lazy_index import Route, pick, positions, route, unravel
+from tdstore.container.lazy_tree import LazyTree, UnevenError, check_elements
+from tdstore.container.locks import THROUGH
+from tdstore.container.names import extend_names
+from tdstore.container.nontensor import NonTensor, NonTensorData
+from tdstore.container.paths import entry_path
+from tdstore.container.terms import as_terms, spelled_out
+from tdstore.container.writing import _pairs, _source
+from tdstore.errors import BatchSizeError, UnsupportedError
+from tdstore.indexing import index_shape
+from tdstore.ops.base import Names
+from tdstore.rows import put
+from tdstore.types import NestedKey
+
+_ALL = slice(None)
+
+
+class Parts(list[Any]):
+    """A value taken apart: one part for each element."""
+
+    __slots__ = ()
+
+
+class LazyWrites(LazyTree):
+    """The primitives that write, and what is written with whole elements."""
+
+    __slots__ = ()
+
+    # -- taking values apart -----------------------------------------------------------------
+    def _split(self, key: Any, value: Any) -> list[Any]:
+        """One part of a value for each element."""
+        tds, d = self._tds, self._stack_dim
+        if isinstance(value, Parts):
+            return value
+        if isinstance(value, Tensor):
+            return self._split_tensor(key, value)
+        if isinstance(value, Container):
+            return self._split_container(key, value)
+        if isinstance(value, Mapping):
+            parts: list[dict[Any, Any]] = [{} for _ in tds]
+            for name, entry in value.items():
+                for part, piece in zip(parts, self._split(name, entry), strict=True):
+                    part[name] = piece
+            return list(parts)
+        if isinstance(value, NonTensorData):
+            return [NonTensorData(value.data, td._batch_size) for td in tds]
+        if isinstance(value, NonTensor):
+            return _fit_value(key, value, self._batch_size).spread(lambda t: t.unbind(d))
+        if isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, list, tuple)):
+            made = _as_tensor(value, None)
+            if made is not None:
+                return self._split_tensor(key, made)
+            if isinstance(value, (list, tuple)) and len(value) == len(tds) and (self._ragged or _entries(value)):
+                return list(value)
+            return self._split(key, _as_value(key, value, self._batch_size))
+        return [NonTensorData(value, td._batch_size) for td in tds]
+
+    def _split_tensor(self, key: Any, value: Tensor) -> list[Any]:
+        batch, d = self._batch_size, self._stack_dim
+        if value.is_nested:
+            if d or value.size(0) != len(self._tds):
+                raise BatchSizeError(f"a nested tensor of {value.size(0)} tensors for {key!r} in {list(batch)}")
+            return list(value.unbind())
+        fits = value.ndim >= len(batch) and all(b in (-1, n) for b, n in zip(batch, value.shape, strict=False))
+        if not fits:
+            raise BatchSizeError(
+                f"batch dimension mismatch: entry {key!r} has shape {list(value.shape)}, "
+                f"which does not start with the batch size {list(batch)}"
+            )
+        return list(value.unbind(d))
+
+    def _split_container(self, key: Any, value: Any) -> list[Any]:
+        batch = self._batch_size
+        if value.batch_size[: len(batch)] != batch:
+            value = value._shallow()
+            try:
+                value.batch_size = batch
+            except BatchSizeError as error:
+                raise BatchSizeError(
+                    f"batch dimension mismatch: the TensorDict under {key!r} cannot take "
+                    f"the batch size {list(batch)}: {error.message}"
+                ) from None
+        return list(value.unbind(self._stack_dim))
+
+    def _coerce(self, key: str, value: Any) -> Any:
+        parts = self._split(key, value)
+        return Parts(td._coerce(key, part) for td, part in zip(self._tds, parts, strict=True))
+
+    def _coerce_existing(self, key: str, item: Any, *, whole: bool = False) -> Any:
+        """A part for each element, of its entry's own kind and shape."""
+        if self._kind(key) == LEAF and isinstance(item, (bool, int, float, complex)):
+            item = torch.as_tensor(item)
+        if isinstance(item, Tensor) and not item.is_nested and self._kind(key) == LEAF:
+            shape, batch = self._leaf_shape(key), self._batch_size
+            if item.shape[: len(batch)] != batch and -1 not in shape:
+                if whole:
+                    raise BatchSizeError(
+                        f"batch dimension mismatch: shape {list(item.shape)} for entry {key!r} "
+                        f"in a batch of {list(batch)}",
+                        hint="to set every row alike: td[:] = value, or fill_",
+                    )
+                try:
+                    item = item.expand(shape)
+                except RuntimeError:
+                    raise BatchSizeError(
+                        f"cannot write shape {list(item.shape)} into entry {key!r} of shape {list(shape)} in place"
+                    ) from None
+        parts = self._split(key, item)
+        return Parts(td._coerce_existing(key, part, whole=whole) for td, part in zip(self._tds, parts, strict=True))
+
+    def _wrapped(self, key: str, value: Any) -> Any:
+        return Parts(td._wrapped(key, part) for td, part in zip(self._tds, value, strict=True))
+
+    # -- primitives --------------------------------------------------------------------------
+    def _check_writable(self) -> None:
+        for td in self._tds:
+            td._check_writable()
+
+    def _free(self, what: str) -> None:
+        """Refuse before anything has changed: a locked element would."""
+        if self.is_locked or any(td.is_locked for td in self._tds):
+            raise self._refuse_locked(what)
+
+    def _assign(self, entries: Mapping[str, Any]) -> None:
+        self._free(f"set {', '.join(map(repr, entries))}")
+        columns = {k: v if isinstance(v, Parts) else self._coerce(k, v) for k, v in entries.items()}
+        for i, td in enumerate(self._tds):
+            td._assign({key: parts[i] for key, parts in columns.items()})
+
+    def _drop(self, keys: Iterable[str]) -> None:
+        self._free("remove entries")
+        gone = list(keys)
+        for td in self._tds:
+            td._drop(gone)
+
+    def _rename(self, old: str, new: str) -> None:
+        self._free(f"rename {old!r}")
+        for td in self._tds:
+            td._rename(old, new)
+
+    def _reorder(self, keys: list[str]) -> None:
+        for td in self._tds:
+            td._reorder([*keys, *(k for k in td._first_keys() if k not in keys)])
+
+    def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
+        self._check_writable()
+        if at is None:
+            columns = {k: self._split(k, v) for k, v in entries.items()}
+            ready = [td._prepared({k: parts[i] for k, parts in columns.items()}) for i, td in enumerate(self._tds)]
+            return lambda: _run(ready)
+        ndim = len(self._inner) + 1
+        terms = spelled_out(at, ndim)
+        found = route(terms, self._stack_dim, len(self._tds), ndim)
+        below = {k: v for k, v in entries.items() if self._kind(k) == GROUP}
+        ready = [self._raw(k)._prepared(dict(_pairs(v)), terms) for k, v in below.items()]
+        flat = {k: v for k, v in entries.items() if k not in below}
+        if found is None:
+            ready += self._scatter(flat, terms)
+        else:
+            wide = _result_ndim(self._inner, found)
+            rows = [found.rows] if isinstance(found.rows, int) else found.rows.flatten().tolist()
+            for number, row in enumerate(rows):
+                td = self._tds[row]
+                ready.append(
+                    td._prepared({k: _part(td, k, v, found, number, wide) for k, v in flat.items()}, found.rest)
+                )
+        return lambda: _run(ready)
+
+    def _scatter(self, entries: Mapping[str, Any], terms: tuple[Any, ...]) -> list[Callable[[], None]]:
+        """Writes at positions that no route leads to."""
+        self._even("this index")
+        places = positions(self._batch_size, terms)
+        numbers, inner = unravel(places.flatten(), self._batch_size, self._stack_dim)
+        ready = []
+        for number in numbers.unique().tolist():
+            mine = (numbers == number).nonzero().flatten()
+            td = self._tds[number]
+            at = tuple(i[mine] for i in inner)
+            given = {k: _flat_part(td, k, v, places.shape, mine, bool(at)) for k, v in entries.items()}
+            ready.append(td._prepared(given, at))
+        return ready
+
+    def _write_leaf_at(self, key: str, index: Any, value: Any) -> None:
+        self._check_writable()
+        shape = self._leaf_shape(key)
+        terms = spelled_out(as_terms(index), len(shape))
+        found = route(terms, self._stack_dim, len(self._tds), len(shape)) if shape != (-1,) else None
+        value = value if isinstance(value, Tensor) else torch.as_tensor(value)
+        if found is None:
+            whole = self._raw(key)
+            put(whole, terms, value.to(whole.dtype))
+            self._write({key: whole})
+            return
+        inner = torch.Size((*shape[: self._stack_dim], *shape[self._stack_dim + 1 :]))
+        wide = _result_ndim(inner, found)
+        rows = [found.rows] if isinstance(found.rows, int) else found.rows.flatten().tolist()
+        block = () if isinstance(found.rows, int) else found.rows.shape
+        for number, row in enumerate(rows):
+            part = pick(value, found.place, block, number, wide)
+            self._tds[row]._write_leaf_at(key, found.rest, _lifted(part, found, wide - len(block)))
+
+    # -- rows --------------------------------------------------------------------------------
+    def _set_rows(self, index: Any, value: Any) -> None:
+        ndim = len(self._inner) + 1
+        terms = spelled_out(as_terms(index), ndim)
+        found = route(terms, self._stack_dim, len(self._tds), ndim)
+        single = not isinstance(value, (Container, Mapping, Tensor)) and self._ragged
+        if found is None or not (isinstance(value, Container) or single):
+            super()._set_rows(terms, value)
+            return
+        self._check_writable()
+        if not self._ragged and isinstance(value, Container):
+            shape = index_shape(self._batch_size, terms)
+            if value.batch_size != shape:
+                try:
+                    value = value.expand(shape)  # type: ignore[attr-defined]
+                except BatchSizeError:
+                    raise BatchSizeError(
+                        f"cannot write a TensorDict of batch size {list(value.batch_size)} "
+                        f"at an index of batch size {list(shape)}"
+                    ) from None
+        if single or isinstance(found.rows, int):
+            parts = [(r, value) for r in ([found.rows] if isinstance(found.rows, int) else found.rows.tolist())]
+        else:
+            grid = found.rows
+            places = [torch.unravel_index(torch.tensor(i), grid.shape) for i in range(grid.numel())]
+            lead = (_ALL,) * found.place
+            parts = [
+                (row, value._at((*lead, *map(int, at))))
+                for row, at in zip(grid.flatten().tolist(), places, strict=True)
+            ]
+        for row, part in parts:
+            td = self._tds[row]
+            if found.lift and isinstance(part, Container):
+                part = part.unsqueeze(found.place)  # type: ignore[attr-defined]
+            td._set_rows(_ALL if found.whole and td.batch_dims else found.rest, part)
+
+    # -- many entries ------------------------------------------------------------------------
+    def _per_element(self, source: Any) -> list[Any]:
+        """A TensorDict or a dict as one for each element."""
+        if isinstance(source, LazyTree) and source._stack_dim == self._stack_dim:
+            parts = source._tds
+        elif isinstance(source, Container):
+            parts = list(source.unbind(self._stack_dim))  # type: ignore[attr-defined]
+        else:
+            return self._split("", dict(_pairs(source)))
+        if len(parts) != len(self._tds):
+            raise BatchSizeError(f"a TensorDict of batch size {list(source.batch_size)} for {list(self._batch_size)}")
+        return parts
+
+    def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
+        names = ("non_blocking", "keys_to_update", "is_leaf", "update_batch_size", "ignore_lock")
+        options = {name: kwargs.pop(name) for name in names if name in kwargs}
+        source = _source(input_dict_or_td, kwargs)
+        if source is self:
+            return self
+        if options.get("update_batch_size") and isinstance(source, Container):
+            self._free("change the batch size")
+            self._tds = self._resized(source)
+        for td, part in zip(self._tds, self._per_element(source), strict=True):
+            td.update(part, clone=clone, inplace=inplace, **options)
+        return self
+
+    def _resized(self, source: Any) -> list[Any]:
+        count = source.batch_size[self._stack_dim]
+        more = source.unbind(self._stack_dim)[len(self._tds) :]
+        return [*self._tds[:count], *(td.empty() for td in more)]
+
+    def _update_in_place(self, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> Self:
+        if at is not None or not isinstance(source, Container):
+            return super()._update_in_place(source, at, keys_to_update)
+        parts = self._per_element(source)
+        if keys_to_update is None:  # nothing is written unless every key is there
+            for td, part in zip(self._tds, parts, strict=True):
+                for key in part.keys(True, True):
+                    td._existing(key)
+        for td, part in zip(self._tds, parts, strict=True):
+            td._update_in_place(part, None, keys_to_update)
+        return self
+
+    def fill_(self, key: NestedKey, value: Any) -> Self:
+        self._existing(key)
+        for td in self._tds:
+            td.fill_(key, value)
+        return self
+
+    def create_nested(self, key: NestedKey) -> Self:
+        return self.set(key, {})
+
+    # -- keys that some elements have --------------------------------------------------------
+    def del_(self, key: NestedKey) -> Self:
+        path = entry_path(key)
+        having = [td for td in self._tds if td._find(path) is not None]
+        if not having:
+            raise self._missing(key)
+        self._free(f"delete {key!r}")
+        for td in having:
+            td.del_(path)
+        return self
+
+    def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+        entry = self.get(key, default)  # before anything is removed: it may be that it cannot be stacked
+        if self._find(key) is None:
+            return entry
+        self.del_(key)
+        return entry.plain() if isinstance(entry, NonTensor) else entry
+
+    def clear(self) -> Self:
+        self._free("clear")
+        for td in self._tds:
+            td.clear()
+        return self
+
+    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
+        self._existing(old_key)
+        self._free(f"rename {old_key!r}")
+        if safe and self._find(entry_path(new_key)) is not None:
+            raise KeyError(f"key {new_key!r} is already there")
+        for td in self._tds:
+            td.rename_key_(old_key, new_key, safe)
+        return self
+
+    # -- elements ----------------------------------------------------------------------------
+    def append(self, tensordict: Any) -> None:
+        """Add an element at the end of the stack dimension.
+
+        Raises:
+            TypeError: not a TensorDict. BatchSizeError: it does not fit the others. LockedError.
+        """
+        self.insert(len(self._tds), tensordict)
+
+    def insert(self, index: int, tensordict: Any) -> None:
+        """Add an element before position `index` of the stack dimension, as `list.insert`; errors as `append`."""
+        self._take_in([tensordict], index)
+
+    def extend(self, tensordict: Any) -> None:
+        """Add the elements of a list, or those of a TensorDict along the stack dimension; errors as `append`."""
+        if isinstance(tensordict, TensorDictBase):
+            tensordict = self._unbound(tensordict)
+        self._take_in(list(tensordict), len(self._tds))
+
+    def _unbound(self, td: Any) -> list[Any]:
+        return list(td.unbind(self._stack_dim))
+
+    def _take_in(self, tds: list[Any], index: int) -> None:
+        check_elements(tds, 0, False)
+        if self.is_locked:
+            raise self._refuse_locked("add elements")
+        if self._home is not None and self._state & THROUGH:
+            raise UnsupportedError(
+                "elements cannot be added to a lazy stack that is stored",
+                hint="td.clone(False) is a stack in memory over the same elements: add there, and save() it",
+            )
+        inner = self._inner
+        for td in tds if self._tds else ():
+            if len(td.batch_size) != len(inner) or (td.batch_size != inner and -1 not in inner):
+                raise BatchSizeError(
+                    f"the elements of this stack have batch size {list(inner)}, the new one {list(td.batch_size)}"
+                )
+        device = self._device
+        self._tds[index:index] = [td if device is None or td.device == device else td.to(device) for td in tds]
+
+    # -- shape and names ---------------------------------------------------------------------
+    def _check_batch(self, new: torch.Size, path: tuple[str, ...]) -> None:
+        d = self._stack_dim
+        if self._batch_size[: len(new)] == new and path:
+            return
+        if len(new) <= d or new[d] != len(self._tds):
+            raise BatchSizeError(
+                f"a lazy stack of {len(self._tds)} elements along dimension {d} cannot have the batch size {list(new)}",
+                hint="td.to_tensordict() makes the stack, and its batch size can be any",
+            )
+        for td in self._tds:
+            td._check_batch(_without(new, d), path)
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        for td in self._tds:
+            td._set_batch_size(_without(batch_size, self._stack_dim))
+
+    def auto_batch_size_(self, batch_dims: int | None = None) -> Self:
+        """Give the elements the largest batch size that all entries share, of at most `batch_dims - 1` dimensions."""
+        d = self._stack_dim
+        old = [td._batch_size for td in self._tds]
+        for td in self._tds:
+            td.auto_batch_size_(None if batch_dims is None else max(batch_dims - 1, d))
+        sizes = [td._batch_size for td in self._tds]
+        shared = 0
+        for column in zip(*sizes, strict=False):
+            if len(set(column)) > 1:
+                break
+            shared += 1
+        if sizes and shared < d:
+            for td, size in zip(self._tds, old, strict=True):
+                td._set_batch_size(size)
+            raise BatchSizeError(f"the entries share no batch size of the {d + 1} dimensions that this stack needs")
+        for td, size in zip(self._tds, sizes, strict=True):
+            if len(size) > shared:
+                td._set_batch_size(size[:shared])
+        return self
+
+    def _set_names(self, names: Names) -> None:
+        d = self._stack_dim
+        self._dim_name = names[d] if names else None
+        below = (*names[:d], *names[d + 1 :]) if names else None
+        for td in self._tds:
+            td._set_names(extend_names(below, td.batch_dims) if below and any(below) else None)
+
+    def _set_device(self, device: torch.device | None) -> None:
+        for td in self._tds:
+            td._set_device(device)
+
+    def _become(self, other: Any) -> Self:
+        parts = other._tds if isinstance(other, LazyTree) and other._stack_dim == self._stack_dim else None
+        parts = parts if parts is not None else list(other.unbind(self._stack_dim))
+        if len(parts) == len(self._tds) and all(type(a) is type(b) for a, b in zip(self._tds, parts, strict=True)):
+            parts = [mine._become(theirs) for mine, theirs in zip(self._tds, parts, strict=True)]
+        locked = other.is_locked
+        self._tds = list(parts)
+        self._home = getattr(other, "_home", None)
+        self._state, self._parents = other._state & ~1, None
+        return self.lock_() if locked else self
+
+    # -- plans of a store over elements of it --------------------------------------------------
+    def _plan_writes(self, entries: Mapping[str, Any], writes: list[Any], values: dict[Any, Any]) -> None:
+        columns = {k: self._split(k, v) for k, v in entries.items()}
+        for i, td in enumerate(self._tds):
+            td._plan_writes({k: parts[i] for k, parts in columns.items()}, writes, values)
+
+
+def _run(ready: Iterable[Callable[[], None]]) -> None:
+    for write in ready:
+        write()
+
+
+def _entries(values: Any) -> bool:
+    """A list of tensors that cannot be stacked, or of TensorDicts: one for each element."""
+    return all(isinstance(v, (Tensor, Container, Mapping, NonTensor)) for v in values)
+
+
+def _without(size: torch.Size, dim: int) -> torch.Size:
+    return torch.Size((*size[:dim], *size[dim + 1 :]))
+
+
+def _result_ndim(inner: torch.Size, found: Route) -> int:
+    """Dimensions of the result of a route, for elements of that shape."""
+    sizes = torch.Size(2 if n < 0 else n for n in inner) if -1 in inner else inner
+    ndim = len(index_shape(sizes, found.rest)) - found.lift
+    return ndim + (0 if isinstance(found.rows, int) else found.rows.ndim)
+
+
+def _lifted(part: Tensor, found: Route, ndim: int) -> Tensor:
+    """The part with the dimension of one that `rest` asks for."""
+    if not found.lift or part.ndim <= ndim - found.place - 1 or not part.ndim:
+        return part
+    after = ndim - found.place
+    return part.unsqueeze(part.ndim - after) if part.ndim >= after else part
+
+
+def _part(td: Any, key: str, value: Any, found: Route, number: int, wide: int) -> Any:
+    """What of a value goes to one element at a batch index; `wide` is how many dimensions the result's batch has."""
+    block = () if isinstance(found.rows, int) else tuple(found.rows.shape)
+    kind = td._kind(key)
+    if isinstance(value, NonTensor):
+        if kind != VALUE or isinstance(value, NonTensorData) or not block or value.ndim < wide:
+            return value
+        at = tuple(int(i) for i in np.unravel_index(number, block))
+        return value[(*(_ALL,) * found.place, *at)]
+    if kind != LEAF or isinstance(value, (bool, int, float, complex)):
+        return value
+    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    features = len(td._leaf_shape(key)) - len(td._batch_size)
+    try:
+        part = pick(tensor, found.place, block, number, wide + features)
+    except IndexError:
+        raise BatchSizeError(f"cannot write shape {list(tensor.shape)} into entry {key!r} at this index") from None
+    return _lifted(part, found, wide + features - len(block))
+
+
+def _flat_part(td: Any, key: str, value: Any, shape: torch.Size, mine: Tensor, several: bool) -> Any:
+    """What of a value goes to the flat positions `mine` of a result of `shape`."""
+    if isinstance(value, NonTensor):
+        if isinstance(value, NonTensorData):
+            return value
+        flat = value.move(lambda t: t.expand(shape).reshape(-1))
+        return flat[mine] if several else flat[int(mine[-1])]
+    if td._kind(key) != LEAF or isinstance(value, (bool, int, float, complex)):
+        return value
+    feature = td._leaf_shape(key)[len(td._batch_size) :]
+    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    try:
+        rows = tensor.expand(*shape, *feature).reshape(-1, *feature)
+    except RuntimeError:
+        raise BatchSizeError(
+            f"cannot write shape {list(tensor.shape)} into entry {key!r} at an index of shape {list(shape)}"
+        ) from None
+    return rows[mine] if several else rows[mine[-1]]
+
+
+__all__ = ["LazyWrites", "Parts", "UnevenError"]

@@ -1,0 +1,187 @@
+"""Rows put elsewhere: flipped, rolled, repeated, padded. What moves dimensions is in `move`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.ops.base import Names
+from tdstore.ops.move import MoveOps
+from tdstore.shapes import as_dim, flat_args
+
+
+def _dims(dims: Any, n: int) -> tuple[int, ...]:
+    return tuple(as_dim(d, n) for d in (dims if isinstance(dims, (tuple, list)) else (dims,)))
+
+
+class RearrangeOps(MoveOps):
+    """flip, roll, repeat, tile, pad and their relatives; feature dimensions never change."""
+
+    __slots__ = ()
+
+    # -- dimensions, by their other names ----------------------------------------------------
+    def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
+        """Move batch dimensions to other places, as [`torch.movedim`][]."""
+        n = len(self.batch_size)
+        torch.empty(self.batch_size, device="meta").movedim(source, destination)  # type: ignore[arg-type]  # checks
+        pairs = dict(zip(_dims(destination, n), _dims(source, n), strict=True))
+        rest = iter(d for d in range(n) if d not in pairs.values())
+        return self.permute([pairs[d] if d in pairs else next(rest) for d in range(n)])
+
+    def moveaxis(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
+        """Alias of `movedim`."""
+        return self.movedim(source, destination)
+
+    def swapaxes(self, axis0: int, axis1: int) -> Self:
+        """Alias of `transpose`."""
+        return self.transpose(axis0, axis1)
+
+    def swapdims(self, dim0: int, dim1: int) -> Self:
+        """Alias of `transpose`."""
+        return self.transpose(dim0, dim1)
+
+    def atleast_1d(self) -> Self:
+        """At least one batch dimension: `[]` becomes `[1]`."""
+        return self._atleast(1)
+
+    def atleast_2d(self) -> Self:
+        """At least two batch dimensions: `[n]` becomes `[1, n]`."""
+        return self._atleast(2)
+
+    def atleast_3d(self) -> Self:
+        """At least three batch dimensions, new ones first: `[n, m]` becomes `[1, n, m]`."""
+        return self._atleast(3)
+
+    def _atleast(self, ndim: int) -> Self:
+        td = self
+        while len(td.batch_size) < ndim:
+            td = td.unsqueeze(0)
+        return td
+
+    def broadcast_to(self, *shape: Any) -> Self:
+        """Alias of `expand`."""
+        return self.expand(*shape)
+
+    # -- rows ----------------------------------------------------------------------------------
+    def narrow(self, dim: int, start: int, length: int) -> Self:
+        """`length` positions of batch dimension `dim` from `start`, sharing memory, as [`torch.narrow`][]."""
+        old = self.batch_size
+        at = as_dim(dim, len(old))
+        new = torch.empty(old, device="meta").narrow(at, start, length).shape  # torch checks the range
+        first = start + old[at] if start < 0 else start
+        return self._move(lambda t: t.narrow(at, first, length), new, self._dim_names())
+
+    def flip(self, *dims: Any) -> Self:
+        """Reverse the order along batch dimensions, as [`torch.flip`][]. Copies."""
+        which = _dims(flat_args(dims), len(self.batch_size))
+        return self._move(lambda t: t.flip(which), self.batch_size, self._dim_names())
+
+    def fliplr(self) -> Self:
+        """Reverse the order along batch dimension 1."""
+        return self.flip(1)
+
+    def flipud(self) -> Self:
+        """Reverse the order along batch dimension 0."""
+        return self.flip(0)
+
+    def roll(self, shifts: int | Sequence[int], dims: Any = None) -> Self:
+        """Shift positions along batch dimensions, those that fall off coming back, as [`torch.roll`][].
+
+        Without `dims` the batch is rolled as if it were flat.
+        """
+        old, n = self.batch_size, len(self.batch_size)
+        if dims is None:
+            return self._move(
+                lambda t: t.flatten(0, n - 1).roll(shifts, 0).unflatten(0, old) if n else t, old, self._dim_names()
+            )
+        which = _dims(dims, n)
+        return self._move(lambda t: t.roll(shifts, which), old, self._dim_names())
+
+    def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Self:
+        """Rotate by `k` times 90 degrees in the plane of two batch dimensions, as [`torch.rot90`][]."""
+        a, b = _dims(dims, len(self.batch_size))
+        new, names = list(self.batch_size), self._dim_names()
+        if k % 2:
+            new[a], new[b] = new[b], new[a]
+            if names:
+                swapped = list(names)
+                swapped[a], swapped[b] = swapped[b], swapped[a]
+                names = tuple(swapped)
+        return self._move(lambda t: t.rot90(k, (a, b)), torch.Size(new), names)
+
+    def repeat(self, *repeats: Any) -> Self:
+        """Repeat the batch `repeats[d]` times along each dimension, as `Tensor.repeat`. Copies."""
+        times = flat_args(repeats)
+        old = self.batch_size
+        if len(times) != len(old):
+            raise ValueError(f"repeat needs one number for each of the {len(old)} batch dimensions, not {list(times)}")
+        return self._repeated(tuple(times), self._dim_names())
+
+    def tile(self, *dims: Any) -> Self:
+        """Repeat the batch as [`torch.tile`][]: fewer numbers stand for the last dimensions."""
+        times, n = tuple(flat_args(dims)), len(self.batch_size)
+        if len(times) > n:
+            td = self
+            for _ in range(len(times) - n):
+                td = td.unsqueeze(0)
+            return td._repeated(times, None)
+        return self._repeated((1,) * (n - len(times)) + times, None)
+
+    def _repeated(self, times: tuple[int, ...], names: Names) -> Self:
+        new = torch.Size(a * b for a, b in zip(self.batch_size, times, strict=True))
+        return self._move(lambda t: t.repeat(*times, *(1,) * (t.ndim - len(times))), new, names)
+
+    def repeat_interleave(self, repeats: Any, dim: int | None = None, *, output_size: int | None = None) -> Self:
+        """Repeat each position, as [`torch.repeat_interleave`][]; without `dim` the batch is flattened first."""
+        old, names = self.batch_size, self._dim_names()
+        if dim is None:
+            if len(old) != 1:
+                return self.reshape(-1).repeat_interleave(repeats, 0, output_size=output_size)
+            dim = 0
+        at = as_dim(dim, len(old))
+        new = list(old)
+        new[at] = torch.arange(old[at]).repeat_interleave(torch.as_tensor(repeats), 0, output_size=output_size).numel()
+        return self._move(lambda t: t.repeat_interleave(repeats, at, output_size=output_size), torch.Size(new), names)
+
+    def pad(self, pad_size: Sequence[int], value: float = 0.0) -> Self:
+        """Pad batch dimensions with `value`: `pad_size` is (before, after) of dimension 0, then of 1, and so on.
+
+        Raises:
+            ValueError: not one pair for each of some leading batch dimensions. UnsupportedError: values per row.
+
+        Example:
+            >>> TensorDict({"x": torch.ones(2, 3)}, [2]).pad([1, 0])["x"][:, 0]
+            tensor([0., 1., 1.])
+        """
+        old = self.batch_size
+        if len(pad_size) % 2 or len(pad_size) > 2 * len(old) or any(p < 0 for p in pad_size):
+            raise ValueError(f"pad_size needs (before, after) for at most {len(old)} batch dimensions, not {pad_size}")
+        pairs = [(pad_size[i], pad_size[i + 1]) for i in range(0, len(pad_size), 2)]
+        new = torch.Size(n + sum(pairs[d]) if d < len(pairs) else n for d, n in enumerate(old))
+        where = tuple(slice(a, a + n) for (a, _), n in zip(pairs, old, strict=False))
+
+        def padded(t: Tensor) -> Tensor:
+            out = t.new_full((*new, *t.shape[len(old) :]), value)
+            out[where] = t
+            return out
+
+        self._refuse_row_values("pad")
+        return self._move(padded, new, self._dim_names(), keep_lock=False)
+
+    def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Self, ...]:
+        """Split along a batch dimension into about equal parts, or at given places, as [`torch.tensor_split`][]."""
+        old = self.batch_size
+        at = as_dim(dim, len(old))
+        parts = torch.empty(old, device="meta").tensor_split(_plain(indices_or_sections), at)
+        where = _plain(indices_or_sections)
+        return self._fan_out(
+            lambda t: t.tensor_split(where, at), [p.shape for p in parts], self._dim_names(), keep_lock=True
+        )
+
+
+def _plain(places: Any) -> Any:
+    """Places to split at as ints: a tensor would have to be on the CPU."""
+    return places.tolist() if isinstance(places, Tensor) else places
