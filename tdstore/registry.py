@@ -272,13 +272,13 @@ class Registry:
         for name, known in KNOWN.items():
             if scheme in known.schemes or (name == "remote" and "::" in url):  # chained: a cache before a bucket
                 self.get(name)  # says what to install, or why the installed one failed
-        raise self._unknown(f"no backend knows the scheme {scheme!r} of {url!r}", scheme)
+        raise self._unknown(f"no backend knows the scheme {scheme!r} of {without_password(url)!r}", scheme)
 
     def _only(self, claims: list[Backend], location: str) -> Backend:
         names = list(dict.fromkeys(b.name for b in claims))
         if len(names) > 1:
             raise AmbiguousBackendError(
-                f"{location!r} is claimed by the backends {' and '.join(map(repr, names))}",
+                f"{without_password(location)!r} is claimed by the backends {' and '.join(map(repr, names))}",
                 hint=f"pass storage={names[0]!r} or storage={names[1]!r}",
             )
         return self.get(names[0])
@@ -355,7 +355,7 @@ class Registry:
                 return found
         if "remote" not in self._claims():
             self.get("remote")  # says what to install, or why the installed one failed
-        raise self._unknown(f"no engine knows the scheme {scheme!r} of {url!r}", scheme)
+        raise self._unknown(f"no engine knows the scheme {scheme!r} of {without_password(url)!r}", scheme)
 
     def _opener(self, backend: Backend) -> Callable[..., Store]:
         module, _, attribute = backend.opener.partition(":")
@@ -373,6 +373,11 @@ class Registry:
 
 _SQUEEZED_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 _HOOKS = [name for name in vars(hookspecs) if name.startswith("tdstore_")]
+
+
+def without_password(url: str) -> str:
+    """A URL as it may be shown: what stands before the host's `@` is left out."""
+    return re.sub(r"//[^/@\s]*@", "//***@", url)
 
 
 def _is_stray_impl(function: object, name: str) -> bool:

@@ -413,3 +413,14 @@ def test_split_scheme():
     assert split_scheme("h5://runs/a.h5") == ("h5", "runs/a.h5")
     assert split_scheme("/plain/path") == ("", "/plain/path")
     assert split_scheme("x://") == ("x", "")
+
+
+def test_a_password_is_not_shown():
+    for call in (
+        lambda: Registry().resolve("nosuch://me:secret@host/x"),
+        lambda: Registry().engine("nosuch://me:secret@h/x"),
+    ):
+        with pytest.raises(UnknownBackendError) as caught:
+            call()
+        assert "secret" not in str(caught.value)
+        assert "nosuch://***@" in str(caught.value)

@@ -27,8 +27,8 @@ class RedisServer:
     def start(self) -> None:
         """Start it (again) on the same port. With appendonly="yes" its data are back, else it is empty."""
         self._server = Server(self._command, self.log)
-        # "loading" while it reads its file: no PONG yet
-        self._server.wait_until(lambda: self._ask(b"PING\r\n").startswith(b"+PONG"))
+        # "loading" while it reads its file: no PONG yet. Where a password is asked for, the question is an answer.
+        self._server.wait_until(lambda: self._ask(b"PING\r\n").startswith((b"+PONG", b"-NOAUTH")))
 
     def _ask(self, command: bytes) -> bytes:
         with socket.create_connection((LOOPBACK, self.port), timeout=1) as connection:

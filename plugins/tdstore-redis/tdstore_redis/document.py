@@ -1,0 +1,189 @@
+"""The manifest: specs, layout and header of a dataset as one value that checks itself.
+
+`TDR1 <crc32c of the rest, 8 hex digits>`, a newline, and JSON. What passes `decode` fits together:
+known dtypes, layouts that are possible, no array twice.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import google_crc32c
+import msgspec
+
+from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
+from tdstore.errors import CorruptStoreError, StoreError
+from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
+from tdstore.types import LeafSpec, Path, path_text
+from tdstore.values import decode_value, encode_value
+from tdstore_redis.layout import CHECK, MAX_VALUE, Array
+
+VERSION = 1
+MAX_LEAVES = 1_000_000
+MAX_DIMS = 64
+MAX_MANIFEST = MAX_BYTES
+DATASET = re.compile(r"[0-9a-f]{16}\Z")
+_FIRST_LINE = re.compile(rb"TDR(\d{1,6}) ([0-9a-f]{8})\n")
+_HINT = "save it again, or restore the server's snapshot"
+
+
+class Leaf(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One leaf as the manifest keeps it."""
+
+    path: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    array: int
+    cell: int
+    block: int
+    sealed: int = 0
+    written: int = 0
+    fill: Any = 0
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The document below the first line."""
+
+    dataset: str
+    revision: int
+    next: int
+    """The number of the next new array."""
+    header: Any
+    leaves: list[Leaf]
+
+
+class Document:
+    """A manifest, decoded."""
+
+    __slots__ = ("arrays", "dataset", "header", "next", "revision")
+
+    def __init__(
+        self, dataset: str, revision: int = 0, header: Header | None = None, *, arrays: dict[Path, Array], next: int = 1
+    ) -> None:
+        self.dataset, self.revision, self.next = dataset, revision, next
+        self.header = header or Header()
+        self.arrays = arrays
+
+    def copy(self) -> Document:
+        """Another one over the same arrays."""
+        return Document(self.dataset, self.revision, self.header, arrays=dict(self.arrays), next=self.next)
+
+    def same_structure(self, other: Document) -> bool:
+        """Whether the other has the same leaves in the same places, and the same header."""
+        return self.header == other.header and {p: _place(a) for p, a in self.arrays.items()} == {
+            p: _place(a) for p, a in other.arrays.items()
+        }
+
+
+def _place(array: Array) -> tuple[Any, ...]:
+    return array.number, array.spec, array.cell, array.per_block
+
+
+def encode(document: Document, *, url: str) -> bytes:
+    """The manifest as it is stored.
+
+    Raises:
+        StoreError: beyond the limits that a reader accepts.
+    """
+    leaves = [
+        Leaf(
+            path,
+            dtype_name(a.spec.dtype),
+            a.spec.shape,
+            a.number,
+            a.cell,
+            a.per_block,
+            a.sealed,
+            a.written,
+            encode_value(a.spec.fill_value),
+        )
+        for path, a in document.arrays.items()
+    ]
+    body = msgspec.json.encode(
+        Manifest(document.dataset, document.revision, document.next, header_to_builtins(document.header), leaves)
+    )
+    deepest = max(map(len, [*document.arrays, *document.header.groups]), default=0)
+    if len(body) + 32 > MAX_MANIFEST or len(leaves) > MAX_LEAVES or deepest > MAX_DEPTH:
+        raise StoreError(
+            f"{url} would have a manifest of {len(body)} bytes with {len(leaves)} leaves, nested {deepest} deep; "
+            f"the limits are {MAX_MANIFEST}, {MAX_LEAVES} and {MAX_DEPTH}",
+            url=url,
+        )
+    return b"TDR%d %08x\n" % (VERSION, google_crc32c.value(body)) + body
+
+
+def decode(data: bytes, *, url: str) -> Document:
+    """Parse and check a manifest.
+
+    Raises:
+        CorruptStoreError: damaged, of another version, or describing what cannot be.
+    """
+    head = _FIRST_LINE.match(data)
+    if head is None or len(data) > MAX_MANIFEST:
+        raise CorruptStoreError(f"{url}: the manifest does not start as one of tdstore", url=url, hint=_HINT)
+    if int(head[1]) != VERSION:
+        raise CorruptStoreError(
+            f"{url}: the manifest has format version {int(head[1])}, this tdstore-redis reads {VERSION}",
+            url=url,
+            hint="a newer one wrote it: upgrade this one",
+        )
+    body = data[head.end() :]
+    if google_crc32c.value(body) != int(head[2], 16):
+        raise CorruptStoreError(f"{url}: the manifest is damaged: its checksum does not fit", url=url, hint=_HINT)
+    if body.count(b'"array":') > MAX_LEAVES:
+        raise CorruptStoreError(f"{url}: the manifest has more than {MAX_LEAVES} leaves", url=url)
+    try:
+        manifest = _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptStoreError(f"{url}: the manifest is not readable: {error}", url=url, hint=_HINT) from error
+    if not DATASET.match(manifest.dataset) or not 0 <= manifest.revision < 2**62 or not 0 < manifest.next < 2**62:
+        raise CorruptStoreError(f"{url}: the manifest has an impossible generation", url=url, hint=_HINT)
+    arrays: dict[Path, Array] = {}
+    numbers: set[int] = set()
+    for leaf in manifest.leaves:
+        reason = "is described twice" if leaf.path in arrays else _fault(leaf, manifest.next)
+        if leaf.array in numbers:
+            reason = "shares its array with another leaf"
+        if reason:
+            raise CorruptStoreError(f"{url}: leaf {path_text(leaf.path)} {reason}", url=url)
+        numbers.add(leaf.array)
+        try:
+            fill = decode_value(leaf.fill)
+            spec = LeafSpec(leaf.shape, NAME_TO_DTYPE[leaf.dtype], fill_value=fill)
+            array = Array(spec, leaf.array, leaf.cell, leaf.block, manifest.dataset, leaf.sealed, leaf.written)
+            array.fill_cell() if leaf.fill else None
+        except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+            raise CorruptStoreError(f"{url}: leaf {path_text(leaf.path)}: {error}", url=url) from error
+        if max(leaf.sealed, leaf.written) > array.cells:
+            raise CorruptStoreError(f"{url}: leaf {path_text(leaf.path)} has more cells written than it has", url=url)
+        arrays[leaf.path] = array
+    header = header_from_builtins(manifest.header, url=url)
+    return Document(manifest.dataset, manifest.revision, header, arrays=arrays, next=manifest.next)
+
+
+_decoder = msgspec.json.Decoder(Manifest)
+
+
+def _fault(leaf: Leaf, following: int) -> str | None:
+    if not 1 <= len(leaf.path) <= MAX_DEPTH:
+        return f"is nested {len(leaf.path)} levels deep, not 1 to {MAX_DEPTH}"
+    dtype = NAME_TO_DTYPE.get(leaf.dtype)
+    if dtype is None:
+        return f"has the unknown dtype {leaf.dtype!r}"
+    shape = leaf.shape
+    if len(shape) > MAX_DIMS or any(not 0 <= n < 2**62 for n in shape):
+        return f"has the impossible shape {shape[:8]}"
+    size = math.prod(shape) * dtype.itemsize
+    row = math.prod(shape[1:]) * dtype.itemsize
+    if size >= 2**62 or row >= 2**62:
+        return f"has the impossible shape {shape[:8]}"
+    if not 0 < leaf.array < following or leaf.sealed < 0 or leaf.written < 0:
+        return "has impossible numbers in its record"
+    whole = leaf.cell % dtype.itemsize == 0 and (leaf.cell % row == 0 if row and leaf.cell > row else True)
+    if not (0 < leaf.cell <= MAX_VALUE - CHECK and whole):
+        return f"has cells of {leaf.cell} bytes for rows of {row}"
+    if not 0 < leaf.block * (leaf.cell + CHECK) <= MAX_VALUE:
+        return f"has blocks of {leaf.block} cells"
+    return None

@@ -1,0 +1,148 @@
+"""What a server or the wire says, as tdstore's errors: one context manager decides."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from types import TracebackType
+
+import hiredis
+
+from tdstore.errors import (
+    CorruptStoreError,
+    OptionError,
+    ReadOnlyError,
+    StoreError,
+    StoreIOError,
+    TDStoreError,
+    TransientError,
+    UnsupportedError,
+)
+
+
+class ServerError(Exception):
+    """An error reply, word for word: `"WRONGTYPE Operation against ..."`."""
+
+    @property
+    def code(self) -> str:
+        """The first word, as servers use it for the kind of error."""
+        return str(self).partition(" ")[0]
+
+
+class Lost(OSError):
+    """The connection ended in the middle; what was sent last may or may not have arrived."""
+
+
+class redis_errors:  # noqa: N801 - reads as a statement: `with redis_errors(url, server, "reading"):`
+    """Turn whatever the wire or the server says into the `StoreError` of its kind."""
+
+    __slots__ = ("doing", "server", "url")
+
+    def __init__(self, url: str, server: str, doing: str) -> None:
+        self.url, self.server, self.doing = url, server, doing
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, TDStoreError):
+            return
+        if isinstance(error, (ServerError, OSError, hiredis.HiredisError)):
+            raise translate(error, self.url, self.server, self.doing) from error
+
+
+def translate(error: Exception, url: str, server: str, doing: str) -> StoreError:
+    """The `StoreError` for a `ServerError`, an `OSError` of the wire or an error of hiredis."""
+    head = f"{url}: {doing}"
+    if isinstance(error, ServerError):
+        return _of_reply(error, url, server, head)
+    if isinstance(error, hiredis.HiredisError):
+        return StoreIOError(
+            f"{head}: {server} does not speak the redis protocol ({error})",
+            url=url,
+            hint="is another kind of server there, or one that wants TLS (rediss://)?",
+        )
+    return _of_wire(error, url, server, head)
+
+
+def _of_wire(error: Exception, url: str, server: str, head: str) -> StoreError:
+    if isinstance(error, ConnectionRefusedError):
+        return TransientError(
+            f"{head}: connection refused: nothing listens at {server}",
+            url=url,
+            hint="is the server running? redis-server --port 6379; is the port right?",
+        )
+    if isinstance(error, socket.gaierror):
+        return StoreIOError(f"{head}: the host of {server} is not known: {error.strerror}", url=url)
+    if isinstance(error, ssl.SSLError):
+        return StoreIOError(
+            f"{head}: TLS with {server} failed: {getattr(error, 'reason', None) or error.args[-1]}",
+            url=url,
+            hint="redis:// is the scheme without TLS; pass ssl_ca_certs= for a certificate of your own",
+        )
+    if isinstance(error, TimeoutError):
+        return TransientError(
+            f"{head}: no answer from {server} in time", url=url, hint="is it overloaded? pass a longer timeout="
+        )
+    if isinstance(error, FileNotFoundError):
+        return TransientError(f"{head}: there is no socket {server}", url=url, hint="is the server running?")
+    if isinstance(error, PermissionError):
+        return StoreIOError(f"{head}: no permission to use the socket {server}", url=url, errno=errno.EACCES)
+    return TransientError(f"{head}: the connection to {server} was lost: {error}", url=url)
+
+
+def _of_reply(error: ServerError, url: str, server: str, head: str) -> StoreError:
+    code, text = error.code, str(error)
+    told = f"{head}: {server} says: {text}"
+    if code in ("NOAUTH", "WRONGPASS") or "invalid password" in text or "without any password configured" in text:
+        what = "wants a password" if code == "NOAUTH" else "refused the user name or password"
+        return StoreIOError(
+            f"{head}: authentication failed: {server} {what}",
+            url=url,
+            hint="redis://user:password@host:port/db/name, or password=",
+            errno=errno.EACCES,
+        )
+    if code == "NOPERM":
+        return StoreIOError(
+            f"{told}",
+            url=url,
+            hint="the user needs the keys ~tds:* and the commands @read @write @transaction",
+            errno=errno.EACCES,
+        )
+    if code == "READONLY":
+        return ReadOnlyError(
+            f"{head}: {server} is a read-only replica", url=url, hint="write to its master, or open with mode='r'"
+        )
+    if code == "OOM" or "maxmemory" in text:
+        return StoreIOError(
+            f"{head}: {server} is out of memory (maxmemory): nothing of this step was written",
+            url=url,
+            hint="raise maxmemory or remove data",
+            errno=errno.ENOSPC,
+        )
+    if code == "MISCONF":
+        return StoreIOError(told, url=url, hint="the server cannot write its snapshots: see its log")
+    if code == "WRONGTYPE":
+        return CorruptStoreError(
+            f"{head}: a key of this dataset has another type: another application wrote it",
+            url=url,
+            hint="choose another name or database",
+        )
+    if code in ("MOVED", "ASK", "CROSSSLOT", "CLUSTERDOWN"):
+        return UnsupportedError(
+            f"{told}: redis cluster is not supported",
+            url=url,
+            hint="use a single server, or one with replicas",
+        )
+    if code in ("LOADING", "BUSY", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS") or "max number of clients" in text:
+        return TransientError(told, url=url, hint="try again in a moment")
+    if code == "DENIED":
+        return StoreIOError(f"{told[:300]}", url=url, hint="the server is in protected mode: set a password there")
+    if "DB index" in text or "invalid DB" in text:
+        return OptionError(f"{head}: {server} has no such database: {text}", url=url, hint="db 0 is always there")
+    if "unknown command" in text.lower() or "unknown subcommand" in text.lower():
+        return UnsupportedError(f"{told}", url=url, hint="redis 6 or newer is needed")
+    return StoreIOError(told, url=url)

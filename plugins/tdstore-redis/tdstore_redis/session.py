@@ -1,0 +1,288 @@
+"""One open dataset: its document, how to read from it, and how to tell that another writer changed it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tdstore.errors import (
+    CorruptStoreError,
+    DirtyStoreError,
+    StoreError,
+    StoreNotFoundError,
+)
+from tdstore.types import Path, path_text
+from tdstore_redis import keyspace
+from tdstore_redis.cells import Damaged, fetch
+from tdstore_redis.document import DATASET, MAX_MANIFEST, Document, decode
+from tdstore_redis.faults import ServerError
+from tdstore_redis.keyspace import Keys, Writing
+from tdstore_redis.layout import Array, Ids
+from tdstore_redis.plans import Fetch
+from tdstore_redis.wire import Line, Wire, pack
+
+_TRIES = 3
+_BIG = 1 << 30
+
+
+class Session:
+    """The reading half. `Writer` adds the rest."""
+
+    def __init__(self, line: Line, *, verify: bool = True) -> None:
+        self.line = line
+        self.url = line.address.url
+        self.keys = Keys(line.address.name)
+        self.document = Document("", arrays={})
+        self.base = self.document
+        """The document as the server has it, as far as we know."""
+        self.published = False
+        self.verify_sizes = verify
+        self.pid = os.getpid()
+
+    # -- opening -------------------------------------------------------------------------
+    def load(self, *, accept: bool, tries: int = 10) -> None:
+        """Read the manifest, and refuse what a writer left in the middle.
+
+        Raises:
+            StoreNotFoundError: nothing is there. DirtyStoreError: a writer died (`leaves` names where).
+            CorruptStoreError: the manifest is damaged, or blocks are missing or cut short.
+        """
+        with self.line.errors("opening"):
+            document, writers = self.line.idempotent(self._load)
+            dead = self.line.idempotent(lambda wire: dead_writers(wire, writers)) if writers else []
+        touched = sorted({tuple(path) for record in dead for path in record.touched})
+        if touched and not accept:
+            shown = ", ".join(map(path_text, touched[:8])) + (
+                f" and {len(touched) - 8} more" if len(touched) > 8 else ""
+            )
+            raise DirtyStoreError(
+                f"{self.url}: {', '.join(sorted({d.who for d in dead}))} ended in the middle of writing {shown}",
+                leaves=tuple(touched),
+                url=self.url,
+                hint="recover='accept' takes these leaves as they are; mode='w' replaces all",
+            )
+        self.base = document
+        self.document = document.copy()
+        self.published = True
+        if not self.verify_sizes:
+            return
+        with self.line.errors("opening"):
+            odd = self.line.idempotent(lambda wire: _short_leaf(wire, document))
+            if odd is None:
+                return
+            now = self.line.idempotent(lambda wire: fetch_document(wire, self.keys, self.url))
+        if tries > 1 and now is not None and (now.dataset, now.revision) != (document.dataset, document.revision):
+            self.load(accept=accept, tries=tries - 1)  # it was replaced between the two looks at it
+        else:
+            raise self.corrupt(*odd)
+
+    def _load(self, wire: Wire) -> tuple[Document, list[Writing]]:
+        document = fetch_document(wire, self.keys, self.url)
+        if document is None:
+            raise StoreNotFoundError(f"nothing is stored at {self.url}", url=self.url)
+        (reply,) = wire.raising([pack(b"HGETALL", self.keys.writers)], limit=keyspace.MAX_RECORDS_BYTES)
+        return document, list(keyspace.records(reply, Writing, self.url).values())
+
+    # -- reading -------------------------------------------------------------------------
+    def read(self, plan: Callable[[], Iterable[Fetch]], wire: Wire | None = None) -> None:
+        """Do the fetches of a plan, which is asked for again where a writer was in the way.
+
+        Raises:
+            CorruptStoreError: a cell is damaged or missing. StoreError: another writer replaced the leaf.
+        """
+        with self.line.errors("reading"):
+            for turn in range(_TRIES):
+                try:
+                    if wire is not None:
+                        fetch(wire, plan(), self.promised)
+                    else:
+                        self.line.idempotent(lambda one: fetch(one, plan(), self.promised))
+                except Damaged as damage:
+                    # Between reading a cell and asking whether it was ever written, somebody may have written it.
+                    if turn == _TRIES - 1:
+                        self.explain(damage)
+                else:
+                    return
+
+    def explain(self, damage: Damaged) -> None:
+        """Raise the error for a damaged cell: unless the leaf is another one by now, the medium is corrupt."""
+        if damage.array.mine is None:
+            now = self.line.idempotent(lambda wire: fetch_document(wire, self.keys, self.url))
+            there = None if now is None or now.dataset != self.document.dataset else now.arrays.values()
+            if there is None or all(a.number != damage.array.number for a in there):
+                raise self.replaced()
+        raise self.corrupt(damage.path, damage.reason)
+
+    def promised(self, wire: Wire, array: Array, ids: Ids) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which of some sorted cells have been written."""
+        if array.mine is not None:
+            return array.mine[ids]
+        first, last = int(ids[0]) // 8, int(ids[-1]) // 8
+        key = array.bits_key
+        dataset, revision, bits, count = [
+            reply
+            for replies in wire.raising(
+                [
+                    pack(b"HMGET", self.keys.head, b"dataset", b"revision"),
+                    pack(b"GETRANGE", key, b"%d" % first, b"%d" % last),
+                    pack(b"BITCOUNT", key),
+                ]
+            )
+            for reply in (replies if isinstance(replies, list) else [replies])
+        ]
+        if dataset != self.document.dataset.encode():
+            raise self.replaced()
+        if revision != b"%d" % self.base.revision:
+            # It may have been completed meanwhile; then there is no bitmap any more.
+            self.refresh(wire)
+            now = self.document.arrays
+            if any(a.number == array.number and a.sealed > int(ids[0]) for a in now.values()):
+                return ids < array.sealed
+            (count,) = wire.raising([pack(b"BITCOUNT", key)])
+        if count < array.written:
+            return np.ones(len(ids), np.bool_)  # the notes are lost: what they held cannot be told from the rest
+        octets = np.frombuffer(bytes(bits).ljust(last - first + 1, b"\0"), np.uint8)
+        return np.unpackbits(octets)[ids - first * 8].astype(np.bool_)
+
+    def refresh(self, wire: Wire) -> Document:
+        """Take over what others committed, as far as it does not change the structure of what we hold.
+
+        Raises:
+            StoreError: the dataset was replaced or removed.
+        """
+        now = fetch_document(wire, self.keys, self.url)
+        if now is None or now.dataset != self.document.dataset:
+            raise self.replaced()
+        by_number = {a.number: a for a in now.arrays.values()}
+        for array in {id(a): a for d in (self.base, self.document) for a in d.arrays.values()}.values():
+            other = by_number.get(array.number)
+            if other is not None and other.cell == array.cell and other.per_block == array.per_block:
+                array.sealed = max(array.sealed, min(other.sealed, array.cells))
+                array.written = max(array.written, other.written) if other.sealed < other.cells else 0
+        return now
+
+    def faults(self, path: Path, array: Array, pieces: Iterable[Ids]) -> str | None:
+        """What is wrong with a leaf on the server; None when nothing is."""
+        for ids in pieces:
+            piece = [Fetch(path, array, ids, _ignore)]
+            try:
+                self.read(partial(list, piece))
+            except CorruptStoreError as error:
+                return error.message
+        if array.mine is not None:
+            return None
+        with self.line.errors("verifying"):
+            long = self.line.idempotent(lambda wire: _too_long(wire, array))
+        return None if long is None else f"block {long} is longer than it should be"
+
+    def check_room(self, path: Path, array: Array, nbytes: int) -> None:
+        """Before very much memory is taken for a sealed leaf: is there so much on the server at all?"""
+        if nbytes < _BIG or array.mine is not None or array.sealed < array.cells:
+            return
+        with self.line.errors("reading"):
+            missing = self.line.idempotent(lambda wire: _too_short(wire, array))
+        if missing is not None:
+            raise self.corrupt(path, f"block {missing} is missing or short")
+
+    def end(self) -> None:
+        """Hang up."""
+        self.line.close()
+
+    # -- errors --------------------------------------------------------------------------
+    def corrupt(self, path: Path, reason: str) -> CorruptStoreError:
+        """The error for a damaged leaf."""
+        return CorruptStoreError(
+            f"{self.url}: leaf {path_text(path)}: {reason}",
+            url=self.url,
+            hint="restore the server's data; does its maxmemory-policy evict keys? (noeviction keeps them)",
+        )
+
+    def replaced(self) -> StoreError:
+        """The error when another writer replaced what we hold."""
+        return StoreError(
+            f"{self.url} was replaced, or its structure changed, by another writer since it was opened, "
+            "or the server lost it",
+            url=self.url,
+            hint="open it again",
+        )
+
+
+def _ignore(data: object) -> None:
+    pass
+
+
+def new_dataset() -> str:
+    """A name for a new generation."""
+    return secrets.token_hex(8)
+
+
+def fetch_document(wire: Wire, keys: Keys, url: str) -> Document | None:
+    """The manifest, decoded; its size is asked for before it is."""
+    size, dataset = wire.raising(
+        [pack(b"HSTRLEN", keys.head, b"manifest"), pack(b"HGET", keys.head, b"dataset")], limit=MAX_RECORDS
+    )
+    if dataset is None and not size:
+        return None
+    if size > MAX_MANIFEST:
+        raise CorruptStoreError(f"{url}: the manifest has {size} bytes, more than {MAX_MANIFEST}", url=url)
+    dataset, revision, data = wire.raising(
+        [pack(b"HMGET", keys.head, b"dataset", b"revision", b"manifest")], limit=MAX_MANIFEST + MAX_RECORDS
+    )[0]
+    if dataset is None and data is None:
+        return None
+    if data is None or dataset is None or not DATASET.match(dataset.decode("latin-1")):
+        raise CorruptStoreError(f"{url}: the head of the dataset is incomplete", url=url)
+    document = decode(data, url=url)
+    if document.dataset.encode() != dataset or b"%d" % document.revision != revision:
+        raise CorruptStoreError(f"{url}: the manifest is of another generation than its head", url=url)
+    return document
+
+
+MAX_RECORDS = 1 << 20
+
+
+def dead_writers(wire: Wire, found: list[Writing]) -> list[Writing]:
+    """The sessions whose process is gone (or cannot be seen)."""
+    alive = keyspace.living(wire, found)
+    return [record for record in found if alive is None or record.session not in alive]
+
+
+def _short_leaf(wire: Wire, document: Document) -> tuple[Path, str] | None:
+    """A leaf whose last block is missing or cut short, and how: one round trip tells."""
+    sealed = [(path, a, (a.sealed - 1) // a.per_block) for path, a in document.arrays.items() if a.sealed]
+    if not sealed:
+        return None
+    sizes = wire.raising([pack(b"STRLEN", a.key(block)) for _, a, block in sealed])
+    for (path, a, block), size in zip(sealed, sizes, strict=True):
+        need = (a.sealed - block * a.per_block) * a.stride
+        if size < need:
+            return path, f"block {block} has {size} bytes, not {need}"
+    return None
+
+
+def _too_short(wire: Wire, array: Array) -> int | None:
+    return _odd_block(wire, array, lambda size, block: size < array.block_size(block))
+
+
+def _too_long(wire: Wire, array: Array) -> int | None:
+    return _odd_block(wire, array, lambda size, block: size > array.block_size(block))
+
+
+def _odd_block(wire: Wire, array: Array, odd: Callable[[int, int], bool]) -> int | None:
+    for at in range(0, array.blocks, 4096):
+        blocks = range(at, min(at + 4096, array.blocks))
+        for block, size in zip(blocks, wire.raising([pack(b"STRLEN", array.key(b)) for b in blocks]), strict=True):
+            if odd(size, block):
+                return block
+    return None
+
+
+def first_error(replies: Iterable[Any]) -> ServerError | None:
+    """The error reply that tells most: what aborted a transaction, rather than that it was aborted."""
+    errors = [reply for reply in replies if isinstance(reply, ServerError)]
+    return next((e for e in errors if e.code != "EXECABORT"), errors[0] if errors else None)

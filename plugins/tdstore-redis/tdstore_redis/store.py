@@ -1,0 +1,456 @@
+"""The `redis` store: leaves as blocks of checked cells on a server, under one manifest."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import os
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import RLock
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tdstore.errors import (
+    KeyNotFoundError,
+    OptionError,
+    ReadOnlyError,
+    StoreClosedError,
+    StoreError,
+    StoreIOError,
+    StoreNotFoundError,
+)
+from tdstore.header import Header
+from tdstore.store import Cap, Store
+from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
+from tdstore.values import encode_value
+from tdstore_redis import commit
+from tdstore_redis.address import parse
+from tdstore_redis.layout import BLOCK, MAX_VALUE, Array, new_array
+from tdstore_redis.peer import PeerStore, find_peer
+from tdstore_redis.plans import Fetch, everything, plan_read, shape_of
+from tdstore_redis.session import Session
+from tdstore_redis.wire import Line, pack
+from tdstore_redis.writer import Writer
+
+CAPS = (
+    Cap.WRITE
+    | Cap.PARTIAL_READ
+    | Cap.PARTIAL_WRITE
+    | Cap.RESIZE
+    | Cap.SHARED
+    | Cap.PERSISTENT
+    | Cap.CONCURRENT_READ
+    | Cap.CONCURRENT_WRITE
+)
+
+
+def open_redis(
+    location: str | os.PathLike[str] | None,
+    *,
+    mode: Mode = "r",
+    host: str | None = None,
+    port: int | None = None,
+    db: int | None = None,
+    username: str | None = None,
+    password: str | None = None,
+    unix_socket_path: str | None = None,
+    timeout: float | None = 5.0,
+    lock_timeout: float = 10.0,
+    verify: Literal["none", "size", "full"] = "size",
+    recover: Literal["accept"] | None = None,
+    block: int = BLOCK,
+    ssl_ca_certs: str | None = None,
+    ssl_certfile: str | None = None,
+    ssl_keyfile: str | None = None,
+    ssl_check_hostname: bool = True,
+) -> Store:
+    """Open a dataset on a redis server, or on one that speaks its protocol.
+
+    Args:
+        location: `redis://[user:password@]host[:port]/db/name` (rediss:// for TLS), or only the name
+            beside `host=`, `port=`, `db=`. The name may have slashes.
+        mode: "r", "r+", "w", "x" or "a", as `tdstore.Store` says.
+        host, port, db, username, password, unix_socket_path: over what the location says.
+        timeout: seconds that connecting, and each wait for the server, may take; None waits for ever.
+        lock_timeout: seconds to wait for other writers.
+        verify: "size" looks at the last block of each leaf when opening, "full" reads everything, "none"
+            nothing. What is read is checked against its checksums in any case.
+        recover: "accept" takes leaves as a writer left them that died between two commits.
+        block: bytes of a value on the server; leaves are cut into as many as they need.
+        ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_check_hostname: for rediss://.
+
+    Raises:
+        StoreNotFoundError, StoreExistsError: by the mode.
+        StoreBusyError: others hold it for longer than `lock_timeout`.
+        DirtyStoreError: a writer ended in the middle (`leaves` names where).
+        CorruptStoreError: damaged, or not what its manifest promises.
+        TransientError: no server, or no answer in time. StoreIOError: it refuses.
+
+    Example:
+        >>> store = open_redis("redis://localhost:6379/0/runs/1", mode="w")  # doctest: +SKIP
+    """
+    given = {
+        "host": host,
+        "port": port,
+        "db": db,
+        "username": username,
+        "password": password,
+        "unix_socket_path": unix_socket_path,
+    }
+    address = parse(location, given, new=mode in ("w", "x"))
+    url = address.url
+    for name, value, allowed in (
+        ("mode", mode, MODES),
+        ("verify", verify, ("none", "size", "full")),
+        ("recover", recover, (None, "accept")),
+    ):
+        if value not in allowed:
+            raise OptionError(f"{url}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", url=url)
+    if not isinstance(block, int) or not 64 <= block <= MAX_VALUE:
+        raise OptionError(f"{url}: block must be from 64 bytes to 512 MiB, not {block!r}", url=url)
+    if timeout is not None and not timeout > 0:
+        raise OptionError(f"{url}: timeout must be more than 0 seconds, or None, not {timeout!r}", url=url)
+    tls = _tls(url, ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_check_hostname) if address.tls else None
+    line = Line(address, timeout=timeout, tls=tls)
+    arguments = {
+        **given,
+        "timeout": timeout,
+        "lock_timeout": lock_timeout,
+        "verify": verify,
+        "recover": recover,
+        "block": block,
+        "ssl_ca_certs": ssl_ca_certs,
+        "ssl_certfile": ssl_certfile,
+        "ssl_keyfile": ssl_keyfile,
+        "ssl_check_hostname": ssl_check_hostname,
+    }
+    token = (os.fspath(location) if location is not None else address.name, arguments)
+    try:
+        return _open(
+            line, mode, token, lock_timeout=lock_timeout, verify=verify, accept=recover == "accept", block=block
+        )
+    except BaseException:
+        line.close()
+        raise
+
+
+def _open(
+    line: Line,
+    mode: Mode,
+    token: tuple[str, dict[str, Any]],
+    *,
+    lock_timeout: float,
+    verify: str,
+    accept: bool,
+    block: int,
+) -> Store:
+    sizes = verify != "none"
+    if mode == "r":
+        session = Session(line, verify=sizes)
+        try:
+            session.load(accept=accept)
+        except StoreNotFoundError:
+            with line.errors("opening"):
+                base = line.idempotent(lambda wire: find_peer(wire, line.address.name, session.url))
+            if base is None:
+                raise
+            return PeerStore(line, base, token)
+        store = RedisStore(session, mode, token)
+    else:
+        writer = Writer(line, verify=sizes, lock_timeout=lock_timeout, block=block)
+        if mode in ("w", "x"):
+            commit.begin(writer, exclusive=mode == "x")
+        else:
+            try:
+                writer.load(accept=accept)
+            except StoreNotFoundError:
+                _refuse_peer(line, writer.url)
+                if mode == "r+":
+                    raise
+                commit.begin(writer, exclusive=True)
+            else:
+                writer.known = writer.base.header
+                commit.tidy(writer)
+                if accept:
+                    commit.forgive(writer)
+        store = RedisStore(writer, mode, token)
+    if verify == "full" and session_of(store).published and (faults := store.verify()):
+        store.close()
+        raise session_of(store).corrupt(faults[0].path, faults[0].reason)
+    return store
+
+
+def _refuse_peer(line: Line, url: str) -> None:
+    with line.errors("opening"):
+        base = line.idempotent(lambda wire: find_peer(wire, line.address.name, url))
+    if base is not None:
+        raise ReadOnlyError(
+            f"{url} was written by the tensordict package: it is opened for reading only",
+            url=url,
+            hint="open it with mode='r', and save it under another name to change it",
+        )
+
+
+def session_of(store: RedisStore) -> Session:
+    """The session behind a store."""
+    return store._session
+
+
+def _tls(url: str, ca: str | None, certificate: str | None, key: str | None, check_hostname: bool) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        context.check_hostname = check_hostname
+        if certificate is not None:
+            context.load_cert_chain(certificate, key)
+    except OSError as error:
+        raise OptionError(f"{url}: the certificates cannot be used: {error}", url=url) from error
+    return context
+
+
+class RedisStore(Store):
+    """Leaves on a server. Made by `open_redis`."""
+
+    caps = CAPS
+
+    def __init__(self, session: Session, mode: Mode, token: tuple[str, dict[str, Any]]) -> None:
+        self.url = session.url
+        self.writable = mode != "r"
+        self._session = session
+        self._token = token
+        self._lock = RLock()
+        self._closed = False
+        self._pid = os.getpid()
+
+    def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
+        """To write, if this one may: rows of their own can be written by any number of processes."""
+        if not self._session.published:
+            raise StoreNotFoundError(f"{self.url} is not saved yet: no other process can open it", url=self.url)
+        location, arguments = self._token
+        return location, "r+" if self.writable else "r", {k: v for k, v in arguments.items() if v is not None}
+
+    # -- catalogue -----------------------------------------------------------------------
+    def paths(self) -> Iterator[Path]:
+        return iter(tuple(self._open().document.arrays))
+
+    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
+        self._open()
+        return [self._array(path).spec for path in paths]
+
+    def load_header(self) -> Header:
+        return self._open().document.header
+
+    def save_header(self, header: Header) -> None:
+        with self._lock:
+            writer = self._changing()
+            if writer.published:
+                commit.commit(writer, header)
+            else:
+                commit.publish(writer, header)
+
+    # -- data ----------------------------------------------------------------------------
+    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        with self._lock:
+            writer = self._changing()
+            made: dict[Path, LeafSpec] = {}
+            for path, spec in leaves.items():
+                if spec.options:
+                    name = next(iter(spec.options))
+                    near = difflib.get_close_matches(name, ("fill_value",), 1)
+                    raise OptionError(
+                        f"{self.url} has no leaf option {name!r} (for {path_text(path)})",
+                        url=self.url,
+                        hint=f"did you mean {near[0]!r}?" if near else "block= of the store is the only layout option",
+                    )
+                encode_value(list(path))  # refuses what JSON cannot hold
+                kept = spec.replace(fill_value=_plain(spec, self.url, path))
+                new_array(kept, 1, "0" * 16, block=writer.block).fill_cell()
+                made[path] = kept
+            if made:
+                with writer.line.errors("creating leaves"):
+                    writer.own_structure()
+                    writer.make(made)
+
+    def read(self, reads: Sequence[Read]) -> list[Tensor]:
+        session = self._open()
+        arrays = [self._array(r.path) for r in reads]
+        results: list[Tensor] = []
+        for r, array in zip(reads, arrays, strict=True):
+            shape = shape_of(array.spec.shape, r.index)
+            if r.out is None:
+                session.check_room(r.path, array, array.spec.nbytes)
+                results.append(self._room(r.path, shape, array.spec.dtype))
+            elif tuple(r.out.shape) != shape or r.out.dtype != array.spec.dtype:
+                raise ValueError(
+                    f"out= for {path_text(r.path)} has shape {list(r.out.shape)} and dtype {r.out.dtype}, "
+                    f"but what is read has {list(shape)} and {array.spec.dtype}"
+                )
+            else:
+                results.append(r.out)
+        ends: list[Callable[[], None]] = []
+
+        def plan() -> list[Fetch]:
+            ends.clear()
+            fetches: list[Fetch] = []
+            for r, array, out in zip(reads, arrays, results, strict=True):
+                more, end = plan_read(r.path, array, r.index, out)
+                fetches += more
+                ends.append(end)
+            return fetches
+
+        if any(array.mine is not None for array in arrays):
+            with self._lock, session.line.errors("reading"):
+                assert isinstance(session, Writer)
+                session.read(plan, session.wire())
+        else:
+            session.read(plan)
+        for end in ends:
+            end()
+        for array, out in zip(arrays, results, strict=True):
+            if array.spec.dtype is torch.bool and out.numel():
+                out.view(torch.uint8).clamp_(max=1)  # a bool of any other byte breaks torch
+        return results
+
+    def _room(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        try:
+            return torch.empty(shape, dtype=dtype)
+        except RuntimeError as error:
+            raise StoreIOError(
+                f"{self.url}: no memory for {path_text(path)} of shape {list(shape)} and dtype {dtype}",
+                url=self.url,
+                hint="read some of its rows",
+                errno=errno.ENOMEM,
+            ) from error
+
+    def write(self, writes: Sequence[Write]) -> None:
+        with self._lock:
+            writer = self._changing()
+            arrays = [self._array(w.path) for w in writes]
+            for array, w in zip(arrays, writes, strict=True):
+                expected = shape_of(array.spec.shape, w.index)
+                if tuple(w.value.shape) != expected or w.value.dtype != array.spec.dtype:
+                    raise ValueError(
+                        f"{path_text(w.path)} takes shape {list(expected)} and dtype {array.spec.dtype} at this index, "
+                        f"not {list(w.value.shape)} and {w.value.dtype}"
+                    )
+            writer.write(writes)
+
+    def delete(self, paths: Sequence[Path]) -> None:
+        with self._lock:
+            writer = self._changing()
+            gone = [self._array(path) for path in dict.fromkeys(paths)]
+            if gone:
+                with writer.line.errors("deleting leaves"):
+                    writer.own_structure()
+                    for path in dict.fromkeys(paths):
+                        del writer.document.arrays[path]
+                    writer.drop(gone)
+
+    def resize(self, lengths: Mapping[Path, int]) -> None:
+        with self._lock:
+            writer = self._changing()
+            for path, length in lengths.items():
+                if not self._array(path).spec.shape or length < 0:
+                    raise ValueError(f"{path_text(path)} of {self.url} cannot have length {length}")
+            with writer.line.errors("resizing"):
+                writer.own_structure()
+                for path, length in lengths.items():
+                    writer.resize(path, length)
+
+    def rename(self, moves: Mapping[Path, Path]) -> None:
+        with self._lock:
+            writer = self._changing()
+            held = {old: self._array(old) for old in moves}
+            if len(set(moves.values())) < len(moves):
+                raise ValueError(f"two leaves of {self.url} would get the same name")
+            for new in moves.values():
+                encode_value(list(new))
+            with writer.line.errors("renaming leaves"):
+                writer.own_structure()
+                arrays = writer.document.arrays
+                over = [arrays[new] for new in moves.values() if new in arrays and new not in held]
+                for old in moves:
+                    del arrays[old]
+                for old, new in moves.items():
+                    arrays[new] = held[old]
+                writer.drop(over)
+
+    # -- life ----------------------------------------------------------------------------
+    def flush(self) -> None:
+        self._open()
+
+    def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
+        session = self._open()
+        asked = list(session.document.arrays) if paths is None else list(paths)
+        found = []
+        for path in asked:
+            array = self._array(path)
+            reason = session.faults(path, array, everything(array))
+            if reason is not None:
+                found.append(Fault(path, reason))
+        return found
+
+    def nbytes_stored(self) -> int | None:
+        session = self._open()
+        arrays = list(session.document.arrays.values())
+        total = 0
+        with session.line.errors("measuring"):
+            for array in arrays:
+                for at in range(0, array.blocks, 4096):
+                    asked = [pack(b"STRLEN", array.key(b)) for b in range(at, min(at + 4096, array.blocks))]
+                    total += sum(session.line.idempotent(lambda wire, asked=asked: wire.raising(asked)))  # type: ignore[misc]
+        return total
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            session = self._session
+            try:
+                # In a forked child what was not committed is the parent's, and so is the connection.
+                if isinstance(session, Writer) and session.pid == os.getpid():
+                    if session.published:
+                        commit.finish(session)
+                    else:
+                        commit.discard(session)
+            finally:
+                session.end()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self._closed = True
+            self._session.end()
+
+    def _array(self, path: Path) -> Array:
+        try:
+            return self._session.document.arrays[path]
+        except KeyError:
+            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
+
+    def _open(self) -> Session:
+        if self._closed:
+            raise StoreClosedError(f"{self.url} was closed", url=self.url)
+        return self._session
+
+    def _changing(self) -> Writer:
+        session = self._open()
+        if not isinstance(session, Writer):
+            raise ReadOnlyError(
+                f"{self.url} was opened for reading only", url=self.url, hint="open it with mode='r+' to write"
+            )
+        return session
+
+
+def _plain(spec: LeafSpec, url: str, path: Path) -> Any:
+    """The fill value in a form that the manifest can hold."""
+    value = spec.fill_value
+    if isinstance(value, Tensor):
+        value = value.item()
+    try:
+        encode_value(value)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"{url}: the fill value of {path_text(path)} cannot be stored: {error}", url=url) from error
+    return value
