@@ -79,7 +79,7 @@ def test_quick_demo(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = {line.split("  ")[0].strip(): line for line in done.stdout.splitlines()}
-    shown = ["memory", "shared", "memmap", "h5", "h5 gzip"]
+    shown = ["memory", "shared", "memmap", "h5", "h5 gzip", "zarr", "s3 (Ceph RGW)", "s3 zarr", "http", "redis"]
     assert [name for name in lines if name in shown] == shown
     for name in shown:
         assert lines[name].endswith("yes"), lines[name]

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from batches import BATCH, Findings, examine
-from places import Place, failures, places, size_of
+from places import Place, failures, not_installed, places, size_of
 from play import GAMES, play
+from servers import servers
 
 from tdstore import errors
 
@@ -72,7 +73,12 @@ def show(place: Place, truth: Any, expected: Findings, seeds: range) -> Row:
 def read_elsewhere(row: Row, seeds: range) -> None:
     """Have a new process open the place and report."""
     place = row.place
-    job = {"location": place.location, "storage": place.storage, "seeds": len(seeds), "label": place.label}
+    job = {
+        "location": place.read_from or place.location,
+        "storage": place.storage,
+        "seeds": len(seeds),
+        "label": place.label,
+    }
     command = [sys.executable, str(HERE / "reader.py"), json.dumps(job)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=READER_TIMEOUT, check=False)
     if done.returncode:
@@ -139,7 +145,8 @@ def main() -> int:
     print(f"Played {episodes} episodes of {', '.join(games)}: {rows} transitions, {nbytes / 1e6:.1f} MB.", flush=True)
     expected = examine(truth, seeds, "what was played")
 
-    shown = [show(place, truth, expected, seeds) for place in places(args.dir)]
+    with servers(args.dir) as running:
+        shown = [show(place, truth, expected, seeds) for place in places(args.dir, running)]
     print("\n" + table(shown, nbytes, len(seeds) * BATCH) + "\n")
     print(f"Each batch is {BATCH} random rows, all entries; the files were just written, so the page cache is warm.")
     print("open: tdstore.open() in the reading process; first: the first time there, with the backend's imports.")
@@ -148,6 +155,10 @@ def main() -> int:
     for row in shown:
         if row.not_shown:
             print(f"{row.place.label}: not shown: {row.not_shown}")
+    for name, why in running.missing.items():
+        print(f"{name}: not shown: {why}")
+    for name in not_installed():
+        print(f"{name}: not shown: its plugin is not installed (pip install ./plugins/tdstore-{name})")
     faults = [f"{row.place.label}: {row.fault}" for row in shown if row.fault]
     faults += [f"a plugin is broken: {text}" for text in failures()]
     for fault in faults:

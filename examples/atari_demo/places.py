@@ -9,32 +9,47 @@ from pathlib import Path
 from typing import Any
 
 import tdstore
+from servers import Servers
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
     """One row of the table. Only `storage` and `location` tell one backend from another."""
 
-    storage: str
+    storage: str | None
     location: str | None = None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     note: str = ""
+    read_from: str | None = None
+    """Another location of the same data, for readers: what was written to a folder is read over http."""
 
     @property
     def label(self) -> str:
         """Name in the table."""
-        return f"{self.storage} {self.note}".strip()
+        return f"{self.storage or ''} {self.note}".strip()
 
 
-def places(folder: Path) -> Iterator[Place]:
-    """A place for every installed backend, ours first; h5 twice, to show an option."""
-    order = ("memory", "cuda", "shared", "memmap", "h5")
+def places(folder: Path, running: Servers) -> Iterator[Place]:
+    """A place for every installed backend, ours first; some twice, to show an option."""
+    order = ("memory", "cuda", "shared", "memmap", "h5", "zarr", "remote", "redis")
     found = {status.name: status.backend for status in tdstore.backends() if status.backend is not None}
+    run = f"atari-{os.getpid()}"
     for name in sorted(found, key=lambda name: (order.index(name) if name in order else len(order), name)):
         if name in ("memory", "cuda"):
             yield Place(name)
         elif name == "shared":
-            yield Place(name, f"shm://atari-demo-{os.getpid()}")
+            yield Place(name, f"shm://{run}")
+        elif name == "remote":
+            if running.s3:
+                yield Place(None, f"{running.s3}/{run}", note=f"s3 ({running.s3_kind})")
+                if "zarr" in found:
+                    yield Place(None, f"{running.s3}/{run}.zarr", note="s3 zarr")
+            if running.http:
+                written = f"file://{running.http_folder}/{run}"
+                yield Place(None, written, {"mode": "w"}, "http", read_from=f"{running.http}/{run}")
+        elif name == "redis":
+            if running.redis:
+                yield Place(None, f"{running.redis}/{run}", note="redis")
         else:
             suffix = next(iter(found[name].suffixes), "")
             yield Place(name, str(folder / f"atari-{name}{suffix}"))
@@ -48,10 +63,17 @@ def failures() -> list[str]:
     return [str(status) for status in tdstore.backends() if status.backend is None]
 
 
+def not_installed() -> list[str]:
+    """Which of the project's own plugins are not there."""
+    there = {status.name for status in tdstore.backends()}
+    return [name for name in ("h5", "zarr", "remote", "redis") if name not in there]
+
+
 def size_of(place: Place, td: Any) -> int:
     """Bytes of the files at the place; of the tensors, where there are no files."""
-    where = Path(place.location or "")
-    if place.location is None or "://" in place.location:
+    location = (place.location or "").removeprefix("file://")
+    where = Path(location)
+    if not location or "://" in location:
         return sum(leaf.nbytes for leaf in td.values(include_nested=True, leaves_only=True))
     files = [where] if where.is_file() else [file for file in where.rglob("*") if file.is_file()]
     return sum(file.stat().st_size for file in files)
