@@ -33,9 +33,9 @@ ROWS: list[str] = [
     "builtin/ bytestore bytestore_commit bytestore_directory bytestore_read bytestore_table bytestore_tidy "
     "bytestore_view bytestore_write together",
     "io/ together",
-    "ops/",
+    "ops/ parallel/",
     "container/",
-    "convert/ parallel/ modules/ tensorclass/ together",
+    "convert/ modules/ tensorclass/ together",
     "rl/",
     "interop cli testing/",
     "__init__ __main__",

@@ -1,4 +1,4 @@
-"""A throw-away store over fsspec's `memory://`: does the protocol fit media that only know byte ranges?
+"""A simple store over fsspec's `memory://`: what the wrong stores of `wrong_stores.py` get wrong.
 
 Layout: each write of a leaf is a new immutable object `<root>/<unique>.bin` (raw, C order); the
 manifest, one JSON object `<root>/MANIFEST`, is put last and names them. What is written between

@@ -1,0 +1,263 @@
+"""How a generation of a byte store becomes the present one: one conditional put, and what to make of its answer."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from tdstore.engine import Engine, EngineCap
+from tdstore.errors import (
+    ConflictError,
+    StoreError,
+    StoreIOError,
+    StoreNotFoundError,
+    TransientError,
+    UnsupportedError,
+)
+from tdstore.manifest import MAX_FILE_BYTES, NAME
+from tdstore.objects import OBJECT_NAME, Document, Retired, decode_objects
+
+ATTEMPTS = 3
+LONG_UPLOAD = 3600.0
+"""After so many seconds a writer asks, before it commits, whether its objects are all there still."""
+
+_GENERATION = re.compile(rb'"generation":"([0-9a-f]{32})"')
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is at the place of the manifest: its generation (None: none, or not readable) and tag."""
+
+    there: bool
+    generation: str | None = None
+    tag: str | None = None
+
+
+NOTHING_THERE = Seen(False)
+
+
+def generation_of(data: bytes) -> str | None:
+    """The generation that a manifest of either layout names."""
+    found = _GENERATION.search(data, 0, 200)
+    return found[1].decode() if found else None
+
+
+class Publisher:
+    """Puts manifests, one generation after the other, and removes objects that nobody needs any more.
+
+    Args:
+        seen: what was there when the store was opened.
+        single_writer: the user's word that nobody else writes; needed where the medium has no conditional put.
+    """
+
+    def __init__(self, engine: Engine, url: str, seen: Seen, *, single_writer: bool, keep_old: float) -> None:
+        self.engine = engine
+        self.url = url
+        self.seen = seen
+        self.single_writer = single_writer
+        self.keep_old = keep_old
+        self.mine: dict[str, None] = {}
+        """Objects that were put and are named by no manifest yet."""
+        self.doubtful = False
+        """A put may have succeeded, or succeed yet: nothing that it names may be removed."""
+        self._first_upload = 0.0
+        self._tried: set[str] = set()
+        """Generations that were put and whose answer never came: one of them may be what is there."""
+
+    # -- objects -------------------------------------------------------------------------
+    def upload(self, objects: Sequence[tuple[str, bytes]]) -> None:
+        """Put new objects, side by side."""
+        if not self.mine:
+            self._first_upload = time.monotonic()
+        self.mine |= dict.fromkeys(name for name, _ in objects)
+        self.engine.put_many(objects)
+
+    def discard(self) -> None:
+        """Remove what was put for nothing. What cannot be removed now is found by `collect`."""
+        if self.mine and not self.doubtful:
+            self._remove(list(self.mine))
+        self.mine.clear()
+
+    def _remove(self, names: Sequence[str]) -> None:
+        with suppress(StoreError):
+            self.engine.delete(names)
+
+    # -- the manifest --------------------------------------------------------------------
+    def check_can_commit(self) -> None:
+        """Refuse before anything is put where two writers could not tell one another.
+
+        Raises:
+            UnsupportedError: no conditional put, and `single_writer` was not given.
+        """
+        if not self.single_writer and EngineCap.CONDITIONAL not in self.engine.can:
+            raise UnsupportedError(
+                f"{self.url} has no conditional put: of two writers that commit at once, one would be lost unnoticed",
+                url=self.url,
+                hint="if nobody else writes there, say so: single_writer=True",
+            )
+
+    def publish(self, data: bytes, generation: str, names: Iterable[str], expired: Sequence[str]) -> None:
+        """Make this manifest the present one.
+
+        Args:
+            names: the objects that it names.
+            expired: objects of old generations to be removed afterwards.
+
+        Raises:
+            ConflictError: somebody else committed since the store was opened; nothing was published.
+            TransientError: nobody could tell whether it was published.
+        """
+        self.check_can_commit()
+        self._check_objects()
+        self._put(data, generation)
+        used = set(names)
+        gone = [name for name in self.mine if name not in used]
+        self.mine.clear()
+        if gone or expired:
+            self._remove([*gone, *expired])
+
+    def _put(self, data: bytes, generation: str) -> None:
+        conditional = EngineCap.CONDITIONAL in self.engine.can
+        tried, self._tried = self._tried, {*self._tried, generation}
+        self._attempt(data, generation, conditional, tried)
+        self._tried = set()
+        self.doubtful = False
+
+    def _attempt(self, data: bytes, generation: str, conditional: bool, tried: set[str]) -> None:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                if not conditional:
+                    self._compare(self.look(), tried)
+                    tag = self.engine.put(NAME, data)
+                elif self.seen.there:
+                    tag = self.engine.put(NAME, data, if_match=self._tag())
+                else:
+                    tag = self.engine.put(NAME, data, if_absent=True)
+                self.seen = Seen(True, generation, tag)
+                return
+            except ConflictError as error:
+                # Perhaps our own put arrived, its answer was lost, and the engine asked again.
+                now = self.look()
+                if now.generation == generation:
+                    self.seen = now
+                    return
+                if now.generation in tried and attempt < ATTEMPTS:
+                    self.seen = now  # an earlier commit of this writer, which was believed lost
+                    continue
+                if not self._unchanged(now):
+                    self.doubtful = False  # what we put can no longer become the present one
+                    raise self._lost(now) from error
+                raise
+            except (TransientError, StoreIOError) as error:
+                self.doubtful = self.doubtful or isinstance(error, TransientError)
+                try:
+                    now = self.look()
+                except StoreError as second:
+                    self.doubtful = True
+                    raise self._unknown(error) from second
+                if now.generation == generation:
+                    self.seen = now
+                    return
+                self._compare(now, tried)
+                if attempt == ATTEMPTS:
+                    raise
+
+    def look(self) -> Seen:
+        """What is there now."""
+        try:
+            blob = self.engine.get(NAME, MAX_FILE_BYTES)
+        except StoreNotFoundError:
+            return NOTHING_THERE
+        return Seen(True, generation_of(bytes(blob.data[:400])), blob.tag)
+
+    def _unchanged(self, now: Seen) -> bool:
+        if now.there != self.seen.there:
+            return False
+        if now.generation is not None or self.seen.generation is not None:
+            return now.generation == self.seen.generation
+        return now.tag == self.seen.tag
+
+    def _compare(self, now: Seen, tried: set[str]) -> None:
+        if now.generation in tried:
+            self.seen = now
+        elif not self._unchanged(now):
+            self.doubtful = False
+            raise self._lost(now)
+
+    def _tag(self) -> str | None:
+        if self.seen.tag is None:
+            now = self.look()
+            if not self._unchanged(now):
+                raise self._lost(now)
+            self.seen = now
+        return self.seen.tag
+
+    def _lost(self, now: Seen) -> ConflictError:
+        if not now.there:
+            what = "it was removed"
+        elif self.seen.there:
+            what = f"another writer committed generation {now.generation}"
+        else:
+            what = f"another writer made a store there (generation {now.generation})"
+        return ConflictError(
+            f"{self.url} cannot be committed: since it was opened {what}; nothing of this writer was published",
+            url=self.url,
+            hint="open it again, repeat the changes and commit; what was written can still be read from this store",
+        )
+
+    def _unknown(self, error: StoreError) -> TransientError:
+        return TransientError(
+            f"{self.url}: whether the commit was published is not known, the answer was lost and nobody answers "
+            f"now ({error.message})",
+            url=self.url,
+            hint="commit once more, or open the store again and look",
+        )
+
+    def _check_objects(self) -> None:
+        """A writer that took long finds out here that a collector took its objects for those of a dead one."""
+        long_ago = self.mine and time.monotonic() - self._first_upload > LONG_UPLOAD
+        if not long_ago or EngineCap.LIST not in self.engine.can:
+            return
+        prefix = next(iter(self.mine)).rpartition("-")[0]
+        there = {entry.key for entry in self.engine.list(prefix)}
+        missing = [name for name in self.mine if name not in there]
+        if missing:
+            raise StoreError(
+                f"{self.url} cannot be committed: {len(missing)} objects that this writer put are gone ({missing[0]})",
+                url=self.url,
+                hint="collect(older_than=...) must be given more seconds than the longest save takes",
+            )
+
+    # -- old generations -----------------------------------------------------------------
+    def retire(
+        self, before: Document | None, in_use: Iterable[str], now: float | None = None
+    ) -> tuple[list[Retired], list[str]]:
+        """Objects of earlier generations to list in the next manifest, and those whose time is over."""
+        if before is None:
+            return [], []
+        moment = int(time.time() if now is None else now)
+        used = set(in_use)
+        old = [Retired(o.name, o.size, moment) for o in before.objects if o.name not in used]
+        old += [r for r in before.retired if r.name not in used]
+        kept = [r for r in old if r.since + self.keep_old > moment]
+        return kept, [r.name for r in old if r.since + self.keep_old <= moment]
+
+    def collect(self, older_than: float) -> list[str]:
+        """Remove objects that no manifest names and that are older than so many seconds; returns their names."""
+        limit = time.time() - older_than
+        # Listed first: what a writer commits between the two requests is in the manifest that is read then.
+        found = [e.key for e in self.engine.list("data/") if OBJECT_NAME.fullmatch(e.key) and e.modified <= limit]
+        named: set[str] = set(self.mine)
+        try:
+            document = decode_objects(bytes(self.engine.get(NAME, MAX_FILE_BYTES).data), url=self.url)
+        except StoreNotFoundError:
+            pass  # nothing was ever committed there: only what this writer put is needed
+        else:
+            named |= {o.name for o in document.objects} | {r.name for r in document.retired}
+        doomed = [name for name in found if name not in named]
+        if doomed:
+            self.engine.delete(doomed)
+        return doomed

@@ -1,0 +1,306 @@
+"""One generation of a byte store as it is read: its table, what is kept of it, how reads become rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.builtin.resident import full
+from tdstore.bytestore_read import Check, Fetcher, Rounds, Want, drive
+from tdstore.bytestore_table import Bytes, Leaf, Table
+from tdstore.checksums import TIP, crc32c, tip_ranges
+from tdstore.engine import Engine
+from tdstore.errors import CorruptStoreError, StoreError
+from tdstore.header import Header
+from tdstore.objects import Document
+from tdstore.ranges import Ints, byte_ranges, index_shape
+from tdstore.rows import gather
+from tdstore.types import LeafSpec, Path, Read, StoreIndex, path_text
+
+SMALL_LEAF = 256 << 10
+"""Leaves of at most so many bytes are fetched whole and kept: their next row costs nothing."""
+AHEAD = 1 << 20
+"""The first read fetches all small leaves and all checksums along, when they are no more than this."""
+KEPT_BYTES = 64 << 20
+
+
+class View:
+    """What a store reads from. Several threads may read at once.
+
+    Args:
+        tips: for leaves of an uploaded directory, crc32c of their first, middle and last 4 KiB.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        url: str,
+        table: Table,
+        header: Header,
+        *,
+        check: Check,
+        nbytes: int = 0,
+        tips: Mapping[Path, int] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.url = url
+        self.table = table
+        self.header = header
+        self.check = check
+        self.nbytes = nbytes
+        """Of the manifest."""
+        self.memory: Mapping[int, Bytes] = {}
+        self._tips = dict(tips or {})
+        self._kept: dict[Path, Tensor] = {}
+        self._kept_bytes = 0
+        self._ahead = True
+
+    def fetcher(self) -> Fetcher:
+        """What reads ranges of leaves of the present table."""
+        return Fetcher(self.engine, self.url, self.table, self.memory, self.check)
+
+    # -- changing ------------------------------------------------------------------------
+    def replace(self, path: Path, leaf: Leaf) -> None:
+        """A leaf is new, or was changed."""
+        self.forget(path)
+        self.table.leaves[path] = leaf
+
+    def remove(self, path: Path) -> None:
+        """A leaf is gone."""
+        self.forget(path)
+        self.table.leaves.pop(path, None)
+
+    def forget(self, path: Path) -> None:
+        """What was kept of a leaf is not true any more."""
+        self._ahead = False
+        kept = self._kept.pop(path, None)
+        if kept is not None:
+            self._kept_bytes -= kept.nbytes
+
+    def compact(self, document: Document, which: list[int]) -> None:
+        """The table became this generation: drop what it does not need any more."""
+        self.table = self.table.compacted(document, which)
+
+    # -- reading -------------------------------------------------------------------------
+    def read(self, reads: Sequence[tuple[Read, Leaf]]) -> list[Tensor]:
+        """The values of some reads, in order."""
+        for job, rounds, generous in self._attempts(reads):
+            try:
+                drive(rounds, self.engine.get_ranges)
+                return job.results()
+            except CorruptStoreError:
+                if not generous:
+                    raise
+        raise AssertionError("the last attempt is never generous")
+
+    async def aread(self, reads: Sequence[tuple[Read, Leaf]]) -> list[Tensor]:
+        """As `read`."""
+        for job, rounds, generous in self._attempts(reads):
+            try:
+                await self._adrive(rounds)
+                return job.results()
+            except CorruptStoreError:
+                if not generous:
+                    raise
+        raise AssertionError("the last attempt is never generous")
+
+    def _attempts(self, reads: Sequence[tuple[Read, Leaf]]) -> Iterator[tuple[_Job, Rounds, bool]]:
+        """How to read; and, where more is fetched than was asked for, how else: the rest may be what is damaged."""
+        job = _Job(self, reads)
+        ahead = self._look_ahead(job)
+        generous = job.generous or ahead is not None
+        yield job, ahead or job.rounds(), generous
+        if generous:
+            job = _Job(self, reads, exact=True)
+            yield job, job.rounds(), False
+
+    async def _adrive(self, rounds: Rounds) -> None:
+        try:
+            asked = next(rounds)
+            while True:
+                try:
+                    answers = await self.engine.aget_ranges(asked)
+                except StoreError as error:
+                    asked = rounds.throw(error)
+                else:
+                    asked = rounds.send(answers)
+        except StopIteration:
+            return
+
+    def _look_ahead(self, job: _Job) -> Rounds | None:
+        """The rounds of the first read, with all that is small along; None when it is not the first, or too much."""
+        if not self._ahead or not job.wants:
+            return None
+        self._ahead = False
+        fetcher = self.fetcher()
+        small = {path: leaf for path, leaf in self.table.leaves.items() if is_small(leaf)}
+        total = sum(leaf.spec.nbytes for leaf in small.values())
+        total += fetcher.sums_missing() if self.check is Check.FULL else 0
+        if total > AHEAD:
+            return None
+        for path, leaf in small.items():
+            job.want_whole(path, leaf)
+        return job.rounds(all_sums=True)
+
+    def kept(self, path: Path) -> Tensor | None:
+        """A small leaf that was fetched before."""
+        return self._kept.get(path)
+
+    def keep(self, path: Path, leaf: Leaf, value: Tensor) -> None:
+        """Remember a small leaf, as long as it is what the table has."""
+        if self.table.leaves.get(path) is leaf and self._kept_bytes + value.nbytes <= KEPT_BYTES:
+            self._kept_bytes += value.nbytes
+            self._kept[path] = value
+
+    def tip(self, path: Path) -> int | None:
+        """The checksum of a leaf's tips, if it was not compared yet."""
+        return self._tips.get(path)
+
+    def tip_is_right(self, path: Path) -> None:
+        """The tips were compared."""
+        self._tips.pop(path, None)
+
+
+def is_small(leaf: Leaf) -> bool:
+    """Whether a leaf is fetched whole whatever is asked of it."""
+    extents = leaf.extents
+    return 0 < leaf.spec.nbytes <= SMALL_LEAF and len(extents.piece) > 0 and bool((extents.piece >= 0).all())
+
+
+@dataclass(slots=True)
+class _Target:
+    """One read: where its bytes go, and where they are to end."""
+
+    spec: LeafSpec
+    index: StoreIndex
+    out: Tensor | None
+    shape: tuple[int, ...]
+    path: Path | None = None
+    """Of the small leaf that is to be gathered from."""
+    value: Tensor | None = None
+
+
+@dataclass(slots=True)
+class _Whole:
+    leaf: Leaf
+    value: Tensor
+    fetched: bool = False
+
+
+@dataclass(slots=True)
+class _Tips:
+    path: Path
+    expected: int
+    data: Bytes = field(repr=False)
+
+
+class _Job:
+    """The reads of one call: what is wanted, and the results once it is there."""
+
+    def __init__(self, view: View, reads: Sequence[tuple[Read, Leaf]], *, exact: bool = False) -> None:
+        self.view = view
+        self._exact = exact
+        self.generous = False
+        """A small leaf is fetched whole, though not all of it was asked for."""
+        self.wants: list[Want] = []
+        self._targets: list[_Target] = []
+        self._wholes: dict[Path, _Whole] = {}
+        self._tips: dict[Path, _Tips] = {}
+        for read, leaf in reads:
+            self._add(read, leaf)
+
+    def _add(self, read: Read, leaf: Leaf) -> None:
+        spec = leaf.spec
+        shape = index_shape(spec.shape, read.index)
+        out = read.out
+        if out is not None and (tuple(out.shape) != shape or out.dtype != spec.dtype):
+            raise ValueError(
+                f"out= has shape {list(out.shape)} and dtype {out.dtype}, "
+                f"but what is read has {list(shape)} and {spec.dtype}"
+            )
+        target = _Target(spec, read.index, out, shape)
+        self._targets.append(target)
+        if is_small(leaf) and not self._exact:
+            target.path = read.path
+            self.generous = self.generous or shape != leaf.spec.shape
+            self.want_whole(read.path, leaf)
+            return
+        if not len(leaf.extents.start) and out is None:
+            target.value = full(LeafSpec(shape, spec.dtype, fill_value=spec.fill_value))
+            return
+        usable = out is not None and out.is_contiguous() and not out.is_conj() and not out.is_neg()
+        target.value = out.detach() if usable and out is not None else torch.empty(shape, dtype=spec.dtype)
+        ranges = byte_ranges(spec.shape, spec.dtype.itemsize, read.index)
+        if len(ranges):
+            self.wants.append(Want(read.path, leaf, ranges, _memory(target.value)))
+            self._want_tips(read.path, leaf)
+
+    def want_whole(self, path: Path, leaf: Leaf) -> None:
+        """Have a small leaf whole, if it is not yet."""
+        if path in self._wholes:
+            return
+        kept = self.view.kept(path)
+        if kept is not None:
+            self._wholes[path] = _Whole(leaf, kept)
+            return
+        value = torch.empty(leaf.spec.shape, dtype=leaf.spec.dtype)
+        self._wholes[path] = _Whole(leaf, value, True)
+        self.wants.append(Want(path, leaf, np.array([[0, leaf.spec.nbytes]]), _memory(value)))
+
+    def _want_tips(self, path: Path, leaf: Leaf) -> None:
+        expected = self.view.tip(path)
+        if expected is None or path in self._tips:
+            return
+        ranges: Ints = np.array(tip_ranges(leaf.spec.nbytes), np.int64)
+        data = np.empty(int((ranges[:, 1] - ranges[:, 0]).sum()), np.uint8)
+        assert len(data) <= 3 * TIP
+        self._tips[path] = _Tips(path, expected, data)
+        self.wants.append(Want(path, leaf, ranges, memoryview(data)))  # type: ignore[arg-type]
+
+    def rounds(self, *, all_sums: bool = False) -> Rounds:
+        """What to ask for."""
+        return self.view.fetcher().rounds(self.wants, all_sums=all_sums)
+
+    def results(self) -> list[Tensor]:
+        """The values, once every round was answered."""
+        view = self.view
+        for tips in self._tips.values():
+            found = crc32c(tips.data)
+            if found != tips.expected:
+                raise CorruptStoreError(
+                    f"{view.url}: leaf {path_text(tips.path)} holds other data than was committed "
+                    f"(crc32c of its tips is {found:08x}, expected {tips.expected:08x})",
+                    url=view.url,
+                    hint="upload it again: its files are of different saves",
+                )
+            view.tip_is_right(tips.path)
+        for path, whole in self._wholes.items():
+            if whole.fetched:
+                _repair_bools(whole.value)
+                view.keep(path, whole.leaf, whole.value)
+        return [self._result(target) for target in self._targets]
+
+    def _result(self, target: _Target) -> Tensor:
+        if target.path is not None:
+            return gather(self._wholes[target.path].value, target.index, target.out)
+        value = target.value
+        assert value is not None
+        _repair_bools(value)
+        if target.out is None:
+            return value
+        if value.data_ptr() != target.out.data_ptr() or not target.out.is_contiguous():
+            target.out.detach().copy_(value)
+        return target.out
+
+
+def _memory(value: Tensor) -> memoryview:
+    return memoryview(value.reshape(-1).view(torch.uint8).numpy())
+
+
+def _repair_bools(value: Tensor) -> None:
+    if value.dtype is torch.bool:
+        value.view(torch.uint8).clamp_(max=1)  # a bool of any other byte breaks torch
