@@ -30,8 +30,7 @@ ROWS: list[str] = [
     "engine localengine files holes checksums manifest objects session together",
     "hookspecs",
     "registry",
-    "builtin/ bytestore bytestore_commit bytestore_directory bytestore_read bytestore_table bytestore_tidy "
-    "bytestore_view bytestore_write together",
+    "builtin/ bytestore/ together",
     "io/ together",
     "ops/ parallel/",
     "container/",

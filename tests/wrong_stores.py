@@ -19,7 +19,7 @@ from tdstore.header import Header
 from tdstore.store import Cap, Store
 from tdstore.testing import StoreTests
 from tdstore.types import Read
-from tests.throwaway_bytestore import ByteStore
+from tests.wrong_bytestore import ByteStore
 
 _count = itertools.count()
 

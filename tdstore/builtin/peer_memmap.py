@@ -54,7 +54,7 @@ def read_peer(root: int, url: str) -> tuple[Header, list[LeafFile]]:
         CorruptStoreError: damaged, or a folder that is named is missing.
         UntrustedDataError: a value is pickled. UnsupportedError: a strided nested tensor.
     """
-    reader = _Reader(url)
+    reader = PeerReader(url)
     with files.Tree(root) as tree:
         reader.tree = tree
         todo: list[tuple[Path, FileParts]] = [((), ())]
@@ -65,7 +65,7 @@ def read_peer(root: int, url: str) -> tuple[Header, list[LeafFile]]:
     return Header(reader.groups), reader.leaves
 
 
-class _Reader:
+class PeerReader:
     tree: files.Tree
 
     def __init__(self, url: str) -> None:

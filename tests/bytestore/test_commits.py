@@ -396,7 +396,7 @@ def test_collect_removes_what_killed_writers_left(engine):
 
 
 def test_a_slow_writer_whose_objects_were_collected_is_told(engine, monkeypatch):
-    monkeypatch.setattr("tdstore.bytestore_commit.LONG_UPLOAD", 0.0)
+    monkeypatch.setattr("tdstore.bytestore.commit.LONG_UPLOAD", 0.0)
     slow = open_objects(engine, mode="r+", buffer_bytes=10)
     put_row(slow, 100)
     time.sleep(0.01)

@@ -121,7 +121,7 @@ def test_damage_to_a_directory(ours):
 
 
 def test_whole_blocks_for_scattered_rows_do_not_fill_the_memory(ours, monkeypatch):
-    monkeypatch.setattr("tdstore.bytestore_read.ROUND", 8 << 20)
+    monkeypatch.setattr("tdstore.bytestore.read.ROUND", 8 << 20)
     engine = MemoryEngine(ours)
     store = open_objects(engine, verify="full")
     rows = torch.arange(0, 5000, 500)

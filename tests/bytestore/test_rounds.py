@@ -82,7 +82,7 @@ def test_whole_leaves_are_one_round(engine):
 
 
 def test_checksums_too_many_to_fetch_ahead_come_with_the_rows(engine, monkeypatch):
-    monkeypatch.setattr("tdstore.bytestore_view.AHEAD", 0)
+    monkeypatch.setattr("tdstore.bytestore.view.AHEAD", 0)
     store = open_objects(engine)
     engine.reset()
     got = store.read([Read(("obs",), (torch.tensor([5, 1000]),))])
@@ -92,7 +92,7 @@ def test_checksums_too_many_to_fetch_ahead_come_with_the_rows(engine, monkeypatc
 
 
 def test_more_than_fits_into_memory_at_once_comes_in_several_rounds(engine, monkeypatch):
-    monkeypatch.setattr("tdstore.bytestore_read.ROUND", 1 << 20)
+    monkeypatch.setattr("tdstore.bytestore.read.ROUND", 1 << 20)
     store = open_objects(engine)
     engine.reset()
     assert equal(contents(store), LEAVES)

@@ -16,9 +16,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tdstore import bytestore_tidy
 from tdstore.bytestore import open_objects
-from tdstore.bytestore_table import NOTHING, Extents, coalesce, locate, overlay, select
+from tdstore.bytestore import tidy as bytestore_tidy
+from tdstore.bytestore.table import NOTHING, Extents, coalesce, locate, overlay, select
 from tdstore.header import Header
 from tdstore.manifest import NAME
 from tdstore.testing.samples import assign, pick, same, sample, store_indices
@@ -172,8 +172,8 @@ def crowding(monkeypatch):
         monkeypatch.setattr(bytestore_tidy, name, 2)
     monkeypatch.setattr(bytestore_tidy, "SMALL_LEAF", 50)
     monkeypatch.setattr(bytestore_tidy, "WINDOW", 40)
-    monkeypatch.setattr("tdstore.bytestore_view.SMALL_LEAF", 30)
-    monkeypatch.setattr("tdstore.bytestore_table.SMALL_GRAIN", 16)
+    monkeypatch.setattr("tdstore.bytestore.view.SMALL_LEAF", 30)
+    monkeypatch.setattr("tdstore.bytestore.table.SMALL_GRAIN", 16)
 
 
 def test_any_sequence_of_calls(crowding):

@@ -77,7 +77,8 @@ def locate(extents: Extents, ranges: Ints) -> Parts:
 def spread(first: Ints, count: Ints) -> Ints:
     """`first[i], first[i] + 1, ...`, `count[i]` of them, one after the other."""
     total = int(count.sum())
-    return np.arange(total) + np.repeat(first - (np.cumsum(count) - count), count)
+    found: Ints = np.arange(total) + np.repeat(first - (np.cumsum(count) - count), count)
+    return found
 
 
 def overlay(old: Extents, new: Extents) -> Extents:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tdstore.builtin.memmap_layout import LeafFile
-from tdstore.builtin.peer_memmap import INNER, MAX_META, META, PICKLES, _Reader, peer_name
-from tdstore.bytestore_table import NOTHING, UNCHECKED, Extents, Leaf, Pieces, StoredObject, Table
+from tdstore.builtin.peer_memmap import INNER, MAX_META, META, PICKLES, PeerReader, peer_name
+from tdstore.bytestore.table import NOTHING, UNCHECKED, Extents, Leaf, Pieces, StoredObject, Table
 from tdstore.checksums import BLOCK
 from tdstore.engine import Engine, EngineCap
 from tdstore.errors import CorruptStoreError, StoreNotFoundError
@@ -74,7 +74,7 @@ def _table(files: Iterable[LeafFile]) -> Table:
     return table
 
 
-class _PeerReader(_Reader):
+class _PeerReader(PeerReader):
     """Reads `meta.json` files over an engine instead of below a folder."""
 
     def __init__(self, engine: Engine, url: str, root: bytes) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from tdstore.bytestore_table import (
+from tdstore.bytestore.table import (
     PER_BLOCK,
     Bytes,
     Extents,

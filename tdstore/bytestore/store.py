@@ -15,13 +15,13 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from tdstore.bytestore_commit import NOTHING_THERE, Publisher, Seen, generation_of
-from tdstore.bytestore_directory import Uploaded, read_uploaded
-from tdstore.bytestore_read import Check, Want, drive
-from tdstore.bytestore_table import Leaf, Table, check_fills, fill_bytes, to_document
-from tdstore.bytestore_tidy import crowded, wasteful
-from tdstore.bytestore_view import View
-from tdstore.bytestore_write import Buffer, Names, pack, placed, portions, store_in_memory
+from tdstore.bytestore.commit import NOTHING_THERE, Publisher, Seen, generation_of
+from tdstore.bytestore.directory import Uploaded, read_uploaded
+from tdstore.bytestore.read import Check, Want, drive
+from tdstore.bytestore.table import Leaf, Table, check_fills, fill_bytes, to_document
+from tdstore.bytestore.tidy import crowded, wasteful
+from tdstore.bytestore.view import View
+from tdstore.bytestore.write import Buffer, Names, pack, placed, portions, store_in_memory
 from tdstore.engine import Blob, Engine, EngineCap
 from tdstore.errors import (
     ConflictError,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tdstore.builtin.resident import full
-from tdstore.bytestore_read import Check, Fetcher, Rounds, Want, drive
-from tdstore.bytestore_table import Bytes, Leaf, Table
+from tdstore.bytestore.read import Check, Fetcher, Rounds, Want, drive
+from tdstore.bytestore.table import Bytes, Leaf, Table
 from tdstore.checksums import TIP, crc32c, tip_ranges
 from tdstore.engine import Engine
 from tdstore.errors import CorruptStoreError, StoreError
@@ -298,7 +298,7 @@ class _Job:
 
 
 def _memory(value: Tensor) -> memoryview:
-    return memoryview(value.reshape(-1).view(torch.uint8).numpy())
+    return value.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _repair_bools(value: Tensor) -> None:

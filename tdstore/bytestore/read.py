@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tdstore.bytestore_table import PER_BLOCK, UNCHECKED, Bytes, Extents, Leaf, Table, fill_bytes, locate, spread
+from tdstore.bytestore.table import PER_BLOCK, UNCHECKED, Bytes, Extents, Leaf, Table, fill_bytes, locate, spread
 from tdstore.checksums import crc32c
 from tdstore.engine import Buffer, Engine
 from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError
@@ -354,7 +354,7 @@ class _Job:
         crc = np.fromiter(found, np.uint32, len(keys))
         wrong = keys[crc != self._expected(keys)]
         if not len(wrong):
-            return wrong
+            return np.asarray(wrong)
         bad = np.isin(every, wrong)
         part, grain = parts[bad], grains[bad]
         self.bad_part = part

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tdstore.bytestore_table import Extents, Leaf, Table, coalesce
+from tdstore.bytestore.table import Extents, Leaf, Table, coalesce
 from tdstore.ranges import Ints
 from tdstore.types import Path
 
