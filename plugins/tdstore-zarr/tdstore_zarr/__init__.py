@@ -1,0 +1,23 @@
+"""zarr v3 storage for tdstore: groups are nested TensorDicts, arrays are leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tdstore.hookspecs import Backend, hookimpl
+from tdstore.store import Cap
+
+
+@hookimpl
+def tdstore_backends() -> Iterable[Backend]:
+    """Declare `zarr`; its libraries are imported when a store is first opened."""
+    yield Backend(
+        name="zarr",
+        opener="tdstore_zarr.store:open_zarr",
+        summary="zarr v3 groups: a folder, a zip file, memory, or any URL",
+        caps=Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ,
+        schemes=("zarr",),
+        suffixes=(".zarr", ".zarr.zip"),
+        markers=("zarr.json",),
+        install="pip install ./plugins/tdstore-zarr   # from a clone of tdstore",
+    )

@@ -1,0 +1,184 @@
+"""Stores of other programs: zarr-python, xarray, tensorstore, the tensordict package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tdstore.engine import Engine, EngineCap
+from tdstore.errors import CorruptStoreError, StoreNotFoundError, UntrustedDataError
+from tdstore.header import MAX_DEPTH, Group, Header
+from tdstore.ranges import Range
+from tdstore.types import Path, path_text
+from tdstore.values import encode_value
+from tdstore_zarr.arrays import parse_array
+from tdstore_zarr.document import MAX_NODES, NAME, PEER, PEER_VALUE, Document
+from tdstore_zarr.leaf import UNKNOWN, Leaf, Stored
+from tdstore_zarr.names import decode_nodes
+from tdstore_zarr.place import Place
+
+MAX_NODE_BYTES = 16 << 20
+MAX_VALUE = 64 << 20
+FREE = 64 << 20
+"""Bytes that a leaf may declare without any of them being stored."""
+RATIO = 1100
+
+
+class Foreign:
+    """What another program's store holds."""
+
+    def __init__(self, place: Place, document: Document, *, trust: bool) -> None:
+        self.place = place
+        self.url = place.url
+        self.document = document
+        self.trust = trust
+        self.values: dict[Path, Leaf] = {}
+        """Arrays that are values, not leaves (the tensordict package's)."""
+        self.paths: dict[str, Path] = {}
+
+    def load(self) -> None:
+        """Find all nodes, and what was written of each array, and put them into the document."""
+        engine, document = self.place.engine, self.document
+        sizes: dict[str, int] | None = None
+        if EngineCap.LIST in engine.can:
+            sizes = {}
+            for entry in engine.list():
+                sizes[entry.key] = entry.size
+        if not document.consolidated or (self.place.local and sizes is not None):
+            # Who adds an array with zarr-python leaves the consolidated metadata stale. Looking is cheap here.
+            if sizes is None:
+                raise self.place.needs_list() or StoreNotFoundError(f"{self.url} cannot be listed", url=self.url)
+            document.metadata = self._nodes(engine, sizes)
+        if len(document.metadata) > MAX_NODES:
+            raise CorruptStoreError(f"{self.url} has more than {MAX_NODES} nodes", url=self.url)
+        self.paths = decode_nodes(document.metadata)
+        chunks = None if sizes is None else _by_node(sizes, document.metadata)
+        for node, data in document.metadata.items():
+            self._add(node, data, None if chunks is None else chunks.get(node, {}))
+
+    def _nodes(self, engine: Engine, sizes: dict[str, int]) -> dict[str, Any]:
+        keys = sorted(key for key in sizes if key.endswith("/" + NAME))
+        if len(keys) > MAX_NODES:
+            raise CorruptStoreError(f"{self.url} has more than {MAX_NODES} nodes", url=self.url)
+        for key in keys:
+            if sizes[key] > MAX_NODE_BYTES:
+                raise CorruptStoreError(f"{engine.where(key)} has {sizes[key]} bytes, too many", url=self.url)
+        found = {}
+        for key, data in zip(keys, engine.get_ranges([Range(key, 0, sizes[key]) for key in keys]), strict=True):
+            try:
+                found[key[: -len(NAME) - 1]] = msgspec.json.decode(bytes(data))
+            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+                raise CorruptStoreError(f"{engine.where(key)} is not readable: {error}", url=self.url) from error
+        return found
+
+    def _add(self, node: str, data: Any, chunks: dict[str, int] | None) -> None:
+        path = self.paths[node]
+        if len(path) > MAX_DEPTH:
+            raise CorruptStoreError(f"{self.url}: {path_text(path)[:60]}... is nested too deep", url=self.url)
+        kind = data.get("node_type") if isinstance(data, dict) else None
+        if kind == "group":
+            self.document.groups[path] = node
+            return
+        if kind != "array":
+            raise CorruptStoreError(f"{self.url}: {path_text(path)} is neither a group nor an array", url=self.url)
+        meta = parse_array(data, path_text(path), self.url, trust=self.trust)
+        leaf = Leaf(path, node, meta, complete=chunks is not None)
+        for key, size in (chunks or {}).items():
+            number = meta.number_of(key)
+            if number is not None:
+                leaf.objects[number] = Stored(size, UNKNOWN)
+        if PEER_VALUE in meta.attributes:
+            self.values[path] = leaf
+            return
+        self._check_believable(leaf)
+        self.document.leaves[path] = leaf
+        for depth in range(1, len(path)):
+            self.document.groups.setdefault(path[:depth], "/".join(node.split("/")[:depth]))
+
+    def _check_believable(self, leaf: Leaf) -> None:
+        """Refuse leaves that declare far more than is on the medium."""
+        if self.trust or not leaf.complete:
+            return
+        stored, declared = leaf.stored, leaf.spec.nbytes
+        chunk = leaf.cut.nbytes
+        largest = max((o.size for o in leaf.objects.values()), default=0)
+        if declared > max(FREE, RATIO * stored) or (leaf.objects and chunk > max(FREE, RATIO * largest)):
+            raise CorruptStoreError(
+                f"{self.url}: {path_text(leaf.path)} declares {declared} bytes in chunks of {chunk}, "
+                f"of which {stored} are stored",
+                url=self.url,
+                hint="if you trust the store, open it with trust='zarr'",
+            )
+
+    def header(self, read: Callable[[Leaf], Any]) -> Header:
+        """A header: keys as the store lists them, batch sizes where the tensordict package left them."""
+        keys: dict[Path, dict[str, None]] = {(): {}}
+        for path in [*self.document.groups, *self.document.leaves, *self.values]:
+            for depth in range(len(path)):
+                keys.setdefault(path[:depth], {})[path[depth]] = None
+            if path in self.document.groups:
+                keys.setdefault(path, {})
+        values: dict[Path, dict[str, Any]] = {}
+        for path, leaf in self.values.items():
+            values.setdefault(path[:-1], {})[path[-1]] = {"data": self._value(leaf, read)}
+        groups = {}
+        for path in sorted(keys, key=len):
+            attributes = self.document.attributes
+            if path:
+                data = self.document.metadata.get(self.document.groups.get(path, ""), {})
+                attributes = data.get("attributes", {}) if isinstance(data, dict) else {}
+            groups[path] = Group(_batch_size(attributes), keys=tuple(sorted(keys[path])), values=values.get(path, {}))
+        return Header(groups)
+
+    def _value(self, leaf: Leaf, read: Callable[[Leaf], Any]) -> Any:
+        where = f"{self.url}: the value {path_text(leaf.path)}"
+        how = leaf.meta.attributes[PEER_VALUE]
+        encoding = how.get("encoding") if isinstance(how, dict) else how
+        if encoding != "json":
+            raise UntrustedDataError(
+                f"{where} is encoded as {encoding!r}, and reading it would run code",
+                url=self.url,
+                hint="save it again with values that are plain data, or delete it: "
+                f"zarr.open_group(store, mode='r+').__delitem__({leaf.node!r})",
+            )
+        if leaf.spec.nbytes > MAX_VALUE or leaf.meta.data_type != "uint8":
+            raise CorruptStoreError(f"{where} is not JSON of a sensible size", url=self.url)
+        try:
+            return encode_value(msgspec.json.decode(np.ascontiguousarray(read(leaf)).tobytes()))
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError, TypeError) as error:
+            raise CorruptStoreError(f"{where} is not readable: {error}", url=self.url) from error
+
+
+def _batch_size(attributes: Any) -> tuple[int, ...] | None:
+    noted = attributes.get(PEER) if isinstance(attributes, dict) else None
+    sizes = noted.get("batch_size") if isinstance(noted, dict) else None
+    if isinstance(sizes, list) and all(type(n) is int and n >= 0 for n in sizes):
+        return tuple(sizes)
+    return None
+
+
+def _by_node(sizes: dict[str, int], nodes: Iterable[str]) -> dict[str, dict[str, int]]:
+    """The objects of each array, by their key below it."""
+    found: dict[str, dict[str, int]] = {node: {} for node in nodes}
+    for key, size in sizes.items():
+        end = key.rfind("/")
+        while end > 0:
+            mine = found.get(key[:end])
+            if mine is not None:
+                mine[key[end + 1 :]] = size
+                break
+            end = key.rfind("/", 0, end)
+    return found
+
+
+def relist(engine: Engine, leaf: Leaf) -> None:
+    """Take a leaf's objects as they are on the medium, whatever the manifest says."""
+    start = f"{leaf.node}/"
+    leaf.objects.clear()
+    for entry in engine.list(start):
+        number = leaf.meta.number_of(entry.key[len(start) :])
+        if number is not None:
+            leaf.objects[number] = Stored(entry.size, UNKNOWN)

@@ -1,0 +1,90 @@
+"""Keys as names of zarr nodes, one folder of siblings at a time: reversible, and apart where case is ignored."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from tdstore.errors import OptionError
+from tdstore.keys import decode_file_name, encode_file_name, encode_names, fold
+from tdstore.types import Path, path_text
+
+# Names that zarr gives a meaning, and those that begin like them; zarr reserves two underscores for itself.
+_RESERVED = re.compile(r"__|zarr\.json\Z|\.z(group|array|attrs|metadata)\Z", re.IGNORECASE)
+
+
+class Names:
+    """Which node each leaf and group is, and which key a node's name stands for."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[Path, str] = {(): ""}
+        self._taken: dict[str, dict[str, str]] = {}
+        """Parent node -> names of its children, by their folded form."""
+
+    def node(self, path: Path) -> str:
+        """The node of a path; names it, and the groups above it, where they have no name yet.
+
+        Raises:
+            OptionError: a key that no medium can hold.
+        """
+        known = self.nodes.get(path)
+        if known is not None:
+            return known
+        parent = self.node(path[:-1])
+        siblings = self._taken.setdefault(parent, {})
+        key = path[-1]
+        try:
+            name = encode_file_name(key)
+            if fold(name) in siblings:
+                name = encode_names([key], taken=siblings.values())[key]
+            if _RESERVED.match(name):
+                name = f"%{ord(name[0]):02X}{name[1:]}"
+        except ValueError as error:
+            raise OptionError(f"{path_text(path)} cannot be the name of a zarr node: {error}") from None
+        node = f"{parent}/{name}" if parent else name
+        self.put(path, node)
+        return node
+
+    def put(self, path: Path, node: str) -> None:
+        """Take in a node that is there."""
+        parent, _, name = node.rpartition("/")
+        self.nodes[path] = node
+        if node:
+            self._taken.setdefault(parent, {})[fold(name)] = name
+
+    def drop(self, path: Path) -> None:
+        """Forget a node that is gone."""
+        node = self.nodes.pop(path, None)
+        if node:
+            parent, _, name = node.rpartition("/")
+            self._taken.get(parent, {}).pop(fold(name), None)
+
+
+def decode_nodes(nodes: Iterable[str]) -> dict[str, Path]:
+    """Paths of another program's nodes (`a/b` is the path of a and b), each once.
+
+    A name that our codec never writes is its own key.
+    """
+    found: dict[str, Path] = {"": ()}
+    taken: set[Path] = {()}
+    for node in sorted(nodes, key=lambda n: (n.count("/"), n)):
+        if not node:
+            continue
+        parent, _, name = node.rpartition("/")
+        above = found.get(parent)
+        if above is None:
+            above = tuple(parent.split("/"))
+        path = (*above, _key(name))
+        if path in taken:
+            path = (*above, name)
+        taken.add(path)
+        found[node] = path
+    return found
+
+
+def _key(name: str) -> str:
+    try:
+        key = decode_file_name(name)
+        return key if Names().node((key,)) == name else name
+    except (ValueError, OptionError):
+        return name

@@ -1,0 +1,234 @@
+"""A store behind an engine: an object store, memory. No rename there, and zarr gives every chunk a fixed name.
+
+What makes commits atomic all the same:
+
+* A new store is written under chunk keys that the one before it does not use (zarr allows four spellings:
+  `c/0/1`, `c.0.1`, `0.1`, `0/1`), and the root's `zarr.json`, whose consolidated metadata says which, is put
+  last, on the condition that it is still the one that was read. Then the old chunks go.
+* Who builds a store holds the object `tdstore.claim`, so that two builders do not write the same keys.
+* In place, the root is marked first, on the same condition, and a crash leaves the mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from tdstore.engine import Engine, EngineCap
+from tdstore.errors import (
+    ConflictError,
+    CorruptStoreError,
+    StoreBusyError,
+    StoreError,
+    StoreExistsError,
+    StoreNotFoundError,
+    UnsupportedError,
+)
+from tdstore.types import Path
+from tdstore_zarr.arrays import KEY_ENCODINGS, ArrayMeta, parse_array
+from tdstore_zarr.document import MAX_ROOT, NAME, Document, Mark, decode_root, mark_now
+from tdstore_zarr.leaf import Leaf
+from tdstore_zarr.place import Place
+
+CLAIM = "tdstore.claim"
+
+
+class ObjectPlace(Place):
+    """Objects below one URL."""
+
+    def __init__(self, engine: Engine, url: str) -> None:
+        self.engine = engine
+        self.url = url
+        self._tag: str | None = None
+        self._exclusive = False
+        self._claimed = False
+        self._there = False
+        """Whether a root was there when this store was begun."""
+        self._old: dict[str, ArrayMeta] = {}
+        """Metadata of the arrays that a new store replaces."""
+        self._groups: list[str] = []
+        self._leaves: dict[Path, Leaf] = {}
+        self._written: Callable[[], Iterable[str]] = tuple
+
+    @classmethod
+    def existing(cls, engine: Engine, url: str) -> ObjectPlace:
+        """A store that is there."""
+        return cls(engine, url)
+
+    @classmethod
+    def new(cls, engine: Engine, url: str, *, exclusive: bool, take_over: bool) -> ObjectPlace:
+        """Begin a new store.
+
+        Raises:
+            StoreExistsError: `exclusive`, and one is there. StoreBusyError: somebody else is building one.
+        """
+        place = cls(engine, url)
+        if EngineCap.WRITE not in engine.can:
+            raise engine.unsupported(EngineCap.WRITE)
+        place.published = False
+        place._exclusive = exclusive
+        place._claim(take_over)
+        try:
+            place._look()
+        except BaseException:
+            place.close()
+            raise
+        return place
+
+    def wrote(self, keys: Callable[[], Iterable[str]]) -> None:
+        """Say how to learn what was put so far: it goes again when the store is given up."""
+        self._written = keys
+
+    @property
+    def _conditional(self) -> bool:
+        return EngineCap.CONDITIONAL in self.engine.can
+
+    def _claim(self, take_over: bool) -> None:
+        data = msgspec.json.encode(mark_now([]))
+        try:
+            self.engine.put(CLAIM, data, if_absent=self._conditional)
+        except ConflictError:
+            mark = self._claimant()
+            if mark is not None and not take_over and not mark.is_dead():
+                raise StoreBusyError(
+                    f"{self.url} is being written by {mark.who}",
+                    url=self.url,
+                    hint=f"if that writer is dead, pass recover='accept', or delete the object {CLAIM!r}",
+                ) from None
+            self.engine.put(CLAIM, data)
+        self._claimed = True
+
+    def _claimant(self) -> Mark | None:
+        try:
+            return msgspec.json.decode(bytes(self.engine.get(CLAIM, 1 << 20).data), type=Mark)
+        except (StoreNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def _look(self) -> None:
+        """Find what is there, and keys that it does not use."""
+        try:
+            blob = self.engine.get(NAME, MAX_ROOT)
+        except StoreNotFoundError:
+            return
+        self._there, self._tag = True, blob.tag
+        if self._exclusive:
+            raise StoreExistsError(
+                f"{self.url} exists", url=self.url, hint="mode='w' replaces it, mode='r+' changes it"
+            )
+        try:
+            self._old = self._arrays(bytes(blob.data))
+        except (CorruptStoreError, UnsupportedError) as error:
+            raise StoreExistsError(
+                f"{self.url} holds something that cannot be told from other data: {error.message}",
+                url=self.url,
+                hint="nothing was deleted; remove it yourself if it is of no use",
+            ) from error
+        used = {meta.keys for meta in self._old.values()}
+        free = [keys for keys in KEY_ENCODINGS if keys not in used]
+        if not free:
+            raise StoreExistsError(
+                f"{self.url} uses every spelling of chunk keys; it cannot be replaced in one step",
+                url=self.url,
+                hint="delete it first, or choose another name",
+            )
+        self.keys = free[0]
+
+    def _arrays(self, data: bytes) -> dict[str, ArrayMeta]:
+        document = decode_root(data, url=self.url)
+        nodes = document.metadata
+        if not document.consolidated and EngineCap.LIST in self.engine.can:
+            keys = [e.key for e in self.engine.list() if e.key.endswith("/" + NAME)]
+            nodes = {key[: -len(NAME) - 1]: msgspec.json.decode(bytes(self.engine.get(key).data)) for key in keys}
+        arrays = {n: d for n, d in nodes.items() if isinstance(d, dict) and d.get("node_type") == "array"}
+        self._groups = [node for node in nodes if node not in arrays]
+        self._leaves = document.leaves
+        return {node: parse_array(d, repr(node), self.url, trust=True) for node, d in arrays.items()}
+
+    # -- the root --------------------------------------------------------------------------
+    def read_root(self) -> bytes:
+        try:
+            blob = self.engine.get(NAME, MAX_ROOT)
+        except StoreNotFoundError:
+            raise StoreNotFoundError(f"{self.url} holds no zarr v3 group: there is no {NAME}", url=self.url) from None
+        self._tag = blob.tag
+        return bytes(blob.data)
+
+    def take(self) -> None:
+        if EngineCap.WRITE not in self.engine.can:
+            raise self.engine.unsupported(EngineCap.WRITE)
+
+    def put_root(self, data: bytes, *, sync: bool) -> None:
+        self._put(data)
+
+    def _put(self, data: bytes, *, absent: bool = False) -> None:
+        conditional = self._conditional
+        try:
+            if conditional and absent:
+                self._tag = self.engine.put(NAME, data, if_absent=True)
+            elif conditional and self._tag is not None:
+                self._tag = self.engine.put(NAME, data, if_match=self._tag)
+            else:
+                self._tag = self.engine.put(NAME, data)
+        except ConflictError as error:
+            if self._is_ours(data):
+                return  # the put went through and its answer was lost
+            raise StoreBusyError(
+                f"{self.url} was changed by another writer since it was opened here",
+                url=self.url,
+                hint="nothing of this commit is visible; open it again",
+            ) from error
+
+    def _is_ours(self, data: bytes) -> bool:
+        try:
+            blob = self.engine.get(NAME, MAX_ROOT)
+        except StoreError:
+            return False
+        if bytes(blob.data) != data:
+            return False
+        self._tag = blob.tag
+        return True
+
+    def publish(self, data: bytes, *, sync: bool) -> None:
+        try:
+            self._put(data, absent=not self._there)
+        except StoreBusyError as error:
+            if self._exclusive:
+                raise StoreExistsError(f"{self.url} exists by now", url=self.url) from error
+            raise
+        self.published = True
+
+    def settled(self, document: Document) -> None:
+        """Remove what the store before this one left, and the claim."""
+        if not self._claimed:
+            return
+        gone: list[str] = []
+        new = {leaf.node: leaf.meta.keys for leaf in document.leaves.values()}
+        for node, meta in self._old.items():
+            if new.get(node) != meta.keys:
+                gone += self._chunk_keys(node, meta)
+            if node not in document.metadata:
+                gone.append(f"{node}/{NAME}")
+        gone += [f"{node}/{NAME}" for node in self._groups if node and node not in document.metadata]
+        self._old = {}
+        self.engine.delete([*gone, CLAIM])
+        self._claimed = False
+
+    def _chunk_keys(self, node: str, meta: ArrayMeta) -> list[str]:
+        known = next((leaf for leaf in self._leaves.values() if leaf.node == node), None)
+        if known is not None:
+            return [known.key(number) for number in known.objects]
+        if EngineCap.LIST not in self.engine.can:
+            return []
+        start = f"{node}/" if node else ""
+        return [e.key for e in self.engine.list(start) if meta.number_of(e.key[len(start) :]) is not None]
+
+    def close(self) -> None:
+        if self._claimed:
+            self._claimed = False
+            try:
+                self.engine.delete([*self._written(), CLAIM])
+            finally:
+                self.engine.close()
+            return
+        self.engine.close()

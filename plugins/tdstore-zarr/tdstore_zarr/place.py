@@ -1,0 +1,105 @@
+"""Where a store is: how its root is read, replaced and published, and who may write.
+
+`FolderPlace` (in `folderplace`) has locks and renames, `ObjectPlace` (in `objectplace`) conditional puts.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+from tdstore.engine import Engine, EngineCap
+from tdstore.errors import DirtyStoreError, UnsupportedError
+from tdstore_zarr.document import NAME, Document, Mark
+
+
+class Place(ABC):
+    """One location, opened."""
+
+    url: str
+    engine: Engine
+    local: bool = False
+    """Whether a request costs microseconds."""
+    published: bool = True
+    """False until a new store is committed for the first time: nobody sees it."""
+    keys: tuple[str, str] = ("default", "/")
+    """How keys of new chunks are encoded."""
+
+    @abstractmethod
+    def read_root(self) -> bytes:
+        """The root's `zarr.json`; remembers which version it was.
+
+        Raises:
+            StoreNotFoundError: there is none.
+        """
+
+    @abstractmethod
+    def take(self) -> None:
+        """Become the one writer, in place.
+
+        Raises:
+            StoreBusyError: somebody else is, or has been since the root was read.
+        """
+
+    @abstractmethod
+    def put_root(self, data: bytes, *, sync: bool) -> None:
+        """Replace the root's `zarr.json`, in place."""
+
+    @abstractmethod
+    def publish(self, data: bytes, *, sync: bool) -> None:
+        """Commit a new store for the first time: put it in the place of what is there."""
+
+    def release(self) -> None:
+        """Let others write: what was begun is committed."""
+
+    def settled(self, document: Document) -> None:
+        """Called after a commit: what the store before this one left can go."""
+
+    def sync(self) -> None:
+        """Wait until all that was put is on the medium."""
+
+    def writer(self, mark: Mark) -> str | None:
+        """Who holds a store that is marked; None when the writer is dead, or on another machine and may be."""
+        return mark.who if mark.is_here() and not mark.is_dead() else None
+
+    def changed(self) -> str | None:
+        """What happened to the store since its root was read, where that can be told for free."""
+        return None
+
+    def remove(self, node: str, keys: Iterable[str]) -> None:
+        """Remove a node, whose objects have these keys."""
+        self.engine.delete([*keys, f"{node}/{NAME}"])
+
+    def move(self, old: str, new: str, keys: Iterable[str]) -> None:
+        """Move a node and its objects."""
+        moved = list(keys)
+        for key in moved:
+            self.engine.put(new + key[len(old) :], self.engine.get(key).data)
+        self.engine.delete([*moved, f"{old}/{NAME}"])
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go; what was not published vanishes."""
+
+    def needs_list(self) -> UnsupportedError | None:
+        """The error for a store that can only be opened where objects can be listed, if they cannot."""
+        if EngineCap.LIST in self.engine.can:
+            return None
+        return UnsupportedError(
+            f"{self.url} has no consolidated metadata, and its objects cannot be listed",
+            url=self.url,
+            hint="zarr.consolidate_metadata(store) where it can be written, or copy it here",
+        )
+
+
+def dirty(url: str, mark: Mark) -> DirtyStoreError:
+    """The error for a store whose writer ended in the middle."""
+    leaves = tuple(mark.leaves)
+    names = ", ".join(" / ".join(map(repr, leaf)) for leaf in leaves[:5])
+    more = f" and {len(leaves) - 5} more" if len(leaves) > 5 else ""
+    return DirtyStoreError(
+        f"{url}: a writer ({mark.who}) ended while it wrote {names or 'the structure'}{more}",
+        leaves=leaves,
+        url=url,
+        hint="restore it from a copy, or take it as it is with recover='accept'",
+    )

@@ -1,0 +1,73 @@
+"""Change the length of a leaf's first dimension: chunks that are no more go, the last one is filled up."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tdstore.dtypes import from_numpy
+from tdstore.types import LeafSpec
+from tdstore_zarr import layout
+from tdstore_zarr.grid import strides
+from tdstore_zarr.leaf import Leaf
+from tdstore_zarr.session import Session
+
+BLOCK = 32 << 20
+
+
+def resize(session: Session, leaf: Leaf, length: int) -> None:
+    """Set the length; new rows read as the fill value, also after a shrink."""
+    meta = leaf.meta
+    old = meta.shape[0]
+    if length == old:
+        return
+    session.stale_nodes = True
+    if length > 2 * meta.chunks[0] and old <= meta.chunks[0] and meta.pipeline is not None:
+        # Chunks were cut to a leaf that was small: of the long one they would be crumbs.
+        _lay_out_anew(session, leaf, length)
+        return
+    if length < old:
+        _shrink(session, leaf, length)
+    # Objects are numbered with the first dimension outermost: their numbers stay.
+    session.buffers.flush()
+    meta.shape = (length, *meta.shape[1:])
+    leaf.renew()
+
+
+def _shrink(session: Session, leaf: Leaf, length: int) -> None:
+    session.buffers.flush()
+    meta = leaf.meta
+    each, stride = meta.chunks[0], max(1, strides(meta.grid)[0] if 0 not in meta.grid else 1)
+    gone = [number for number in leaf.objects if number // stride * each >= length]
+    session.reader.forget(leaf)
+    session.place.engine.delete([leaf.key(number) for number in gone])
+    for number in gone:
+        del leaf.objects[number]
+    edge = length // each
+    if not length % each or all(number // stride != edge for number in leaf.objects):
+        return
+    stop = min(meta.shape[0], (edge + 1) * each)
+    rows = max(1, BLOCK // max(1, leaf.spec.nbytes // max(1, meta.shape[0])))
+    fill = np.frombuffer(meta.fill, np.dtype(meta.data_type))[0]
+    for start in range(length, stop, rows):
+        end = min(start + rows, stop)
+        value = from_numpy(np.full((end - start, *meta.shape[1:]), fill), meta.dtype)
+        session.write(leaf, (slice(start, end, 1),), value)
+
+
+def _lay_out_anew(session: Session, leaf: Leaf, length: int) -> None:
+    meta, path, node = leaf.meta, leaf.path, leaf.node
+    assert meta.pipeline is not None
+    values = session.read_whole(leaf) if leaf.objects or session.buffers else None
+    compressors = "none" if meta.pipeline.compressor is None else dict(meta.pipeline.compressor)
+    spec = LeafSpec(
+        (length, *meta.shape[1:]), meta.dtype, fill_value=leaf.spec.fill_value,
+        compressors=compressors, checksum=meta.pipeline.crc,
+    )  # fmt: skip
+    fresh = layout.fit(spec, {}, session.url, path, meta.keys)
+    fresh.fill, fresh.attributes = meta.fill, meta.attributes
+    session.unlink(path)
+    session.names.put(path, node)
+    new = Leaf(path, node, fresh)
+    session.add(new)
+    if values is not None and values.size:
+        session.write(new, (slice(0, meta.shape[0], 1),), from_numpy(values, meta.dtype))

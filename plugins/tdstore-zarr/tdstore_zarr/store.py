@@ -1,0 +1,489 @@
+"""The zarr backend: `open_zarr`, and the store that it makes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path as FsPath
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tdstore.dtypes import to_numpy
+from tdstore.engine import Engine
+from tdstore.errors import (
+    CorruptStoreError,
+    KeyNotFoundError,
+    MissingDependencyError,
+    OptionError,
+    ReadOnlyError,
+    StoreBusyError,
+    StoreClosedError,
+    StoreError,
+    StoreExistsError,
+    StoreNotFoundError,
+    UnsupportedError,
+)
+from tdstore.header import Header
+from tdstore.ranges import index_shape
+from tdstore.registry import registry, split_scheme
+from tdstore.rows import last_wins, take
+from tdstore.store import Cap, Store
+from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
+from tdstore_zarr import layout as layouts
+from tdstore_zarr.folderplace import FolderPlace
+from tdstore_zarr.leaf import Leaf
+from tdstore_zarr.memory import MemoryEngine, ZipEngine, memory_engine
+from tdstore_zarr.objectplace import ObjectPlace
+from tdstore_zarr.place import Place
+from tdstore_zarr.reader import Job
+from tdstore_zarr.resizing import resize
+from tdstore_zarr.session import Session
+from tdstore_zarr.zipplace import ZipPlace
+
+Durable = Literal["none", "commit"]
+Verify = Literal["none", "size", "full"]
+
+
+def open_zarr(
+    location: str | os.PathLike[str] | None,
+    *,
+    mode: Mode = "r",
+    durable: Durable = "commit",
+    verify: Verify = "size",
+    recover: Literal["accept"] | None = None,
+    trust: Literal["zarr"] | None = None,
+    lock_timeout: float = 10.0,
+    storage_options: Mapping[str, Any] | None = None,
+    layout: Literal["random", "scan"] | None = None,
+    chunks: int | Sequence[int] | None = None,
+    shards: bool | int | Sequence[int] | None = None,
+    compressors: Any = None,
+    checksum: bool | None = None,
+) -> ZarrStore:
+    """Open a zarr v3 group as a store.
+
+    Args:
+        location: a folder, a `.zip` file, any URL that an engine reaches (`s3://bucket/x.zarr`), or
+            `memory://name`; `zarr://` may stand before each. None is memory that only this store has.
+        mode: "r", "r+", "w", "x" or "a", as `tdstore.Store` says. A zip file is written whole ("w", "x").
+        durable: "commit" waits for the medium at every commit; "none" survives the death of the process only.
+        verify: "size" compares sizes with the manifest (over a wire, as objects are read), "full" all
+            checksums and metadata too, "none" neither.
+        recover: "accept" takes a store as it is that a writer left in the middle, or another program changed.
+        trust: "zarr" believes declared sizes, and lets zarr-python apply any installed codec.
+        lock_timeout: seconds to wait for other writers.
+        storage_options: credentials, endpoint, ... of the engine that reaches a URL.
+        layout: "random" (the default) makes each row of 4 KiB or more a chunk, "scan" chunks of 1 MiB.
+        chunks: shape of a chunk, or of its leading dimensions. Given alone, chunks are not put into shards.
+        shards: shape of a shard, or of its leading dimensions; True picks one, False stores every chunk by itself.
+        compressors: "lz4" (blosc, the default), "zstd", "blosc-zstd", "lz4hc", "gzip", "none", zarr codecs or
+            their metadata, or a list of these.
+        checksum: whether every chunk ends in its crc32c (the default).
+
+    The last five are defaults for new leaves; `LeafSpec.options` go over them.
+
+    Raises:
+        StoreNotFoundError, StoreExistsError: by the mode.
+        StoreBusyError: another writer is at work, or changed the store meanwhile.
+        DirtyStoreError: a writer ended in the middle (`leaves` names where).
+        CorruptStoreError: damaged, or not what its manifest promises.
+        UntrustedDataError: it leads out of its folder, or holds values that only running code could read.
+
+    Example:
+        >>> store = open_zarr("runs/a.zarr", mode="w", compressors="zstd")  # doctest: +SKIP
+    """
+    defaults = {"layout": layout, "chunks": chunks, "shards": shards, "compressors": compressors, "checksum": checksum}
+    arguments: dict[str, Any] = {
+        "durable": durable, "verify": verify, "recover": recover, "trust": trust, "lock_timeout": lock_timeout,
+        "storage_options": storage_options, **defaults,
+    }  # fmt: skip
+    text = "memory://" if location is None else os.fspath(location)
+    for name, value, allowed in (
+        ("mode", mode, MODES),
+        ("durable", durable, ("none", "commit")),
+        ("verify", verify, ("none", "size", "full")),
+        ("recover", recover, (None, "accept")),
+        ("trust", trust, (None, "zarr")),
+    ):
+        if value not in allowed:
+            raise OptionError(f"{text}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", url=text)
+    scheme, rest = split_scheme(text)
+    if scheme == "zarr":
+        text = rest
+        scheme, rest = split_scheme(text)
+    if scheme in ("", "file", "local") and "::" not in text:
+        return _open_local(rest if scheme else text, mode, defaults, arguments)
+    return open_on(_engine(location, text, storage_options), mode=mode, location=text, **arguments)
+
+
+def _engine(location: object, text: str, options: Mapping[str, Any] | None) -> Engine:
+    if location is None:
+        return memory_engine(None)
+    scheme, rest = split_scheme(text)
+    try:
+        return registry().engine(text, options)
+    except MissingDependencyError:
+        if scheme != "memory":
+            raise
+        return memory_engine(rest)
+
+
+def open_on(
+    engine: Engine,
+    *,
+    mode: Mode = "r",
+    location: str | None = None,
+    durable: Durable = "commit",
+    verify: Verify = "size",
+    recover: Literal["accept"] | None = None,
+    trust: Literal["zarr"] | None = None,
+    lock_timeout: float = 10.0,
+    storage_options: Mapping[str, Any] | None = None,
+    **defaults: Any,
+) -> ZarrStore:
+    """Open a zarr group on an engine that is open already; options as `open_zarr`. The store closes the engine."""
+    url = engine.url
+    layouts.check_names(defaults, url)
+    defaults = {k: v for k, v in defaults.items() if v is not None}
+    arguments = {
+        "durable": durable, "verify": verify, "recover": recover, "trust": trust, "lock_timeout": lock_timeout,
+        "storage_options": storage_options, **defaults,
+    }  # fmt: skip
+    place: ObjectPlace
+    if mode in ("r", "r+", "a"):
+        place = ObjectPlace.existing(engine, url)
+        session = _session(place, arguments, writable=mode != "r")
+        try:
+            session.load(verify=verify, accept=recover == "accept")
+            if mode != "r":
+                place.take()
+            return _kind(engine)(session, location, mode, defaults, arguments)
+        except StoreNotFoundError:
+            if mode != "a":
+                engine.close()
+                raise
+        except BaseException:
+            engine.close()
+            raise
+    place = ObjectPlace.new(engine, url, exclusive=mode != "w", take_over=recover == "accept")
+    session = _session(place, arguments, writable=True)
+    place.wrote(session.written_keys)
+    return _kind(engine)(session, location, mode, defaults, arguments)
+
+
+def _kind(engine: Engine) -> type[ZarrStore]:
+    if isinstance(engine, ZipEngine):
+        return ZippedZarrStore
+    return MemoryZarrStore if isinstance(engine, MemoryEngine) else ZarrStore
+
+
+def _session(place: Place, arguments: Mapping[str, Any], *, writable: bool) -> Session:
+    return Session(
+        place,
+        writable=writable,
+        durable=arguments["durable"] == "commit",
+        timeout=arguments["lock_timeout"],
+        trust=arguments["trust"] == "zarr",
+    )
+
+
+def _open_local(text: str, mode: Mode, defaults: dict[str, Any], arguments: dict[str, Any]) -> ZarrStore:
+    if not text:
+        raise OptionError("the 'zarr' backend needs a location", hint="the name of a folder, such as 'data.zarr'")
+    path = os.path.realpath(FsPath(text).expanduser())
+    defaults = {k: v for k, v in defaults.items() if v is not None}
+    timeout = arguments["lock_timeout"]
+    zipped = path.lower().endswith(".zip") or os.path.isfile(path)
+    url = f"zarr://{path}"
+    if mode == "a":
+        there = os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path))
+        mode = "r+" if there else "x"
+    if mode in ("w", "x"):
+        if zipped:
+            place: Place = ZipPlace(path, url, timeout=timeout, exclusive=mode == "x")
+        else:
+            if mode == "x" and os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
+                raise StoreExistsError(f"{url} exists", url=url, hint="mode='w' replaces it, mode='r+' changes it")
+            new = FolderPlace.new(path, url, timeout=timeout, exclusive=mode == "x")
+            place = new
+            try:
+                old = new.check_target()
+            except BaseException:
+                new.close()
+                raise
+            if old >= 0:
+                os.close(old)
+        return ZarrStore(_session(place, arguments, writable=True), path, mode, defaults, arguments)
+    if zipped:
+        if not os.path.lexists(path):
+            raise StoreNotFoundError(f"{url}: there is no such file", url=url)
+        if mode == "r+":
+            raise UnsupportedError(
+                f"{url} is a zip file, which is written whole: it cannot be changed in place",
+                url=url,
+                hint="mode='w' replaces it; or copy it to a folder, change that, and copy it back",
+            )
+        store = open_on(ZipEngine(path, url), mode="r", location=path, **{**arguments, **defaults})
+        store._session.reader.local = True
+        return store
+    for attempt in range(3):
+        folder = FolderPlace.existing(path, url, timeout=timeout, writable=mode == "r+")
+        session = _session(folder, arguments, writable=mode == "r+")
+        try:
+            session.load(verify=arguments["verify"], accept=arguments["recover"] == "accept")
+            return ZarrStore(session, path, mode, defaults, arguments)
+        except (StoreNotFoundError, CorruptStoreError):
+            moved = folder.moved()
+            session.close(discard=True)
+            if not moved or attempt == 2:  # else it was replaced while we looked
+                raise
+        except BaseException:
+            session.close(discard=True)
+            raise
+    raise AssertionError("unreachable")
+
+
+class ZarrStore(Store):
+    """Leaves as the arrays of a zarr v3 group. Made by `open_zarr`."""
+
+    caps = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ
+
+    def __init__(
+        self, session: Session, location: str | None, mode: Mode, layout: dict[str, Any], arguments: dict[str, Any]
+    ) -> None:
+        self.url = session.url
+        self.writable = mode != "r"
+        self._session = session
+        self._location = location
+        self._mode = mode
+        self._layout = layout
+        self._arguments = arguments
+        self._closed = False
+        self._lock = threading.RLock()
+        layouts.check_names(layout, self.url)
+
+    def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
+        """To read: a store has one writer, and that is this one."""
+        session = self._session
+        if not session.place.published:
+            raise StoreNotFoundError(f"{self.url} is not saved yet: no other process can open it", url=self.url)
+        if self._location is None:
+            raise UnsupportedError(f"{self.url} has no name by which another process could open it", url=self.url)
+        if self.writable and session.pid == os.getpid() and not self._closed:
+            session.settle()
+        return self._location, "r", {k: v for k, v in self._arguments.items() if v is not None}
+
+    # -- catalogue -------------------------------------------------------------------------
+    def paths(self) -> Iterator[Path]:
+        return iter(tuple(self._open().leaves))
+
+    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
+        self._open()
+        return [self._leaf(path).spec for path in paths]
+
+    def load_header(self) -> Header:
+        return self._open().header()
+
+    def save_header(self, header: Header) -> None:
+        session = self._changing()
+        with self._lock:
+            session.commit(header)
+
+    # -- data ------------------------------------------------------------------------------
+    def read(self, reads: Sequence[Read]) -> list[Tensor]:
+        session = self._open()
+        jobs, results, copies = [], [], []
+        for r in reads:
+            leaf = self._leaf(r.path)
+            shape = index_shape(leaf.meta.shape, r.index)
+            target = r.out
+            if target is None:
+                target = torch.empty(shape, dtype=leaf.meta.dtype)
+            else:
+                if target.shape != shape or target.dtype != leaf.meta.dtype:
+                    raise ValueError(
+                        f"out= has shape {list(target.shape)} and dtype {target.dtype}, but {path_text(r.path)} "
+                        f"has {list(shape)} and {leaf.meta.dtype} at this index"
+                    )
+                if not target.is_contiguous() or target.is_conj() or target.is_neg() or target.requires_grad:
+                    fresh = torch.empty(shape, dtype=leaf.meta.dtype)
+                    copies.append((target, fresh))
+                    target = fresh
+            jobs.append(Job(leaf, r.index, to_numpy(target)))
+            results.append(target if r.out is None else r.out)
+        if self.writable:
+            with self._lock:
+                session.read(jobs)
+        else:
+            self._read_committed(session, jobs)
+        for job in jobs:
+            if job.leaf.meta.dtype is torch.bool:
+                bits = job.out.view("u1") if job.out.flags.c_contiguous else job.out
+                bits.clip(0, 1, out=bits) if bits.dtype != bool else None
+        for target, fresh in copies:
+            target.detach().copy_(fresh)
+        return results
+
+    def _read_committed(self, session: Session, jobs: list[Job]) -> None:
+        try:
+            session.read(jobs)
+        except CorruptStoreError as error:
+            place = session.place
+            if isinstance(place, FolderPlace) and (place.moved() or place.changed()):
+                raise StoreBusyError(
+                    f"{self.url} was replaced or changed by another writer since it was opened",
+                    url=self.url,
+                    hint="open it again",
+                ) from error
+            raise
+        if what := session.place.changed():
+            raise StoreBusyError(f"{self.url} {what}: what is read may be mixed", url=self.url, hint="open it again")
+
+    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        session = self._changing()
+        with self._lock:
+            keys = session.place.keys
+            plan = [(p, spec, layouts.fit(spec, self._layout, self.url, p, keys)) for p, spec in leaves.items()]
+            session.check_places(leaves)
+            for path in leaves:
+                session.names.node(path)
+            session.mark(leaves)
+            for path, _, meta in plan:
+                session.unlink(path)
+                session.add(Leaf(path, session.names.node(path), meta))
+
+    def write(self, writes: Sequence[Write]) -> None:
+        session = self._changing()
+        with self._lock:
+            for w in writes:
+                leaf = self._leaf(w.path)
+                expected = index_shape(leaf.meta.shape, w.index)
+                if tuple(w.value.shape) != expected or w.value.dtype != leaf.meta.dtype:
+                    raise ValueError(
+                        f"{path_text(w.path)} takes shape {list(expected)} and dtype {leaf.meta.dtype} at this index, "
+                        f"not {list(w.value.shape)} and {w.value.dtype}"
+                    )
+            session.mark([w.path for w in writes])
+            for w in writes:
+                index, value = _unique(w.index, w.value)
+                session.write(self._leaf(w.path), index, value)
+
+    def delete(self, paths: Sequence[Path]) -> None:
+        session = self._changing()
+        with self._lock:
+            for path in paths:
+                self._leaf(path)
+            session.mark(paths)
+            for path in dict.fromkeys(paths):
+                session.unlink(path)
+
+    def resize(self, lengths: Mapping[Path, int]) -> None:
+        session = self._changing()
+        with self._lock:
+            for path, length in lengths.items():
+                if not self._leaf(path).meta.shape or length < 0:
+                    raise ValueError(f"{path_text(path)} of {self.url} cannot have length {length}")
+            session.mark(lengths)
+            for path, length in lengths.items():
+                resize(session, self._leaf(path), length)
+
+    def rename(self, moves: Mapping[Path, Path]) -> None:
+        session = self._changing()
+        with self._lock:
+            for old in moves:
+                self._leaf(old)
+            if len(set(moves.values())) < len(moves):
+                raise ValueError(f"two leaves of {self.url} would get the same name")
+            session.rename(moves)
+
+    # -- life --------------------------------------------------------------------------------
+    def flush(self) -> None:
+        session = self._open()
+        if self.writable:
+            with self._lock:
+                session.buffers.flush()
+
+    def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
+        session = self._open()
+        for path in paths or ():
+            self._leaf(path)
+        with self._lock:
+            session.buffers.flush()
+            return session.faults(list(session.leaves) if paths is None else list(paths))
+
+    def group_location(self, path: Path) -> str:
+        node = self._open().names.nodes.get(path, "")
+        return self._session.place.engine.where(node) if node else self.url
+
+    def nbytes_stored(self) -> int | None:
+        session = self._open()
+        return sum(leaf.stored for leaf in session.leaves.values()) + len(session.root)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._session.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self._session.buffers.serial = True
+            self.close()
+
+    def _leaf(self, path: Path) -> Leaf:
+        try:
+            return self._session.leaves[path]
+        except KeyError:
+            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
+
+    def _open(self) -> Session:
+        if self._closed:
+            raise StoreClosedError(f"{self.url} was closed", url=self.url)
+        return self._session
+
+    def _changing(self) -> Session:
+        session = self._open()
+        if not self.writable:
+            raise ReadOnlyError(
+                f"{self.url} was opened for reading only", url=self.url, hint="open it with mode='r+' to write"
+            )
+        if session.pid != os.getpid():
+            raise StoreBusyError(
+                f"{self.url} was opened before this process was forked: its parent alone writes it",
+                url=self.url,
+                hint="close it before forking, and open it in the child",
+            )
+        place = session.place
+        if isinstance(place, FolderPlace) and place.replaced:
+            raise StoreError(
+                f"{self.url} was replaced by a save of this process; this store is of the old one",
+                url=self.url,
+                hint="open the new one",
+            )
+        return session
+
+
+class ZippedZarrStore(ZarrStore):
+    """A zip file that is there: it can only be read."""
+
+    caps = Cap.PARTIAL_READ | Cap.PERSISTENT | Cap.CONCURRENT_READ
+
+
+class MemoryZarrStore(ZarrStore):
+    """A store in this process's memory."""
+
+    caps = ZarrStore.caps & ~Cap.PERSISTENT
+
+
+def _unique(index: StoreIndex, value: Tensor) -> tuple[StoreIndex, Tensor]:
+    """Drop repeated rows: the last value wins."""
+    at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
+    if at is None:
+        return index, value
+    rows, positions = last_wins(index[at])  # type: ignore[arg-type]
+    if positions is None:
+        return index, value
+    return (*index[:at], rows, *index[at + 1 :]), take(value, at, positions)

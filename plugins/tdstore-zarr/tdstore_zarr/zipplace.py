@@ -1,0 +1,84 @@
+"""A new zip file: its store is built in a folder beside it, then packed and put in place in one step."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import zipfile
+
+from tdstore import files
+from tdstore.errors import StoreExistsError
+from tdstore_zarr.document import NAME
+from tdstore_zarr.folder import FolderEngine
+from tdstore_zarr.folderplace import FolderPlace
+
+
+class ZipPlace(FolderPlace):
+    """A folder that is packed at every commit."""
+
+    def __init__(self, path: str, url: str, *, timeout: float, exclusive: bool) -> None:
+        super().__init__(path, url, timeout=timeout, writable=True)
+        self.published = False
+        self._exclusive = exclusive
+        self._look()
+        folder, name = os.path.split(path)
+        try:
+            with files.io_errors(url, "making its folder"):
+                self._make_parents(folder)
+                self._parent = files.open_dir(folder)
+                with self._parent_locked():
+                    self._sweep()
+                    self._attach(self._make_temp(name), private=True)
+        except BaseException:
+            self.close()
+            raise
+
+    def _look(self) -> None:
+        if not os.path.lexists(self.path):
+            return
+        if self._exclusive:
+            raise StoreExistsError(f"{self.url} exists", url=self.url, hint="mode='w' replaces it")
+        if not os.path.isfile(self.path):
+            raise StoreExistsError(f"{self.url} is not a file", url=self.url, hint="remove it, or choose another name")
+        with files.io_errors(self.url, "looking at it"), open(self.path, "rb") as file:
+            head = file.read(4)
+        if head and head[:2] != b"PK":
+            raise StoreExistsError(
+                f"{self.url} is a file of another kind", url=self.url, hint="remove it, or choose another name"
+            )
+
+    def publish(self, data: bytes, *, sync: bool) -> None:
+        """Pack the folder; it stays, so that the store can be written on. Every commit packs it again."""
+        name = os.path.basename(self.path)
+        temp = f"{self._temp}-{secrets.token_hex(4)}.zip"
+        with files.io_errors(self.url, "publishing"):
+            files.replace_file(NAME, self.engine.root, data)
+            try:
+                self._pack(temp, sync=sync)
+                with self._parent_locked():
+                    if self._exclusive:
+                        try:
+                            files.link(temp, self._parent, name, self._parent)
+                        except FileExistsError:
+                            raise StoreExistsError(f"{self.url} exists by now", url=self.url) from None
+                        self._exclusive = False
+                    else:
+                        self._look()
+                        files.rename(temp, self._parent, name, self._parent)
+                    if sync:
+                        files.fsync(self._parent)
+            finally:
+                files.unlink_if_there(temp, self._parent)
+        self._made.clear()
+
+    def _pack(self, name: str, *, sync: bool) -> None:
+        fd = files.create_empty(name, self._parent)
+        with open(fd, "wb") as file:
+            assert isinstance(self.engine, FolderEngine)
+            # Stored, not deflated: chunks are compressed already, and are read by ranges.
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as packed:
+                for entry in sorted(self.engine.list()):
+                    packed.writestr(zipfile.ZipInfo(entry.key), bytes(self.engine.get(entry.key).data))
+            file.flush()
+            if sync:
+                files.fsync(file.fileno())
