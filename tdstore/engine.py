@@ -84,6 +84,14 @@ class Engine(ABC):
     def size(self, key: str) -> int:
         """Bytes of an object."""
 
+    def pin(self, keys: Sequence[str]) -> list[int]:
+        """Sizes of objects, asked for at once; from now on ranges of them are of the versions that are there now.
+
+        For objects that others may replace while they are read: `CorruptStoreError` tells when that happened.
+        Engines that cannot ask for a version tell the sizes only, as this default does.
+        """
+        return [self.size(key) for key in keys]
+
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
         """Write a whole object, atomically; returns its new tag, where the medium has tags.
 

@@ -21,12 +21,12 @@ from tdstore_h5.store import open_h5
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import (
     OptionError,
+    ReadOnlyError,
     StoreBusyError,
     StoreClosedError,
     StoreError,
     StoreExistsError,
     StoreIOError,
-    UnsupportedError,
 )
 from tdstore.header import Header
 from tdstore.types import LeafSpec, Read, Write
@@ -183,7 +183,7 @@ def test_bad_open_options(file: FsPath, options: dict[str, Any]) -> None:
 def test_no_location(location: Any) -> None:
     with pytest.raises(OptionError, match="file"):
         open_h5(location, mode="w")
-    with pytest.raises(UnsupportedError, match="s3"):
+    with pytest.raises(ReadOnlyError, match="s3"):
         open_h5("s3://bucket/x.h5", mode="w")
 
 

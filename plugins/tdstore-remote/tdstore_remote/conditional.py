@@ -1,0 +1,98 @@
+"""Whether a bucket honours conditional puts: tried out, since some servers take the header and ignore it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+from tdstore.engine import Buffer
+from tdstore.errors import ConflictError, ReadOnlyError, StoreIOError, StoreNotFoundError, UnsupportedError
+
+Put = Callable[[str, Buffer, Any], "str | None"]
+
+
+class Conditions(NamedTuple):
+    """What was found out about one bucket."""
+
+    works: bool
+    quoted: bool = True
+    """Whether the tag stands between quotes in `If-Match`, as it does in `ETag`."""
+
+    def match(self, tag: str) -> dict[str, Any]:
+        """obstore's mode for a put that replaces just this version."""
+        return {"e_tag": tag if self.quoted else tag.strip('"')}
+
+
+_found: dict[Hashable, Conditions] = {}
+_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def of(bucket: Hashable, put: Put, delete: Callable[[Sequence[str]], None]) -> Conditions:
+    """What this bucket does; asked once in a process.
+
+    Args:
+        put: puts an object in obstore's mode `None`, "create" or `{"e_tag": ...}`; returns the tag.
+        delete: removes objects.
+    """
+    with _lock:
+        if bucket not in _found:
+            _found[bucket] = probe(put, delete)
+        return _found[bucket]
+
+
+def probe(put: Put, delete: Callable[[Sequence[str]], None]) -> Conditions:
+    """Try it out with an object of a name of its own, which is removed again."""
+    key = f"tdstore-probe-{uuid.uuid4().hex}"
+    try:
+        found = _probe(key, put)
+    except (StoreNotFoundError, ReadOnlyError):
+        raise  # no such bucket, no permission: nothing was written
+    except BaseException:
+        delete([key])
+        raise
+    delete([key])
+    return found
+
+
+def _probe(key: str, put: Put) -> Conditions:
+    try:
+        tag = put(key, b"1", "create")
+    except ConflictError:
+        tag = put(key, b"1", None)  # our own first try, whose answer was lost
+    except (UnsupportedError, StoreIOError):
+        # Some answer 501 or 400 to a condition. Anything else that is wrong shows here:
+        put(key, b"1", None)
+        return Conditions(False)
+    try:
+        put(key, b"2", "create")
+        return Conditions(False)
+    except ConflictError:
+        pass
+    if not tag:
+        return Conditions(False)
+    for quoted in (True, False):
+        conditions = Conditions(True, quoted)
+        try:
+            put(key, b"3", conditions.match('"00000000000000000000000000000000"'))
+            return Conditions(False)
+        except ConflictError:
+            pass
+        except (UnsupportedError, StoreIOError):
+            return Conditions(False)
+        try:
+            if put(key, b"4", conditions.match(tag)):
+                return conditions
+        except ConflictError:
+            continue
+    return Conditions(False)

@@ -1,0 +1,79 @@
+"""The libraries behind the engines, imported when a location first needs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdstore.errors import MissingDependencyError
+
+
+def load_obstore() -> Any:
+    """The `obstore` module, with `obstore.store` loaded.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        import obstore
+        import obstore.exceptions
+        import obstore.store
+    except ImportError as error:
+        raise MissingDependencyError(
+            "object stores and http are read with obstore, which is not installed", hint="pip install obstore"
+        ) from error
+    return obstore
+
+
+def load_fsspec() -> Any:
+    """The `fsspec` module.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        import fsspec  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingDependencyError(
+            "this location is reached with fsspec, which is not installed", hint="pip install fsspec"
+        ) from error
+    return fsspec
+
+
+def load_botocore() -> Any | None:
+    """`botocore.session`, which knows profiles and the other places where AWS keeps credentials; None without it."""
+    try:
+        import botocore.session  # type: ignore[import-untyped]
+    except ImportError:
+        return None
+    return botocore.session
+
+
+PACKAGES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "adl": "adlfs",
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "webhdfs": "requests",
+    "webdav": "webdav4[fsspec]",
+    "dav": "webdav4[fsspec]",
+    "sftp": "paramiko",
+    "ssh": "paramiko",
+    "smb": "smbprotocol",
+    "hf": "huggingface_hub",
+    "github": "requests",
+    "dropbox": "dropboxdrivefs",
+    "oss": "ossfs",
+    "hdfs": "pyarrow",
+}
+"""What to install for fsspec to know a scheme."""
+
+
+def pip_line(scheme: str) -> str:
+    """The line that makes fsspec know a scheme."""
+    return f"pip install '{PACKAGES[scheme]}'" if scheme in PACKAGES else f"install the fsspec package for {scheme}://"

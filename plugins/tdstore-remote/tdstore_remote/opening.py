@@ -1,0 +1,158 @@
+"""From a URL and the user's options to an engine."""
+
+from __future__ import annotations
+
+import builtins
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
+from tdstore.errors import MissingDependencyError, OptionError, UnsupportedError
+from tdstore.localengine import LocalEngine
+from tdstore.ranges import Range
+from tdstore.registry import split_scheme
+from tdstore_remote.cache import CachedEngine
+from tdstore_remote.forks import obstore_is_dead
+from tdstore_remote.fsspec_engine import FsspecEngine
+from tdstore_remote.libraries import PACKAGES, load_fsspec, pip_line
+from tdstore_remote.obstore_engine import ObstoreEngine
+from tdstore_remote.options import HTTP, OBSTORE, Settings, for_obstore, split_settings
+from tdstore_remote.places import scheme_of, shown, take_apart
+
+LOCAL = ("", "file", "local")
+
+
+def open_engine(url: str, options: Mapping[str, Any] | None = None, *, writable: bool = True) -> Engine:
+    """Open the engine for a URL: obstore where it can, else fsspec; a cache around it if one is asked for.
+
+    Args:
+        options: credentials and endpoint, in the words of fsspec or of obstore, and the fields of
+            `tdstore_remote.options.Settings`.
+        writable: False never asks what the store can do besides reading.
+
+    Raises:
+        OptionError: an unknown option. MissingDependencyError: a package is not installed.
+    """
+    settings, rest = split_settings(options or {}, shown(url))
+    if "::" not in url and scheme_of(url) in LOCAL:
+        if rest:
+            raise OptionError(f"{url}: a local folder has no option {next(iter(rest))!r}", url=url)
+        return LocalEngine(split_scheme(url)[1], writable=writable)
+    return ForkSafeEngine(lambda: _build(url, settings, rest), writable=writable)
+
+
+def knows(url: str) -> bool:
+    """Whether there may be an engine for a URL. Imports fsspec only for schemes that are not its well-known ones."""
+    scheme = scheme_of(url)
+    if scheme in OBSTORE or scheme in PACKAGES or "::" in url:
+        return True
+    return bool(scheme) and scheme in load_fsspec().available_protocols()
+
+
+def _build(url: str, settings: Settings, options: Mapping[str, Any]) -> Engine:
+    inner = _bare(url, settings, options)
+    if settings.cache is not None or settings.cache_ram:
+        return CachedEngine(inner, folder=settings.cache, most=settings.cache_bytes, ram=settings.cache_ram)
+    return inner
+
+
+def _bare(url: str, settings: Settings, options: Mapping[str, Any]) -> Engine:
+    scheme, plain = scheme_of(url), shown(url)
+    fits = scheme in OBSTORE and "::" not in url and not (scheme in HTTP and "?" in url)
+    if settings.engine == "obstore" and not fits:
+        raise OptionError(f"{plain}: engine='obstore' reaches {', '.join(OBSTORE)} only", url=plain)
+    if not fits or settings.engine == "fsspec":
+        return FsspecEngine(url, options, settings)
+    if not obstore_is_dead():
+        return ObstoreEngine(url, take_apart(url), for_obstore(scheme, options, plain), settings)
+    advice = "DataLoader(..., multiprocessing_context='forkserver'), or open the location in the worker only"
+    if settings.engine == "obstore":
+        raise UnsupportedError(
+            f"{plain}: obstore cannot be used in a forked child of a process that used it", url=plain, hint=advice
+        )
+    try:
+        return FsspecEngine(url, options, settings)
+    except MissingDependencyError as error:
+        raise UnsupportedError(
+            f"{plain} cannot be read in this process: it was forked from one that uses obstore, "
+            "which would wait for ever here, and fsspec cannot take its place",
+            url=plain,
+            hint=f"{advice}; or {pip_line(scheme)}, which forked workers can use",
+        ) from error
+
+
+class ForkSafeEngine(Engine):
+    """An engine that is built anew in each process. Event loops, threads and connections do not survive a fork."""
+
+    def __init__(self, build: Callable[[], Engine], *, writable: bool) -> None:
+        self._build = build
+        self._writable = writable
+        self._engine, self._pid = build(), os.getpid()
+        self.url = self._engine.url
+
+    def __repr__(self) -> str:
+        return repr(self._engine)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("an engine is not pickled: open it again from its URL")
+
+    @property
+    def inner(self) -> Engine:
+        """The engine of this process."""
+        if self._pid != os.getpid():
+            self._engine, self._pid = self._build(), os.getpid()
+        return self._engine
+
+    @property
+    def can(self) -> EngineCap:
+        """As the engine says; reading only where it was opened so, and then nothing is asked of the server."""
+        if self._writable:
+            return self.inner.can
+        asynchronous = type(self.inner).aget_ranges is not Engine.aget_ranges
+        return EngineCap.LIST | (EngineCap.ASYNC if asynchronous else EngineCap.NONE)
+
+    def get(self, key: str, limit: int | None = None) -> Blob:
+        """As `Engine.get`."""
+        return self.inner.get(key, limit)
+
+    def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
+        """As `Engine.get_ranges`."""
+        return self.inner.get_ranges(ranges)
+
+    async def aget_ranges(self, ranges: Sequence[Range]) -> Sequence[Buffer]:
+        """As `Engine.aget_ranges`."""
+        return await self.inner.aget_ranges(ranges)
+
+    def size(self, key: str) -> int:
+        """As `Engine.size`."""
+        return self.inner.size(key)
+
+    def pin(self, keys: Sequence[str]) -> builtins.list[int]:
+        """As `Engine.pin`."""
+        return self.inner.pin(keys)
+
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
+        """As `Engine.put`."""
+        return self.inner.put(key, data, if_absent=if_absent, if_match=if_match)
+
+    def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
+        """As `Engine.put_many`."""
+        self.inner.put_many(items)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """As `Engine.delete`."""
+        self.inner.delete(keys)
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """As `Engine.list`."""
+        return self.inner.list(prefix)
+
+    def where(self, key: str) -> str:
+        """As `Engine.where`."""
+        return self._engine.where(key)
+
+    def close(self) -> None:
+        """As `Engine.close`."""
+        if self._pid == os.getpid():
+            self._engine.close()

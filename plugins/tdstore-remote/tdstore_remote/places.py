@@ -1,0 +1,101 @@
+"""URLs taken apart: what is the store, what is the folder in it, and what of it may be shown."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+
+from tdstore.errors import OptionError
+from tdstore_remote.options import AZURE, HTTP
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+
+
+class Place(NamedTuple):
+    """A URL of an object store."""
+
+    scheme: str
+    bucket: str
+    """Bucket or container; scheme and host for http."""
+    prefix: str
+    """Below it, without slashes around."""
+    account: str | None = None
+    """Azure's `container@account.host`."""
+
+
+def scheme_of(url: str) -> str:
+    """The first scheme of a URL: the protocol of `a::b` is `a`."""
+    first = url.partition("::")[0] if "::" in url else url.partition("://")[0] if "://" in url else ""
+    scheme = first.partition("://")[0].lower()
+    return scheme if _SCHEME.fullmatch(scheme) else ""
+
+
+def take_apart(url: str) -> Place:
+    """Split a URL of an object store.
+
+    Raises:
+        OptionError: it names no bucket.
+    """
+    scheme = scheme_of(url)
+    if scheme in HTTP:
+        parts = urlsplit(url)
+        if not parts.hostname:
+            raise OptionError(f"{shown(url)} names no host", url=shown(url))
+        return Place(scheme, f"{parts.scheme}://{parts.netloc}", parts.path.strip("/"))
+    bucket, _, prefix = url.partition("://")[2].partition("/")
+    account = None
+    if scheme in AZURE and "@" in bucket:
+        bucket, _, host = bucket.partition("@")
+        account = host.partition(".")[0]
+    if not bucket:
+        raise OptionError(f"{url} names no bucket", url=url, hint=f"{scheme}://bucket/folder")
+    return Place(scheme, bucket, prefix.strip("/"), account)
+
+
+def shown(url: str) -> str:
+    """The URL as messages show it: no user, no password, no query, which may be a signature."""
+    return "::".join(_shown(part) for part in url.split("::"))
+
+
+def _shown(url: str) -> str:
+    if "://" not in url:
+        return url
+    scheme = url.partition("://")[0].lower()
+    if scheme in HTTP or "@" in url.partition("://")[2].partition("/")[0]:
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            return url.partition("@")[2] or url
+        if scheme in AZURE:
+            return urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
+        netloc = parts.netloc.rpartition("@")[2]
+        query = "..." if parts.query else ""
+        return urlunsplit((parts.scheme, netloc, parts.path, query, ""))
+    return url
+
+
+def parent_and_name(url: str) -> tuple[str, str]:
+    """`s3://b/d/x.h5` -> `s3://b/d`, `x.h5`; in a chain, of the first part that has a path."""
+    chain = url.split("::")
+    at = next((i for i, part in enumerate(chain) if "://" in part and part.partition("://")[2].strip("/")), None)
+    if at is None:
+        raise OptionError(f"{shown(url)} names no file", url=shown(url))
+    head, _, name = chain[at].rstrip("/").rpartition("/")
+    if not name or head.endswith(":/"):
+        raise OptionError(f"{shown(url)} names no file", url=shown(url))
+    return "::".join([*chain[:at], head, *chain[at + 1 :]]), name
+
+
+def last_name(url: str) -> str:
+    """The last name of a URL's path, for telling the format; "" if there is none."""
+    for part in url.split("::"):
+        if "://" in part:
+            path = part.partition("://")[2]
+            scheme = part.partition("://")[0].lower()
+            if scheme in HTTP:
+                path = urlsplit(part).path
+            name = path.rstrip("/").rpartition("/")[2]
+            if name:
+                return name
+    return ""

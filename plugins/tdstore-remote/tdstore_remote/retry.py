@@ -1,0 +1,109 @@
+"""When to try again: full jitter, five tries, one deadline, and a little patience with objects not found."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+import tenacity
+
+from tdstore.errors import StoreNotFoundError, TransientError
+from tdstore_remote.faults import Again, Call
+from tdstore_remote.options import Settings
+
+T = TypeVar("T")
+
+SLOWEST = 1 << 20
+"""Bytes a second that a wire must carry, or large requests count as failed."""
+FREE = 8 << 20
+"""Bytes that the deadline allows for already."""
+MISSING_TRIES = 4
+"""An object that a manifest names may be found a moment later: after about a second it is believed to be gone."""
+
+
+class Patience:
+    """The policy of one engine."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def deadline(self, nbytes: int = 0) -> float:
+        """Seconds for a call during which this many bytes travel."""
+        return self.settings.timeout + max(0, nbytes - FREE) / SLOWEST
+
+    async def attempt(
+        self, call: Call, once: Callable[[], Awaitable[T]], *, nbytes: int = 0, patient: bool = False
+    ) -> T:
+        """Await `once()` until it works.
+
+        Args:
+            nbytes: how much may be under way meanwhile, its own and others'.
+            patient: whether the object must be there, so that "not found" is tried again.
+
+        Raises:
+            TransientError: it never worked. StoreNotFoundError: the object is not there.
+        """
+        start, seconds, tries = time.monotonic(), self.deadline(nbytes), 0
+        try:
+            async for trial in tenacity.AsyncRetrying(**self._rules(seconds, patient)):
+                tries = trial.retry_state.attempt_number
+                with trial:
+                    left = start + seconds - time.monotonic()
+                    try:
+                        async with asyncio.timeout(max(left, 0.001)):
+                            return await once()
+                    except TimeoutError:
+                        raise Again(f"no answer within {seconds:.3g} s") from None
+        except Again as error:
+            self._give_up(call, error, tries, time.monotonic() - start)
+        raise AssertionError("tenacity ends with a result or an error")
+
+    def attempt_here(self, call: Call, once: Callable[[float], T], *, nbytes: int = 0, patient: bool = False) -> T:
+        """As `attempt`, for a function that blocks, and that is told how many seconds it may."""
+        start, seconds, tries = time.monotonic(), self.deadline(nbytes), 0
+        try:
+            for trial in tenacity.Retrying(**self._rules(seconds, patient)):
+                tries = trial.retry_state.attempt_number
+                with trial:
+                    return once(max(start + seconds - time.monotonic(), 0.001))
+        except Again as error:
+            self._give_up(call, error, tries, time.monotonic() - start)
+        raise AssertionError("tenacity ends with a result or an error")
+
+    def _rules(self, seconds: float, patient: bool) -> dict[str, Any]:
+        return {
+            "retry": tenacity.retry_if_exception(lambda e: isinstance(e, Again) and (patient or not e.missing)),
+            "stop": lambda state: self._stop(state) or tenacity.stop_before_delay(seconds)(state),
+            "wait": self._wait,
+            "reraise": True,
+        }
+
+    def _stop(self, state: tenacity.RetryCallState) -> bool:
+        error = _error(state)
+        return state.attempt_number >= (MISSING_TRIES if error.missing else self.settings.tries)
+
+    def _wait(self, state: tenacity.RetryCallState) -> float:
+        error = _error(state)
+        if error.missing:  # 0.15 + 0.3 + 0.6 s
+            return 0.15 * 2.0 ** (state.attempt_number - 1)
+        # obstore does not show Retry-After: who asks for mercy gets twice the time.
+        first = 0.4 if error.busy else 0.2
+        return float(tenacity.wait_random_exponential(multiplier=first, max=self.settings.timeout / 6)(state))
+
+    def _give_up(self, call: Call, error: Again, tries: int, seconds: float) -> NoReturn:
+        if error.missing:
+            raise StoreNotFoundError(f"{call.url} does not exist", url=call.url) from error.__cause__
+        raise TransientError(
+            f"{call.url}: {call.doing} failed {tries} times in {seconds:.1f} s: {error.reason}",
+            url=call.url,
+            hint=error.hint or "try again later; storage_options={'timeout': seconds, 'tries': n} for more patience",
+        ) from error.__cause__
+
+
+def _error(state: tenacity.RetryCallState) -> Again:
+    outcome = state.outcome
+    error = outcome.exception() if outcome else None
+    assert isinstance(error, Again), "only these are tried again"
+    return error

@@ -1,0 +1,302 @@
+"""The `remote` backend: a URL to a store, whatever its format."""
+
+from __future__ import annotations
+
+import builtins
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple
+
+from tdstore.bytestore import DIRECTORY_HINT, open_directory, open_objects
+from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
+from tdstore.errors import MissingDependencyError, OptionError, ReadOnlyError, StoreNotFoundError, UnsupportedError
+from tdstore.ranges import Range
+from tdstore.registry import registry
+from tdstore.store import Store
+from tdstore.types import MODES, Mode
+from tdstore_remote.faults import BucketNotFoundError
+from tdstore_remote.opening import LOCAL, open_engine
+from tdstore_remote.options import HTTP, StorageOptions
+from tdstore_remote.places import last_name, parent_and_name, scheme_of, shown
+
+Format = Literal["auto", "raw", "zarr", "h5"]
+FORMATS = ("auto", "raw", "zarr", "h5")
+SUFFIXES = {".zarr": "zarr", ".h5": "h5", ".hdf5": "h5", ".he5": "h5"}
+MAGIC = b"\x89HDF\r\n\x1a\n"
+DIRECTORY = "meta.json"
+MARKERS = ("zarr.json", ".zgroup", DIRECTORY)
+MARKER_BYTES = 64 << 20
+RAW = ("verify", "single_writer", "object_bytes", "buffer_bytes", "keep_old", "max_bytes")
+
+
+def open_remote(
+    location: str | None,
+    *,
+    mode: Mode = "r",
+    storage_options: Mapping[str, Any] | None = None,
+    format: Format = "auto",
+    engine: Literal["auto", "obstore", "fsspec"] | None = None,
+    timeout: float | None = None,
+    cache: str | None = None,
+    cache_ram: int | None = None,
+    verify: Literal["full", "size", "none"] | None = None,
+    single_writer: bool | None = None,
+    **format_options: Any,
+) -> Store:
+    """Open what is at a URL, or make something new there.
+
+    Args:
+        location: a URL: `s3://bucket/run`, `https://host/x.h5`, `memory://run`, `simplecache::s3://bucket/run.zarr`.
+        mode: "r", "r+", "w", "x" or "a", as `tdstore.Store` says. HDF5, web servers, archives and chains of caches
+            are read only.
+        storage_options: credentials, endpoint and settings, in the words of fsspec (`key`, `secret`, `endpoint_url`,
+            ...) or of obstore. What is not given comes from the usual environment variables.
+        format: by default that of the suffix (.zarr, .h5, .hdf5), else of what is there; new ones are "raw".
+        engine: "obstore" reaches s3, gs, az and http, fast; "fsspec" everything; "auto" the first that can.
+        timeout: seconds for one call, all retries together.
+        cache: a folder in which what was read is kept, for every process that names it.
+        cache_ram: bytes of what was read that are kept in memory.
+        verify: "full" compares what is read with its checksums, "size" sizes only.
+        single_writer: your word that nobody else writes; needed where the server has no conditional put.
+        **format_options: `object_bytes`, `buffer_bytes`, `keep_old`, `max_bytes` of the raw format (see
+            `tdstore.bytestore.open_objects`), or what the opener of the other format takes.
+
+    Raises:
+        StoreNotFoundError: there is nothing, or no such bucket. StoreExistsError: by the mode.
+        ReadOnlyError: writing to what is read only. TransientError: the server fails, again and again.
+        OptionError: an option that nobody knows.
+    """
+    if location is None:
+        raise OptionError("the 'remote' backend needs a location", hint="a URL, such as 's3://bucket/run'")
+    plain = shown(location)
+    for name, value, allowed in (("mode", mode, MODES), ("format", format, FORMATS)):
+        if value not in allowed:
+            raise OptionError(
+                f"{plain}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", url=plain
+            )
+    settings = {"engine": engine, "timeout": timeout, "cache": cache, "cache_ram": cache_ram}
+    options = StorageOptions(storage_options or {}) | {k: v for k, v in settings.items() if v is not None}
+    options = StorageOptions(options)
+    own = {"verify": verify, "single_writer": single_writer}
+    given = {**{k: v for k, v in own.items() if v is not None}, **format_options}
+    if scheme_of(location) in HTTP and "?" in location:
+        options.setdefault("engine", "fsspec")  # the query belongs to one object
+    chosen = format if format != "auto" else _by_suffix(location)
+    if chosen in ("zarr", "h5"):
+        return _other(chosen, location, mode, options, given, plain)
+    _check_raw(given, plain)
+    if mode != "r" and scheme_of(location) in (*HTTP, "hf"):
+        raise ReadOnlyError(f"{plain} is read only", url=plain, hint="open it with mode='r'")
+    return _raw_or_found(location, mode, options, given, plain, certain=format == "raw")
+
+
+def _by_suffix(location: str) -> str | None:
+    name = last_name(location).lower()
+    for suffix, kind in SUFFIXES.items():
+        if name.endswith(suffix):
+            return kind
+    for backend in registry().backends().values():
+        if any(name.endswith(suffix) for suffix in backend.suffixes):
+            raise UnsupportedError(
+                f"{shown(location)} is a file for the {backend.name!r} backend, which reads local files",
+                url=shown(location),
+                hint="download it first, for instance with fsspec.get, or pass format= if it is none",
+            )
+    return None
+
+
+def _other(name: str, location: str, mode: Mode, options: StorageOptions, given: dict[str, Any], plain: str) -> Store:
+    """Hand over to another backend, which reads through an engine of its own asking, or local files."""
+    if scheme_of(location) in LOCAL and "::" not in location:
+        return registry().open(registry().get(name), location.partition("://")[2] or location, mode=mode, **given)
+    if name == "h5" and mode != "r":
+        raise ReadOnlyError(
+            f"{plain}: HDF5 files behind a URL are read only",
+            url=plain,
+            hint="write it locally and upload it, or save to a location without .h5",
+        )
+    return registry().open(registry().get(name), location, mode=mode, storage_options=options, **given)
+
+
+def _check_raw(given: Mapping[str, Any], plain: str) -> None:
+    for name in given:
+        if name not in RAW:
+            known = ("storage_options", "format", "engine", "timeout", "cache", "cache_ram", *RAW)
+            near = difflib.get_close_matches(name, known, 1)
+            raise OptionError(
+                f"{plain}: the 'remote' backend has no option {name!r}; its options are {', '.join(known)}",
+                url=plain,
+                hint=f"did you mean {near[0]!r}?" if near else None,
+            )
+
+
+def _raw_or_found(
+    location: str, mode: Mode, options: StorageOptions, given: dict[str, Any], plain: str, *, certain: bool
+) -> Store:
+    engine = Remembering(open_engine(location, options, writable=mode != "r"))
+    own = {name: value for name, value in given.items() if name in RAW}
+    reopen = (location, {"storage_options": options, "format": "raw", **_for_reading(own)})
+    try:
+        try:
+            store = open_objects(engine, mode=mode, reopen=reopen, **own)
+            engine.opened()
+            return store
+        except StoreNotFoundError as error:
+            if engine.refused is not None:
+                raise engine.refused from None
+            if mode not in ("r", "r+"):
+                raise
+            found = DIRECTORY if certain else look(engine, location, options)
+            if found is None:
+                raise _nothing(error, plain) from None
+        if found == DIRECTORY:
+            if mode != "r":
+                raise ReadOnlyError(f"{plain} is a directory of files", url=plain, hint=DIRECTORY_HINT)
+            store = open_directory(engine, reopen=reopen, **_for_reading(own))
+            engine.opened()
+            return store
+    except BaseException:
+        engine.close()
+        raise
+    engine.close()
+    name = "h5" if found == MAGIC else "zarr"
+    return _other(name, location, mode, options, {k: v for k, v in given.items() if k == "verify"}, plain)
+
+
+def _for_reading(own: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in own.items() if name in ("verify", "max_bytes")}
+
+
+def _nothing(error: StoreNotFoundError, plain: str) -> StoreNotFoundError:
+    return StoreNotFoundError(
+        f"nothing is stored at {plain}: there is no tdstore.json, zarr.json or meta.json, and it is no HDF5 file",
+        url=plain,
+        hint=error.hint or "check the name; mode='w' makes something new there",
+    )
+
+
+def look(engine: Remembering, location: str, options: Mapping[str, Any]) -> str | bytes | None:
+    """What is there without a manifest of ours: a marker's name, or the first bytes of HDF5. One round."""
+
+    def is_h5() -> bytes | None:
+        try:
+            parent, name = parent_and_name(location)
+        except OptionError:
+            return None
+        with open_engine(parent, options, writable=False) as above:
+            return MAGIC if _starts_with_magic(above, name) else None
+
+    with ThreadPoolExecutor(len(MARKERS) + 1) as pool:
+        h5 = pool.submit(is_h5)
+        there = list(pool.map(engine.has, MARKERS))
+    for marker, found in zip(MARKERS, there, strict=True):
+        if found:
+            return marker
+    return h5.result()
+
+
+def _starts_with_magic(engine: Engine, name: str) -> bool:
+    try:
+        if engine.size(name) < len(MAGIC):
+            return False
+        return bytes(engine.get_ranges([Range(name, 0, len(MAGIC))])[0]) == MAGIC
+    except (StoreNotFoundError, MissingDependencyError):
+        return False
+
+
+class _Answer(NamedTuple):
+    blob: Blob | None
+
+
+class Remembering(Engine):
+    """An engine that asks once for what the opening of a store looks for: formats are told apart by such files.
+
+    It forgets when something is written.
+    """
+
+    def __init__(self, inner: Engine) -> None:
+        self.inner = inner
+        self.url = inner.url
+        self._answers: dict[str, _Answer] = {}
+        self._opening = True
+        self.refused: BucketNotFoundError | None = None
+        """That there is no such bucket, which is more than that there is no such object."""
+
+    @property
+    def can(self) -> EngineCap:
+        """As the engine."""
+        return self.inner.can
+
+    def has(self, key: str) -> bool:
+        """Whether there is an object of that name."""
+        try:
+            self.get(key, MARKER_BYTES)
+        except StoreNotFoundError:
+            return False
+        return True
+
+    def get(self, key: str, limit: int | None = None) -> Blob:
+        """As `Engine.get`; while the store is opened, from memory the second time."""
+        if not self._opening:
+            return self.inner.get(key, limit)
+        if key not in self._answers:
+            try:
+                self._answers[key] = _Answer(self.inner.get(key, limit))
+            except StoreNotFoundError as error:
+                if isinstance(error, BucketNotFoundError):
+                    self.refused = error
+                    raise
+                self._answers[key] = _Answer(None)
+        blob = self._answers[key].blob
+        if blob is None:
+            raise StoreNotFoundError(f"{self.where(key)} does not exist", url=self.where(key))
+        return blob
+
+    def opened(self) -> None:
+        """From now on every question is asked."""
+        self._opening = False
+        self._answers.clear()
+
+    def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
+        """As `Engine.get_ranges`."""
+        return self.inner.get_ranges(ranges)
+
+    async def aget_ranges(self, ranges: Sequence[Range]) -> Sequence[Buffer]:
+        """As `Engine.aget_ranges`."""
+        return await self.inner.aget_ranges(ranges)
+
+    def size(self, key: str) -> int:
+        """As `Engine.size`."""
+        return self.inner.size(key)
+
+    def pin(self, keys: Sequence[str]) -> builtins.list[int]:
+        """As `Engine.pin`."""
+        return self.inner.pin(keys)
+
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
+        """As `Engine.put`."""
+        self.opened()
+        return self.inner.put(key, data, if_absent=if_absent, if_match=if_match)
+
+    def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
+        """As `Engine.put_many`."""
+        self.opened()
+        self.inner.put_many(items)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """As `Engine.delete`."""
+        self.opened()
+        self.inner.delete(keys)
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """As `Engine.list`."""
+        return self.inner.list(prefix)
+
+    def where(self, key: str) -> str:
+        """As `Engine.where`."""
+        return self.inner.where(key)
+
+    def close(self) -> None:
+        """As `Engine.close`."""
+        self.inner.close()
