@@ -62,7 +62,11 @@ class Engine(ABC):
     @property
     @abstractmethod
     def can(self) -> EngineCap:
-        """What it can do. May ask the server the first time (conditional puts are probed, not assumed)."""
+        """What it can do. Asks nobody: where only the server knows about conditions, `conditional` finds out."""
+
+    def conditional(self) -> bool:
+        """Whether `put` honours its conditions here. May try it out the first time, with a small object."""
+        return EngineCap.CONDITIONAL in self.can
 
     @abstractmethod
     def get(self, key: str, limit: int | None = None) -> Blob:

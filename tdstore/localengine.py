@@ -187,7 +187,7 @@ class LocalEngine(Engine):
             more = os.pread(fd, stop - start - len(data), start + len(data))
             if not more:
                 raise CorruptStoreError(
-                    f"{self.where(key)} ends at byte {start + len(data)}, and bytes up to {stop} were expected",
+                    f"{self.where(key)} ends at byte {os.fstat(fd).st_size}, and bytes up to {stop} were expected",
                     url=self.where(key),
                 )
             data += more

@@ -92,7 +92,7 @@ class Publisher:
         Raises:
             UnsupportedError: no conditional put, and `single_writer` was not given.
         """
-        if not self.single_writer and EngineCap.CONDITIONAL not in self.engine.can:
+        if not self.single_writer and not self.engine.conditional():
             raise UnsupportedError(
                 f"{self.url} has no conditional put: of two writers that commit at once, one would be lost unnoticed",
                 url=self.url,
@@ -120,7 +120,7 @@ class Publisher:
             self._remove([*gone, *expired])
 
     def _put(self, data: bytes, generation: str) -> None:
-        conditional = EngineCap.CONDITIONAL in self.engine.can
+        conditional = self.engine.conditional()
         tried, self._tried = self._tried, {*self._tried, generation}
         self._attempt(data, generation, conditional, tried)
         self._tried = set()

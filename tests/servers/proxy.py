@@ -150,6 +150,8 @@ class FaultProxy:
     def __enter__(self) -> FaultProxy:
         self._loop = asyncio.new_event_loop()
         self._listener = socket.create_server((LOOPBACK, 0), backlog=512)
+        # asyncio sets it only on sockets made with the protocol spelled out; accepted ones inherit it.
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port = int(self._listener.getsockname()[1])
         self._thread = threading.Thread(target=self._run, name=f"FaultProxy:{self.port}", daemon=True)
         self._started = threading.Event()

@@ -61,6 +61,10 @@ class CachedEngine(Engine):
         """As what is cached."""
         return self.inner.can
 
+    def conditional(self) -> bool:
+        """As the engine."""
+        return self.inner.conditional()
+
     # -- reading -------------------------------------------------------------------------
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
         """As `Engine.get_ranges`: pages that are not here yet are fetched in one round, neighbours together."""

@@ -21,7 +21,8 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.ranges import Range
-from tdstore_remote import conditional, loop
+from tdstore_remote import conditional as conditions_of
+from tdstore_remote import loop
 from tdstore_remote.credentials import s3_config
 from tdstore_remote.faults import Again, BucketNotFoundError, Call, NoRangesError, TooShort, of_obstore, short
 from tdstore_remote.libraries import load_obstore
@@ -126,14 +127,15 @@ class ObstoreEngine(Engine):
     # -- what it can do ------------------------------------------------------------------
     @property
     def can(self) -> EngineCap:
-        """Conditional puts are tried out once for each bucket, with a small object that is removed again."""
-        if self._read_only:
-            return EngineCap.ASYNC
-        able = EngineCap.ASYNC | EngineCap.LIST | EngineCap.WRITE
-        return able | EngineCap.CONDITIONAL if self._conditions().works else able
+        """As `Engine.can`; CONDITIONAL is a question of its own, because only the server knows."""
+        return EngineCap.ASYNC if self._read_only else EngineCap.ASYNC | EngineCap.LIST | EngineCap.WRITE
 
-    def _conditions(self) -> conditional.Conditions:
-        return conditional.of(self._probe_id, self._plain_put, self.delete)
+    def conditional(self) -> bool:
+        """Conditional puts are tried out once for each bucket, with a small object that is removed again."""
+        return not self._read_only and self._conditions().works
+
+    def _conditions(self) -> conditions_of.Conditions:
+        return conditions_of.of(self._probe_id, self._plain_put, self.delete)
 
     def _check_writable(self) -> None:
         if self._read_only:

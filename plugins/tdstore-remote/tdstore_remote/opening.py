@@ -106,11 +106,13 @@ class ForkSafeEngine(Engine):
 
     @property
     def can(self) -> EngineCap:
-        """As the engine says; reading only where it was opened so, and then nothing is asked of the server."""
-        if self._writable:
-            return self.inner.can
-        asynchronous = type(self.inner).aget_ranges is not Engine.aget_ranges
-        return EngineCap.LIST | (EngineCap.ASYNC if asynchronous else EngineCap.NONE)
+        """As the engine says; reading only where it was opened so."""
+        able = self.inner.can
+        return able if self._writable else able & (EngineCap.LIST | EngineCap.ASYNC)
+
+    def conditional(self) -> bool:
+        """As the engine."""
+        return self._writable and self.inner.conditional()
 
     def get(self, key: str, limit: int | None = None) -> Blob:
         """As `Engine.get`."""

@@ -228,6 +228,10 @@ class Remembering(Engine):
         """As the engine."""
         return self.inner.can
 
+    def conditional(self) -> bool:
+        """As the engine."""
+        return self.inner.conditional()
+
     def has(self, key: str) -> bool:
         """Whether there is an object of that name."""
         try:

@@ -13,7 +13,7 @@ from remotehelp import name
 from tdstore_remote import conditional
 from tdstore_remote.opening import open_engine
 
-from tdstore.engine import Engine, EngineCap
+from tdstore.engine import Engine
 from tdstore.errors import (
     ConflictError,
     CorruptStoreError,
@@ -91,7 +91,7 @@ def test_an_object_that_ends_before_is_told(engine: Engine) -> None:
 
 
 def test_conditions_hold(engine: Engine) -> None:
-    if EngineCap.CONDITIONAL not in engine.can:
+    if not engine.conditional():
         with pytest.raises(UnsupportedError, match="only if nobody else has"):
             engine.put("a", b"1", if_absent=True)
         return
@@ -110,7 +110,7 @@ def test_conditions_hold(engine: Engine) -> None:
 
 def test_rivals_of_one_put(engine: Engine) -> None:
     """Of eight that put at the same time on the same condition, one wins."""
-    if EngineCap.CONDITIONAL not in engine.can:
+    if not engine.conditional():
         pytest.skip("no conditional put")
     tag = engine.put("a", b"start")
     won = []
@@ -239,7 +239,7 @@ def test_what_is_found_out_about_a_bucket(bucket: Bucket, works: bool, quoted: b
 def test_a_bucket_that_cannot_says_so(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conditional, "of", lambda *_: conditional.Conditions(False))
     with open_engine(f"{s3.url}/{name()}", s3.fsspec_options) as engine:
-        assert EngineCap.CONDITIONAL not in engine.can
+        assert not engine.conditional()
         with pytest.raises(UnsupportedError):
             engine.put("a", b"", if_absent=True)
 

@@ -82,7 +82,7 @@ class ObjectPlace(Place):
 
     @property
     def _conditional(self) -> bool:
-        return EngineCap.CONDITIONAL in self.engine.can
+        return self.engine.conditional()
 
     def _claim(self, take_over: bool) -> None:
         data = msgspec.json.encode(mark_now([]))
