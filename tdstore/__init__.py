@@ -13,7 +13,8 @@ from tdstore.builtin.mmtensor import MemoryMappedTensor
 from tdstore.container.base import TensorDictBase
 from tdstore.container.copying import copy_dataset as copy
 from tdstore.container.handle import StoreHandle
-from tdstore.container.making import cat, stack
+from tdstore.container.lazy import LazyStackedTensorDict
+from tdstore.container.making import cat, lazy_legacy, lazy_stack, maybe_dense_stack, set_lazy_legacy, stack
 from tdstore.container.nontensor import NonTensorData, NonTensorStack
 from tdstore.container.opening import open_container
 from tdstore.container.persistent import PersistentTensorDict
@@ -107,6 +108,7 @@ __all__ = [
     "Codec",
     "Fault",
     "Header",
+    "LazyStackedTensorDict",
     "LeafSpec",
     "MemoryMappedTensor",
     "Mode",
@@ -128,12 +130,16 @@ __all__ = [
     "is_leaf_nontensor",
     "is_non_tensor",
     "is_tensor_collection",
+    "lazy_legacy",
+    "lazy_stack",
     "load",
     "load_memmap",
+    "maybe_dense_stack",
     "memmap",
     "open",
     "register_backend",
     "save",
+    "set_lazy_legacy",
     "stack",
     "unregister_backend",
 ]

@@ -114,6 +114,15 @@ class Selection:
             [*self._layout, *(Axis("dim", d) for d in extra)],
         )
 
+    def by_dimension(self) -> tuple[int | slice | Tensor, ...] | None:
+        """What is selected of each source dimension by itself; None where dimensions go together or are new."""
+        order = [axis.n for axis in self._layout if axis.kind == "dim"]
+        if len(order) != len(self._layout) or order != sorted(order):
+            return None
+        if any(isinstance(term, Zipped) for term in self._terms):
+            return None
+        return tuple(_as_index(term) for term in self._terms)
+
     def read_plan(self) -> ReadPlan:
         """Plan to read this selection of a leaf whose leading dimensions are `src_shape`."""
         return plan_read(self._terms, self._layout, self.shape)
@@ -124,6 +133,16 @@ class Selection:
 
     def __repr__(self) -> str:
         return f"Selection({list(self.shape)} of {list(self.src_shape)})"
+
+
+def _as_index(term: Term) -> int | slice | Tensor:
+    if isinstance(term, Zipped):
+        raise TypeError("positions that go together are no index of one dimension")
+    if not isinstance(term, range):
+        return term
+    if term.step > 0:
+        return slice(term.start, max(term.start, term.stop), term.step)
+    return torch.tensor(list(term), dtype=torch.int64)
 
 
 def _make(src_shape: torch.Size, terms: list[Term], layout: list[Axis]) -> Selection:

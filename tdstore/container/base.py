@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from tdstore.container import making, torchfn
+from tdstore.container.distributed import DistributedMixin
 from tdstore.container.named import NamedStorageMixin
 from tdstore.container.repr import ReprMixin
 
 
-class TensorDictBase(NamedStorageMixin, ReprMixin):
-    """Base of every container: `TensorDict` and `PersistentTensorDict`."""
+class TensorDictBase(NamedStorageMixin, DistributedMixin, ReprMixin):
+    """Base of every container: `TensorDict`, `PersistentTensorDict` and `LazyStackedTensorDict`."""
 
     __slots__ = ()
 
@@ -54,6 +57,27 @@ class TensorDictBase(NamedStorageMixin, ReprMixin):
     def stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
         """`torch.stack` of TensorDicts, along a new batch dimension."""
         return making.stack(input, dim, out=out)
+
+    @classmethod
+    def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+        """A stack that is not made, of TensorDicts that may differ: see `tdstore.lazy_stack`."""
+        return making.lazy_stack(input, dim, out=out, **kwargs)
+
+    @classmethod
+    def maybe_dense_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+        """As `stack` where keys and shapes allow it, else as `lazy_stack`."""
+        return making.maybe_dense_stack(input, dim, out=out, **kwargs)
+
+    def to_lazystack(self, dim: int = 0) -> Any:
+        """A lazy stack of the rows along `dim`, sharing memory."""
+        name = self.names[dim] if self._names is not None else None
+        return self._stack_class(*self.unbind(dim), stack_dim=dim % max(1, self.batch_dims), stack_dim_name=name)
+
+    def densify(self, layout: torch.layout = torch.jagged) -> Any:
+        """The same entries with every lazy stack below made: see `LazyStackedTensorDict.densify`."""
+        td = self._resident()
+        data = {k: v.densify(layout) if isinstance(v, TensorDictBase) else v for k, v in td._data.items()}
+        return td._new(data, td._batch_size, td._device, td._names)
 
     @classmethod
     def cat(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:

@@ -16,6 +16,9 @@ from tdstore.registry import registry
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore.values import decode_value, encode_value
 
+STACK_KIND = "LazyStackedTensorDict"
+"""How the header calls the groups that are lazy stacks, whose own groups are the elements."""
+
 
 def describe(td: Any, prefix: Path = ()) -> tuple[dict[Path, Group], dict[Path, LeafSpec]]:
     """Group records and leaf specs of a container, by path under `prefix`. Reads no data.

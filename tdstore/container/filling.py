@@ -70,7 +70,7 @@ class FillingMixin(PlacingMixin):
 
         def pick(a: Any, b: Any) -> Tensor:
             like = a if isinstance(a, Tensor) else b
-            wide = condition.reshape(*condition.shape, *(1,) * (like.ndim - condition.ndim))
+            wide = condition.reshape((*condition.shape, *(1,) * (like.ndim - condition.ndim)))
             return torch.where(wide, a, b)
 
         if not isinstance(other, Container):

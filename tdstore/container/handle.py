@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from tdstore.container.core import GROUP, LEAF, VALUE
-from tdstore.container.describe import decoded
+from tdstore.container.describe import STACK_KIND, decoded
 from tdstore.container.nontensor import NonTensor
 from tdstore.errors import CorruptStoreError, KeyNotFoundError, ReadOnlyError, StoreError, UntrustedDataError
 from tdstore.header import Group, Header
@@ -218,7 +218,9 @@ def _complete(groups: dict[Path, Group], specs: Mapping[Path, LeafSpec], url: st
                     url=url,
                 )
             inner = groups.get((*path, key))
-            if inner is not None and inner.batch_size is not None and inner.batch_size[: len(batch)] != batch:
+            if inner is None or inner.batch_size is None or inner.kind == STACK_KIND:
+                continue  # the elements of a lazy stack tell its batch size
+            if inner.batch_size[: len(batch)] != batch:
                 raise CorruptStoreError(
                     f"the group {path_text((*path, key))} of {url} has the batch size {list(inner.batch_size)}, "
                     f"which does not start with that of its parent, {list(batch)}",

@@ -97,7 +97,7 @@ class IndexedTree(HomeMixin):
                     data[key] = value._view_at(index, new, names, n)
                 else:
                     deeper = indexed_names(value._names, index, len(below))
-                    data[key] = value._view_at(index, torch.Size((*new, *below[n:])), deeper, n)
+                    data[key] = value._view_at(index, torch.Size((*new, *below[n:])), deeper, len(below))
             else:
                 data[key] = value[index]
         td = self._new(data, new, self._device, names)
@@ -117,7 +117,7 @@ class IndexedTree(HomeMixin):
             elif isinstance(value, IndexedTree):
                 below = value._batch_size
                 wide = new if len(below) == n else torch.Size((*new, *below[n:]))
-                data[key] = value._take(rows, wide, value._names, n)
+                data[key] = value._take(rows, wide, value._names, len(below))
             else:
                 data[key] = value[rows]
         return self._new(data, new, self._device, names)

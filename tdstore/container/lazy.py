@@ -1,4 +1,4 @@
-"""LazyStackedTensorDict: TensorDicts side by side as if they were stacked, whatever their shapes and wherever they are."""
+"""LazyStackedTensorDict: TensorDicts side by side as if they were stacked, of any shapes and wherever they are."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tdstore.container.core import Container
+from tdstore.container.keysview import FirstKeys, IsLeaf
 from tdstore.container.lazy_ops import LazyOps
 from tdstore.container.lazy_tree import check_elements
 from tdstore.container.names import as_names
 from tdstore.container.repr import entry_text, indent
+from tdstore.container.tree import ResidentTree
 from tdstore.errors import BatchSizeError
 from tdstore.shapes import as_size
 
@@ -108,35 +110,60 @@ class LazyStackedTensorDict(LazyOps):
         Raises:
             UnsupportedError: the shapes differ, and none of these was asked for.
         """
-        if type(key) is str and not kwargs:
-            found = self._quick(key)
-            if found is not None:
-                return found
+        if type(key) is str:
+            if not kwargs:
+                found = self._quick(key)
+                if found is not None:
+                    return found
+            elif kwargs == {"as_list": True} and (parts := self._tensors(key)) is not None:
+                return parts
         return super().get(key, default, **kwargs)
 
     def _quick(self, key: str) -> Any:
         """The stacked tensor of the commonest case; None for all others."""
-        parts = []
-        for td in self._tds:
-            if getattr(td, "_data", None) is None:
-                return None
-            part = td._data.get(key)
-            if type(part) is not torch.Tensor:
-                return None
-            parts.append(part)
+        parts = self._tensors(key)
         try:
             return torch.stack(parts, self._stack_dim) if parts else None
         except RuntimeError:
             return None  # told by the slow way
 
+    def _tensors(self, key: str) -> list[torch.Tensor] | None:
+        parts = []
+        for td in self._tds:
+            if not isinstance(td, ResidentTree):
+                return None
+            part = td._data.get(key)
+            if type(part) is not torch.Tensor:
+                return None
+            parts.append(part)
+        return parts
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        if include_nested or leaves_only or sort:
+            return super().keys(include_nested, leaves_only, is_leaf, sort=sort)
+        return FirstKeys(dict.fromkeys(self._first_keys()))
+
     def __reduce__(self) -> tuple[Any, ...]:
         own = bool(self._state & 1)
         return _rebuilt, (self._tds, self._stack_dim, self._dim_name, self._hollow, own)
 
+    def valid_keys(self) -> Any:
+        """The first-level keys that all elements have."""
+        return self.keys()
+
     def close(self) -> None:
         """Close the dataset that the stack is over, or those that its elements are over."""
         if self._home is not None:
-            self._home[0].store.close()
+            store = self._home[0].store
+            self._shut(store.url)
+            store.close()
         else:
             for td in self._tds:
                 td.close()

@@ -32,6 +32,14 @@ class Route(NamedTuple):
     """Whether `rest` puts a dimension of one at `place`, for the stack to go there."""
 
     @property
+    def index(self) -> Any:
+        """`rest` in its shortest form."""
+        rest = self.rest
+        while len(rest) > 1 and type(rest[-1]) is slice and rest[-1] == _ALL:
+            rest = rest[:-1]
+        return rest[0] if len(rest) == 1 else rest
+
+    @property
     def whole(self) -> bool:
         """Whether elements are taken as they are."""
         return all(type(t) is slice and t == _ALL for t in self.rest)
@@ -43,7 +51,12 @@ def _plain(term: Any) -> Any:
         return int(term) if term.ndim == 0 and term.dtype is not torch.bool else term
     if term is None or isinstance(term, (slice, bool, np.bool_)):
         return term
-    return operator.index(term)
+    try:
+        return operator.index(term)
+    except TypeError:
+        raise IndexError(
+            f"a TensorDict is indexed with ints, slices, lists, tensors and masks, not with {term!r}"
+        ) from None
 
 
 def route(terms: tuple[Any, ...], dim: int, count: int, ndim: int) -> Route | None:
@@ -59,6 +72,8 @@ def route(terms: tuple[Any, ...], dim: int, count: int, ndim: int) -> Route | No
     if used > ndim:
         raise IndexError(f"too many indices: {used} for {ndim} dimensions")
     full = (*map(_plain, terms), *(_ALL,) * (ndim - used))
+    if not any(isinstance(t, Tensor) for t in full):
+        full = tuple(None if t is True else t for t in full)  # to torch, a new dimension
     if any(isinstance(t, (bool, np.bool_)) or (isinstance(t, Tensor) and not t.ndim) for t in full):
         return None
     at = _covering(full, dim)
@@ -104,8 +119,7 @@ def _row_numbers(term: Tensor, count: int) -> Tensor:
     rows = as_rows(term.cpu(), count)
     if isinstance(rows, Tensor):
         return rows
-    start, stop, step = rows.indices(count)
-    return torch.arange(start, stop, step)
+    return torch.arange(count)[rows]
 
 
 def _apart(full: Sequence[Any], arrays: Sequence[int]) -> bool:
@@ -133,9 +147,9 @@ def pick(value: Tensor, place: int, block: Sequence[int], number: int, ndim: int
     """
     while value.ndim > ndim and value.shape[0] == 1:
         value = value[0]  # as torch does
-    at = np.unravel_index(number, tuple(block)) if block else ()
+    at, short = np.unravel_index(number, tuple(block)) if block else (), ndim - value.ndim
     for k in reversed(range(len(block))):
-        dim = place + k - (ndim - value.ndim)
+        dim = place + k - short
         if dim < 0:
             continue
         if value.shape[dim] not in (1, block[k]):

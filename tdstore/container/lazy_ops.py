@@ -19,7 +19,7 @@ from tdstore.container.locks import LOCKED
 from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.structure import Mapper
 from tdstore.container.tree import ResidentTree
-from tdstore.errors import BatchSizeError, UnsupportedError
+from tdstore.errors import BatchSizeError
 from tdstore.ops.base import Names
 from tdstore.ops.reduce import Over
 from tdstore.ops.reductions import Reduction, State
@@ -40,7 +40,7 @@ class LazyOps(LazyWrites):
         n, d = len(self._tds), self._stack_dim
         if isinstance(other, Container):
             if other.batch_size != self._batch_size and not self._ragged:
-                other = other.expand(self._batch_size)  # type: ignore[attr-defined]
+                other = other.expand(self._batch_size)
             return self._per_element(other)
         if isinstance(other, np.ndarray):
             other = torch.from_numpy(other)
@@ -58,8 +58,29 @@ class LazyOps(LazyWrites):
 
     def _foreach(self, fn: Callable[..., Sequence[Tensor]], *operands: Any) -> Self:
         columns = [self._operands(o) for o in operands]
-        made = [td._foreach(fn, *[c[i] for c in columns]) for i, td in enumerate(self._tds)]
+        made = self._all_at_once(fn, columns)
+        if made is None:
+            made = [td._foreach(fn, *[c[i] for c in columns]) for i, td in enumerate(self._tds)]
         return self._of(made, self._stack_dim, self._dim_name, self._hollow)
+
+    def _all_at_once(self, fn: Callable[..., Sequence[Tensor]], columns: list[list[Any]]) -> list[Any] | None:
+        """One call for the leaves of all elements; None where they are not all live tensors, or an operand is one."""
+        leaves: list[Tensor] = []
+        given: list[list[Any]] = [[] for _ in columns]
+        for i, td in enumerate(self._tds):
+            mine: list[Tensor] = []
+            if not isinstance(td, ResidentTree) or td._state & LOCKED or not td._collect(mine):
+                return None
+            for into, column in zip(given, columns, strict=True):
+                part = td._operand(column[i], mine)
+                if not isinstance(part, list):
+                    return None
+                into += part
+            leaves += mine
+        if not leaves:
+            return None
+        results = iter(fn(leaves, *given))
+        return [td._with_leaves(results) for td in self._tds]
 
     def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
         self._check_writable()
@@ -156,6 +177,17 @@ class LazyOps(LazyWrites):
         """
         return self._resident()
 
+    def to_dict(
+        self, *, retain_none: bool = True, convert_tensors: bool = False, tolist_first: bool = False
+    ) -> dict[str, Any]:
+        keys = [set(td.keys(True)) for td in self._tds]
+        if any(k != keys[0] for k in keys):
+            raise UnevenError(
+                "to_dict: the elements of this lazy stack have different keys",
+                hint="[td.to_dict() for td in stack.tensordicts]",
+            )
+        return super().to_dict(retain_none=retain_none, convert_tensors=convert_tensors, tolist_first=tolist_first)
+
     def empty(
         self, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = None
     ) -> Any:
@@ -222,8 +254,7 @@ class LazyOps(LazyWrites):
         if batch != self._batch_size:
             return super()._mapped(plan, others, path, batch)
         columns = [self._per_element(o) for o in others]
-        below = plan.below(plan.n - (self._stack_dim < plan.n))
-        made = [td._mapped(below, [c[i] for c in columns], path, td._batch_size) for i, td in enumerate(self._tds)]
+        made = [td._mapped(plan, [c[i] for c in columns], path, td._batch_size) for i, td in enumerate(self._tds)]
         if made and all(m is None for m in made):
             return None
         full = [td.empty() if m is None else m for td, m in zip(self._tds, made, strict=True)]
@@ -299,12 +330,7 @@ class LazyOps(LazyWrites):
         keep_lock: bool = True,
     ) -> Any:
         traced = trace(fn, self._batch_size, self._stack_dim)
-        if traced is not None:
-            made = self._view_of(fn, traced[0])
-            if names != made._names:
-                made._set_names(names)
-        else:
-            made = self._copied(fn, batch_size, names)
+        made = self._copied(fn, batch_size, names) if traced is None else self._view_of(fn, traced[0], names)
         if undo is not None and made is not self:
             made._undo = (weakref.ref(self), undo)
         if keep_lock and self._state & LOCKED:
@@ -315,18 +341,19 @@ class LazyOps(LazyWrites):
         """As part of a TensorDict of `n` batch dimensions that is moved."""
         return self._move(fn, new, names, keep_lock=False)
 
-    def _view_of(self, fn: Callable[[Tensor], Any], found: Traced) -> Any:
+    def _view_of(self, fn: Callable[[Tensor], Any], found: Traced, names: Names) -> Any:
         """Elements moved one by one: `fn` makes nothing but views of them."""
-        d, n = self._stack_dim, len(self._tds)
         rows = found.rows
         if isinstance(rows, int):
-            return self._moved_element(rows, fn, found, 0)
-        parts = [self._moved_element(row, fn, found, i) for i, row in enumerate(rows.flatten().tolist())]
-        place = found.dims[0]
-        if not parts:
-            return self._of((), place, None, self._inner)
-        del d, n
-        return self._nest(parts, rows.shape, place)
+            made = self._moved_element(rows, fn, found, 0)
+        else:
+            parts = [self._moved_element(row, fn, found, i) for i, row in enumerate(rows.flatten().tolist())]
+            place = found.dims[0]
+            made = self._nest(parts, rows.shape, place) if parts else self._of((), place, None, self._inner)
+        if made._names != names:
+            made = made._shallow() if found.same else made  # the elements keep their own names
+            made._set_names(names)
+        return made
 
     def _moved_element(self, row: int, fn: Callable[[Tensor], Any], found: Traced, number: int) -> Any:
         td = self._tds[row]
@@ -372,7 +399,11 @@ class LazyOps(LazyWrites):
         traced = trace(fn, self._batch_size, self._stack_dim)
         if traced is None:
             return self._resident()._fan_out(fn, batch_sizes, names)
-        return tuple(self._view_of(lambda t, k=k: fn(t)[k], found) for k, found in enumerate(traced))
+
+        def part(k: int) -> Callable[[Tensor], Tensor]:
+            return lambda t: fn(t)[k]
+
+        return tuple(self._view_of(part(k), found, names) for k, found in enumerate(traced))
 
     def _fan_tree(
         self, fn: Callable[[Tensor], Sequence[Tensor]], batch_sizes: Sequence[torch.Size], names: Names
@@ -401,6 +432,16 @@ class LazyOps(LazyWrites):
             out.append(self._of(self._tds, self._stack_dim, self._dim_name) if piece is self else piece)
             start += size
         return tuple(out)
+
+    def unsqueeze(self, dim: int) -> Any:
+        at, d = as_dim(dim, len(self._inner) + 2), self._stack_dim
+        old = self._batch_size
+        place = d + (at <= d)
+        made = self._of((td.unsqueeze(at - (at > d)) for td in self._tds), place, self._dim_name, self._hollow)
+        for td in made._tds:
+            td._undo = None
+        made._undo = (weakref.ref(self), lambda v: v.squeeze(at) if -1 in old else v.reshape(old))
+        return made
 
     def narrow(self, dim: int, start: int, length: int) -> Any:
         at = as_dim(dim, len(self._inner) + 1)
@@ -466,9 +507,6 @@ class LazyOps(LazyWrites):
         if at == self._stack_dim:
             return self
         return self._of(self.unbind(at), at, None)
-
-    def _reject(self, what: str) -> UnsupportedError:
-        return UnsupportedError(f"{what} makes no sense on a lazy stack", hint="td.to_tensordict() first")
 
 
 def _reduced_size(batch: torch.Size, dims: tuple[int, ...], keepdim: bool) -> torch.Size:

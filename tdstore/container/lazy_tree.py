@@ -11,6 +11,8 @@ from torch import Tensor
 
 from tdstore.container.base import TensorDictBase
 from tdstore.container.core import GROUP, LEAF, Container
+from tdstore.container.describe import STACK_KIND
+from tdstore.container.home import HomeMixin
 from tdstore.container.lazy_index import Route, positions, route, unravel
 from tdstore.container.locks import LOCKED
 from tdstore.container.names import extend_names
@@ -23,8 +25,8 @@ from tdstore.ops.base import Names
 from tdstore.shapes import as_dim
 from tdstore.types import Path
 
-KIND = "LazyStackedTensorDict"
 _ALL = slice(None)
+_FORMS = {"as_list", "as_padded_tensor", "as_nested_tensor"}
 _allocate: Any = object.__new__
 
 
@@ -79,8 +81,10 @@ class LazyTree(TensorDictBase):
         first: torch.Size = tds[0]._batch_size
         for td in tds:
             if td._batch_size != first:
-                first = _merged([td._batch_size for td in tds])
-                break
+                merged = _merged([td._batch_size for td in tds])
+                if merged is None:
+                    raise BatchSizeError("an element of this lazy stack was given a batch size of another length")
+                return merged
         return first
 
     @property
@@ -122,7 +126,12 @@ class LazyTree(TensorDictBase):
         tds = self._tds
         if not tds:
             return []
-        first = list(tds[0]._first_keys())
+        first: Any = tds[0]._first_keys()
+        if isinstance(first, dict):
+            same = first.keys()
+            if all(isinstance(k := td._first_keys(), dict) and k.keys() == same for td in tds):
+                return list(first)
+        first = list(first)
         common = set(first).intersection(*(td._first_keys() for td in tds[1:]))
         return first if len(common) == len(first) else [k for k in first if k in common]
 
@@ -154,12 +163,16 @@ class LazyTree(TensorDictBase):
         )
 
     def _leaf_shape(self, key: str) -> torch.Size:
-        if any(td._kind(key) != LEAF for td in self._tds):
+        merged = self._merged_leaf(key)
+        if merged is None:
             return torch.Size((-1,))
-        merged = _merged([td._leaf_shape(key) for td in self._tds])
-        if merged == (-1,):
-            return merged
         return torch.Size((*merged[: self._stack_dim], len(self._tds), *merged[self._stack_dim :]))
+
+    def _merged_leaf(self, key: str) -> torch.Size | None:
+        """Shape of an entry in the elements, -1 where it differs; None unless all are tensors of one rank."""
+        if any(td._kind(key) != LEAF for td in self._tds):
+            return None
+        return _merged([td._leaf_shape(key) for td in self._tds])
 
     def _leaf_facts(self, key: str) -> tuple[Any, ...]:
         if any(td._kind(key) != LEAF for td in self._tds):
@@ -214,7 +227,7 @@ class LazyTree(TensorDictBase):
             if all(isinstance(v, Container) for v in column):
                 below = [v._resident() for v in column]
                 inner = _merged([b._batch_size for b in below])
-                if -1 in inner or len(inner) < d:
+                if inner is None or -1 in inner or len(inner) < d:
                     raise UnevenError(f"the TensorDicts {(*path, key)!r} have different batch sizes")
                 wide = torch.Size((*inner[:d], len(parts), *inner[d:]))
                 data[key] = self._dense(below, (*path, key), wide, extend_names(names, len(wide)), d)
@@ -223,20 +236,14 @@ class LazyTree(TensorDictBase):
         return self._resident_class._new(data, batch, first._device, names)
 
     # -- get, in all its forms ---------------------------------------------------------------
-    def _raw_as(
-        self,
-        key: str,
-        *,
-        as_list: bool = False,
-        as_padded_tensor: bool = False,
-        as_nested_tensor: bool = False,
-        padding_side: str = "right",
-        padding_value: float = 0.0,
-        layout: torch.layout | None = None,
-    ) -> Any:
+    def _raw_as(self, key: str, **form: Any) -> Any:
         """The entry in the form asked for; nested TensorDicts stay lazy stacks."""
-        if sum((as_list, as_padded_tensor, as_nested_tensor)) > 1:
-            raise TypeError("as_list, as_padded_tensor and as_nested_tensor exclude one another")
+        odd = set(form) - _FORMS - {"padding_side", "padding_value", "layout"}
+        if odd or sum(bool(form.get(name)) for name in _FORMS) > 1:
+            raise TypeError(f"get takes one of {', '.join(sorted(_FORMS))}, not {form}")
+        as_list, as_padded_tensor, as_nested_tensor = (
+            form.get(n, False) for n in ("as_list", "as_padded_tensor", "as_nested_tensor")
+        )
         if self._kind(key) == GROUP or not (as_list or as_padded_tensor or as_nested_tensor):
             return self._raw(key)
         parts = [td._raw(key) for td in self._tds]
@@ -245,8 +252,9 @@ class LazyTree(TensorDictBase):
         if not all(isinstance(p, Tensor) for p in parts):
             raise UnevenError(f"the entries {key!r} are not all tensors", hint=f"td.get({key!r}, as_list=True)")
         if as_nested_tensor:
-            return _nested(parts, layout or torch.jagged)
-        return torch.stack(_padded(parts, padding_side, padding_value), self._stack_dim)
+            return _nested(parts, form.get("layout") or torch.jagged)
+        padded = _padded(parts, form.get("padding_side", "right"), form.get("padding_value", 0.0))
+        return torch.stack(padded, self._stack_dim)
 
     def get_nestedtensor(self, key: Any, default: Any = None, *, layout: torch.layout | None = None) -> Any:
         """The entry as a nested tensor, one component per element; `default` if there is none.
@@ -268,6 +276,8 @@ class LazyTree(TensorDictBase):
             except IndexError:
                 n = len(self._tds)
                 raise IndexError(f"index {index} is out of bounds for dimension 0 with size {n}") from None
+        if not self._stack_dim and (quick := self._quick_rows(index)) is not None:
+            return quick
         ndim = len(self._inner) + 1
         terms = spelled_out(as_terms(index), ndim)
         if all(type(t) is slice and t == _ALL for t in terms):
@@ -281,10 +291,30 @@ class LazyTree(TensorDictBase):
         hollow = () if elements else index_shape(self._inner, found.rest)
         return self._nest(elements, found.rows.shape, found.place, hollow)
 
+    def _quick_rows(self, index: Any) -> Any:
+        """Elements at a slice or at rows of the first dimension; None for any other index."""
+        if type(index) is slice:
+            if index.step is not None and index.step <= 0:
+                raise ValueError("slice step must be positive")
+            rows = self._tds[index]
+            if len(rows) == len(self._tds):
+                return self
+        elif type(index) is Tensor and index.ndim == 1 and index.dtype is torch.int64:
+            tds, n = self._tds, len(self._tds)
+            numbers = index.tolist()
+            if not numbers or min(numbers) < -n or max(numbers) >= n:
+                return None
+            rows = [tds[i] for i in numbers]
+            if len(set(map(id, rows))) < len(rows):
+                return None
+        else:
+            return None
+        return self._of(rows, 0, self._dim_name, self._inner) if rows else None
+
     def _cut(self, td: Any, found: Route) -> Any:
         if found.whole:
             return td
-        part = td._at(found.rest)
+        part = td._at(found.index)
         return part._at((*(_ALL,) * found.place, 0)) if found.lift else part
 
     def _taken(self, rows: list[int], found: Route) -> list[Any]:
@@ -339,10 +369,14 @@ class LazyTree(TensorDictBase):
         at = list(zip(*(i.tolist() for i in inner), strict=True)) if inner else [()] * len(numbers)
         return [self._tds[n]._at(a) if a else self._tds[n] for n, a in zip(numbers, at, strict=True)]
 
+    def _leaf_route(self, key: str, terms: tuple[Any, ...]) -> Route | None:
+        inner = self._merged_leaf(key)
+        return None if inner is None else route(terms, self._stack_dim, len(self._tds), len(inner) + 1)
+
     def _leaf_at(self, key: str, index: Any) -> Tensor:
         shape = self._leaf_shape(key)
         terms = spelled_out(as_terms(index), len(shape))
-        found = route(terms, self._stack_dim, len(self._tds), len(shape)) if shape != (-1,) else None
+        found = self._leaf_route(key, terms)
         if found is None:
             whole: Tensor = self._raw(key)[terms]
             return whole
@@ -364,7 +398,7 @@ class LazyTree(TensorDictBase):
             extra["name"] = self._dim_name
         if not self._tds:
             extra["batch_size"] = list(self._hollow)
-        return Group(batch_size=(), kind=KIND, keys=tuple(map(str, range(len(self._tds)))), extra=extra)
+        return Group(batch_size=(), kind=STACK_KIND, keys=tuple(map(str, range(len(self._tds)))), extra=extra)
 
     def _stored_groups(self) -> list[tuple[str, Any]]:
         return [(str(i), td) for i, td in enumerate(self._tds)]
@@ -388,6 +422,17 @@ class LazyTree(TensorDictBase):
         for td, part in zip(self._tds, out.unbind(self._stack_dim), strict=True):
             td._read_into(part)
         return out
+
+    def _live(self) -> Any:
+        return self
+
+    def _shut(self, url: str) -> None:
+        for td in self._tds:
+            if isinstance(td, (HomeMixin, LazyTree)):
+                td._shut(url)
+
+    def _with_leaves(self, leaves: Iterator[Tensor]) -> Any:
+        return self._each(lambda td: td._live()._with_leaves(leaves))
 
     # -- flags -------------------------------------------------------------------------------
     def is_memmap(self) -> bool:
@@ -436,10 +481,10 @@ def _common(parts: list[Any]) -> list[Any]:
     return parts if all(k == both for k in keys) else [p.exclude(*(k - both)) for p, k in zip(parts, keys, strict=True)]
 
 
-def _merged(shapes: Sequence[Sequence[int]]) -> torch.Size:
-    """One shape for several, -1 where they differ; [-1] where even their lengths do."""
+def _merged(shapes: Sequence[Sequence[int]]) -> torch.Size | None:
+    """One shape for several, -1 where they differ; None where even their lengths do."""
     if len({len(s) for s in shapes}) > 1:
-        return torch.Size((-1,))
+        return None
     return torch.Size(c[0] if len(set(c)) == 1 else -1 for c in zip(*shapes, strict=True))
 
 

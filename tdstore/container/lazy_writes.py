@@ -14,11 +14,12 @@ from tdstore.container.base import TensorDictBase
 from tdstore.container.core import GROUP, LEAF, VALUE, Container, _as_tensor, _as_value, _fit_value
 from tdstore.container.lazy_index import Route, pick, positions, route, unravel
 from tdstore.container.lazy_tree import LazyTree, UnevenError, check_elements
-from tdstore.container.locks import THROUGH
+from tdstore.container.locks import LOCKED, READONLY, THROUGH
 from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.paths import entry_path
 from tdstore.container.terms import as_terms, spelled_out
+from tdstore.container.tree import ResidentTree
 from tdstore.container.writing import _pairs, _source
 from tdstore.errors import BatchSizeError, UnsupportedError
 from tdstore.indexing import index_shape
@@ -132,7 +133,7 @@ class LazyWrites(LazyTree):
 
     def _free(self, what: str) -> None:
         """Refuse before anything has changed: a locked element would."""
-        if self.is_locked or any(td.is_locked for td in self._tds):
+        if self._state & LOCKED or any(td.is_locked for td in self._tds):
             raise self._refuse_locked(what)
 
     def _assign(self, entries: Mapping[str, Any]) -> None:
@@ -198,7 +199,7 @@ class LazyWrites(LazyTree):
         self._check_writable()
         shape = self._leaf_shape(key)
         terms = spelled_out(as_terms(index), len(shape))
-        found = route(terms, self._stack_dim, len(self._tds), len(shape)) if shape != (-1,) else None
+        found = self._leaf_route(key, terms)
         value = value if isinstance(value, Tensor) else torch.as_tensor(value)
         if found is None:
             whole = self._raw(key)
@@ -213,8 +214,41 @@ class LazyWrites(LazyTree):
             part = pick(value, found.place, block, number, wide)
             self._tds[row]._write_leaf_at(key, found.rest, _lifted(part, found, wide - len(block)))
 
+    def set(self, key: NestedKey, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
+        if type(key) is str and type(item) is Tensor and not item.is_nested and not self._ragged:
+            if not inplace:
+                self._free(f"set {key!r}")
+            if not inplace or self._alike(key, item):
+                for td, part in zip(self._tds, self._split_tensor(key, item), strict=True):
+                    if isinstance(td, ResidentTree) and not (inplace or td._state) and td._device is None:
+                        td._data[key] = part
+                    else:
+                        td.set(key, part, inplace)
+                return self
+        return super().set(key, item, inplace, **kwargs)
+
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
+        if type(key) is str and type(item) is Tensor and self._alike(key, item):
+            return self.set(key, item, True)
+        return super().set_(key, item)
+
+    def _alike(self, key: str, item: Tensor) -> bool:
+        """Whether all elements hold a tensor in memory that has the shape of its part."""
+        d = self._stack_dim
+        shape = torch.Size((*item.shape[:d], *item.shape[d + 1 :]))
+        for td in self._tds:
+            old = td._data.get(key) if isinstance(td, ResidentTree) and not td._state & READONLY else None
+            if type(old) is not Tensor or old.shape != shape:
+                return False
+        return item.ndim > d and item.shape[d] == len(self._tds)
+
     # -- rows --------------------------------------------------------------------------------
     def _set_rows(self, index: Any, value: Any) -> None:
+        if type(index) is int and not self._stack_dim and isinstance(value, Container):
+            td = self._at(index)
+            if td._batch_size and value._batch_size == td._batch_size:
+                td._set_rows(_ALL, value)
+                return
         ndim = len(self._inner) + 1
         terms = spelled_out(as_terms(index), ndim)
         found = route(terms, self._stack_dim, len(self._tds), ndim)
@@ -227,7 +261,7 @@ class LazyWrites(LazyTree):
             shape = index_shape(self._batch_size, terms)
             if value.batch_size != shape:
                 try:
-                    value = value.expand(shape)  # type: ignore[attr-defined]
+                    value = value.expand(shape)
                 except BatchSizeError:
                     raise BatchSizeError(
                         f"cannot write a TensorDict of batch size {list(value.batch_size)} "
@@ -246,7 +280,7 @@ class LazyWrites(LazyTree):
         for row, part in parts:
             td = self._tds[row]
             if found.lift and isinstance(part, Container):
-                part = part.unsqueeze(found.place)  # type: ignore[attr-defined]
+                part = part.unsqueeze(found.place)
             td._set_rows(_ALL if found.whole and td.batch_dims else found.rest, part)
 
     # -- many entries ------------------------------------------------------------------------
@@ -255,7 +289,7 @@ class LazyWrites(LazyTree):
         if isinstance(source, LazyTree) and source._stack_dim == self._stack_dim:
             parts = source._tds
         elif isinstance(source, Container):
-            parts = list(source.unbind(self._stack_dim))  # type: ignore[attr-defined]
+            parts = list(source.unbind(self._stack_dim))
         else:
             return self._split("", dict(_pairs(source)))
         if len(parts) != len(self._tds):
@@ -281,6 +315,8 @@ class LazyWrites(LazyTree):
         return [*self._tds[:count], *(td.empty() for td in more)]
 
     def _update_in_place(self, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> Self:
+        if source is self and at is None:
+            return self
         if at is not None or not isinstance(source, Container):
             return super()._update_in_place(source, at, keys_to_update)
         parts = self._per_element(source)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from tdstore.container.core import Container
 from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, merge
 from tdstore.container.paths import entry_path
-from tdstore.errors import BatchSizeError
+from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.ops.base import Names
 from tdstore.shapes import as_dim, as_size
 from tdstore.types import LeafSpec, Path
@@ -90,6 +91,9 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
         else:
             if len(set(map(type, column))) > 1 and not all(isinstance(v, Container) for v in column):
                 raise RuntimeError(f"cannot {what} the entries {(*path, key)!r}: some are TensorDicts, some are not")
+            if any(isinstance(v, Container._stack_class) for v in column):
+                data[key] = (stack if fn is torch.stack else cat)(column, dim)
+                continue
             parts = [v._resident() for v in column]
             below = value.batch_size
             wide = new if len(below) == n else torch.Size((*new, *below[n:]))
@@ -103,9 +107,16 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
 def stack(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     """Stack TensorDicts of one batch size and one set of keys along a new batch dimension.
 
+    Lazy stacks of equal length give a lazy stack of their elements, stacked; see also `set_lazy_legacy`.
+
     Raises:
         RuntimeError: no TensorDict, different batch sizes, keys or shapes.
     """
+    tds = list(tds)
+    if _legacy and tds:
+        return lazy_stack(tds, dim, out=out)
+    if (together := _side_by_side(tds)) is not None:
+        return _stack_elements(together, dim, out)
     parts = [td._resident() for td in tds]
     if not parts:
         raise RuntimeError("stack needs at least one TensorDict")
@@ -121,11 +132,15 @@ def stack(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
 
 
 def cat(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
-    """Concatenate TensorDicts with one set of keys along a batch dimension.
+    """Concatenate TensorDicts with one set of keys along a batch dimension; lazily if one of them is a lazy stack.
 
     Raises:
         RuntimeError: no TensorDict, different batch sizes in other dimensions, different keys.
     """
+    tds = list(tds)
+    lazy = next((td for td in tds if isinstance(td, Container._stack_class)), None)
+    if lazy is not None:
+        return _cat_elements(tds, lazy, dim, out)
     parts = [td._resident() for td in tds]
     if not parts:
         raise RuntimeError("cat needs at least one TensorDict")
@@ -145,9 +160,137 @@ def cat(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     return made if out is None else _into(out, made)
 
 
+def _side_by_side(tds: Sequence[Any]) -> list[Any] | None:
+    """Lazy stacks that have as many elements each, along one dimension; None for anything else."""
+    if not tds or not all(isinstance(td, Container._stack_class) for td in tds):
+        return None
+    first = tds[0]
+    if not first._tds or any((len(t._tds), t._stack_dim) != (len(first._tds), first._stack_dim) for t in tds):
+        return None
+    return list(tds)
+
+
+def _stack_elements(tds: list[Any], dim: int, out: Any) -> Any:
+    first = tds[0]
+    at, d = as_dim(dim, len(first._batch_size) + 1), first._stack_dim
+    made = [stack(column, at - (at > d)) for column in zip(*(td._tds for td in tds), strict=True)]
+    lazy = first._of(made, d + (at <= d), first._dim_name)
+    return lazy if out is None else _into(out, lazy)
+
+
+def _cat_elements(tds: list[Any], lazy: Any, dim: int, out: Any) -> Any:
+    d = lazy._stack_dim
+    ndim = len(lazy._batch_size)
+    at = as_dim(dim, ndim)
+    if any(td.batch_dims != ndim for td in tds):
+        raise BatchSizeError(f"cannot concatenate batch sizes {', '.join(str(list(td.batch_size)) for td in tds)}")
+    columns = [td.unbind(d) for td in tds]
+    if at == d:
+        elements = [td for column in columns for td in column]
+        sizes = {td.batch_size for td in elements}
+        if len(sizes) > 1 and not any(-1 in td.batch_size for td in tds):
+            raise BatchSizeError(f"cannot concatenate batch sizes {', '.join(str(list(t.batch_size)) for t in tds)}")
+    else:
+        if len({len(column) for column in columns}) > 1:
+            raise BatchSizeError(f"cannot concatenate lazy stacks of {[len(c) for c in columns]} elements along {at}")
+        elements = [cat(row, at - (at > d)) for row in zip(*columns, strict=True)]
+    made = lazy._of(elements, d, lazy._dim_name, lazy._hollow)
+    return made if out is None else _into(out, made)
+
+
+def lazy_stack(
+    items: Iterable[Any],
+    dim: int = 0,
+    *,
+    device: Any = None,
+    out: Any = None,
+    stack_dim_name: str | None = None,
+    strict_shape: bool = False,
+) -> Any:
+    """A `LazyStackedTensorDict` of TensorDicts, which may differ in shapes and keys; a key is stacked when it is read.
+
+    Args:
+        items: TensorDicts, or tensors, which are stacked.
+        dim: the new batch dimension.
+        device: move the elements there.
+        out: write into this one instead.
+        stack_dim_name: name of the new dimension.
+        strict_shape: refuse different batch sizes, which otherwise show as -1.
+
+    Raises:
+        RuntimeError: no items. TypeError: not a TensorDict. BatchSizeError: batch sizes that differ in length.
+    """
+    tds = list(items)
+    if not tds:
+        raise RuntimeError("lazy_stack needs at least one TensorDict")
+    if all(isinstance(td, Tensor) for td in tds):
+        return torch.stack(tds, dim, out=out)
+    made = Container._stack_class(
+        *tds, stack_dim=dim, device=device, stack_dim_name=stack_dim_name, strict_shape=strict_shape
+    )
+    return made if out is None else out.update(made, inplace=True)
+
+
+def maybe_dense_stack(items: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    """As `torch.stack` where keys and shapes allow it, else as `lazy_stack`."""
+    tds = list(items)
+    try:
+        return stack(tds, dim, out=out)
+    except (RuntimeError, KeyNotFoundError):
+        if not tds:
+            raise
+        return lazy_stack(tds, dim, out=out, **kwargs)
+
+
+_legacy = False
+
+
+def lazy_legacy() -> bool:
+    """Whether `torch.stack` of TensorDicts gives lazy stacks; see `set_lazy_legacy`."""
+    return _legacy
+
+
+class set_lazy_legacy:  # noqa: N801  # the name that users know
+    """Make `torch.stack` of TensorDicts lazy, as it was long ago, or not: in a `with` block, a function, or for good.
+
+    Example:
+        >>> with set_lazy_legacy(True):
+        ...     stack = torch.stack([TensorDict({"x": torch.ones(2)})] * 2)
+        >>> type(stack).__name__
+        'LazyStackedTensorDict'
+    """
+
+    def __init__(self, mode: bool) -> None:
+        self._mode = mode
+        self._before: list[bool] = []
+
+    def set(self) -> None:
+        """From now on."""
+        global _legacy
+        _legacy = self._mode
+
+    def __enter__(self) -> None:
+        self._before.append(_legacy)
+        self.set()
+
+    def __exit__(self, *error: object) -> None:
+        global _legacy
+        _legacy = self._before.pop()
+
+    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fn)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return fn(*args, **kwargs)
+
+        return run
+
+
 def _into(out: Any, made: Any) -> Any:
     if out.batch_size != made.batch_size:
         raise BatchSizeError(f"out has batch size {list(out.batch_size)}, the result {list(made.batch_size)}")
+    if isinstance(made, Container._stack_class):
+        return out.update(made, inplace=True)
     return out.update(made.select(*[k for k in made.keys(True, True) if k in out]), inplace=True)
 
 

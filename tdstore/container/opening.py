@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tdstore.container.core import GROUP, LEAF, Container
-from tdstore.container.describe import describe
+from tdstore.container.describe import STACK_KIND, describe
 from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import HOME, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.errors import CorruptStoreError, KeyNotFoundError
@@ -20,9 +20,6 @@ from tdstore.io.progress import Progress
 from tdstore.keys import unravel
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Mode, Path, Write, path_text
-
-STACK_KIND = "LazyStackedTensorDict"
-"""How the header calls the groups that are lazy stacks."""
 
 
 def over(handle: StoreHandle, path: Path = (), flags: int = 0) -> Any:
@@ -60,6 +57,8 @@ def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path]
     """The lazy stack that a group is, its elements made by `element`."""
     extra = handle.groups[path].extra
     dim, count, name, hollow = (extra.get(k) for k in ("stack_dim", "count", "name", "batch_size"))
+    if count is None:  # another writer's
+        count = len(handle.groups[path].keys)
     paths = [(*path, str(i)) for i in range(count)] if isinstance(count, int) and count <= len(handle.groups) else []
     lost = [p for p in paths if handle.kind(p) != GROUP]
     made = [] if lost else [element(p) for p in paths]
@@ -71,6 +70,14 @@ def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path]
             url=handle.store.url,
         )
     td = Container._stack_class._of(made, dim, name, hollow or ())
+    above = handle.groups[path[:-1]] if path else None
+    lead = tuple(above.batch_size or ()) if above is not None and above.kind != STACK_KIND else ()
+    if tuple(td.batch_size[: len(lead)]) != lead:
+        raise CorruptStoreError(
+            f"the lazy stack {path_text(path)} of {handle.store.url} has the batch size {list(td.batch_size)}, "
+            f"which does not start with that of its parent, {list(lead)}",
+            url=handle.store.url,
+        )
     td._state, td._home = flags, (handle, path) if flags or Cap.VIEW not in handle.store.caps else None
     return td
 

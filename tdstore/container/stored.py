@@ -11,10 +11,12 @@ from torch import Tensor
 
 from tdstore.container.base import TensorDictBase
 from tdstore.container.core import GROUP, LEAF
+from tdstore.container.describe import STACK_KIND
 from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import LOCKED
+from tdstore.container.opening import stored
 from tdstore.container.terms import indexed_names, spelled_out
-from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.errors import BatchSizeError, KeyNotFoundError, UnsupportedError
 from tdstore.header import Group
 from tdstore.holes import HOLES, reserve
 from tdstore.indexing import Selection
@@ -112,10 +114,12 @@ class StoredTree(TensorDictBase):
         value = self._handle.value(path)
         return value if self._sel.is_full else value.move(self._sel_on_tensor)
 
-    def _child(self, key: str) -> Self:
+    def _child(self, key: str) -> Any:
         path = (*self._path, key)
         group = self._handle.groups[path]
         full = self._sel.is_full
+        if group.kind == STACK_KIND:
+            return self._stack_child(key)
         n = len(self._sel.src_shape)
         further = (group.batch_size or ())[n:]
         sel = None if full else self._sel.extend(further)
@@ -130,6 +134,25 @@ class StoredTree(TensorDictBase):
             child._state |= LOCKED
             child._parents = [weakref.ref(self)]
         return child
+
+    def _stack_child(self, key: str) -> Any:
+        """A lazy stack as this window sees it."""
+        td = stored(self._handle, (*self._path, key), self._device)
+        if not self._sel.is_full:
+            terms = self._sel.by_dimension()
+            if terms is None:
+                raise UnsupportedError(
+                    f"the lazy stack {key!r} cannot be seen through a window with new or zipped dimensions",
+                    hint=f"index td[{key!r}] instead",
+                )
+            for dim in reversed(range(len(terms))):
+                td = td._at((*(slice(None),) * dim, terms[dim]))
+        if self._wanted is not None and self._wanted[key] is not None:
+            td = td._kept(self._wanted[key])
+        if self._state & LOCKED:
+            td._state |= LOCKED
+            td._parents = [weakref.ref(self)]
+        return td
 
     def _groups(self) -> list[Any]:
         return []  # children are made when asked for, and inherit the lock then

@@ -70,7 +70,7 @@ class StoredWrites(StoredTree):
                 fresh.update(more)
                 if old is not None:
                     gone.append(path)
-                data += [(leaf, entry.get(leaf[len(path) :])) for leaf in more]
+                data += [(leaf, _leaf_below(entry, leaf[len(path) :])) for leaf in more]
         store = handle.store
         writes = [w for path, value in data for w in self._writes(path, value, fresh.get(path))]
         structural = bool(fresh or values or records or gone)
@@ -276,6 +276,14 @@ class StoredWrites(StoredTree):
             block.update_(block.apply(fn, *parts, **kwargs))
 
         return self._stream(change, others)
+
+
+def _leaf_below(node: Any, path: Path) -> Tensor:
+    """A leaf by its path in a store, where the groups of a lazy stack are its elements."""
+    for key in path[:-1]:
+        node = node._child(key)
+    leaf: Tensor = node._raw(path[-1])
+    return leaf
 
 
 def _expanded(tensor: Tensor, shape: torch.Size, key: str) -> Tensor:

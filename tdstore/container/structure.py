@@ -436,9 +436,8 @@ class StructureMixin(WritingMixin):
         **constructor_kwargs: Any,
     ) -> Any:
         target = self if inplace else out
-        own = self._batch_size
-        batch = own if batch_size is None else as_size(batch_size)
-        plan = Mapper(fn, named, len(own), default, filter_empty, call_on_nested)
+        batch = self._batch_size if batch_size is None else as_size(batch_size)
+        plan = Mapper(fn, named, default, filter_empty, call_on_nested)
         made = self._mapped(plan, others, (), batch)
         if target is not None:
             if made is not None:
@@ -467,26 +466,21 @@ class StructureMixin(WritingMixin):
 class Mapper:
     """One walk of `apply`: a function over the leaves of a tree and of others beside it."""
 
-    __slots__ = ("call_on_nested", "default", "filter_empty", "fn", "n", "named")
+    __slots__ = ("call_on_nested", "default", "filter_empty", "fn", "named")
 
     def __init__(
         self,
         fn: Callable[..., Any],
         named: bool,
-        n: int,
         default: Any,
         filter_empty: bool | None,
         call_on_nested: bool,
     ) -> None:
-        self.fn, self.named, self.n, self.default = fn, named, n, default
+        self.fn, self.named, self.default = fn, named, default
         self.filter_empty, self.call_on_nested = filter_empty, call_on_nested
 
-    def below(self, n: int) -> Mapper:
-        """The same walk from a container of `n` batch dimensions on."""
-        return Mapper(self.fn, self.named, n, self.default, self.filter_empty, self.call_on_nested)
-
     def run(self, td: Any, others: list[Any], path: Path, batch: torch.Size) -> Any:
-        fn, named = self.fn, self.named
+        fn, named, n = self.fn, self.named, len(td._batch_size)
         data: dict[str, Any] = {}
         dropped = False
         names = td._names if batch == td._batch_size else None
@@ -501,8 +495,8 @@ class Mapper:
             else:
                 nested: Any = value
                 wide = batch
-                if len(nested._batch_size) != self.n:
-                    wide = torch.Size((*batch, *nested._batch_size[self.n :]))
+                if len(nested._batch_size) != n:
+                    wide = torch.Size((*batch, *nested._batch_size[n:]))
                 below = [_or_empty(r, self.default, nested) for r in rest]
                 made = nested._mapped(self, below, (*path, key) if named or others else (), wide)
             if made is None:

@@ -219,7 +219,7 @@ class ResidentTree(TensorDictBase):
             else:
                 below = value.batch_size
                 wide = new if len(below) == n else torch.Size((*new, *below[n:]))
-                data[key] = value._live()._move_tree(fn, wide, extend_names(names, len(wide)), n)
+                data[key] = value._live()._move_tree(fn, wide, extend_names(names, len(wide)), len(below))
         return self._new(data, new, self._device, names)
 
     def _fan_out(
@@ -305,7 +305,7 @@ class ResidentTree(TensorDictBase):
             self._check_writable()
         leaves: list[Tensor] = []
         if not self._collect(leaves):
-            self._mixed(lambda node, *parts: node._foreach_(fn, *parts), operands)
+            self._mixed(lambda node, *parts: node._foreach_(fn, *parts), operands, exact=False)
         elif leaves:
             parts = [self._operand(o, leaves, exact=False) for o in operands]
             for part in parts:
@@ -318,13 +318,14 @@ class ResidentTree(TensorDictBase):
             fn(leaves, *parts)
         return self
 
-    def _mixed(self, run: Callable[..., Any], operands: tuple[Any, ...]) -> Self:
+    def _mixed(self, run: Callable[..., Any], operands: tuple[Any, ...], *, exact: bool = True) -> Self:
         """Level by level, where containers of another kind are below: each does it in its own way."""
         tensors = {k: v for k, v in self._data.items() if isinstance(v, Tensor)}
         data = dict(self._data)
         names = set(self._tensors_only())
         for o in operands:
-            if isinstance(o, Container) and (odd := names ^ set(o._tensors_only())):  # type: ignore[attr-defined]
+            theirs = set(o._tensors_only()) if isinstance(o, Container) else names  # type: ignore[attr-defined]
+            if odd := names ^ theirs if exact else names - theirs:
                 raise KeyNotFoundError(f"keys {sorted(odd)} are in one TensorDict and not in the other")
         parts = [o.select(*tensors) if isinstance(o, Container) else o for o in operands]  # type: ignore[attr-defined]
         data.update(run(self._new(tensors, self._batch_size, self._device, self._names), *parts).items())
@@ -340,7 +341,7 @@ class ResidentTree(TensorDictBase):
         if self._collect([]):
             return self
         return self._new(
-            {k: v._resident()._in_rows() if isinstance(v, Container) else v for k, v in self._data.items()},  # type: ignore[attr-defined]
+            {k: v._resident()._in_rows() if isinstance(v, Container) else v for k, v in self._data.items()},
             self._batch_size,
             self._device,
             self._names,
@@ -439,7 +440,8 @@ class ResidentTree(TensorDictBase):
             if isinstance(value, Tensor):
                 data[key] = fn(value)
             elif isinstance(value, Container):
-                wide = over.nested(batch_size, value._batch_size)
+                further = value._batch_size[len(self._batch_size) :]
+                wide = batch_size if over.dims is None else torch.Size((*batch_size, *further))
                 deeper = extend_names(names, len(wide))
                 data[key] = value._resident()._over_leaves_of(fn, over, wide, deeper)
             elif isinstance(value, NonTensorData):
