@@ -28,6 +28,19 @@ for i in range(start, start + 500):
 """
 
 
+UPDATER = """
+import sys, torch, tdstore
+from tdstore import TensorDict
+options, where, start = eval(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+for i in range(start, start + 500):
+    with tdstore.open(where, mode="r+", storage_options=options) as td:
+        rows = torch.arange(0, 200, 7)
+        td[rows] = TensorDict({"a": torch.full((29, 500), i), "n": {"b": torch.full((29,), i)}}, [29])
+    if i == start:
+        print("ready", flush=True)
+"""
+
+
 def numbered(i: int) -> TensorDict:
     return TensorDict({"a": torch.full((200, 500), i), "n": {"b": torch.full((200,), i)}}, [200])
 
@@ -41,9 +54,9 @@ def number_of(where: str, options: dict[str, Any]) -> int:
     return int(values[0])
 
 
-def saver(options: dict[str, Any], where: str, start: int) -> subprocess.Popen[str]:
+def saver(options: dict[str, Any], where: str, start: int, code: str = SAVER) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", SAVER, repr(options), where, str(start)],
+        [sys.executable, "-W", "ignore", "-c", code, repr(options), where, str(start)],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
@@ -67,6 +80,46 @@ def test_killed_saves_leave_old_or_new(rgw: S3Server) -> None:
         now = number_of(where, options)
         assert now >= last, f"attempt {attempt} lost a save that had been there"
         last = now
+
+
+def test_killed_updates_of_rows_leave_old_or_new(rgw: S3Server) -> None:
+    where, options = f"{rgw.url}/{name()}", rgw.fsspec_options
+    numbered(0).save(where, storage_options=options)
+    last = 0
+    for _ in range(4):
+        process = saver(options, where, last + 1, UPDATER)
+        time.sleep(0.1 + random.random() * 0.3)
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+        with tdstore.open(where, storage_options=options) as td:
+            found = td.to_tensordict()
+        changed = torch.arange(200) % 7 == 0
+        values = torch.cat([found["a"][changed].reshape(-1), found["n", "b"][changed]]).unique().tolist()
+        assert len(values) == 1, f"torn: {values}"
+        assert not found["a"][~changed].any(), "rows that nobody wrote"
+        assert values[0] >= last
+        last = values[0]
+    assert last > 0, "no update was ever committed"
+
+
+def test_a_stale_manifest_is_an_older_generation_and_loses_the_race(rgw: S3Server) -> None:
+    """A cache on the way answers with what was: a reader sees a whole older generation, a writer is told."""
+    where = f"{rgw.url}/{name()}"
+    with FaultProxy(rgw.port) as proxy:
+        stale = rgw.through(proxy.port).fsspec_options
+        numbered(1).save(where, storage_options=stale)
+        assert number_of(where, stale) == 1
+        numbered(2).save(where, storage_options=rgw.fsspec_options)
+        proxy.stale(method="GET", path="tdstore.json")
+        assert number_of(where, stale) == 1
+        writer = tdstore.open(where, mode="r+", storage_options=stale)
+        writer[0:2] = numbered(9)[0:2]
+        with pytest.raises(ConflictError):
+            writer.close()
+        proxy.clear()
+        assert number_of(where, stale) == 2
 
 
 def test_readers_see_one_generation(rgw: S3Server) -> None:

@@ -1,0 +1,123 @@
+"""Sending objects to other processes by value, with whatever executor: through plain pickle, tensors as bytes.
+
+`multiprocessing` would send a tensor by moving its whole storage, and that of the caller, to shared memory:
+what a worker then changes in place changes here, under some executors and not under others.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore.builtin.mmtensor import MemoryMappedTensor
+
+PLAIN = (Tensor, MemoryMappedTensor)
+"""The classes that travel as bytes; others know better how to be pickled."""
+
+
+def rebuilt(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...], device: str, grad: bool) -> Tensor:
+    """The tensor that `_as_bytes` took apart."""
+    flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    tensor = flat.reshape(shape)
+    if device != "cpu":
+        tensor = tensor.to(device)
+    return tensor.requires_grad_() if grad else tensor
+
+
+def _as_bytes(value: Any) -> Any:
+    if type(value) not in PLAIN or value.layout is not torch.strided or value.is_nested or value.is_quantized:
+        return NotImplemented
+    if value.device.type not in ("cpu", "cuda"):
+        return NotImplemented
+    flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    data = bytearray(flat.view(torch.uint8).numpy().data) if flat.numel() else bytearray()
+    return rebuilt, (data, value.dtype, tuple(value.shape), str(value.device), value.requires_grad)
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        return _as_bytes(obj) if isinstance(obj, Tensor) else NotImplemented
+
+
+@cache
+def _cloud_pickler() -> Any:
+    """A pickler for lambdas and local functions too; None without cloudpickle."""
+    try:
+        import cloudpickle  # type: ignore[import-untyped]
+    except ImportError:
+        return None
+
+    class CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            return _as_bytes(obj) if isinstance(obj, Tensor) else super().reducer_override(obj)
+
+    return CloudPickler
+
+
+def pack(value: object, *, cloud_first: bool = False) -> bytes:
+    """Pickle a value, with cloudpickle where plain pickle cannot (or where it is to be asked first).
+
+    Raises:
+        TypeError: neither can.
+    """
+    cloud = _cloud_pickler()
+    kinds = [_Pickler] if cloud is None else [cloud] if cloud_first else [_Pickler, cloud]
+    for kind in kinds:
+        target = io.BytesIO()
+        try:
+            kind(target, protocol=5).dump(value)
+        except (pickle.PicklingError, AttributeError, TypeError) as problem:
+            error: Exception = problem
+        else:
+            return target.getvalue()
+    hint = "" if cloud is not None else ". With `pip install cloudpickle` lambdas and local functions can be sent"
+    raise TypeError(f"{_told(value)} cannot be sent to another process: {error}{hint}") from error
+
+
+def _told(value: object) -> str:
+    return f"a {type(value).__name__}" if not callable(value) else repr(getattr(value, "__qualname__", value))
+
+
+class Packed:
+    """A value that is sent by value; it arrives as a `Sealed`. Packed once, when first pickled."""
+
+    __slots__ = ("_cloud", "_data", "value")
+
+    def __init__(self, value: Any, *, cloud_first: bool = False) -> None:
+        self.value = value
+        self._data: bytes | None = None
+        self._cloud = cloud_first
+
+    def data(self) -> bytes:
+        """The pickle."""
+        if self._data is None:
+            self._data = pack(self.value, cloud_first=self._cloud)
+        return self._data
+
+    def __reduce__(self) -> Any:
+        return Sealed, (self.data(),)
+
+
+class Sealed:
+    """What a `Packed` arrives as: opened where an error (a module that is missing there) can be told."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def opened(self) -> Any:
+        """The value."""
+        return pickle.loads(self.data)  # of this program's own caller or worker, by the executor's own pickle
+
+
+def plain(value: Any) -> Any:
+    """The value of a `Packed` or `Sealed`, or the value itself."""
+    if type(value) is Sealed:
+        return value.opened()
+    return value.value if type(value) is Packed else value

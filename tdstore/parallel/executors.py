@@ -1,0 +1,290 @@
+"""Workers of every kind behind one face: our own processes, a given pool, any `concurrent.futures.Executor`."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import multiprocessing.pool
+import os
+import random
+import socket
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+import torch
+
+from tdstore.parallel.byvalue import Packed, plain
+from tdstore.parallel.failures import Failure, WorkerDiedError
+
+_POLL_SECONDS = 0.5
+"""How often a pool that does not tell is asked whether a worker died."""
+_IN_FLIGHT = 2
+"""Tasks sent ahead per worker: one to work on and one that waits."""
+_DEATHS = frozenset({"KilledWorker", "ActorDiedError", "WorkerCrashedError"})
+"""How dask and ray call it; their classes are not imported to ask."""
+_given: dict[str, Any] = {}
+"""In a worker of ours: what the parent gave to all of its tasks."""
+
+
+# -- in the worker -----------------------------------------------------------------------------
+def here() -> tuple[str, int]:
+    """This process, among all machines."""
+    return socket.gethostname(), os.getpid()
+
+
+def _start(counter: Any, seed: int, threads: int, given: dict[str, Any]) -> None:
+    """Begin a worker: a stream of random numbers of its own, a number of threads, what all tasks share."""
+    with counter.get_lock():
+        number = counter.value
+        counter.value += 1
+    own = (seed + number) % 2**63
+    torch.manual_seed(own)
+    np.random.seed(own % 2**32)
+    random.seed(own)
+    torch.set_num_threads(threads)
+    _given.update(given)
+
+
+class Given:
+    """A name for what `_start` brought."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+
+def call(fn: Any, task: Any, origin: tuple[str, int]) -> Any:
+    """Run one task, here and now; what it raises is a result too, or the executors would each treat it in their way."""
+    try:
+        if type(fn) is Given:
+            key = fn.key
+            fn = _given[key] = plain(_given[key])
+        result = plain(fn)(task)
+        if here() == origin:
+            return result
+        packed = Packed(result)
+        packed.data()  # a result that cannot be sent is an error of this task
+        return packed
+    except Exception as error:
+        return error_of(error, origin)
+
+
+def error_of(error: Exception, origin: tuple[str, int]) -> Failure:
+    """What a task raised; in the process of the caller the exception as it is."""
+    return Failure(error) if here() == origin else Failure.of(error)
+
+
+# -- executors ---------------------------------------------------------------------------------
+class InlineExecutor(Executor):
+    """Runs each call as it is submitted."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run the call; a future that is done."""
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+class PoolExecutor(Executor):
+    """An executor over a pool with `apply_async`: of multiprocessing, torch.multiprocessing, ray, ..."""
+
+    def __init__(self, pool: Any) -> None:
+        self.pool = pool
+        self._known: dict[int, Any] = {}
+        self.dead()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Send the call to the pool."""
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        self.pool.apply_async(fn, args, kwargs, callback=future.set_result, error_callback=future.set_exception)
+        return future
+
+    def dead(self) -> str | None:
+        """What a worker died of. Such pools replace it silently, and nobody ever answers for its task.
+
+        Where workers retire after some tasks, one that ends by itself, with 0, is taken for one of those.
+        """
+        workers = getattr(self.pool, "_pool", None)
+        for worker in list(workers) if isinstance(workers, list) else ():
+            if hasattr(worker, "exitcode"):
+                self._known[id(worker)] = worker
+        retire = getattr(self.pool, "_maxtasksperchild", None) is not None
+        for key, worker in list(self._known.items()):
+            code = worker.exitcode
+            if code == 0 and retire:
+                del self._known[key]
+            elif code is not None:
+                return f"with exit code {code}" if code >= 0 else f"by signal {-code}"
+        return None
+
+
+class Crew:
+    """Some workers, how many they are, and what ends them.
+
+    Args:
+        executor: where tasks run.
+        width: how many run at once.
+        close: end the workers; called with whether all went well.
+        given: what the workers were given at their start, by name.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        width: int,
+        close: Callable[[bool], None] | None = None,
+        given: dict[str, Any] | None = None,
+    ) -> None:
+        self.executor = executor
+        self.width = width
+        self._close = close
+        self._given = given or {}
+
+    def run(
+        self, fn: Any, tasks: Iterable[Any], *, ordered: bool = True, done: Callable[[], None] | None = None
+    ) -> Iterator[Any]:
+        """The results of `fn(task)`, in order or as they come. A few tasks are in flight at a time.
+
+        Raises:
+            whatever `fn` raised, its type kept. WorkerDiedError: a worker ended before its task did.
+        """
+        fn = Given("fn") if "fn" in self._given else fn
+        origin = here()
+        flying: deque[Future[Any]] = deque()
+        most = 1 if isinstance(self.executor, InlineExecutor) else self.width * _IN_FLIGHT
+        fine = False
+        try:
+            for task in tasks:
+                if len(flying) >= most:
+                    yield self._next(flying, ordered, done)
+                flying.append(self._submit(fn, task, origin))
+            while flying:
+                yield self._next(flying, ordered, done)
+            fine = True
+        finally:
+            for future in flying:
+                future.cancel()
+            if self._close is not None:
+                self._close(fine)
+
+    def _submit(self, fn: Any, task: Any, origin: tuple[str, int]) -> Future[Any]:
+        try:
+            return self.executor.submit(call, fn, task, origin)
+        except BrokenExecutor as error:
+            raise _died(str(error)) from error
+
+    def _next(self, flying: deque[Future[Any]], ordered: bool, done: Callable[[], None] | None) -> Any:
+        watched = [flying[0]] if ordered else list(flying)
+        while not (finished := wait(watched, _POLL_SECONDS, FIRST_COMPLETED).done):
+            how = self.executor.dead() if isinstance(self.executor, PoolExecutor) else None
+            # Its result may have come just before its end.
+            if how is not None and not wait(watched, _POLL_SECONDS, FIRST_COMPLETED).done:
+                raise _died(f"it ended {how}")
+        first = next(future for future in watched if future in finished)
+        flying.remove(first)
+        try:
+            result = plain(first.result())
+        except Exception as error:
+            if isinstance(error, BrokenExecutor) or type(error).__name__ in _DEATHS:
+                raise _died(str(error)) from error
+            raise
+        if isinstance(result, Failure):
+            raise result.error
+        if done is not None:
+            done()
+        return result
+
+
+def _died(how: str) -> WorkerDiedError:
+    return WorkerDiedError(
+        f"a worker process ended before it had finished its task: {how}",
+        hint="it was killed (out of memory?) or crashed; smaller chunks (chunksize=) or fewer workers "
+        "(num_workers=) take less memory, and num_workers=0 runs fn in this process, where a debugger sees it",
+    )
+
+
+def crew_for(
+    fn: Any,
+    *,
+    num_workers: int | None,
+    most: int,
+    pool: Any,
+    executor: Any,
+    generator: torch.Generator | None,
+    max_tasks_per_child: int | None,
+    worker_threads: int,
+    start_method: str | None,
+) -> Crew:
+    """The workers that the arguments of `map` ask for, and not more than there are tasks (`most`).
+
+    Raises:
+        ValueError: an unknown start method.
+    """
+    if executor is not None:
+        return Crew(executor, num_workers or width_of(executor))
+    if pool is not None:
+        return Crew(PoolExecutor(pool), width_of(pool))
+    if num_workers == 0:
+        return Crew(InlineExecutor(), 1)
+    count = min(num_workers or cpus(), most)
+    context = multiprocessing.get_context(start_method)
+    seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+    given = {"fn": fn}
+    if context.get_start_method() != "fork":
+        fn.data()  # a function that cannot be sent is told before any process starts
+    start = (context.Value("q", 0), seed, worker_threads, given)
+    if max_tasks_per_child is None:
+        own = ProcessPoolExecutor(count, mp_context=context, initializer=_start, initargs=start)
+        return Crew(own, count, lambda fine: own.shutdown(wait=True, cancel_futures=True), given)
+    # ProcessPoolExecutor cannot replace its workers under fork, and may hang where it does (python/cpython#115634).
+    processes = context.Pool(count, _start, start, maxtasksperchild=max_tasks_per_child)
+
+    def close(fine: bool) -> None:
+        if fine:
+            processes.close()
+        else:
+            processes.terminate()
+        processes.join()
+
+    return Crew(PoolExecutor(processes), count, close, given)
+
+
+def cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def width_of(workers: Any) -> int:
+    """How many tasks a pool or an executor runs at once, as far as it tells."""
+    for name in ("_max_workers", "num_workers", "_processes"):
+        found = getattr(workers, name, None)
+        if isinstance(found, int) and found > 0:
+            return found
+    client = getattr(workers, "_client", None)  # dask.distributed
+    if client is not None and hasattr(client, "nthreads"):
+        return max(1, sum(int(n) for n in client.nthreads().values()))
+    return cpus()
+
+
+def crosses_by_multiprocessing(workers: Any) -> bool:
+    """Whether a pool or an executor pickles by multiprocessing itself, which can also send open files."""
+    pool = workers.pool if isinstance(workers, PoolExecutor) else workers
+    return isinstance(pool, multiprocessing.pool.Pool) or type(pool) is ProcessPoolExecutor
+
+
+def bar(total: int, wanted: bool) -> Any:
+    """A progress bar over tasks, with `update()` and `close()`; None when it is not wanted or tqdm is missing."""
+    if not wanted:
+        return None
+    if importlib.util.find_spec("tqdm") is None:
+        warnings.warn("no progress bar: it needs tqdm (pip install tqdm)", stacklevel=3)
+        return None
+    from tqdm.auto import tqdm
+
+    return tqdm(total=total)

@@ -1,0 +1,46 @@
+"""What goes wrong between processes."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+
+from tdstore.errors import TDStoreError
+
+
+class WorkerDiedError(TDStoreError, RuntimeError):
+    """A worker process ended in the middle of its work: killed, out of memory, or crashed."""
+
+
+class MismatchError(TDStoreError, RuntimeError):
+    """The ranks of a transfer hold different structures, or one of them cannot take part."""
+
+
+class Failure:
+    """An exception on its way home from a worker."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """The failure of a call in this worker, with its traceback as a note. Its type is kept if it can travel."""
+        text = "".join(traceback.format_exception(error)).rstrip()
+        if not _rebuilds(error):
+            what = f"{type(error).__module__}.{type(error).__qualname__}: {error}"
+            stand_in = RuntimeError(what)
+            stand_in.add_note(f"The exception itself cannot be pickled. In the worker:\n{text}")
+            return cls(stand_in)
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        error.add_note(f"In the worker:\n{text}")
+        return cls(error)
+
+
+def _rebuilds(error: Exception) -> bool:
+    """Whether pickle could make it again: many an `__init__` takes other arguments than `args` holds."""
+    try:
+        return type(copy.copy(error)) is type(error)
+    except Exception:  # whatever its own code raises
+        return False
