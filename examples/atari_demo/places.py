@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import tdstore
 from servers import Servers
+
+import tdstore
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,14 +61,28 @@ class Site:
         Raises:
             StoreExistsError: a file, a folder that is no dataset, or one with files that are not its own.
         """
+        while True:
+            try:
+                return self._check(replace=replace)
+            except (StoreError, OSError):
+                # A rival may have swapped its own folder in, and be removing the one that was looked at.
+                if not self._swapped:
+                    raise
+
+    def _check(self, *, replace: bool) -> int:
         url = self.location
+        self._swapped = False
         try:
             info = os.stat(self.name, dir_fd=self.parent, follow_symlinks=False)
         except FileNotFoundError:
             return -1
         if not stat.S_ISDIR(info.st_mode):
             raise StoreExistsError(f"{url} is a file, not a folder", url=url, hint="remove it, or save elsewhere")
-        fd = os.open(self.name, files.SAFE_DIR, dir_fd=self.parent)
+        try:
+            fd = os.open(self.name, files.SAFE_DIR, dir_fd=self.parent)
+        except FileNotFoundError:
+            self._swapped = True
+            raise
         try:
             with os.scandir(fd) as entries:
                 empty = next(entries, None) is None
@@ -85,9 +99,19 @@ class Site:
                     hint="nothing was deleted; move these away, or save to another place",
                 )
         except BaseException:
+            self._swapped = not self._is_still(fd)
             os.close(fd)
             raise
         return fd
+
+    def _is_still(self, fd: int) -> bool:
+        """Whether the folder of the store's name is the one that was opened."""
+        try:
+            now = os.stat(self.name, dir_fd=self.parent, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        then = os.fstat(fd)
+        return (now.st_dev, now.st_ino) == (then.st_dev, then.st_ino)
 
     def publish(self, *, replace: bool, sync: bool, ready: Callable[[], None]) -> None:
         """Swap the built folder in.

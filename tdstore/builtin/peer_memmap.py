@@ -66,6 +66,8 @@ def read_peer(root: int, url: str) -> tuple[Header, list[LeafFile]]:
 
 
 class PeerReader:
+    """Reads the folders of a peer's directory, one after the other; how files are reached is up to a subclass."""
+
     tree: files.Tree
 
     def __init__(self, url: str) -> None:

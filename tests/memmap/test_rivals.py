@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path as FsPath
 
@@ -26,6 +27,8 @@ def start(body: Callable[[], object]) -> int:
             torch.set_num_threads(1)
             body()
             code = 0
+        except BaseException:
+            traceback.print_exc()  # pytest shows it with the failure
         finally:
             os._exit(code)
     return pid

@@ -205,7 +205,8 @@ def test_errors_keep_their_type(where):
 
 
 def test_an_error_that_cannot_be_pickled_is_told():
-    with pytest.raises(RuntimeError, match="Odd: 1 2"):
+    # Where a library has taught pickle more about exceptions (dask's does), it arrives as it is.
+    with pytest.raises((RuntimeError, work.Odd), match="1 2"):
         rows().map(work.odd_error, **FORK)
 
 
