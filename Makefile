@@ -18,7 +18,7 @@ DEV_TOOLS := pytest pytest-timeout pytest-xdist hypothesis tensordict mypy ruff 
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints-dev.txt
 
 # Tests run on this many processes; PYTEST_WORKERS=0 for one, in this process.
-PYTEST_WORKERS ?= 2
+PYTEST_WORKERS ?= 3
 
 .PHONY: help demo test lint types pytest docs kit bench install clean
 

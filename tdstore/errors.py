@@ -5,6 +5,8 @@
     ├── LockedError               (RuntimeError)
     ├── KeyNotFoundError          (KeyError)
     │   └── NotAGroupError        (ValueError)
+    ├── WorkerDiedError           (RuntimeError)
+    ├── MismatchError             (RuntimeError)
     ├── PluginError
     │   ├── UnknownBackendError   (LookupError, ValueError)
     │   ├── MissingDependencyError (ImportError)
@@ -19,6 +21,7 @@
         │   └── ConflictError
         ├── ReadOnlyError         (PermissionError, RuntimeError)
         ├── UnsupportedError      (NotImplementedError)
+        │   └── UnevenError
         ├── StoreIOError          (OSError)
         ├── CorruptStoreError     (ValueError)
         ├── DirtyStoreError
@@ -72,6 +75,14 @@ class KeyNotFoundError(TDStoreError, KeyError):
 
 class NotAGroupError(KeyNotFoundError, ValueError):
     """A nested key goes through an entry that is not a TensorDict."""
+
+
+class WorkerDiedError(TDStoreError, RuntimeError):
+    """A worker process ended in the middle of its work: killed, out of memory, or crashed."""
+
+
+class MismatchError(TDStoreError, RuntimeError):
+    """The ranks of a transfer hold different structures, or one of them cannot take part."""
 
 
 class PluginError(TDStoreError):
@@ -132,6 +143,10 @@ class ReadOnlyError(StoreError, PermissionError, RuntimeError):
 
 class UnsupportedError(StoreError, NotImplementedError):
     """The backend, or the container, has no such ability."""
+
+
+class UnevenError(UnsupportedError):
+    """The elements of a lazy stack differ in what is asked of all of them together."""
 
 
 class StoreIOError(StoreError, OSError):

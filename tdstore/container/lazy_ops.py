@@ -13,13 +13,12 @@ from torch import Tensor
 from tdstore.container.access import NO_DEFAULT
 from tdstore.container.core import Container
 from tdstore.container.lazy_index import Traced, trace
-from tdstore.container.lazy_tree import UnevenError
 from tdstore.container.lazy_writes import LazyWrites
 from tdstore.container.locks import LOCKED
 from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.structure import Mapper
 from tdstore.container.tree import ResidentTree
-from tdstore.errors import BatchSizeError
+from tdstore.errors import BatchSizeError, UnevenError
 from tdstore.ops.base import Names
 from tdstore.ops.reduce import Over
 from tdstore.ops.reductions import Reduction, State

@@ -18,7 +18,7 @@ from tdstore.container.locks import LOCKED
 from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, merge
 from tdstore.container.terms import as_terms, spelled_out
-from tdstore.errors import BatchSizeError, UnsupportedError
+from tdstore.errors import BatchSizeError, UnevenError
 from tdstore.header import Group
 from tdstore.indexing import index_shape
 from tdstore.ops.base import Names
@@ -28,10 +28,6 @@ from tdstore.types import Path
 _ALL = slice(None)
 _FORMS = {"as_list", "as_padded_tensor", "as_nested_tensor"}
 _allocate: Any = object.__new__
-
-
-class UnevenError(UnsupportedError):
-    """The elements of a lazy stack differ in what is asked of all of them together."""
 
 
 class LazyTree(TensorDictBase):

@@ -13,7 +13,7 @@ from tdstore.container.access import NO_DEFAULT
 from tdstore.container.base import TensorDictBase
 from tdstore.container.core import GROUP, LEAF, VALUE, Container, _as_tensor, _as_value, _fit_value
 from tdstore.container.lazy_index import Route, pick, positions, route, unravel
-from tdstore.container.lazy_tree import LazyTree, UnevenError, check_elements
+from tdstore.container.lazy_tree import LazyTree, check_elements
 from tdstore.container.locks import LOCKED, READONLY, THROUGH
 from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, NonTensorData
@@ -21,7 +21,7 @@ from tdstore.container.paths import entry_path
 from tdstore.container.terms import as_terms, spelled_out
 from tdstore.container.tree import ResidentTree
 from tdstore.container.writing import _pairs, _source
-from tdstore.errors import BatchSizeError, UnsupportedError
+from tdstore.errors import BatchSizeError, UnevenError, UnsupportedError
 from tdstore.indexing import index_shape
 from tdstore.ops.base import Names
 from tdstore.rows import put

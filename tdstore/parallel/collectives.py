@@ -15,9 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tdstore.errors import UnsupportedError
+from tdstore.errors import MismatchError, UnsupportedError
 from tdstore.io.blocks import index_shape, pieces
-from tdstore.parallel.failures import MismatchError
 from tdstore.parallel.links import Flight, Link, Transfer, as_bytes
 from tdstore.parallel.wire import error_text, schema_text
 from tdstore.types import LeafSpec, Path, StoreIndex, path_text

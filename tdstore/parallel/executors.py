@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from tdstore.errors import WorkerDiedError
 from tdstore.parallel.byvalue import Packed, plain
-from tdstore.parallel.failures import Failure, WorkerDiedError
+from tdstore.parallel.failures import Failure
 
 _POLL_SECONDS = 0.5
 """How often a pool that does not tell is asked whether a worker died."""

@@ -1,19 +1,9 @@
-"""What goes wrong between processes."""
+"""An exception on its way home from a worker process."""
 
 from __future__ import annotations
 
 import copy
 import traceback
-
-from tdstore.errors import TDStoreError
-
-
-class WorkerDiedError(TDStoreError, RuntimeError):
-    """A worker process ended in the middle of its work: killed, out of memory, or crashed."""
-
-
-class MismatchError(TDStoreError, RuntimeError):
-    """The ranks of a transfer hold different structures, or one of them cannot take part."""
 
 
 class Failure:

@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tdstore.errors import TDStoreError
-from tdstore.parallel.failures import MismatchError
+from tdstore.errors import MismatchError, TDStoreError
 from tdstore.parallel.wire import MAX_TEXT, differences, digest
 
 _HELLO, _ANSWER, _TEXT = 1 << 30, 1 << 29, (1 << 30) | (1 << 29)

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from tdstore.dtypes import as_dtype, dtype_name
-from tdstore.errors import CorruptStoreError
+from tdstore.errors import CorruptStoreError, MismatchError
 from tdstore.header import Group, Header, header_from_builtins, header_to_builtins
 from tdstore.io.blocks import padded
-from tdstore.parallel.failures import MismatchError
 from tdstore.rows import gather
 from tdstore.store import Cap, Store
 from tdstore.types import LeafSpec, Path, Read, Write, path_text

@@ -12,8 +12,8 @@ import torch
 
 import tdstore
 from tdstore import TensorDict
+from tdstore.errors import WorkerDiedError
 from tdstore.parallel.executors import width_of
-from tdstore.parallel.failures import WorkerDiedError
 
 from . import work
 

@@ -11,8 +11,8 @@ import torch
 
 import tdstore
 from tdstore import NonTensorStack, TensorDict
+from tdstore.errors import WorkerDiedError
 from tdstore.parallel.executors import cpus
-from tdstore.parallel.failures import WorkerDiedError
 
 from . import work
 

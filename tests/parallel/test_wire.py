@@ -8,9 +8,8 @@ import torch
 
 from tdstore import TensorDict
 from tdstore.container.describe import describe
-from tdstore.errors import CorruptStoreError
+from tdstore.errors import CorruptStoreError, MismatchError
 from tdstore.parallel import wire
-from tdstore.parallel.failures import MismatchError
 
 
 def message(**changes):
