@@ -261,6 +261,15 @@ def open_dir(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
+def is_still(fd: int, name: str, parent: int) -> bool:
+    """Whether an entry of a folder is what `fd` was opened from: a rival may have swapped another one in."""
+    try:
+        there = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(there, os.fstat(fd))
+
+
 def fsync(fd: int) -> None:
     """Wait until a file or folder is on the medium."""
     os.fsync(fd)

@@ -99,19 +99,10 @@ class Site:
                     hint="nothing was deleted; move these away, or save to another place",
                 )
         except BaseException:
-            self._swapped = not self._is_still(fd)
+            self._swapped = not files.is_still(fd, self.name, self.parent)
             os.close(fd)
             raise
         return fd
-
-    def _is_still(self, fd: int) -> bool:
-        """Whether the folder of the store's name is the one that was opened."""
-        try:
-            now = os.stat(self.name, dir_fd=self.parent, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        then = os.fstat(fd)
-        return (now.st_dev, now.st_ino) == (then.st_dev, then.st_ino)
 
     def publish(self, *, replace: bool, sync: bool, ready: Callable[[], None]) -> None:
         """Swap the built folder in.

@@ -15,7 +15,7 @@ import tdstore
 from tdstore.engine import EngineCap
 from tdstore.errors import ReadOnlyError, StoreIOError, StoreNotFoundError, UnsupportedError
 from tdstore.ranges import Range
-from tests.servers import MissingServer, WebServer, http_nginx
+from tests.servers import WebServer, http_nginx
 
 
 @pytest.fixture
@@ -58,11 +58,8 @@ def test_nothing_there_is_told(http: WebServer) -> None:
 
 @pytest.fixture
 def no_ranges(http: WebServer) -> Any:
-    try:
-        with http_nginx(http.folder, ranges=False) as server:
-            yield server
-    except MissingServer as missing:
-        pytest.skip(str(missing))
+    with http_nginx(http.folder, ranges=False) as server:
+        yield server
 
 
 def test_a_server_without_ranges(site: str, no_ranges: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,19 +79,16 @@ def test_a_server_without_ranges(site: str, no_ranges: WebServer, monkeypatch: p
 
 
 def test_passwords(http: WebServer, site: str) -> None:
-    try:
-        with http_nginx(http.folder, auth=("me", "hidden-word")) as server:
-            with pytest.raises(StoreIOError, match="not allowed to read") as error:
-                tdstore.open(f"{server.url}/{site}")
-            assert "credentials" in str(error.value)
-            with tdstore.open(f"{server.url}/{site}", storage_options={"headers": server.auth_header}) as td:
-                assert td[5]["action"].item() == 5
-            url = f"{server.url}/{site}".replace("http://", "http://me:hidden-word@")
-            with tdstore.open(url) as td:
-                assert td[5]["action"].item() == 5
-                assert "hidden-word" not in repr(td)
-    except MissingServer as missing:
-        pytest.skip(str(missing))
+    with http_nginx(http.folder, auth=("me", "hidden-word")) as server:
+        with pytest.raises(StoreIOError, match="not allowed to read") as error:
+            tdstore.open(f"{server.url}/{site}")
+        assert "credentials" in str(error.value)
+        with tdstore.open(f"{server.url}/{site}", storage_options={"headers": server.auth_header}) as td:
+            assert td[5]["action"].item() == 5
+        url = f"{server.url}/{site}".replace("http://", "http://me:hidden-word@")
+        with tdstore.open(url) as td:
+            assert td[5]["action"].item() == 5
+            assert "hidden-word" not in repr(td)
 
 
 def test_a_query_belongs_to_one_object(http: WebServer, tmp_path: FsPath) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tdstore import files
-from tdstore.errors import StoreBusyError, StoreExistsError, StoreNotFoundError
+from tdstore.errors import StoreBusyError, StoreError, StoreExistsError, StoreNotFoundError
 from tdstore_zarr.document import MAX_ROOT, NAME, Mark
 from tdstore_zarr.folder import FolderEngine
 from tdstore_zarr.place import Place
@@ -259,11 +259,7 @@ class FolderPlace(Place):
             files.unlock(self._parent)
             time.sleep(0.02)
             files.lock(self._parent, exclusive=True, timeout=max(self.timeout, 1.0), url=self.url)
-        try:
-            there = os.stat(os.path.basename(self.path), dir_fd=self._parent, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(there, os.fstat(old))
+        return files.is_still(old, os.path.basename(self.path), self._parent)
 
     def check_target(self) -> int:
         """Look at what is at the target: a descriptor of a store that may be replaced, -1 if there is nothing.
@@ -271,7 +267,17 @@ class FolderPlace(Place):
         Raises:
             StoreExistsError: something that is no zarr store, or one with files that are not its own.
         """
+        while True:
+            try:
+                return self._look_at_target()
+            except (StoreError, OSError):
+                # A rival may have swapped its own folder in, and be removing the one that was looked at.
+                if not self._swapped:
+                    raise
+
+    def _look_at_target(self) -> int:
         name = os.path.basename(self.path)
+        self._swapped = False
         try:
             info = os.stat(name, dir_fd=self._parent, follow_symlinks=False)
         except FileNotFoundError:
@@ -280,7 +286,11 @@ class FolderPlace(Place):
             raise StoreExistsError(
                 f"{self.url} is a file, not a folder", url=self.url, hint="remove it, or choose another name"
             )
-        fd = os.open(name, files.SAFE_DIR, dir_fd=self._parent)
+        try:
+            fd = os.open(name, files.SAFE_DIR, dir_fd=self._parent)
+        except FileNotFoundError:
+            self._swapped = True
+            raise
         try:
             names = os.listdir(fd)
             if names and self._exclusive:
@@ -296,6 +306,7 @@ class FolderPlace(Place):
                 os.close(fd)
                 return -1
         except BaseException:
+            self._swapped = not files.is_still(fd, name, self._parent)
             os.close(fd)
             raise
         return fd
