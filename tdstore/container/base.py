@@ -8,12 +8,26 @@ from typing import Any
 import torch
 
 from tdstore.container import making, torchfn
+from tdstore.container.consolidating import ConsolidatingMixin
 from tdstore.container.distributed import DistributedMixin
+from tdstore.container.growing import GrowingMixin
 from tdstore.container.named import NamedStorageMixin
 from tdstore.container.repr import ReprMixin
+from tdstore.convert.methods import ConvertMixin
+from tdstore.convert.statedict import StateDictMixin
+from tdstore.modules.methods import ModulesMixin
 
 
-class TensorDictBase(NamedStorageMixin, DistributedMixin, ReprMixin):
+class TensorDictBase(
+    NamedStorageMixin,
+    GrowingMixin,
+    ConsolidatingMixin,
+    DistributedMixin,
+    ConvertMixin,
+    StateDictMixin,
+    ModulesMixin,
+    ReprMixin,
+):
     """Base of every container: `TensorDict`, `PersistentTensorDict` and `LazyStackedTensorDict`."""
 
     __slots__ = ()

@@ -1,0 +1,1 @@
+"""Parameters of torch.nn modules as TensorDicts."""
