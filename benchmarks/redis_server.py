@@ -22,8 +22,8 @@ import torch
 from _harness import FLOOR, OURS, PEER, Bench, Target, modules
 
 BATCH = 256
-# SPEED.md section 6, "goal (solid)"
-TARGETS = [Target("redis rows", 3.0), Target("redis slice", 1.8), Target("redis write", 1.8)]
+# SPEED.md section 6, "goal (solid)"; it has none for writing, where checksums and a transaction come on top.
+TARGETS = [Target("redis rows", 3.0), Target("redis slice", 1.8), Target("redis write", 1.0)]
 
 
 class Server:

@@ -14,7 +14,7 @@ import google_crc32c
 import msgspec
 
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
-from tdstore.errors import CorruptStoreError, StoreError
+from tdstore.errors import CorruptStoreError, StoreError, UnsupportedError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore.values import decode_value, encode_value
@@ -118,16 +118,16 @@ def decode(data: bytes, *, url: str) -> Document:
     """Parse and check a manifest.
 
     Raises:
-        CorruptStoreError: damaged, of another version, or describing what cannot be.
+        CorruptStoreError: damaged, or describing what cannot be. UnsupportedError: of a newer version.
     """
     head = _FIRST_LINE.match(data)
-    if head is None or len(data) > MAX_MANIFEST:
+    if head is None or int(head[1]) < VERSION or len(data) > MAX_MANIFEST:
         raise CorruptStoreError(f"{url}: the manifest does not start as one of tdstore", url=url, hint=_HINT)
-    if int(head[1]) != VERSION:
-        raise CorruptStoreError(
+    if int(head[1]) > VERSION:
+        raise UnsupportedError(
             f"{url}: the manifest has format version {int(head[1])}, this tdstore-redis reads {VERSION}",
             url=url,
-            hint="a newer one wrote it: upgrade this one",
+            hint="a newer tdstore wrote it: upgrade this one",
         )
     body = data[head.end() :]
     if google_crc32c.value(body) != int(head[2], 16):

@@ -1,22 +1,27 @@
 """How a leaf lies on the server: cells with a checksum each, in numbered blocks. Pure: no I/O.
 
-A leaf is its bytes in C order, cut into *cells* of equal size. A cell is stored behind four bytes of
-checksum, and as many cells as fit into about a MiB lie behind one another in one string value, a *block*:
+A leaf is its bytes in C order, cut into *cells* of equal size. A cell is stored with four bytes of checksum
+behind it, and as many cells as fit into about a MiB lie behind one another in one string value, a *block*:
 
-    key  tds:<dataset>:<array>:<block>      value  [check][cell][check][cell]...
+    key  tds:<dataset>:<array>:<block>      value  [cell][check][cell][check]...
 
-Rows of a page or more have a cell each, small ones share one of half a KiB, and rows beyond 64 KiB are cut.
+Rows of half a KiB or more have a cell each, small ones share one of that size, and rows beyond 64 KiB are cut.
 So any row is one GETRANGE that brings its checksum along, and a whole leaf a few large ones.
 
-The check is crc32c of the cell, mixed with the leaf's identity and the cell's number: a cell that was
-moved, or is of another generation, does not fit. It is never 0: zeros are a cell that was not written.
+Each cell has a *mark*, 32 bits made of the leaf's identity and the cell's number. The check is what takes a
+crc32c that runs over cell and check from the mark of this cell to that of the next. So a cell that was
+moved, or is of another generation, does not fit; and any number of neighbours is checked at once: a crc32c
+over all their bytes that begins at the mark of the first must end at that of the cell behind the last.
+Only where it does not are the cells looked at one by one.
+
+The check is never 0: zeros are a cell that was not written.
 The last cell is as long as the others, filled up with the fill value, so that a leaf can grow in place.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,12 +44,51 @@ PIECE = 4 << 20
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Ids = np.ndarray[Any, np.dtype[np.int64]]
+Words = np.ndarray[Any, np.dtype[np.uint32]]
+Command = bytes | tuple[bytes, Bytes]
+"""A packed command; of one that carries much data: what comes before the data, and the data."""
 _TABLE = 1 << 18
-"""Arrays of at most so many cells keep what their checks are mixed with: 4 bytes a cell."""
+"""Arrays of at most so many cells keep their marks: 8 bytes a cell."""
 _ZERO: Ids = np.zeros(1, np.int64)
 _TENS = np.array([0, *(10**n for n in range(1, 19))], np.int64)
-_NONE: Ids = np.empty(0, np.int64)
-_crc = google_crc32c.value
+_FACTOR = 0x9E3779B97F4A7C15
+_64 = (1 << 64) - 1
+_ATTACHED = 32 << 10
+"""Data of this size and more is not copied into its command."""
+extend = google_crc32c.extend
+
+
+def _undo_tables() -> Words:
+    """`t[k, b]`: four zero bytes taken back from a crc32c register with the byte `b` in place `k`, zeros elsewhere."""
+    step = [~google_crc32c.extend(0xFFFFFFFF ^ b, b"\0") & 0xFFFFFFFF for b in range(256)]
+    by_top = {value >> 24: b for b, value in enumerate(step)}
+    tables = np.zeros((4, 256), np.uint32)
+    for place in range(4):
+        for b in range(256):
+            register = b << 8 * place
+            for _ in range(4):
+                low = by_top[register >> 24]
+                register = (register ^ step[low]) << 8 & 0xFFFFFFFF | low
+            tables[place, b] = register
+    return tables
+
+
+_UNDO = _undo_tables()
+
+
+def _before_zeros(crcs: Words) -> Words:
+    """The crc32c that four zero bytes more turn into these."""
+    octets = (~crcs).astype("<u4").view(np.uint8).reshape(-1, 4)
+    found: Words = ~np.bitwise_xor.reduce(_UNDO[np.arange(4), octets], axis=1)
+    return found
+
+
+def _listed(ids: range | Ids) -> Ids:
+    return np.arange(ids.start, ids.stop) if isinstance(ids, range) else ids
+
+
+def _as_index(ids: range | Ids) -> slice | Ids:
+    return slice(ids.start, ids.stop) if isinstance(ids, range) else ids
 
 
 @dataclass(slots=True)
@@ -66,29 +110,26 @@ class Array:
     mine: np.ndarray[Any, np.dtype[np.bool_]] | None = None
     """Cells written, while nobody but this process knows the array; None once it is in the manifest."""
     prefix: bytes = field(init=False)
+    stride: int = field(init=False)
+    """Bytes from one stored cell to the next."""
     row: int = field(init=False)
     """Bytes of a row."""
+    cells: int = field(init=False)
+    """Number of cells."""
     _seed: int = field(init=False)
     _keys: dict[int, bytes] = field(init=False, default_factory=dict)
-    _mix: np.ndarray[Any, np.dtype[np.uint32]] | None = field(init=False, default=None)
+    _marks: Words | None = field(init=False, default=None)
+    _goals: Words | None = field(init=False, default=None)
     _fill: Bytes | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        self.stride = self.cell + CHECK
+        self.cells = -(-self.spec.nbytes // self.cell)
         self.prefix = b"tds:%b:%d:" % (self.dataset.encode(), self.number)
         digest = hashlib.blake2b(self.prefix, digest_size=8).digest()
         self._seed = int.from_bytes(digest, "little")
         shape = self.spec.shape
         self.row = self.spec.replace(shape=shape[1:]).nbytes if shape else self.spec.nbytes
-
-    @property
-    def stride(self) -> int:
-        """Bytes from one stored cell to the next."""
-        return self.cell + CHECK
-
-    @property
-    def cells(self) -> int:
-        """Number of cells."""
-        return -(-self.spec.nbytes // self.cell)
 
     @property
     def blocks(self) -> int:
@@ -122,44 +163,53 @@ class Array:
         return packed
 
     # -- checksums -----------------------------------------------------------------------
-    def checks(self, ids: Ids, crcs: list[int]) -> np.ndarray[Any, np.dtype[np.uint32]]:
-        """The checks of cells with these crc32c."""
+    def mark(self, cell: int) -> int:
+        """Where a crc32c that runs over the cells stands before one."""
+        return (cell * _FACTOR + self._seed & _64) >> 32
+
+    def marks(self, ids: range | Ids) -> Words:
+        """The marks of cells."""
         if self.cells > _TABLE:
-            mixed = self._mixed(ids)
-        else:
-            if self._mix is None or len(self._mix) < self.cells:
-                self._mix = self._mixed(np.arange(self.cells))
-            # Neighbours are the common case, and a slice costs nothing.
-            first, last = int(ids[0]), int(ids[-1]) + 1
-            mixed = self._mix[first:last] if last - first == len(ids) else self._mix[ids]
-        found = np.array(crcs, np.uint32) ^ mixed
+            return self._hashed(_listed(ids))
+        if self._marks is None:
+            self._marks = self._hashed(np.arange(self.cells + 1))
+        return self._marks[_as_index(ids)]
+
+    def _hashed(self, ids: Ids) -> Words:
+        mixed = ids.astype(np.uint64) * np.uint64(_FACTOR) + np.uint64(self._seed)
+        return (mixed >> np.uint64(32)).astype(np.uint32)
+
+    def _goals_of(self, ids: range | Ids) -> Words:
+        """For each cell: what four zero bytes would turn into the mark of the next."""
+        if self.cells > _TABLE:
+            return _before_zeros(self._hashed(_listed(ids) + 1))
+        if self._goals is None:
+            self._goals = _before_zeros(self.marks(range(1, self.cells + 1)))
+        return self._goals[_as_index(ids)]
+
+    def checks(self, ids: range | Ids, cells: Iterable[Any]) -> Words:
+        """The checks of some cells, each given as contiguous bytes."""
+        crcs = list(map(extend, self.marks(ids).tolist(), cells))
+        found: Words = np.array(crcs, np.uint32) ^ self._goals_of(ids)
         if not found.all():
             found[found == 0] = 1
         return found
 
-    def _mixed(self, ids: Ids) -> np.ndarray[Any, np.dtype[np.uint32]]:
-        mixed = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(self._seed)
-        return (mixed >> np.uint64(32)).astype(np.uint32)
+    def seal(self, ids: range | Ids, stored: Bytes) -> None:
+        """Put their checks behind some cells: `stored` is `[n, stride]`."""
+        checks = self.checks(ids, stored[:, : self.cell])
+        stored[:, self.cell :] = checks.astype("<u4").view(np.uint8).reshape(-1, CHECK)
 
-    def encode(self, ids: Ids, data: Bytes) -> Bytes:
-        """Cells `[n, cell]` with their checks before them: `[n, stride]`."""
-        stored = np.empty((len(ids), self.stride), np.uint8)
-        stored[:, CHECK:] = data
-        checks = self.checks(ids, [_crc(one) for one in data])
-        stored[:, :CHECK] = checks.astype("<u4").view(np.uint8).reshape(-1, CHECK)
-        return stored
+    def fits(self, first: int, stop: int, raw: bytes | Bytes) -> bool:
+        """Whether these are the stored cells from `first` to `stop`, all of them written and whole."""
+        end: int = extend(self.mark(first), raw)
+        return end == self.mark(stop)
 
-    def wrong(self, ids: Ids, raw: bytes) -> Ids:
-        """Positions of the stored cells in `raw` whose check does not fit."""
-        cell, stride = self.cell, self.stride
-        crcs = [_crc(raw[at : at + cell]) for at in range(CHECK, len(raw), stride)]
-        if stride % CHECK:
-            stored = np.frombuffer(raw, np.uint8).reshape(len(ids), stride)[:, :CHECK]
-            told = np.ascontiguousarray(stored).view("<u4").reshape(-1)
-        else:
-            told = np.frombuffer(raw, "<u4")[:: stride // CHECK]
-        differs = told != self.checks(ids, crcs)
-        return np.flatnonzero(differs) if differs.any() else _NONE
+    def wrong(self, ids: range | Ids, stored: Bytes) -> Ids:
+        """Positions of the stored cells `[n, stride]` whose check does not fit."""
+        cells = stored[:, : self.cell]
+        told = np.ascontiguousarray(stored[:, self.cell :]).view("<u4").reshape(-1)
+        return np.flatnonzero(told != self.checks(ids, cells))
 
     def fill_cell(self) -> Bytes:
         """A cell that holds the fill value only."""
@@ -170,49 +220,68 @@ class Array:
         return self._fill
 
     # -- ranges --------------------------------------------------------------------------
-    def runs(self, ids: Ids) -> Iterator[tuple[int, int, int, int]]:
+    def runs(self, ids: range | Ids) -> Iterator[tuple[int, int, int, int]]:
         """Neighbouring cells together: `(block, offset in it, first position in ids, last + 1)`."""
-        first, last = int(ids[0]), int(ids[-1])
-        if last - first == len(ids) - 1 and last // self.per_block == first // self.per_block:
-            yield first // self.per_block, first % self.per_block * self.stride, 0, len(ids)
+        first, last, per = int(ids[0]), int(ids[-1]), self.per_block
+        if last - first == len(ids) - 1:
+            at = first
+            while at <= last:
+                block, within = divmod(at, per)
+                stop = min(last + 1, at - within + per)
+                yield block, within * self.stride, at - first, stop - first
+                at = stop
             return
-        block = ids // self.per_block
-        offset = (ids - block * self.per_block) * self.stride
-        breaks = np.flatnonzero((ids[1:] != ids[:-1] + 1) | (block[1:] != block[:-1])) + 1
-        starts = np.concatenate(([0], breaks))
+        assert not isinstance(ids, range)
+        blocks = ids // per
+        offsets = (ids - blocks * per) * self.stride
+        breaks = np.flatnonzero((ids[1:] != ids[:-1] + 1) | (blocks[1:] != blocks[:-1])) + 1
+        starts = np.concatenate((_ZERO, breaks))
         yield from zip(
-            block[starts].tolist(),
-            offset[starts].tolist(),
+            blocks[starts].tolist(),
+            offsets[starts].tolist(),
             starts.tolist(),
             [*breaks.tolist(), len(ids)],
             strict=True,
         )
 
-    def get_commands(self, ids: Ids) -> tuple[list[bytes], list[int], Ids | None]:
-        """Packed GETRANGEs for sorted cells, how many bytes each should bring, and which of these cells to take.
+    def get_run(self, first: int, stop: int) -> list[tuple[bytes, int, int]]:
+        """Packed GETRANGEs for neighbouring cells, one a block, each with the cells that it brings."""
+        per, stride = self.per_block, self.stride
+        found = []
+        while first < stop:
+            block, at = divmod(first, per)
+            end = min(stop, first - at + per)
+            a, b = b"%d" % (at * stride), b"%d" % ((at + end - first) * stride - 1)
+            command = b"*4\r\n$8\r\nGETRANGE\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
+                self.packed_key(block),
+                len(a),
+                a,
+                len(b),
+                b,
+            )
+            found.append((command, first, end))
+            first = end
+        return found
+
+    def get_commands(self, ids: Ids) -> tuple[list[bytes], Ids, Ids, Ids | None]:
+        """Packed GETRANGEs for sorted cells, the first cell and the number of cells of each, and which of them to take.
 
         Cells that are near one another come in one range, with what is between them: a command costs both
         sides more than some KiB do. The last answer is None where nothing is.
         """
         stride, per = self.stride, self.per_block
-        first, last = int(ids[0]), int(ids[-1])
+        block = ids // per
+        breaks = np.flatnonzero((np.diff(ids) > 1 + GAP // stride) | (block[1:] != block[:-1])) + 1
+        heads = np.concatenate((_ZERO, breaks))
+        begin = ids[heads]
+        span = ids[np.concatenate((breaks - 1, [len(ids) - 1]))] - begin + 1
         take = None
-        if last - first == len(ids) - 1 and first // per == last // per:
-            begin, span = ids[:1], np.array([len(ids)])
-        else:
-            block = ids // per
-            step = ids[1:] - ids[:-1]
-            breaks = np.flatnonzero((step > 1 + GAP // stride) | (block[1:] != block[:-1])) + 1
-            heads = np.concatenate((_ZERO, breaks))
-            begin = ids[heads]
-            span = ids[np.concatenate((breaks - 1, [len(ids) - 1]))] - begin + 1
-            if int(span.sum()) != len(ids):
-                moved = np.cumsum(span) - span - begin  # from the number of a cell to its place in the answers
-                take = ids + np.repeat(moved, np.diff(heads, append=len(ids)))
-        number, at = np.divmod(begin, per)
-        sizes = span * stride
-        start = at * stride
-        stop = start + sizes - 1
+        if int(span.sum()) != len(ids):
+            moved = np.cumsum(span) - span - begin  # from the number of a cell to its place in the answers
+            take = ids + np.repeat(moved, np.diff(heads, append=len(ids)))
+        number = block[heads]
+        start = (begin - number * per) * stride
+        stop = start + span * stride - 1
         # How long the numbers are as text, for all at once: packing one by one takes twice the time.
         digits = [np.searchsorted(_TENS, n, "right").tolist() for n in (start, stop)]
         keys = {n: self.packed_key(n) for n in set(number.tolist())}
@@ -220,29 +289,34 @@ class Array:
             b"*4\r\n$8\r\nGETRANGE\r\n%b$%d\r\n%d\r\n$%d\r\n%d\r\n" % (keys[n], i, a, j, b)
             for n, i, a, j, b in zip(number.tolist(), digits[0], start.tolist(), digits[1], stop.tolist(), strict=True)
         ]
-        return commands, sizes.tolist(), take
+        return commands, begin, span, take
 
-    def set_commands(self, ids: Ids, stored: Bytes) -> list[bytes]:
+    def set_commands(self, ids: range | Ids, stored: Bytes) -> list[Command]:
         """Packed commands that put encoded, sorted cells in their places."""
-        commands = []
+        commands: list[Command] = []
         for block, offset, i, j in self.runs(ids):
-            data = stored[i:j].tobytes()
-            if offset == 0 and len(data) == self.block_size(block):
+            data = stored[i:j]
+            size = (j - i) * self.stride
+            if offset == 0 and size == self.block_size(block):
                 # A whole block: no spare room is set aside for it, as SETRANGE would.
-                commands.append(b"*3\r\n$3\r\nSET\r\n%b$%d\r\n%b\r\n" % (self.packed_key(block), len(data), data))
-                continue
-            at = b"%d" % offset
-            commands.append(
-                b"*4\r\n$8\r\nSETRANGE\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n"
-                % (self.packed_key(block), len(at), at, len(data), data)
-            )
+                head = b"*3\r\n$3\r\nSET\r\n%b$%d\r\n" % (self.packed_key(block), size)
+            else:
+                at = b"%d" % offset
+                head = b"*4\r\n$8\r\nSETRANGE\r\n%b$%d\r\n%b\r\n$%d\r\n" % (
+                    self.packed_key(block),
+                    len(at),
+                    at,
+                    size,
+                )
+            commands.append((head, data) if size >= _ATTACHED else b"%b%b\r\n" % (head, data.tobytes()))
         return commands
 
-    def bit_commands(self, ids: Ids) -> list[bytes]:
+    def bit_commands(self, ids: range | Ids) -> list[bytes]:
         """Packed commands that mark sorted cells as written; none for those that are sealed."""
         if int(ids[-1]) < self.sealed:
             return []
-        open_ids = ids[ids >= self.sealed]
+        every = _listed(ids)
+        open_ids = every[every >= self.sealed]
         if not len(open_ids):
             return []
         parts: list[bytes] = []

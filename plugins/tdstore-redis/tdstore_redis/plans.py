@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +14,54 @@ from tdstore.indexing import gather, last_wins, scatter
 from tdstore.types import Path, StoreIndex
 from tdstore_redis.layout import PIECE, Array, Bytes, Ids
 
-_NONE: Ids = np.empty(0, np.int64)
+
+@dataclass(slots=True)
+class Run:
+    """Neighbouring cells to get, and the bytes of them that are wanted."""
+
+    path: Path
+    array: Array
+    first: int
+    stop: int
+    into: Bytes
+    """Flat. May be empty: then the cells are only checked."""
+    skip: int = 0
+    """Bytes of the first cell that are not wanted."""
+
+    @property
+    def size(self) -> int:
+        """Bytes on the wire."""
+        return (self.stop - self.first) * self.array.stride
+
+    def put(self, first: int, stop: int, cells: Bytes) -> None:
+        """Take the wanted bytes of some of the cells, `[n, cell or more]`."""
+        cell = self.array.cell
+        at = (first - self.first) * cell - self.skip
+        skip = -at if at < 0 else 0
+        into = self.into[at + skip : (stop - self.first) * cell - self.skip]
+        for flat, part in _aligned(into, skip, cells[:, :cell]):
+            flat[...] = part
+
+
+def _aligned(flat: Bytes, skip: int, cells: Bytes) -> list[tuple[Bytes, Bytes]]:
+    """Bytes that begin `skip` after the first of some cells `[n, cell]`, beside the parts of the cells they fill."""
+    count, cell = cells.shape
+    if not skip and len(flat) == count * cell:
+        return [(flat.reshape(count, cell), cells)]
+    start = min(cell - skip, len(flat))  # what the first cell has
+    whole = (len(flat) - start) // cell
+    stop = start + whole * cell
+    parts = [(flat[:start], cells[0, skip : skip + start])]
+    if whole:
+        parts.append((flat[start:stop].reshape(whole, cell), cells[1 : 1 + whole]))
+    if stop < len(flat):
+        parts.append((flat[stop:], cells[1 + whole, : len(flat) - stop]))
+    return parts
 
 
 @dataclass(slots=True)
-class Fetch:
-    """Cells to get, and what to do with them."""
+class Rows:
+    """Cells to get one by one, and what to do with them."""
 
     path: Path
     array: Array
@@ -29,6 +70,14 @@ class Fetch:
     take: Callable[[Bytes], None]
     """Given the data of these cells, `[n, cell]`."""
 
+    @property
+    def size(self) -> int:
+        """Bytes on the wire, at least."""
+        return len(self.ids) * self.array.stride
+
+
+Fetch = Run | Rows
+
 
 @dataclass(slots=True)
 class Change:
@@ -36,11 +85,17 @@ class Change:
 
     path: Path
     array: Array
-    ids: Ids
-    needs: Ids
+    ids: range | Ids
+    """Sorted, each once."""
+    needs: Sequence[int]
     """Positions in `ids` of the cells that are changed in part: what they hold now must be known."""
     patch: Callable[[Bytes], None]
-    """Puts the new values into `[n, cell]`, which holds the old ones where they were needed."""
+    """Puts the new values into `[n, cell]` (each cell contiguous), which has the old ones where they were needed."""
+
+    @property
+    def needed(self) -> list[int]:
+        """The cells of `needs`."""
+        return [int(self.ids[at]) for at in self.needs]
 
 
 def raw(tensor: Tensor) -> Bytes:
@@ -50,13 +105,13 @@ def raw(tensor: Tensor) -> Bytes:
 
 def shape_of(shape: Sequence[int], index: StoreIndex) -> tuple[int, ...]:
     """The shape of `leaf[index]`."""
-    picked = [len(t) if isinstance(t, Tensor) else len(range(t.start, t.stop, t.step)) for t in index]
+    picked = [len(range(t.start, t.stop, t.step)) if isinstance(t, slice) else len(t) for t in index]
     return (*picked, *shape[len(index) :])
 
 
 def _simple(index: StoreIndex, shape: tuple[int, ...]) -> bool:
     """Whether an index selects whole rows."""
-    return all(
+    return len(index) < 2 or all(
         isinstance(term, slice) and term.start == 0 and term.stop == n and term.step == 1
         for term, n in zip(index[1:], shape[1:], strict=False)
     )
@@ -77,14 +132,16 @@ def _rows(index: StoreIndex, shape: tuple[int, ...]) -> tuple[int, int] | Ids:
 # -- reading ------------------------------------------------------------------------------
 
 
-def plan_read(path: Path, array: Array, index: StoreIndex, out: Tensor) -> tuple[list[Fetch], Callable[[], None]]:
-    """What to fetch so that `out` holds `leaf[index]`, and what is left to do then."""
+def plan_read(
+    path: Path, array: Array, index: StoreIndex, out: Tensor
+) -> tuple[list[Fetch], Callable[[], None] | None]:
+    """What to fetch so that `out` holds `leaf[index]`, and what is left to do then, if anything."""
     shape = array.spec.shape
     if not out.numel():
-        return [], _nothing
+        return [], None
     rows = _rows(index, shape)
     if _simple(index, shape) and out.is_contiguous():
-        return list(_fetches(path, array, rows, raw(out))), _nothing
+        return _fetches(path, array, rows, raw(out)), None
     # Whole rows into memory of our own, and from there what was asked for.
     count = rows[1] - rows[0] if isinstance(rows, tuple) else len(rows)
     held = torch.empty((count, *shape[1:]) if shape else (), dtype=out.dtype)
@@ -93,50 +150,39 @@ def plan_read(path: Path, array: Array, index: StoreIndex, out: Tensor) -> tuple
     def finish() -> None:
         gather(held, rest, out)
 
-    return list(_fetches(path, array, rows, raw(held))), finish
+    return _fetches(path, array, rows, raw(held)), finish
 
 
-def _nothing() -> None:
-    pass
-
-
-def _fetches(path: Path, array: Array, rows: tuple[int, int] | Ids, into: Bytes) -> Iterator[Fetch]:
+def _fetches(path: Path, array: Array, rows: tuple[int, int] | Ids, into: Bytes) -> list[Fetch]:
     size = array.row
     if isinstance(rows, tuple):
-        yield from _fetch_bytes(path, array, rows[0] * size, rows[1] * size, into)
-    elif not array.rows_per_cell:
-        for i, row in enumerate(rows.tolist()):
-            yield from _fetch_bytes(path, array, row * size, (row + 1) * size, into[i * size : (i + 1) * size])
-    else:
-        step = max(1, PIECE // array.stride)
-        into = into.reshape(len(rows), size)
-        for at in range(0, len(rows), step):
-            yield _fetch_rows(path, array, rows[at : at + step], into[at : at + step])
+        return [*_fetch_bytes(path, array, rows[0] * size, rows[1] * size, into)]
+    if not array.rows_per_cell:
+        return [
+            piece
+            for i, row in enumerate(rows.tolist())
+            for piece in _fetch_bytes(path, array, row * size, (row + 1) * size, into[i * size : (i + 1) * size])
+        ]
+    step = max(1, PIECE // array.stride)
+    into = into.reshape(len(rows), size)
+    return [_fetch_rows(path, array, rows[at : at + step], into[at : at + step]) for at in range(0, len(rows), step)]
 
 
-def _fetch_bytes(path: Path, array: Array, start: int, stop: int, into: Bytes) -> Iterator[Fetch]:
+def _fetch_bytes(path: Path, array: Array, start: int, stop: int, into: Bytes) -> list[Run]:
     cell = array.cell
-    step = max(1, PIECE // array.stride) * cell
-    for a in range(start - start % cell, stop, step):
-        lo, hi = max(a, start), min(a + step, stop)
-        yield _fetch_run(path, array, lo, hi, into[lo - start : hi - start])
+    step = max(1, PIECE // array.stride)
+    first, end = start // cell, -(-stop // cell)
+    skip = start - first * cell
+    if end - first <= step:
+        return [Run(path, array, first, end, into, skip)]
+    pieces = []
+    for a in range(first, end, step):
+        lo, hi = max(a * cell, start), min((a + step) * cell, stop)
+        pieces.append(Run(path, array, a, min(a + step, end), into[lo - start : hi - start], lo - a * cell))
+    return pieces
 
 
-def _fetch_run(path: Path, array: Array, lo: int, hi: int, into: Bytes) -> Fetch:
-    cell = array.cell
-    first = lo // cell
-    ids = np.arange(first, -(-hi // cell), dtype=np.int64)
-
-    def take(data: Bytes) -> None:
-        if lo % cell == 0 and len(into) == len(ids) * cell:
-            into.reshape(len(ids), cell)[...] = data
-        else:
-            into[...] = data.reshape(-1)[lo - first * cell : hi - first * cell]
-
-    return Fetch(path, array, ids, take)
-
-
-def _fetch_rows(path: Path, array: Array, rows: Ids, into: Bytes) -> Fetch:
+def _fetch_rows(path: Path, array: Array, rows: Ids, into: Bytes) -> Rows:
     per = array.rows_per_cell
     wanted = rows // per if per > 1 else rows
     if len(wanted) < 2 or bool((wanted[1:] > wanted[:-1]).all()):
@@ -153,51 +199,50 @@ def _fetch_rows(path: Path, array: Array, rows: Ids, into: Bytes) -> Fetch:
         else:
             np.take(data, at, axis=0, out=into, mode="clip")
 
-    return Fetch(path, array, ids, take)
+    return Rows(path, array, ids, take)
 
 
 # -- writing ------------------------------------------------------------------------------
 
 
-def plan_write(path: Path, array: Array, index: StoreIndex, value: Tensor) -> Iterator[Change]:
+def plan_write(path: Path, array: Array, index: StoreIndex, value: Tensor) -> Iterable[Change]:
     """The changes, of bounded size each, that put `value` at `leaf[index]`."""
     spec = array.spec
     if not value.numel():
-        return
+        return ()
     if index and isinstance(index[0], Tensor):
         rows, positions = last_wins(index[0])
         if positions is not None:
             index, value = (rows, *index[1:]), _take(value, positions)
     picked = _rows(index, spec.shape)
     if not _simple(index, spec.shape):
-        yield from _mixed(path, array, picked, index, value)
-        return
-    data = np.ascontiguousarray(to_numpy(value)).reshape(-1).view(np.uint8)
+        return _mixed(path, array, picked, index, value)
+    data = raw(value) if value.is_contiguous() else raw(value.contiguous())
     size = array.row
     if isinstance(picked, tuple):
-        yield from _put_bytes(path, array, picked[0] * size, picked[1] * size, data)
-    elif not array.rows_per_cell:
-        for i, row in enumerate(picked.tolist()):
-            yield from _put_bytes(path, array, row * size, (row + 1) * size, data[i * size : (i + 1) * size])
-    else:
-        order = np.argsort(picked, kind="stable")
-        step = max(1, PIECE // array.stride)
-        values = data.reshape(len(picked), size)
-        for at in range(0, len(picked), step):
-            some = order[at : at + step]
-            yield _put_rows(path, array, picked[some], values[some])
+        return _put_bytes(path, array, picked[0] * size, picked[1] * size, data)
+    if not array.rows_per_cell:
+        return (
+            change
+            for i, row in enumerate(picked.tolist())
+            for change in _put_bytes(path, array, row * size, (row + 1) * size, data[i * size : (i + 1) * size])
+        )
+    order = np.argsort(picked, kind="stable")
+    step = max(1, PIECE // array.stride)
+    values = data.reshape(len(picked), size)
+    parts = (order[at : at + step] for at in range(0, len(picked), step))
+    return (_put_rows(path, array, picked[some], values[some]) for some in parts)
 
 
 def _take(value: Tensor, positions: Tensor) -> Tensor:
     return from_numpy(to_numpy(value)[positions.numpy()], value.dtype)
 
 
-def _put_bytes(path: Path, array: Array, start: int, stop: int, data: Bytes) -> Iterator[Change]:
+def _put_bytes(path: Path, array: Array, start: int, stop: int, data: Bytes) -> list[Change]:
     cell = array.cell
     step = max(1, PIECE // array.stride) * cell
-    for a in range(start - start % cell, stop, step):
-        lo, hi = max(a, start), min(a + step, stop)
-        yield _put_run(path, array, lo, hi, data[lo - start : hi - start])
+    cuts = [(max(a, start), min(a + step, stop)) for a in range(start - start % cell, stop, step)]
+    return [_put_run(path, array, lo, hi, data[lo - start : hi - start]) for lo, hi in cuts]
 
 
 def _put_run(path: Path, array: Array, lo: int, hi: int, data: Bytes) -> Change:
@@ -209,13 +254,12 @@ def _put_run(path: Path, array: Array, lo: int, hi: int, data: Bytes) -> Change:
         needs.add(last - first - 1)
 
     def patch(cells: Bytes) -> None:
-        flat = cells.reshape(-1)
         if hi == end and hi % cell and last - first - 1 not in needs:
             cells[-1] = array.fill_cell()  # what lies beyond the end, should the leaf grow
-        flat[lo - first * cell : hi - first * cell] = data
+        for new, part in _aligned(data, lo - first * cell, cells):
+            part[...] = new
 
-    ids = np.arange(first, last, dtype=np.int64)
-    return Change(path, array, ids, np.array(sorted(needs), np.int64) if needs else _NONE, patch)
+    return Change(path, array, range(first, last), sorted(needs), patch)
 
 
 def _put_rows(path: Path, array: Array, rows: Ids, values: Bytes) -> Change:
@@ -226,16 +270,16 @@ def _put_rows(path: Path, array: Array, rows: Ids, values: Bytes) -> Change:
         def put(cells: Bytes) -> None:
             cells[...] = values
 
-        return Change(path, array, rows, _NONE, put)
+        return Change(path, array, rows, (), put)
     ids, at, counts = np.unique(rows // per, return_inverse=True, return_counts=True)
     total = array.spec.shape[0]
     full = np.minimum(per, total - ids * per) if array.mine is not None else per
-    needs = np.flatnonzero(counts < full)
+    needs = np.flatnonzero(counts < full).tolist()
 
     def patch(cells: Bytes) -> None:
         if ids[-1] * per + per > total and len(ids) - 1 not in needs:
             cells[-1] = array.fill_cell()
-        cells.reshape(-1, array.row)[at * per + rows % per] = values
+        cells.reshape(len(ids), per, array.row)[at, rows % per] = values
 
     return Change(path, array, ids, needs, patch)
 
@@ -263,24 +307,30 @@ def _mix(path: Path, array: Array, rows: Ids, index: StoreIndex, value: Tensor) 
 
     def patch(cells: Bytes) -> None:
         if per:
-            places = np.searchsorted(ids, rows // per) * per + rows % per
-            held = cells.reshape(-1, size)[places]
+            several = cells.reshape(len(ids), per, size)
+            places = np.searchsorted(ids, rows // per), rows % per
+            held = several[places]
         else:
-            start = first - first // cell * cell
-            held = cells.reshape(-1)[start : start + last - first].copy()
+            held = np.empty(last - first, np.uint8)
+            parts = _aligned(held, first % cell, cells)
+            for flat, part in parts:
+                flat[...] = part
         tensor = from_numpy(held.reshape(-1).view(numpy_dtype(spec.dtype)).reshape(shape), spec.dtype)
         scatter(tensor, rest, value)
         new = raw(tensor)
         if per:
-            cells.reshape(-1, size)[places] = new.reshape(len(rows), size)
+            several[places] = new.reshape(len(rows), size)
         else:
-            cells.reshape(-1)[start : start + last - first] = new
+            held[...] = new
+            for flat, part in parts:
+                part[...] = flat
 
-    return Change(path, array, ids, np.arange(len(ids), dtype=np.int64), patch)
+    return Change(path, array, ids, range(len(ids)), patch)
 
 
-def everything(array: Array) -> Any:
-    """Pieces of cell ids that cover an array."""
+def everything(path: Path, array: Array) -> Iterator[Run]:
+    """Pieces of an array that cover it, to be checked only."""
     step = max(1, PIECE // array.stride)
+    nothing = np.empty(0, np.uint8)
     for at in range(0, array.cells, step):
-        yield np.arange(at, min(at + step, array.cells), dtype=np.int64)
+        yield Run(path, array, at, min(at + step, array.cells), nothing)

@@ -23,7 +23,7 @@ from tdstore_redis.document import DATASET, MAX_MANIFEST, Document, decode
 from tdstore_redis.faults import ServerError
 from tdstore_redis.keyspace import Keys, Writing
 from tdstore_redis.layout import Array, Ids
-from tdstore_redis.plans import Fetch
+from tdstore_redis.plans import Fetch, everything
 from tdstore_redis.wire import Line, Wire, pack
 
 _TRIES = 3
@@ -166,12 +166,11 @@ class Session:
                 array.written = max(array.written, other.written) if other.sealed < other.cells else 0
         return now
 
-    def faults(self, path: Path, array: Array, pieces: Iterable[Ids]) -> str | None:
+    def faults(self, path: Path, array: Array) -> str | None:
         """What is wrong with a leaf on the server; None when nothing is."""
-        for ids in pieces:
-            piece = [Fetch(path, array, ids, _ignore)]
+        for piece in everything(path, array):
             try:
-                self.read(partial(list, piece))
+                self.read(partial(list, [piece]))
             except CorruptStoreError as error:
                 return error.message
         if array.mine is not None:
@@ -210,10 +209,6 @@ class Session:
             url=self.url,
             hint="open it again",
         )
-
-
-def _ignore(data: object) -> None:
-    pass
 
 
 def new_dataset() -> str:

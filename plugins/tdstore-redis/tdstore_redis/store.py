@@ -30,7 +30,7 @@ from tdstore_redis import commit
 from tdstore_redis.address import parse
 from tdstore_redis.layout import BLOCK, MAX_VALUE, Array, new_array
 from tdstore_redis.peer import PeerStore, find_peer
-from tdstore_redis.plans import Fetch, everything, plan_read, shape_of
+from tdstore_redis.plans import Fetch, plan_read, shape_of
 from tdstore_redis.session import Session
 from tdstore_redis.wire import Line, pack
 from tdstore_redis.writer import Writer
@@ -280,7 +280,7 @@ class RedisStore(Store):
         for r, array in zip(reads, arrays, strict=True):
             shape = shape_of(array.spec.shape, r.index)
             if r.out is None:
-                session.check_room(r.path, array, array.spec.nbytes)
+                session.check_room(r.path, array, array.cells * array.cell)
                 results.append(self._room(r.path, shape, array.spec.dtype))
             elif tuple(r.out.shape) != shape or r.out.dtype != array.spec.dtype:
                 raise ValueError(
@@ -297,7 +297,8 @@ class RedisStore(Store):
             for r, array, out in zip(reads, arrays, results, strict=True):
                 more, end = plan_read(r.path, array, r.index, out)
                 fetches += more
-                ends.append(end)
+                if end is not None:
+                    ends.append(end)
             return fetches
 
         if any(array.mine is not None for array in arrays):
@@ -387,7 +388,7 @@ class RedisStore(Store):
         found = []
         for path in asked:
             array = self._array(path)
-            reason = session.faults(path, array, everything(array))
+            reason = session.faults(path, array)
             if reason is not None:
                 found.append(Fault(path, reason))
         return found

@@ -12,9 +12,11 @@ from threading import Lock
 from typing import Any, TypeVar
 
 import hiredis
+import numpy as np
 
 from tdstore_redis.address import Address
 from tdstore_redis.faults import Lost, ServerError, redis_errors
+from tdstore_redis.layout import Bytes, Command
 
 T = TypeVar("T")
 Reply = Any
@@ -22,6 +24,10 @@ MAX_REPLY = 128 << 20
 _RECEIVE = 1 << 20
 _FEED = 16 << 10
 """hiredis moves what it holds at each KiB that it hands out: the less it holds, the better."""
+_LINE = 4 << 10
+"""Bytes that the first line of a reply may have."""
+_PARTS = 512
+"""How many pieces of memory one call sends; systems take 1,024."""
 
 
 def pack(*parts: bytes) -> bytes:
@@ -39,6 +45,7 @@ class Wire:
         self.client_id = 0
         self._reader = hiredis.Reader(replyError=ServerError)
         self._buffer = bytearray(_RECEIVE)
+        self._memory = np.frombuffer(self._buffer, np.uint8)
         self._socket = _connect(address, timeout, tls)
         try:
             hello = []
@@ -64,28 +71,118 @@ class Wire:
         """One command, its reply; an error reply is raised."""
         return self.raising([pack(*parts)])[0]
 
-    def pipe(self, commands: Sequence[bytes], limit: int = MAX_REPLY) -> list[Reply]:
+    def pipe(self, commands: Sequence[Command], limit: int = MAX_REPLY) -> list[Reply]:
         """Packed commands in one round trip; error replies are among the replies."""
-        self.send(b"".join(commands) if len(commands) > 1 else commands[0])
+        self.send(commands)
         return self.receive(len(commands), limit)
 
-    def raising(self, commands: Sequence[bytes], limit: int = MAX_REPLY) -> list[Reply]:
+    def raising(self, commands: Sequence[Command], limit: int = MAX_REPLY) -> list[Reply]:
         """As `pipe`; the first error reply is raised, after all were read."""
         replies = self.pipe(commands, limit)
-        for reply in replies:
-            if isinstance(reply, ServerError):
-                raise reply
+        if ServerError in set(map(type, replies)):
+            raise next(reply for reply in replies if isinstance(reply, ServerError))
         return replies
 
-    def send(self, data: bytes) -> None:
-        """Send bytes, or break."""
+    def send(self, commands: Sequence[Command]) -> None:
+        """Send packed commands, or break."""
         if self.broken:
             raise Lost("the connection was lost before")
         try:
-            self._socket.sendall(data)
-        except OSError:
-            self.close()
+            self._send(commands)
+        except BaseException:
+            self.close()  # half a command may have been sent
             raise
+
+    def _send(self, commands: Sequence[Command]) -> None:
+        parts: list[Any] = [*commands]
+        large = tuple in set(map(type, parts))
+        if large:
+            parts = []
+            for command in commands:
+                parts += (command,) if isinstance(command, bytes) else (*command, b"\r\n")
+        if not large or isinstance(self._socket, ssl.SSLSocket):
+            self._socket.sendall(b"".join(parts))
+            return
+        left = [memoryview(part).cast("B") for part in parts]
+        at = 0
+        while at < len(left):
+            sent = self._socket.sendmsg(left[at : at + _PARTS])
+            while at < len(left) and sent >= len(left[at]):
+                sent -= len(left[at])
+                at += 1
+            if sent:
+                left[at] = left[at][sent:]
+
+    def strings(
+        self,
+        commands: Sequence[bytes],
+        sizes: Sequence[int],
+        sink: Callable[[int, Bytes], None],
+        before: Sequence[bytes] = (),
+    ) -> None:
+        """Packed commands in one round trip; each reply is a string, handed on as soon as it is there.
+
+        Args:
+            sizes: bytes that each reply has at most.
+            sink: given the number of a reply and its bytes, which are lent until it returns.
+            before: packed commands that are sent first; `OK` is their only good reply.
+
+        Raises:
+            ServerError: an error reply; the first, after all were read.
+            Lost: the connection ended, or something else came than can be right.
+        """
+        self.send([*before, *commands])
+        need = max(sizes) + _LINE
+        buffer, memory = self._buffer, self._memory
+        if need > len(buffer):
+            buffer = bytearray(need)
+            memory = np.frombuffer(buffer, np.uint8)
+        error: ServerError | None = None
+        at = end = 0  # what was received, and not handed on yet
+        try:
+            for i, size in enumerate((*[-1] * len(before), *sizes), -len(before)):
+                whole = b"$%d\r\n" % size
+                if buffer.startswith(whole, at, end):
+                    length = size
+                    at += len(whole)
+                else:
+                    while (stop := buffer.find(b"\r\n", at, end)) < 0:
+                        if end - at > _LINE:
+                            raise Lost("it sent a reply without an end")
+                        at, end = self._more(buffer, memory, at, end, at + _LINE)
+                    head = bytes(buffer[at:stop])
+                    at = stop + 2
+                    if head.startswith(b"-"):
+                        error = error or ServerError(head[1:].decode("utf-8", "replace"))
+                        continue
+                    if i < 0 and head == b"+OK":
+                        continue
+                    length = _length(head, size)
+                while end < at + length + 2:
+                    at, end = self._more(buffer, memory, at, end, at + length + 2)
+                sink(i, memory[at : at + length])
+                at += length + 2
+                if buffer[at - 2 : at] != b"\r\n":
+                    raise Lost("it sent a string without an end")
+            if at != end:
+                raise Lost("it sent more than was asked for")
+        except BaseException:
+            self.close()  # replies that were not read would be taken for those of the next command
+            raise
+        if error is not None:
+            raise error
+
+    def _more(self, buffer: bytearray, memory: Bytes, at: int, end: int, until: int) -> tuple[int, int]:
+        """Receive some more; what is there moves to the front when there is no room for all of it."""
+        if at == end:
+            at, end, until = 0, 0, until - at
+        if until > len(buffer):
+            memory[: end - at] = memory[at:end]
+            at, end = 0, end - at
+        got = self._socket.recv_into(memoryview(buffer)[end:])
+        if not got:
+            raise Lost("the server closed it")
+        return at, end + got
 
     def receive(self, count: int, limit: int = MAX_REPLY) -> list[Reply]:
         """The next `count` replies.
@@ -140,6 +237,13 @@ class Wire:
         sock = getattr(self, "_socket", None)
         if sock is not None:
             sock.close()
+
+
+def _length(head: bytes, most: int) -> int:
+    """The length of a string, by the first line of a reply."""
+    if head[:1] != b"$" or not head[1:].isdigit() or int(head[1:]) > most:
+        raise Lost(f"it sent {head[:32]!r} for a string of at most {most} bytes")
+    return int(head[1:])
 
 
 def _connect(address: Address, timeout: float | None, tls: ssl.SSLContext | None) -> socket.socket:

@@ -27,11 +27,11 @@ from tdstore.errors import StoreBusyError, StoreError, TransientError
 from tdstore.header import Header
 from tdstore.types import LeafSpec, Path, StoreIndex, Write
 from tdstore_redis import keyspace
-from tdstore_redis.cells import Damaged, fetch
+from tdstore_redis.cells import Damaged, fetch, fetch_group
 from tdstore_redis.faults import ServerError
 from tdstore_redis.keyspace import Pending, Writing, me
-from tdstore_redis.layout import Array, Bytes, Ids, new_array
-from tdstore_redis.plans import Change, Fetch, plan_read, plan_write
+from tdstore_redis.layout import Array, Bytes, Command, Ids, new_array
+from tdstore_redis.plans import Change, Fetch, Rows, Run, plan_read, plan_write
 from tdstore_redis.session import Session, dead_writers, first_error
 from tdstore_redis.wire import Line, Wire, pack
 
@@ -143,7 +143,7 @@ class Writer(Session):
         client = self._wire.client_id if self._wire is not None else 0
         return msgspec.json.encode(me(self.session, client, touched))
 
-    def sending(self, wire: Wire, commands: Sequence[bytes]) -> list[object]:
+    def sending(self, wire: Wire, commands: Sequence[Command]) -> list[object]:
         """Send what changes something; a lost connection ends the session, for nobody knows what arrived."""
         try:
             return wire.pipe(commands)
@@ -198,12 +198,15 @@ class Writer(Session):
         """Put values, in order. Each step of at most some MiB is there as a whole or not at all."""
         with self.line.errors("writing"):
             step: list[Change] = []
+            arrays: set[int] = set()
             size = 0
             for change in self._changes(writes):
-                if step and (size >= STEP or any(change.array is one.array for one in step)):
+                if step and (size >= STEP or id(change.array) in arrays):
                     self._do(step)
                     step, size = [], 0
+                    arrays.clear()
                 step.append(change)
+                arrays.add(id(change.array))
                 size += len(change.ids) * change.array.stride
             if step:
                 self._do(step)
@@ -223,32 +226,48 @@ class Writer(Session):
         except Damaged as damage:
             self.explain(damage)
 
-    def _cells(self, wire: Wire, changes: Sequence[Change]) -> list[Bytes]:
-        """The new content of the cells of each change, over the old one where that is needed."""
-        held = [np.zeros((len(c.ids), c.array.cell), np.uint8) for c in changes]
-        asked = [
-            Fetch(c.path, c.array, c.ids[c.needs], _into(cells, c.needs))
-            for c, cells in zip(changes, held, strict=True)
-            if len(c.needs)
-        ]
-        if asked:
+    def _cells(self, wire: Wire, changes: Sequence[Change], before: Sequence[bytes] = ()) -> list[Bytes]:
+        """The cells of each change as they are to be stored: the new content, over the old one where that is needed.
+
+        Args:
+            before: packed commands that are sent before the old content is asked for.
+        """
+        held: list[Bytes] = []
+        asked: list[Fetch] = []
+        for change in changes:
+            stored = np.empty((len(change.ids), change.array.stride), np.uint8)
+            held.append(stored)
+            cells = stored[:, : change.array.cell]
+            if isinstance(change.ids, range):
+                asked += [
+                    Run(change.path, change.array, cell, cell + 1, cells[at])
+                    for at, cell in zip(change.needs, change.needed, strict=True)
+                ]
+            elif change.needs:
+                at = np.array(change.needs, np.int64)
+                asked.append(Rows(change.path, change.array, change.ids[at], _into(cells, at)))
+        if before:
+            fetch_group(wire, asked, self.promised, before)
+        elif asked:
             fetch(wire, asked, self.promised)
-        for change, cells in zip(changes, held, strict=True):
-            change.patch(cells)
+        for change, stored in zip(changes, held, strict=True):
+            change.patch(stored[:, : change.array.cell])
+            change.array.seal(change.ids, stored)
         return held
 
     def _put(self, changes: Sequence[Change]) -> None:
         wire = self.wire()
-        commands: list[bytes] = []
-        for change, cells in zip(changes, self._cells(wire, changes), strict=True):
-            commands += change.array.set_commands(change.ids, change.array.encode(change.ids, cells))
+        commands: list[Command] = []
+        for change, stored in zip(changes, self._cells(wire, changes), strict=True):
+            commands += change.array.set_commands(change.ids, stored)
         error = first_error(self.sending(wire, commands))
         if error is not None:
-            self._doubtful |= {c.array.key(b) for c in changes for b in (c.ids // c.array.per_block).tolist()}
+            self._doubtful |= {c.array.key(b) for c in changes for b in {int(i) // c.array.per_block for i in c.ids}}
             raise error
         for change in changes:
             assert change.array.mine is not None
-            change.array.mine[change.ids] = True
+            ids = change.ids
+            change.array.mine[slice(ids.start, ids.stop) if isinstance(ids, range) else ids] = True
 
     def _transact(self, changes: Sequence[Change]) -> None:
         until = time.monotonic() + self.lock_timeout
@@ -317,29 +336,21 @@ class Writer(Session):
 
     def _try(self, changes: Sequence[Change]) -> bool:
         wire = self.wire()
-        blocks = sorted(
-            {
-                c.array.key(b)
-                for c in changes
-                if len(c.needs)
-                for b in np.unique(c.ids[c.needs] // c.array.per_block).tolist()
-            }
-        )
+        blocks = sorted({c.array.key(b) for c in changes for b in {i // c.array.per_block for i in c.needed}})
         if not self._armed:
             self._check_armed(wire, wire.raising(self._arming()))
         try:
-            if blocks:
-                wire.raising([pack(b"WATCH", *blocks)])
-            held = self._cells(wire, changes)
+            # Watched before they are read, in the same round trip.
+            held = self._cells(wire, changes, [pack(b"WATCH", *blocks)] if blocks else ())
         except BaseException:
             self._disarm(wire)
             raise
         touched = self.marks | {c.path for c in changes}
-        commands = [_MULTI]
+        commands: list[Command] = [_MULTI]
         if touched != self.marks:
             commands.append(pack(b"HSET", self.keys.writers, self.session.encode(), self._note(touched)))
-        for change, cells in zip(changes, held, strict=True):
-            commands += change.array.set_commands(change.ids, change.array.encode(change.ids, cells))
+        for change, stored in zip(changes, held, strict=True):
+            commands += change.array.set_commands(change.ids, stored)
             commands += change.array.bit_commands(change.ids)
         commands.append(_EXEC)
         arming = self._arming()
@@ -457,9 +468,8 @@ class Writer(Session):
         used = array.spec.nbytes % array.cell
         if not used or (array.mine is not None and not array.mine[-1]):
             return True
-        last_cell = np.array([array.cells - 1], np.int64)
         held = np.zeros((1, array.cell), np.uint8)
-        self.read(lambda: [Fetch(path, array, last_cell, _into(held, np.array([0])))], wire)
+        self.read(lambda: [Run(path, array, array.cells - 1, array.cells, held[0])], wire)
         return bool((held[0, used:] == array.fill_cell()[used:]).all())
 
 
