@@ -17,7 +17,7 @@ import msgspec
 
 from tdstore.checksums import BLOCK, Sums, crc32c
 from tdstore.dtypes import NAME_TO_DTYPE
-from tdstore.errors import CorruptStoreError
+from tdstore.errors import CorruptStoreError, UnsupportedError
 from tdstore.header import (
     MAX_BYTES,
     MAX_DEPTH,
@@ -108,29 +108,34 @@ def is_objects(body: bytes) -> bool:
     return body.startswith(OBJECTS_START)
 
 
-def unseal(data: bytes, *, url: str) -> bytes:
+def unseal(data: bytes, *, url: str, what: str = NAME, hint: str | None = None) -> bytes:
     """The document below the first line, once version, size and checksum are right.
 
+    Args:
+        what: what holds it, for messages.
+        hint: what to do when it is damaged.
+
     Raises:
-        CorruptStoreError: damaged, or of another version.
+        CorruptStoreError: damaged. UnsupportedError: of a newer version.
     """
+    hint = hint or _RESTORE
     head = _FIRST_LINE.match(data)
-    if head is None:
-        raise CorruptStoreError(f"{url}: {NAME} does not start as a manifest of tdstore", url=url, hint=_RESTORE)
-    if int(head[1]) != VERSION:
-        raise CorruptStoreError(
-            f"{url}: {NAME} has format version {int(head[1])}, this tdstore reads {VERSION}",
+    if head is None or int(head[1]) < VERSION:
+        raise CorruptStoreError(f"{url}: {what} does not start as a manifest of tdstore", url=url, hint=hint)
+    if int(head[1]) > VERSION:
+        raise UnsupportedError(
+            f"{url}: {what} has format version {int(head[1])}, this tdstore reads {VERSION}",
             url=url,
             hint="a newer tdstore wrote it: upgrade this one",
         )
     body = data[head.end() :]
     if len(body) > MAX_BYTES:
-        raise CorruptStoreError(f"{url}: {NAME} has {len(body)} bytes, more than {MAX_BYTES}", url=url)
+        raise CorruptStoreError(f"{url}: {what} has {len(body)} bytes, more than {MAX_BYTES}", url=url)
     if crc32c(body) != int(head[2], 16):
         raise CorruptStoreError(
-            f"{url}: {NAME} is damaged: its checksum is {crc32c(body):08x}, expected {head[2].decode()}",
+            f"{url}: {what} is damaged: its checksum is {crc32c(body):08x}, expected {head[2].decode()}",
             url=url,
-            hint=_RESTORE,
+            hint=hint,
         )
     return body
 
@@ -139,7 +144,8 @@ def decode_manifest(data: bytes, *, url: str) -> tuple[Manifest, Header]:
     """Parse and check a manifest.
 
     Raises:
-        CorruptStoreError: damaged, of another version or layout, or describing what cannot be.
+        CorruptStoreError: damaged, of another layout, or describing what cannot be.
+        UnsupportedError: of a newer version.
     """
     body = unseal(data, url=url)
     if is_objects(body):

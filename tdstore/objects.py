@@ -184,7 +184,8 @@ def decode_objects(data: bytes, *, url: str) -> Document:
     """Parse and check a manifest of the object layout.
 
     Raises:
-        CorruptStoreError: damaged, of another version or layout, or describing what cannot be.
+        CorruptStoreError: damaged, of another layout, or describing what cannot be.
+        UnsupportedError: of a newer version.
     """
     body = unseal(data, url=url)
     if not is_objects(body):

@@ -93,6 +93,28 @@ def cover(ranges: Ints, gap: int = GAP) -> Ints:
     return np.stack([ranges[first, 0], ends[last]], 1)
 
 
+def cover_objects(objects: Ints, ranges: Ints, gap: int = GAP) -> tuple[Ints, Ints]:
+    """As `cover`, of ranges of many objects at once: `objects` has a number for each range; both come back sorted.
+
+    Example:
+        >>> objects, ranges = cover_objects(np.array([1, 0, 1]), np.array([[5, 9], [0, 3], [0, 4]]), gap=1)
+        >>> objects.tolist(), ranges.tolist()
+        ([0, 1], [[0, 3], [0, 9]])
+    """
+    if len(ranges) < 2:
+        return objects, ranges
+    order = np.lexsort((ranges[:, 0], objects))
+    objects, ranges = objects[order], ranges[order]
+    new = objects[1:] != objects[:-1]
+    # The largest end so far of the same object: ends by their rank, so that all of an object are above the one before.
+    ends, ranks = np.unique(ranges[:, 1], return_inverse=True)
+    ranks = np.maximum.accumulate(np.concatenate([[0], np.cumsum(new)]) * len(ends) + ranks)
+    reached = ends[ranks % len(ends)]
+    first = np.concatenate([[0], np.flatnonzero(new | (ranges[1:, 0] > reached[:-1] + gap)) + 1])
+    last = np.concatenate([first[1:], [len(ranges)]]) - 1
+    return objects[first], np.stack([ranges[first, 0], reached[last]], 1)
+
+
 class Range(NamedTuple):
     """Bytes `[start, stop)` of one object. A negative start with `stop=None` is the last bytes of it."""
 
@@ -119,27 +141,42 @@ class Batch(Generic[Key]):
     def __init__(self, *, gap: int = GAP, part: int = PART) -> None:
         self.gap = gap
         self.part = part
-        self._wanted: dict[Key, list[Ints]] = {}
+        self._numbers: dict[Key, int] = {}
+        self._objects: list[Ints] = []
+        self._ranges: list[Ints] = []
         self._blocks: dict[Key, tuple[list[int], list[memoryview]]] = {}
 
     def want(self, key: Key, ranges: Ints) -> None:
         """Ask for `[n, 2]` byte ranges of an object."""
         if len(ranges):
-            self._wanted.setdefault(key, []).append(ranges)
+            self._objects.append(np.full(len(ranges), self._number(key)))
+            self._ranges.append(ranges)
+
+    def want_each(self, keys: Sequence[Key], ranges: Ints) -> None:
+        """Ask for one range of each object: `[n, 2]`, as many as keys; an object may come more than once."""
+        if len(keys) != len(ranges):
+            raise ValueError(f"{len(keys)} keys, but {len(ranges)} ranges")
+        if len(keys):
+            self._objects.append(np.array([self._number(key) for key in keys], np.int64))
+            self._ranges.append(ranges)
+
+    def _number(self, key: Key) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
 
     def requests(self) -> list[tuple[Key, int, int]]:
         """What will be fetched, in order of object and offset."""
-        return [
-            (key, start, min(start + self.part, stop))
-            for key, (a, b) in self._covered()
-            for start in range(a, b, self.part)
-            for stop in (b,)
-        ]
+        return self._parts(self._covered())
 
-    def _covered(self) -> Iterable[tuple[Key, tuple[int, int]]]:
-        for key, ranges in self._wanted.items():
-            for a, b in cover(np.concatenate(ranges), self.gap).tolist():
-                yield key, (a, b)
+    def _covered(self) -> list[tuple[Key, int, int]]:
+        if not self._ranges:
+            return []
+        objects, ranges = cover_objects(np.concatenate(self._objects), np.concatenate(self._ranges), self.gap)
+        keys = list(self._numbers)
+        return [(keys[n], a, b) for n, (a, b) in zip(objects.tolist(), ranges.tolist(), strict=True)]
+
+    def _parts(self, covered: Iterable[tuple[Key, int, int]]) -> list[tuple[Key, int, int]]:
+        part = self.part
+        return [(key, at, min(at + part, b)) for key, a, b in covered for at in range(a, b, part)]
 
     def fetch(self, get: Callable[[list[tuple[Key, int, int]]], Sequence[Any]]) -> None:
         """Fetch everything with one call of `get`, which returns a buffer for each request.
@@ -147,12 +184,13 @@ class Batch(Generic[Key]):
         Raises:
             EOFError: a buffer is not as long as was asked; its `args` are the key, start, stop and the length.
         """
-        requests = self.requests()
+        covered = self._covered()
+        requests = self._parts(covered)
         if not requests:
             return
         answers = get(requests)
         at = 0
-        for key, (a, b) in self._covered():
+        for key, a, b in covered:
             parts = []
             for start in range(a, b, self.part):
                 view = memoryview(answers[at]).cast("B")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tdstore.ranges import Batch, byte_ranges, cover, index_shape, join
+from tdstore.ranges import Batch, byte_ranges, cover, cover_objects, index_shape, join
 from tdstore.types import StoreIndex
 
 
@@ -103,3 +103,36 @@ def test_cover_holds_every_range_and_nothing_far() -> None:
 
 def test_join_keeps_the_order() -> None:
     assert join(np.array([[8, 10], [10, 12], [0, 8], [8, 9]])).tolist() == [[8, 12], [0, 9]]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 60), st.integers(1, 9)), min_size=1, max_size=30),
+    st.sampled_from([0, 2, 100]),
+)
+def test_many_objects_are_covered_as_each_by_itself(wanted: list[tuple[int, int, int]], gap: int) -> None:
+    objects = np.array([n for n, _, _ in wanted])
+    ranges = np.array([[start, start + size] for _, start, size in wanted])
+    found, covered = cover_objects(objects, ranges, gap)
+    want = [(n, *r) for n in sorted(set(objects.tolist())) for r in cover(ranges[objects == n], gap).tolist()]
+    assert [(n, *r) for n, r in zip(found.tolist(), covered.tolist(), strict=True)] == want
+
+    data = [bytes((n * 50 + i) % 256 for i in range(70)) for n in range(5)]
+    asked: list[tuple[int, int, int]] = []
+
+    def get(requests: list[tuple[int, int, int]]) -> list[bytes]:
+        asked.extend(requests)
+        return [data[n][a:b] for n, a, b in requests]
+
+    batch = Batch[int](gap=gap, part=7)
+    batch.want_each(objects.tolist(), ranges)
+    expected = batch.requests()
+    batch.fetch(get)
+    assert asked == expected
+    for n, start, size in wanted:
+        assert batch.take(n, start, start + size) == data[n][start : start + size]
+
+
+def test_as_many_keys_as_ranges() -> None:
+    with pytest.raises(ValueError, match="2 keys, but 1 ranges"):
+        Batch[str]().want_each(["a", "b"], np.array([[0, 1]]))

@@ -10,16 +10,17 @@ import re
 import secrets
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from tdstore import files, manifest, session
 from tdstore.builtin.memmap_layout import LeafFile
 from tdstore.builtin.memmap_open import MAX_MANIFEST, Situation
-from tdstore.builtin.memmap_publish import Site, sweep_dead
+from tdstore.builtin.memmap_publish import FIRST
 from tdstore.builtin.mmtensor import scratch_dir
 from tdstore.checksums import sums_of_file
 from tdstore.errors import StoreBusyError
 from tdstore.manifest import LeafRecord, leaf_record
+from tdstore.publish import Site, sweep_dead
 from tdstore.session import FileParts, Log, Session
 from tdstore.types import Path, path_text
 
@@ -55,7 +56,7 @@ class Hold:
         with os.scandir(parent) as entries:
             names = [e.name for e in entries if _ANONYMOUS.fullmatch(e.name)]
         for name in names:
-            sweep_dead(name, parent)
+            sweep_dead(name, parent, FIRST)
         while True:
             name = f".tdstore-anon-{secrets.token_hex(8)}"
             files.make_dir(name, parent, 0o700)
@@ -101,6 +102,11 @@ class Hold:
             begun.drop()
             raise
         self.session = begun
+
+    def alone(self, old: int) -> AbstractContextManager[None]:
+        """Hold the dataset that is to be replaced, once the sessions of others have ended."""
+        assert self.site is not None
+        return session.exclusive(old, parent=self.site.parent, timeout=self.site.timeout, url=self.url)
 
     @contextmanager
     def publishing(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tdstore.errors import DirtyStoreError, StoreBusyError, StoreError, StoreNotFoundError, UnknownBackendError
+from tdstore.header import Header
 from tdstore.hookspecs import Backend
 from tdstore.io.partial import Mark, incomplete, mark_of
 from tdstore.registry import registry
@@ -64,6 +65,27 @@ def open_store(
         OptionError: an option that the backend does not have.
         DirtyStoreError: a copy that was not finished (and `recover="accept"` was not given).
     """
+    store, backend = open_unread(location, storage=storage, mode=mode, **options)
+    if mode in ("r", "r+", "a"):
+        try:
+            refuse_partial(store.load_header(), store.url, options)
+        except BaseException:
+            store.close()
+            raise
+    return store, backend
+
+
+def refuse_partial(header: Header, url: str, options: Mapping[str, Any]) -> None:
+    """Raise `DirtyStoreError` for the header of a copy that was not finished, unless it is to be taken as it is."""
+    mark = None if options.get("recover") == "accept" else mark_of(header, url)
+    if mark is not None:
+        raise incomplete(mark, url)
+
+
+def open_unread(
+    location: Location = None, *, storage: Storage = None, mode: Mode = "r", **options: Any
+) -> tuple[Store, Backend]:
+    """As `open_store`, for who reads the header and passes it to `refuse_partial`: decoding one may take long."""
     backend, text = find_backend(location, storage, mode)
     try:
         store = registry().open(backend, text, mode=mode, **options)
@@ -72,11 +94,6 @@ def open_store(
         if found is not None:
             raise incomplete(found.mark, found.url) from None  # says more than that a writer died
         raise
-    if mode in ("r", "r+", "a") and options.get("recover") != "accept":
-        mark = mark_of(store.load_header(), store.url)
-        if mark is not None:
-            store.close()
-            raise incomplete(mark, store.url)
     return store, backend
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tdstore.dtypes import to_numpy
 from tdstore.indexing import last_wins, sorted_unique
+from tdstore.rows import take as take_rows
 from tdstore.types import LeafSpec, StoreIndex
 from tdstore_h5.raw import Bytes, shape_of
 
@@ -23,6 +24,7 @@ BLOCK_BYTES = 8 << 20
 
 def read(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, out: Tensor | None) -> Tensor:
     """`leaf[index]` in memory of its own, or in `out`."""
+    index = _within(dataset, spec, index)
     shape = shape_of(spec.shape, index)
     at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
     inverse = None
@@ -41,7 +43,7 @@ def read(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, out: Tensor |
             return part
     if inverse is not None:
         assert at is not None
-        part = part.index_select(at, inverse)
+        part = take_rows(part, at, inverse)
     return part if out is None else out.copy_(part)
 
 
@@ -49,6 +51,7 @@ def write(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, value: Tenso
     """Put `value` at `leaf[index]`; the last of repeated rows wins."""
     if not value.numel():
         return
+    index = _within(dataset, spec, index)
     at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
     if at is None:
         dataset[_slices(index) or ()] = to_numpy(value.contiguous())
@@ -59,7 +62,14 @@ def write(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, value: Tenso
     ordered = rows.numpy()[order]
     for where, piece in _pieces(ordered):
         target = (*_slices(index[:at]), piece, *_slices(index[at + 1 :]))
-        dataset[target] = to_numpy(value.index_select(at, take[where]))
+        dataset[target] = to_numpy(take_rows(value, at, take[where]))
+
+
+def _within(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex) -> StoreIndex:
+    """The whole of a leaf, where its dataset is longer: a writer that died had begun to make it grow."""
+    if index or dataset.shape == spec.shape:
+        return index
+    return tuple(slice(0, n, 1) for n in spec.shape)
 
 
 def read_bytes(dataset: h5py.Dataset, spec: LeafSpec, start: int, stop: int) -> Bytes:

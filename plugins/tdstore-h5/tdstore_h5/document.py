@@ -1,11 +1,10 @@
-"""The manifest of a file, in one attribute of the root: header, specs and checksums, sealed by its own checksum."""
+"""The manifest of a file, in one attribute of the root: header, specs and checksums, sealed as `tdstore.json` is."""
 
 from __future__ import annotations
 
 import base64
 import json
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,15 +17,14 @@ from tdstore.checksums import BLOCK, crc32c
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
 from tdstore.errors import CorruptStoreError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
+from tdstore.manifest import seal, unseal
 from tdstore.types import LeafSpec, Path, path_text
 
 MANIFEST = "tdstore"
 DIRTY = "tdstore_dirty"
-VERSION = 1
 MAX_LEAVES = 1_000_000
 
 Crcs = np.ndarray[Any, np.dtype[np.uint32]]
-_SEAL = re.compile(r'\{"crc32c":"([0-9a-f]{8})","body":(.*)\}\Z', re.DOTALL)
 
 
 class _Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -37,7 +35,6 @@ class _Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: int
     generation: int
     header: Any
     leaves: list[_Record]
@@ -56,7 +53,7 @@ class Document:
 def encode_document(
     generation: int, header: Header, leaves: Iterable[tuple[Path, LeafSpec, Crcs]], *, url: str
 ) -> bytes:
-    """The attribute's text: `{"crc32c": <of the body's bytes>, "body": {...}}`, ASCII only.
+    """The attribute's text: the first line of `tdstore.manifest.seal`, and JSON; ASCII only.
 
     Raises:
         ValueError: beyond the limits that a reader accepts.
@@ -65,44 +62,25 @@ def encode_document(
         _Record(path, dtype_name(spec.dtype), spec.shape, base64.b64encode(crcs.astype("<u4").tobytes()).decode())
         for path, spec, crcs in leaves
     ]
-    plain = msgspec.to_builtins(_Body(VERSION, generation, header_to_builtins(header), records))
+    plain = msgspec.to_builtins(_Body(generation, header_to_builtins(header), records))
     body = json.dumps(plain, separators=(",", ":")).encode("ascii")
     if len(body) > MAX_BYTES or len(records) > MAX_LEAVES:
         raise ValueError(
             f"{url} would have a manifest of {len(body)} bytes and {len(records)} leaves; "
             f"the limits are {MAX_BYTES} and {MAX_LEAVES}"
         )
-    return b'{"crc32c":"%08x","body":%b}' % (crc32c(body), body)
+    return seal(body)
 
 
 def decode_document(text: bytes | str, *, url: str) -> Document:
     """Parse and check what `encode_document` wrote.
 
     Raises:
-        CorruptStoreError: damaged, of another version, or describing what cannot be.
+        CorruptStoreError: damaged, or describing what cannot be. UnsupportedError: of a newer version.
     """
-    if isinstance(text, bytes):
-        text = text.decode("utf-8", "replace")
-    seal = _SEAL.match(text) if len(text) <= MAX_BYTES + 64 else None
-    if seal is None:
-        raise CorruptStoreError(
-            f"{url}: the root attribute {MANIFEST!r} is not a manifest of tdstore", url=url, hint=_RESTORE
-        )
-    data = seal[2].encode("utf-8", "replace")
-    if crc32c(data) != int(seal[1], 16):
-        raise CorruptStoreError(
-            f"{url}: the manifest is damaged: its checksum is {crc32c(data):08x}, expected {seal[1]}",
-            url=url,
-            hint=_RESTORE,
-        )
+    raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
+    data = unseal(raw, url=url, what=f"the root attribute {MANIFEST!r}", hint=_RESTORE)
     try:
-        version = msgspec.json.decode(data, type=dict[str, Any]).get("format")
-        if version != VERSION:
-            raise CorruptStoreError(
-                f"{url} has format version {version!r}, this tdstore reads {VERSION}",
-                url=url,
-                hint="a newer tdstore wrote it: upgrade this one",
-            )
         body = msgspec.json.decode(data, type=_Body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptStoreError(f"{url}: the manifest is not readable: {error}", url=url) from error

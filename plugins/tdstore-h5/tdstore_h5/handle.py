@@ -257,8 +257,8 @@ def _access(libver: str | tuple[str, str], url: str) -> Any:
     }
     if len(bounds) != 2 or not set(bounds) <= set(known):
         raise OptionError(f"{url}: libver must be two of {', '.join(known)}, not {libver!r}", url=url)
+    # The close degree stays the default, h5py's own: HDF5 refuses a file that is open with another in this process.
     access = h5p.create(h5p.FILE_ACCESS)
-    access.set_fclose_degree(h5f.CLOSE_STRONG)
     access.set_libver_bounds(*(known[name] for name in bounds))
     # We read and write raw data past HDF5 wherever we can: it must keep none of it.
     access.set_sieve_buf_size(0)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.builtin.mmtensor import byte_blocks
 from tdstore.checksums import BLOCK
 from tdstore.dtypes import from_numpy, numpy_dtype, to_numpy
 from tdstore.errors import CorruptStoreError
@@ -131,6 +132,12 @@ class RawFile:
         if not value.numel():
             return
         itemsize = spec.dtype.itemsize
+        if len(starts) == 1 and not value.is_contiguous():  # an expanded row may stand for more than fits in memory
+            at = offset + int(starts[0]) * itemsize
+            for block in byte_blocks(value):
+                write_at(self.fd, block.data, at)
+                at += len(block)
+            return
         data = to_numpy(value.contiguous()).reshape(len(starts), size)
         if len(starts) > 1 and (np.diff(starts) < 0).any():
             order = np.argsort(starts)

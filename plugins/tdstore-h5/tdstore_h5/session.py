@@ -43,6 +43,7 @@ from tdstore_h5.document import (
 from tdstore_h5.faults import h5_errors
 from tdstore_h5.handle import Handle, Replaced, open_plain
 from tdstore_h5.names import encode_path
+from tdstore_h5.options import preset_chunks
 from tdstore_h5.publish import publish
 from tdstore_h5.raw import Bytes, RawFile
 from tdstore_h5.sums import Sums
@@ -71,6 +72,8 @@ class Session:
     """Leaves that the mark on the medium names."""
     accepted: bool = False
     """Whether the file differs from its manifest and was taken as it is: closing makes that good."""
+    left: dict[Path, Leaf] = field(default_factory=dict)
+    """What a writer that died had added: leaves that are not in the manifest, and longer ones."""
     exclusive: bool = False
     """Whether publishing must not replace anything."""
     _datasets: dict[Path, h5py.Dataset] = field(default_factory=dict)
@@ -136,6 +139,7 @@ class Session:
         if self.handle.temporary:
             return
         self._become_alone()
+        self._tidy()
         new = set(paths) - self.marked
         if new or not self.marked:
             self.marked |= new
@@ -144,6 +148,24 @@ class Session:
                 self.handle.file.flush()
             if self.durable:
                 self.handle.sync()
+
+    def _tidy(self) -> None:
+        """Remove the leaves and the rows that a writer which died had added."""
+        left, self.left = self.left, {}
+        added = [path for path in left if path not in self.contents.leaves]
+        for path in left.keys() - set(added):
+            self.resize(path, left[path].spec.shape[0])
+        for path in added:
+            self.contents.leaves[path] = left[path]
+            self.unlink(path)
+        for path in added:
+            for depth in range(len(path) - 1, 0, -1):
+                self._unlink_empty(path[:depth])
+
+    def _unlink_empty(self, group: Path) -> None:
+        used = (*self.contents.leaves, *self.document.header.groups, *self.contents.values)
+        if group in self.contents.groups and not any(p[: len(group)] == group for p in used):
+            self.unlink(group)
 
     def _become_alone(self) -> None:
         """Trade the readers' lock, which is all that a published file keeps, for the writer's."""
@@ -180,6 +202,12 @@ class Session:
             if path in self.contents.groups and any(p[: len(path)] == path for p in self.contents.leaves):
                 raise StoreError(f"{path_text(path)} of {self.url} is a group with leaves; delete those first")
 
+    def make_way(self, leaves: Iterable[Path]) -> None:
+        """Remove the strings that are shown where groups are to be."""
+        for above in {path[:depth] for path in leaves for depth in range(1, len(path))}:
+            if above in self.contents.copies or above in self.contents.values:
+                self.unlink(above)
+
     def add(self, path: Path, leaf: Leaf) -> None:
         """Take a new dataset in."""
         self.contents.leaves[path] = leaf
@@ -202,22 +230,33 @@ class Session:
                 del self.handle.file[name]
 
     def resize(self, path: Path, length: int) -> None:
-        """Set the length of a leaf; a dataset that cannot grow is made anew and copied."""
+        """Set the length of a leaf; a dataset that cannot grow is made anew, so that it can, and copied."""
         leaf = self.contents.leaves[path]
         old, new = leaf.spec, leaf.spec.replace(shape=(length, *leaf.spec.shape[1:]))
         self.handle.unflushed = True
         with self.handle.writing(f"resizing {path_text(path)}"):
             dataset = None if leaf.plain else self.dataset(path)
             if dataset is not None and dataset.chunks and (dataset.maxshape[0] or length) >= length:
+                if dataset.shape[0] > old.shape[0]:
+                    dataset.resize(old.shape[0], axis=0)  # rows of a writer that died are not among the new ones
                 dataset.resize(length, axis=0)
                 leaf.spec, leaf.stored = new, dataset.id.get_storage_size()
             else:
-                self._remake(path, leaf, new, {} if dataset is None else datasets.options_of(dataset))
+                self._remake(path, leaf, new, self._layout_to(leaf, new, dataset))
         self.sums.resize(path, old, new)
+
+    @staticmethod
+    def _layout_to(leaf: Leaf, new: LeafSpec, dataset: h5py.Dataset | None) -> dict[str, Any]:
+        """Layout options for a leaf of another length: who grows once grows again, and needs chunks for that."""
+        if dataset is not None and dataset.chunks:
+            return datasets.options_of(dataset)
+        if new.shape[0] <= leaf.spec.shape[0] or 0 in new.shape[1:]:
+            return {}
+        return {"chunks": preset_chunks("random", new, None), "maxshape": (None, *new.shape[1:])}
 
     def _remake(self, path: Path, leaf: Leaf, spec: LeafSpec, layout: dict[str, Any]) -> None:
         temp = encode_path(path[:-1]) + "/" if len(path) > 1 else ""
-        temp += "%resize-" + secrets.token_hex(6)
+        temp += _REMADE + secrets.token_hex(6)
         fresh = datasets.make(self.handle.file, self.raw, path, temp, spec, layout, self.walker())
         rows = min(leaf.spec.shape[0], spec.shape[0])
         common = rows * spec.nbytes // max(1, spec.shape[0])
@@ -265,6 +304,7 @@ class Session:
         """Write the manifest, last; in a new file, publish it."""
         if not self.handle.temporary:
             self._become_alone()
+            self._tidy()
         with self.handle.writing("committing"):
             write_copies(self.handle.file, self.contents, header)
             leaves = self.contents.leaves
@@ -367,6 +407,16 @@ class Session:
         if not self.ours and not self.trust:
             check_believable(self.contents, self.url)
         named = mark or set()
+        if mark is not None and self.ours:
+            # Leaves and rows that were added, but not committed, are not there: the others must be as they were.
+            # A leaf that is missing may have been on its way to another name.
+            added = named if (named & set(specs)) <= set(leaves) else set()
+            for path in [p for p in leaves if p not in specs and (p in added or p[-1].startswith(_REMADE))]:
+                self.left[path] = leaves.pop(path)
+            for path in named & set(leaves) & set(specs):
+                if _is_longer(leaves[path].spec, specs[path]):
+                    leaves[path].spec = specs[path]
+                    self.left[path] = leaves[path]
         dirty = {p for p in named if (p in leaves) != (p in specs) or (p in specs and leaves[p].spec != specs[p])}
         if mark is not None and not self.ours:
             dirty = named & set(leaves)
@@ -428,6 +478,12 @@ def _own_rival(handle: Handle, *, write: bool) -> bool:
     )
 
 
+def _is_longer(found: LeafSpec, said: LeafSpec) -> bool:
+    if len(found.shape) != len(said.shape) or not said.shape or found.shape[0] <= said.shape[0]:
+        return False
+    return found.replace(shape=said.shape) == said and found.shape[1:] == said.shape[1:]
+
+
 def _differences(leaves: Mapping[Path, Leaf], specs: Mapping[Path, LeafSpec], named: set[Path]) -> Sequence[str]:
     found = [f"{path_text(p)} is in the manifest, but not in the file" for p in specs if p not in leaves]
     found += [
@@ -461,6 +517,7 @@ def open_session(session: Session, *, write: bool, verify: str, accept: bool) ->
     raise StoreBusyError(f"{session.url} is being replaced again and again", url=session.url, hint="try again")
 
 
+_REMADE = "%resize-"
 _CHANGED = "if another program changed the file on purpose, recover='accept' takes it as it is"
 _OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
 """Every session of this process."""

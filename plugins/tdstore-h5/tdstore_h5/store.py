@@ -27,6 +27,7 @@ from tdstore.files import io_errors
 from tdstore.header import Header
 from tdstore.indexing import gather, last_wins
 from tdstore.registry import split_scheme
+from tdstore.rows import take
 from tdstore.store import Cap, Store
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore_h5 import cooked, datasets, options
@@ -242,6 +243,7 @@ class H5Store(Store):
         session.check_places(leaves)
         session.mark(leaves)
         session.handle.unflushed = True
+        session.make_way(leaves)
         walker = session.walker()
         for path, name, spec, layout in plan:
             session.unlink(path)
@@ -292,7 +294,7 @@ class H5Store(Store):
         if at is not None:
             rows, positions = last_wins(index[at])  # type: ignore[arg-type]
             if positions is not None:
-                index, value = (*index[:at], rows, *index[at + 1 :]), value.index_select(at, positions)
+                index, value = (*index[:at], rows, *index[at + 1 :]), take(value, at, positions)
         starts, size = blocks_of(spec.shape, index)
         if not value.numel():
             return

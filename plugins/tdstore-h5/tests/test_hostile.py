@@ -121,6 +121,9 @@ def test_a_manifest_is_checked() -> None:
             decode_document(text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :], url="u")
     with pytest.raises(CorruptStoreError):
         decode_document(text[:-1], url="u")
+    with pytest.raises(UnsupportedError, match="version 2, this tdstore reads 1") as caught:
+        decode_document(text.replace(b"TDS1", b"TDS2", 1), url="u")
+    assert "upgrade" in str(caught.value)
     with pytest.raises(CorruptStoreError, match="0 checksums"):
         bad = [(("a",), LeafSpec((3,), "int64"), np.array([], np.uint32))]
         decode_document(encode_document(1, header_of({}), bad, url="u"), url="u")

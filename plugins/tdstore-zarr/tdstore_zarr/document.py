@@ -1,9 +1,9 @@
 """The root's `zarr.json`: consolidated metadata of every node, and our manifest in one attribute, sealed.
 
-    "attributes": {"tdstore": {"crc32c": "89abcdef", "body": "<JSON>"}, ...}
+    "attributes": {"tdstore": "TDS1 89abcdef\\n<JSON>", ...}
 
-The body holds the header, which objects every leaf has (with sizes and checksums), and the checksum
-of the consolidated metadata, so that a change anywhere in the document shows.
+The seal is that of `tdstore.json`. The body holds the header, which objects every leaf has (with sizes and
+checksums), and the checksum of the consolidated metadata, so that a change anywhere in the document shows.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 from tdstore.checksums import crc32c
 from tdstore.errors import CorruptStoreError, UnsupportedError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
+from tdstore.manifest import seal, unseal
 from tdstore.types import Path, path_text
 from tdstore_zarr.arrays import parse_array
 from tdstore_zarr.leaf import Leaf, Stored
@@ -32,7 +33,6 @@ MANIFEST = "tdstore"
 DIRTY = "tdstore_dirty"
 PEER = "__tensordict__"
 PEER_VALUE = "__tensordict_non_tensor__"
-VERSION = 1
 MAX_ROOT = 4 * MAX_BYTES
 MAX_NODES = 1_000_000
 
@@ -46,7 +46,6 @@ class _Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: int
     generation: str
     metadata: str
     """crc32c of the consolidated metadata, keys sorted."""
@@ -123,18 +122,17 @@ def encode_root(
         ValueError: beyond the limits that a reader accepts.
     """
     records = [_record(leaf) for leaf in leaves]
-    seal = f"{crc32c(_dumps(document.metadata)):08x}"
+    metadata = f"{crc32c(_dumps(document.metadata)):08x}"
     groups = sorted(document.groups.items())
     copies = sorted((path, node) for node, path in document.copies.items())
     name = generation or uuid.uuid4().hex
-    body = msgspec.json.encode(_Body(VERSION, name, seal, header_to_builtins(header), records, groups, copies))
+    body = msgspec.json.encode(_Body(name, metadata, header_to_builtins(header), records, groups, copies))
     if len(body) > MAX_BYTES or len(document.metadata) > MAX_NODES:
         raise ValueError(
             f"{url} would have a manifest of {len(body)} bytes and {len(document.metadata)} nodes; "
             f"the limits are {MAX_BYTES} and {MAX_NODES}"
         )
-    manifest = {"crc32c": f"{crc32c(body):08x}", "body": body.decode()}
-    return _root(document, {MANIFEST: manifest})
+    return _root(document, {MANIFEST: seal(body).decode()})
 
 
 def encode_marked(data: bytes, mark: Mark) -> bytes:
@@ -205,26 +203,9 @@ def decode_root(data: bytes, *, url: str, trust: bool = False) -> Document:
 
 
 def _read_manifest(found: Document, manifest: Any, url: str, trust: bool) -> None:
-    text, seal = (manifest.get("body"), manifest.get("crc32c")) if isinstance(manifest, dict) else (None, None)
-    if not isinstance(text, str) or not isinstance(seal, str) or len(text) > MAX_BYTES:
-        raise CorruptStoreError(
-            f"{url}: the attribute {MANIFEST!r} is not a manifest of tdstore", url=url, hint=_RESTORE
-        )
-    data = text.encode("utf-8", "replace")
-    if f"{crc32c(data):08x}" != seal:
-        raise CorruptStoreError(
-            f"{url}: the manifest is damaged: its checksum is {crc32c(data):08x}, expected {seal[:8]}",
-            url=url,
-            hint=_RESTORE,
-        )
+    raw = manifest.encode("utf-8", "replace") if isinstance(manifest, str) else b""
+    data = unseal(raw, url=url, what=f"the root attribute {MANIFEST!r}", hint=_RESTORE)
     try:
-        version = msgspec.json.decode(data, type=dict[str, Any]).get("format")
-        if version != VERSION:
-            raise UnsupportedError(
-                f"{url} has format version {version!r}, this tdstore reads {VERSION}",
-                url=url,
-                hint="a newer tdstore wrote it: upgrade this one",
-            )
         body = msgspec.json.decode(data, type=_Body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptStoreError(f"{url}: the manifest is not readable: {error}", url=url) from error

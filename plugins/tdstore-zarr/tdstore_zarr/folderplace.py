@@ -6,23 +6,20 @@ import contextlib
 import errno
 import os
 import re
-import secrets
-import stat
 import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tdstore import files
-from tdstore.errors import StoreBusyError, StoreError, StoreExistsError, StoreNotFoundError
+from tdstore.errors import StoreBusyError, StoreNotFoundError
+from tdstore.publish import Site
 from tdstore_zarr.document import MAX_ROOT, NAME, Mark
 from tdstore_zarr.folder import FolderEngine
 from tdstore_zarr.place import Place
 
-_TEMP = re.compile(r"\..*\.tdstore-[0-9a-f]{16}(-old)?")
 # What zarr writes into a folder: metadata of both versions, and chunks under all encodings of their keys.
 _ZARR_FILE = re.compile(r"(.*/)?(zarr\.json|\.z(group|array|attrs|metadata)|(c[./])?\d+([./]\d+)*|c)")
-_SHOWN = 5
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -39,10 +36,9 @@ class FolderPlace(Place):
         self.replaced = False
         """Whether this very process published another store over it."""
         self._exclusive = False
-        self._temp = ""
-        self._parent = -1
+        self._site: Site | None = None
+        self._rivals: list[FolderPlace] = []
         self._lock = -1
-        self._made: list[str] = []
         self._tag: tuple[int, int, int] | None = None
         self._writable = writable
         self.engine: FolderEngine
@@ -67,27 +63,29 @@ class FolderPlace(Place):
         place = cls(path, url, timeout=timeout, writable=True)
         place.published = False
         place._exclusive = exclusive
-        folder, name = os.path.split(path)
-        if not name:
-            raise StoreExistsError(f"{url} cannot be replaced by a store", url=url)
-        try:
-            with files.io_errors(url, "making its folder"):
-                place._make_parents(folder)
-                place._parent = files.open_dir(folder)
-                with place._parent_locked():
-                    place._sweep()
-                    place._attach(place._make_temp(name), private=True)
-        except BaseException:
-            place.close()
-            raise
+        place._begin()
         return place
+
+    def _begin(self) -> None:
+        try:
+            self._site = Site(
+                self.path,
+                url=self.url,
+                timeout=self.timeout,
+                strangers=_strangers,
+                first=(NAME,),
+                kind="a zarr store",
+            )
+            self._attach(os.dup(self._site.root), private=True)
+        except BaseException:
+            self.close()
+            raise
 
     def _attach(self, root: int, *, private: bool) -> None:
         self.engine = FolderEngine(root, self.url, writable=self._writable, private=private)
-        # flock belongs to the open file: a second opening gives a lock of our own.
-        self._lock = os.open(".", files.SAFE_DIR, dir_fd=root)
-        if private:
-            files.try_lock(self._lock, exclusive=True)  # tells a sweeper that we are alive
+        # flock belongs to the open file: a second opening gives a lock of our own. That of a folder being
+        # built is its site's, and tells a sweeper that we are alive.
+        self._lock = os.dup(root) if private else os.open(".", files.SAFE_DIR, dir_fd=root)
         _LIVE.add(self)
 
     # -- the root ------------------------------------------------------------------------
@@ -196,182 +194,62 @@ class FolderPlace(Place):
 
     # -- publishing ------------------------------------------------------------------------
     def publish(self, data: bytes, *, sync: bool) -> None:
+        assert self._site is not None
         with files.io_errors(self.url, "publishing"):
             files.create_file(NAME, self.engine.root, data, sync=sync)
             try:
                 if sync:
                     files.fsync(self.engine.root)
-                with self._parent_locked():
-                    while not self._swap(sync=sync):
-                        pass
+                replace = not self._exclusive
+                self._site.publish(replace=replace, sync=sync, alone=self._alone, swapped=self._tell_rivals)
             except BaseException:
                 files.unlink_if_there(NAME, self.engine.root)
                 raise
+        self._site.close()
+        self._site = None
         self.published = True
         self.engine.private = False
         self.engine.forget()
         self._tag = self._root_tag()
         self.release()
 
-    def _swap(self, *, sync: bool) -> bool:
-        name = os.path.basename(self.path)
-        old = self.check_target()
-        if old < 0:
-            files.rename(self._temp, self._parent, name, self._parent)
-            self._temp = ""
-            self._made.clear()
-            if sync:
-                files.fsync(self._parent)
-            return True
-        try:
-            rivals = [h for h in list(_LIVE) if h is not self and h.published and h._is(old)]
-            for rival in rivals:
-                if rival in _HOLDERS:
-                    rival.release()
-            if not self._wait_for_writers(old):
-                return False
-            files.exchange(self._temp, name, self._parent)
-            for rival in rivals:
-                rival.replaced = True
-            left, self._temp = self._temp, ""
-            if sync:
-                files.fsync(self._parent)
-            # Unlinking many files takes long: others may save beside us meanwhile.
-            files.unlock(self._parent)
-            _remove_later(left, self._parent)
-        finally:
-            os.close(old)
-        return True
+    @contextmanager
+    def _alone(self, old: int) -> Iterator[None]:
+        """Hold the store that is to be replaced; other stores of this process over it let go."""
+        assert self._site is not None
+        self._rivals = [h for h in list(_LIVE) if h is not self and h.published and h._is(old)]
+        for rival in self._rivals:
+            if rival in _HOLDERS:
+                rival.release()
+        self._site.wait_alone(old)
+        yield
+
+    def _tell_rivals(self) -> None:
+        for rival in self._rivals:
+            rival.replaced = True
 
     def _is(self, fd: int) -> bool:
         return self.engine.root >= 0 and os.path.samestat(os.fstat(self.engine.root), os.fstat(fd))
 
-    def _wait_for_writers(self, old: int) -> bool:
-        """Hold the old folder alone; False when it was replaced while we waited."""
-        deadline = time.monotonic() + self.timeout
-        while not files.try_lock(old, exclusive=True):
-            if time.monotonic() >= deadline:
-                raise StoreBusyError(
-                    f"{self.url} is being written by another process; waited {self.timeout:g} s",
-                    url=self.url,
-                    hint="close it there, save to another place, or pass a longer lock_timeout=",
-                )
-            files.unlock(self._parent)
-            time.sleep(0.02)
-            files.lock(self._parent, exclusive=True, timeout=max(self.timeout, 1.0), url=self.url)
-        return files.is_still(old, os.path.basename(self.path), self._parent)
-
     def check_target(self) -> int:
-        """Look at what is at the target: a descriptor of a store that may be replaced, -1 if there is nothing.
-
-        Raises:
-            StoreExistsError: something that is no zarr store, or one with files that are not its own.
-        """
-        while True:
-            try:
-                return self._look_at_target()
-            except (StoreError, OSError):
-                # A rival may have swapped its own folder in, and be removing the one that was looked at.
-                if not self._swapped:
-                    raise
-
-    def _look_at_target(self) -> int:
-        name = os.path.basename(self.path)
-        self._swapped = False
-        try:
-            info = os.stat(name, dir_fd=self._parent, follow_symlinks=False)
-        except FileNotFoundError:
-            return -1
-        if not stat.S_ISDIR(info.st_mode):
-            raise StoreExistsError(
-                f"{self.url} is a file, not a folder", url=self.url, hint="remove it, or choose another name"
-            )
-        try:
-            fd = os.open(name, files.SAFE_DIR, dir_fd=self._parent)
-        except FileNotFoundError:
-            self._swapped = True
-            raise
-        try:
-            names = os.listdir(fd)
-            if names and self._exclusive:
-                raise StoreExistsError(f"{self.url} exists", url=self.url, hint="mode='w' replaces it")
-            if names and (strangers := _strangers(fd)):
-                more = f" and {len(strangers) - _SHOWN} more" if len(strangers) > _SHOWN else ""
-                raise StoreExistsError(
-                    f"{self.url} holds what is not part of a zarr store: {', '.join(strangers[:_SHOWN])}{more}",
-                    url=self.url,
-                    hint="nothing was deleted; move these away, or save to another place",
-                )
-            if not names:
-                os.close(fd)
-                return -1
-        except BaseException:
-            self._swapped = not files.is_still(fd, name, self._parent)
-            os.close(fd)
-            raise
-        return fd
-
-    @contextmanager
-    def _parent_locked(self) -> Iterator[None]:
-        files.lock(self._parent, exclusive=True, timeout=max(self.timeout, 1.0), url=self.url)
-        try:
-            yield
-        finally:
-            files.unlock(self._parent)
-
-    def _make_parents(self, folder: str) -> None:
-        missing = []
-        while not os.path.isdir(folder):
-            missing.append(folder)
-            folder = os.path.dirname(folder)
-        for path in reversed(missing):
-            try:
-                os.mkdir(path)
-            except FileExistsError:
-                continue  # a rival made it; if it is a file, opening it says so
-            self._made.append(path)
-
-    def _make_temp(self, name: str) -> int:
-        short = name.encode()[:200].decode(errors="ignore")
-        temp = f".{short}.tdstore-{secrets.token_hex(8)}"
-        files.make_dir(temp, self._parent)
-        self._temp = temp
-        return os.open(temp, files.SAFE_DIR, dir_fd=self._parent)
-
-    def _sweep(self) -> None:
-        with os.scandir(self._parent) as entries:
-            names = [e.name for e in entries if _TEMP.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
-        for name in names:
-            original = name[1 : name.rindex(".tdstore-")]
-            if name.endswith("-old") and not os.path.lexists(os.path.join(os.path.dirname(self.path), original)):
-                # An exchange by plain renames died half-way: this is the only copy of what was there.
-                files.rename(name, self._parent, original, self._parent)
-            else:
-                _sweep_dead(name, self._parent)
+        """As `Site.check`."""
+        assert self._site is not None
+        return self._site.check(replace=not self._exclusive)
 
     # -- life --------------------------------------------------------------------------------
     def close(self) -> None:
         _LIVE.discard(self)
         _HOLDERS.discard(self)
-        if self.pid == os.getpid():
-            if self._temp:
-                _remove_later(self._temp, self._parent)
-                self._temp = ""
-            if self._lock >= 0:
+        forked = self.pid != os.getpid()
+        if self._site is not None:
+            self._site.close(forked=forked)
+        if self._lock >= 0:
+            if not forked:
                 files.unlock(self._lock)  # closing is not enough: a forked child holds the same open file
-        for fd in (self._lock, self._parent):
-            if fd >= 0:
-                os.close(fd)
-        self._lock = self._parent = -1
+            os.close(self._lock)
+        self._lock = -1
         if hasattr(self, "engine"):
             self.engine.close()
-        if self.pid == os.getpid():
-            for folder in reversed(self._made):
-                try:
-                    os.rmdir(folder)
-                except OSError:
-                    break  # somebody put something into it meanwhile
-            self._made.clear()
 
 
 _LIVE: weakref.WeakSet[FolderPlace] = weakref.WeakSet()
@@ -384,26 +262,6 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
-
-
-def _sweep_dead(name: str, parent: int) -> None:
-    try:
-        fd = os.open(name, files.SAFE_DIR, dir_fd=parent)
-    except OSError:
-        return  # gone meanwhile, or not ours to open
-    try:
-        if files.try_lock(fd, exclusive=True):
-            _remove_later(name, parent)
-    finally:
-        os.close(fd)
-
-
-def _remove_later(name: str, parent: int) -> None:
-    """Remove a folder that is not part of any store; what cannot be removed is swept by the next save."""
-    try:
-        files.remove_tree(name, parent, first=(NAME,))
-    except OSError:
-        return
 
 
 def _strangers(root: int) -> list[str]:

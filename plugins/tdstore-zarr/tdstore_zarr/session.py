@@ -252,13 +252,13 @@ class Session:
                     raise self.reader.corrupt(leaf, number, f"cannot be decoded: {error}") from None
 
     # -- changes ---------------------------------------------------------------------------
-    def mark(self, paths: Iterable[Path]) -> None:
-        """Say on the medium which leaves are about to change in place."""
+    def mark(self, paths: Iterable[Path], structure: bool = False) -> None:
+        """Say on the medium which leaves are about to change in place, or that the structure is."""
         if not self.place.published:
             return
         self.place.take()
         new = set(paths) - self.marked
-        if new or not self.marked:
+        if new or (structure and not self.marked):
             mark = mark_now(self.marked | new)
             self.place.put_root(encode_marked(self.root, mark), sync=self.durable)
             self.marked |= new
@@ -351,7 +351,7 @@ class Session:
         wanted = wanted_nodes(header, self.leaves, self.names, self.place.keys)
         there = self.document.metadata
         if self.place.published and not self.marked and wanted.metadata != there:
-            self.mark([])
+            self.mark([], structure=True)
         engine = self.place.engine
         put_copies(engine, wanted, there)
         changed = [node for node, data in wanted.metadata.items() if there.get(node) != data]
@@ -395,7 +395,7 @@ class Session:
         if self.document.ours:
             self.commit(self.document.header)
             return
-        self.mark(self.marked)
+        self.mark(self.marked, structure=True)
         self.buffers.flush()
         if self.stale_nodes:
             for path, leaf in self.leaves.items():

@@ -21,17 +21,7 @@ class ZipPlace(FolderPlace):
         self.published = False
         self._exclusive = exclusive
         self._look()
-        folder, name = os.path.split(path)
-        try:
-            with files.io_errors(url, "making its folder"):
-                self._make_parents(folder)
-                self._parent = files.open_dir(folder)
-                with self._parent_locked():
-                    self._sweep()
-                    self._attach(self._make_temp(name), private=True)
-        except BaseException:
-            self.close()
-            raise
+        self._begin()
 
     def _look(self) -> None:
         if not os.path.lexists(self.path):
@@ -49,30 +39,31 @@ class ZipPlace(FolderPlace):
 
     def publish(self, data: bytes, *, sync: bool) -> None:
         """Pack the folder; it stays, so that the store can be written on. Every commit packs it again."""
-        name = os.path.basename(self.path)
-        temp = f"{self._temp}-{secrets.token_hex(4)}.zip"
+        site = self._site
+        assert site is not None
+        temp = f"{site.temp}-{secrets.token_hex(4)}.zip"
         with files.io_errors(self.url, "publishing"):
             files.replace_file(NAME, self.engine.root, data)
             try:
-                self._pack(temp, sync=sync)
-                with self._parent_locked():
+                self._pack(temp, site.parent, sync=sync)
+                with site.locked():
                     if self._exclusive:
                         try:
-                            files.link(temp, self._parent, name, self._parent)
+                            files.link(temp, site.parent, site.name, site.parent)
                         except FileExistsError:
                             raise StoreExistsError(f"{self.url} exists by now", url=self.url) from None
                         self._exclusive = False
                     else:
                         self._look()
-                        files.rename(temp, self._parent, name, self._parent)
+                        files.rename(temp, site.parent, site.name, site.parent)
                     if sync:
-                        files.fsync(self._parent)
+                        files.fsync(site.parent)
             finally:
-                files.unlink_if_there(temp, self._parent)
-        self._made.clear()
+                files.unlink_if_there(temp, site.parent)
+        site.keep_parents()
 
-    def _pack(self, name: str, *, sync: bool) -> None:
-        fd = files.create_empty(name, self._parent)
+    def _pack(self, name: str, parent: int, *, sync: bool) -> None:
+        fd = files.create_empty(name, parent)
         with open(fd, "wb") as file:
             assert isinstance(self.engine, FolderEngine)
             # Stored, not deflated: chunks are compressed already, and are read by ranges.

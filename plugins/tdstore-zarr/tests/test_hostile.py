@@ -119,10 +119,17 @@ ROOTS: dict[str, bytes] = {
     "consolidated": b'{"zarr_format":3,"node_type":"group","consolidated_metadata":[1]}',
     "node": b'{"zarr_format":3,"node_type":"group","attributes":{},"consolidated_metadata":{"metadata":{"a":1}}}',
     "manifest": b'{"zarr_format":3,"node_type":"group","attributes":{"tdstore":[]}}',
-    "seal": b'{"zarr_format":3,"node_type":"group","attributes":{"tdstore":{"body":"{}","crc32c":"0"}}}',
+    "seal": b'{"zarr_format":3,"node_type":"group","attributes":{"tdstore":"TDS1 00000000\\n{}"}}',
     "mark": b'{"zarr_format":3,"node_type":"group","attributes":{"tdstore_dirty":{"leaves":3}}}',
     "format": b'{"zarr_format":9,"node_type":"group"}',
 }  # fmt: skip
+
+
+def test_a_root_of_a_newer_version() -> None:
+    root = b'{"zarr_format":3,"node_type":"group","attributes":{"tdstore":"TDS2 00000000\\n{}"}}'
+    with pytest.raises(UnsupportedError, match="version 2, this tdstore reads 1") as caught:
+        decode_root(root, url="u")
+    assert "upgrade" in str(caught.value)
 
 
 @pytest.mark.parametrize("root", ROOTS)
