@@ -162,15 +162,10 @@ def idiv(td: Any, other: Any) -> Any:
     return td
 
 
-def double(td: Any) -> Any:
-    """For `map`: it travels to workers by its name."""
-    return td.apply(lambda x: x + x)
-
-
 def namespace(module: Any, sample: Callable[..., Any], kind: Any = None) -> dict[str, Any]:
     """What the expressions of `rows.py` may use."""
     other = sample(kind or module.TensorDict, 3)
     mask = torch.tensor([[True, False], [True, True], [False, False], [False, True]])
     names = {"M": module, "torch": torch, "np": np, "copy": copy, "other": other, "row": other[3], "mask": mask}
-    tools = (setitem, delitem, assign, iadd, isub, imul, idiv, double, reordered)
+    tools = (setitem, delitem, assign, iadd, isub, imul, idiv, reordered)
     return names | {tool.__name__: tool for tool in tools}

@@ -93,6 +93,8 @@ INTENDED: dict[str, str] = {
     "td.roll(1)": "the batch is rolled as if it were flat; features stay with their row",
     "td.tile(2)": "batch dimensions repeat; features never do",
     "setitem(td, 2, 0)": _KEPT,
+    'assign(td, "batch_size", [4])': "values have the batch size of the TensorDict that holds them",
+    'M.TensorDict.from_struct_array(np.array([(1, 2.0), (3, 4.0)], dtype=[("x", "i8"), ("y", "f4")]))': "it reads it",
     'td.update_at_({"no": 1}, 0)': "a KeyError: there is no such entry",
     'td.update({"a": other["b"], "bad": torch.zeros(3)})': "all or nothing",
     'td.create_nested(("n", "x"))': "entries beside the new one stay",

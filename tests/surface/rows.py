@@ -126,7 +126,7 @@ named_apply: td.named_apply(lambda k, x: x if k == "a" else None)
 filter_non_tensor_data: td.filter_non_tensor_data()
 masked_fill: td.masked_fill(mask, 1) | td.masked_fill(mask[:, 0], 0)
 masked_select: td.masked_select(mask) | td.masked_select(mask[:, 0])
-where: td.where(mask, other) | td.where(mask, 0) | td.where(mask[:, 0], other)
+where: td.where(mask, other) | td.where(mask, other, out=td.clone()) | td.where(mask, 0) | td.where(mask[:, 0], other)
 batch_dims: td.batch_dims
 batch_size: td.batch_size
 shape: td.shape
@@ -252,8 +252,6 @@ to_struct_array: td.select("a", "b")[:, 0].to_struct_array().tolist()
 to_padded_tensor: td.to_tensordict().to_padded_tensor()
 state_dict: dict(td.select("a", "n").state_dict())
 consolidate: td.consolidate().unlock_()
-map: td.map(double, num_workers=1, chunksize=2)
-map_iter: list(td.map_iter(double, num_workers=1, chunksize=2, shuffle=False))
 data_ptr: bool(td.to_tensordict().data_ptr())
 new_tensor: td.new_tensor(other)
 as_tensor: td.as_tensor()["a"]
@@ -369,19 +367,22 @@ auto_device_: td.auto_device_().device
 """
 
 ELSEWHERE = {
+    "map map_iter": "tests/parallel: they start processes",
     "all_gather all_reduce arecv asend broadcast from_remote_init gather_and_stack init_remote irecv isend recv reduce "
     "scatter send": "tests/parallel",
     "close commit read": "tests/stored",
     "dumps from_h5 from_zarr load load_ load_memmap load_memmap_ make_memmap make_memmap_from_storage "
     "make_memmap_from_tensor memmap memmap_ memmap_like memmap_refresh_ save saved_path share_memory_ to_h5 to_store "
     "to_zarr": "tests/stored and tests/memmap: they make other containers",
-    "append extend resize_": "tests/stored/test_growing.py",
+    "append extend refresh_ resize_": "tests/stored/test_growing.py",
     "from_consolidated": "tests/test_consolidate.py",
     "from_module from_modules to_module load_state_dict": "tests/modules",
-    "from_csv from_dataclass from_json from_pandas from_parquet to_csv to_json to_mds to_pandas to_parquet": "tests/"
-    "convert",
+    "from_optimizer to_optimizer": "tests/modules/test_checkpoints.py",
+    "from_arrow from_csv from_dataclass from_json from_pandas from_parquet from_safetensors to_arrow to_csv to_json "
+    "to_mds to_pandas to_parquet to_safetensors": "tests/convert",
     "cuda pin_memory pin_memory_ record_stream": "tests/stored/test_cuda.py: they need a GPU",
-    "attrs backward": "tests/convert",
+    "attrs": "tests/tensorclass/test_attrs.py",
+    "backward": "tests/convert",
 }
 
 
