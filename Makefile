@@ -14,11 +14,11 @@ PACKAGES := tdstore $(foreach plugin,$(PLUGINS),$(plugin)/$(subst -,_,$(notdir $
 # What builds our distributions, and what tests and shows them. Versions are in constraints-dev.txt.
 BUILD_TOOLS := hatchling editables
 DEV_TOOLS := pytest pytest-timeout pytest-xdist hypothesis tensordict mypy ruff tqdm ale-py gymnasium \
-    'moto[server]' boto3 s3fs xarray safetensors distributed loky cloudpickle redis rich
+    'moto[server]' boto3 s3fs xarray safetensors distributed loky cloudpickle redis rich pandas pyarrow torchrl
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints-dev.txt
 
 # Tests run on this many processes; PYTEST_WORKERS=0 for one, in this process.
-PYTEST_WORKERS ?= 3
+PYTEST_WORKERS ?= 4
 
 .PHONY: help demo test lint types pytest docs kit bench install clean
 
@@ -34,7 +34,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/atari_demo $(ARGS)
 
 test: lint types
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

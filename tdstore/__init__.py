@@ -6,26 +6,79 @@ tensors live (memory, CUDA, shared memory, files, HDF5, ...) is one argument; no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 from tdstore import errors
 from tdstore.builtin.mmtensor import MemoryMappedTensor
+from tdstore.builtin.tdz_pack import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
+from tdstore.container.attributes import TensorAttrs
 from tdstore.container.base import TensorDictBase
+from tdstore.container.comparing import assert_allclose_td, assert_close
 from tdstore.container.copying import copy_dataset as copy
+from tdstore.container.defaults import get_defaults_to_none, set_get_defaults_to_none
 from tdstore.container.handle import StoreHandle
+from tdstore.container.keyvalue import LazyStackedTensorDictStore, TensorDictStore
 from tdstore.container.lazy import LazyStackedTensorDict
 from tdstore.container.making import cat, lazy_legacy, lazy_stack, maybe_dense_stack, set_lazy_legacy, stack
-from tdstore.container.nontensor import NonTensorData, NonTensorStack
+from tdstore.container.merging import merge_tensordicts
+from tdstore.container.nontensor import MetaData, NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.opening import open_container
+from tdstore.container.options import (
+    capture_non_tensor_stack,
+    list_to_stack,
+    set_capture_non_tensor_stack,
+    set_list_to_stack,
+)
+from tdstore.container.padding import dense_stack_tds, pad, pad_sequence
+from tdstore.container.paths import unravel_key, unravel_key_list
 from tdstore.container.persistent import PersistentTensorDict
+from tdstore.container.plain import register_codec, register_enum
+from tdstore.container.printing import get_printoptions, set_printoptions
+from tdstore.container.pytrees import register_nodes
+from tdstore.container.safeglobals import register_safe_globals
 from tdstore.container.tensordict import TensorDict
+from tdstore.container.torchfn import teach_collate
+from tdstore.container.typed import Typed
+from tdstore.container.unbatched import UnbatchedTensor
+from tdstore.container.vmapping import teach_vmap
+from tdstore.convert.arrays import from_struct_array
+from tdstore.convert.arrow import from_arrow
+from tdstore.convert.frames import from_pandas
+from tdstore.convert.python import (
+    from_any,
+    from_dict,
+    from_list,
+    from_namedtuple,
+    from_tuple,
+    fromkeys,
+    make_tensordict,
+)
+from tdstore.convert.pytree import from_pytree
+from tdstore.convert.reprtext import parse_tensor_dict_string
+from tdstore.convert.tablefiles import from_csv, from_json, from_parquet
+from tdstore.convert.tensorfiles import from_safetensors
 from tdstore.header import Header
 from tdstore.hookspecs import Backend, Codec, hookimpl
+from tdstore.modules.methods import from_module, from_modules
+from tdstore.modules.params import TensorDictParams
 from tdstore.registry import BackendStatus, registry
 from tdstore.store import Cap, Store
+from tdstore.tensorclass.base import TensorClass
+from tdstore.tensorclass.making import from_dataclass, is_tensorclass, tensorclass
+from tdstore.tensorclass.typeddict import TypedTensorDict
 from tdstore.types import Fault, LeafSpec, Mode, Read, Write
 
 __version__ = "0.1.0"
+
+NonTensorDataBase = NonTensorData  # one value for a batch, `MetaData` included; stacks of values are none
+
+register_nodes()
+register_safe_globals()
+teach_vmap()
+teach_collate()
 
 
 def open(location: Any = None, mode: Mode = "r", *, storage: Any = None, **options: Any) -> Any:
@@ -69,6 +122,21 @@ def from_h5(filename: Any, **kwargs: Any) -> Any:
     return TensorDict.from_h5(filename, **kwargs)
 
 
+def from_consolidated(filename: Any, **kwargs: Any) -> Any:
+    """`TensorDict.from_consolidated(filename, ...)`."""
+    return TensorDict.from_consolidated(filename, **kwargs)
+
+
+def from_schema(schema: Mapping[Any, Any], **kwargs: Any) -> Any:
+    """`TensorDict.from_schema(schema, ...)`."""
+    return TensorDict.from_schema(schema, **kwargs)
+
+
+def from_zarr(zarr_file: Any, **kwargs: Any) -> Any:
+    """`TensorDict.from_zarr(zarr_file, ...)`."""
+    return TensorDict.from_zarr(zarr_file, **kwargs)
+
+
 def backends() -> list[BackendStatus]:
     """What is installed, what each backend is for, and what failed to load and why."""
     return registry().status()
@@ -87,18 +155,28 @@ def unregister_backend(name: str) -> None:
 def is_tensor_collection(value: Any) -> bool:
     """Whether a value, or a class, is a TensorDict of any kind."""
     kind = value if isinstance(value, type) else type(value)
-    return issubclass(kind, (TensorDictBase, NonTensorData, NonTensorStack))
+    return issubclass(kind, (TensorDictBase, Typed, NonTensor))
 
 
 def is_non_tensor(value: Any) -> bool:
     """Whether a value, or a class, is a wrapped non-tensor entry."""
     kind = value if isinstance(value, type) else type(value)
-    return issubclass(kind, (NonTensorData, NonTensorStack))
+    return issubclass(kind, NonTensor)
+
+
+def default_is_leaf(kind: type) -> bool:
+    """What `is_leaf=` is by default: tensors are leaves, TensorDicts and non-tensor entries are not."""
+    return not is_tensor_collection(kind)
+
+
+def is_batchedtensor(value: Any) -> bool:
+    """Whether a tensor is what `torch.vmap` gives the function that it maps: one row, standing for all."""
+    return bool(torch._C._functorch.is_batchedtensor(value))
 
 
 def is_leaf_nontensor(kind: type) -> bool:
     """For `is_leaf=`: tensors and non-tensor entries are leaves."""
-    return not issubclass(kind, TensorDictBase)
+    return not issubclass(kind, (TensorDictBase, Typed))
 
 
 __all__ = [
@@ -109,37 +187,94 @@ __all__ = [
     "Fault",
     "Header",
     "LazyStackedTensorDict",
+    "LazyStackedTensorDictStore",
     "LeafSpec",
     "MemoryMappedTensor",
+    "MetaData",
     "Mode",
     "NonTensorData",
+    "NonTensorDataBase",
     "NonTensorStack",
     "PersistentTensorDict",
     "Read",
     "Store",
     "StoreHandle",
+    "TensorAttrs",
+    "TensorClass",
     "TensorDict",
     "TensorDictBase",
+    "TensorDictParams",
+    "TensorDictStore",
+    "TypedTensorDict",
+    "UnbatchedTensor",
     "Write",
+    "assert_allclose_td",
+    "assert_close",
     "backends",
+    "capture_non_tensor_stack",
     "cat",
     "copy",
+    "default_is_leaf",
+    "dense_stack_tds",
     "errors",
+    "from_any",
+    "from_arrow",
+    "from_consolidated",
+    "from_csv",
+    "from_dataclass",
+    "from_dict",
     "from_h5",
+    "from_json",
+    "from_list",
+    "from_module",
+    "from_modules",
+    "from_namedtuple",
+    "from_pandas",
+    "from_parquet",
+    "from_pytree",
+    "from_safetensors",
+    "from_schema",
+    "from_struct_array",
+    "from_tuple",
+    "from_zarr",
+    "fromkeys",
+    "get_defaults_to_none",
+    "get_printoptions",
     "hookimpl",
+    "is_batchedtensor",
     "is_leaf_nontensor",
+    "is_memmap_archive",
     "is_non_tensor",
     "is_tensor_collection",
+    "is_tensorclass",
     "lazy_legacy",
     "lazy_stack",
+    "list_to_stack",
     "load",
     "load_memmap",
+    "make_tensordict",
     "maybe_dense_stack",
     "memmap",
+    "merge_tensordicts",
     "open",
+    "pack_memmap",
+    "pad",
+    "pad_sequence",
+    "parse_tensor_dict_string",
+    "refresh_archive_checksums",
     "register_backend",
+    "register_codec",
+    "register_enum",
     "save",
+    "set_capture_non_tensor_stack",
+    "set_get_defaults_to_none",
     "set_lazy_legacy",
+    "set_list_to_stack",
+    "set_printoptions",
     "stack",
+    "tensorclass",
+    "unpack_memmap",
+    "unravel_key",
+    "unravel_key_list",
     "unregister_backend",
 ]

@@ -4,7 +4,8 @@
     ├── BatchSizeError            (ValueError, RuntimeError)
     ├── LockedError               (RuntimeError)
     ├── KeyNotFoundError          (KeyError)
-    │   └── NotAGroupError        (ValueError)
+    │   ├── NotAGroupError        (ValueError)
+    │   └── StateDictError        (RuntimeError)
     ├── WorkerDiedError           (RuntimeError)
     ├── MismatchError             (RuntimeError)
     ├── PluginError
@@ -75,6 +76,10 @@ class KeyNotFoundError(TDStoreError, KeyError):
 
 class NotAGroupError(KeyNotFoundError, ValueError):
     """A nested key goes through an entry that is not a TensorDict."""
+
+
+class StateDictError(KeyNotFoundError, RuntimeError):
+    """A state dict and what it is loaded into have different keys."""
 
 
 class WorkerDiedError(TDStoreError, RuntimeError):

@@ -30,7 +30,8 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True):
     names: tuple[str | None, ...] | None = None
     device: str | None = None
     kind: str = "TensorDict"
-    """Registered short name of the container class; never an import path."""
+    """What the group is: "TensorDict", "LazyStackedTensorDict", or "tensorclass:" and the qualified name of a class.
+    A name to look up among the classes that this process has declared, never one to import."""
     keys: tuple[str, ...] = ()
     """First-level entries in order: leaves, groups and values."""
     values: dict[str, Any] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import EllipsisType
 from typing import Any
 
@@ -26,6 +26,7 @@ from tdstore.rows import (
     scatter,
     sorted_unique,
 )
+from tdstore.tracing import traced
 
 __all__ = [
     "ReadPlan",
@@ -51,6 +52,8 @@ def index_shape(shape: Iterable[int], index: object) -> torch.Size:
         >>> index_shape((4, 3, 2), (..., None, [0, 1, 0]))
         torch.Size([4, 3, 1, 3])
     """
+    if traced():
+        return torch.empty(()).expand(tuple(shape))[index].shape  # type: ignore[index]
     return Selection.full(shape)[index].shape
 
 
@@ -75,6 +78,8 @@ class Selection:
     shape: torch.Size
     _terms: tuple[Term, ...]
     _layout: tuple[Axis, ...]
+    _plans: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    """Plans that were made, for they are the same for every leaf."""
 
     @classmethod
     def full(cls, src_shape: Iterable[int]) -> Selection:
@@ -125,11 +130,21 @@ class Selection:
 
     def read_plan(self) -> ReadPlan:
         """Plan to read this selection of a leaf whose leading dimensions are `src_shape`."""
-        return plan_read(self._terms, self._layout, self.shape)
+        plan: ReadPlan | None = self._plans.get("read")
+        if plan is None:
+            plan = self._plans["read"] = plan_read(self._terms, self._layout, self.shape)
+        return plan
 
     def write_plan(self) -> WritePlan:
         """Plan to write this selection of a leaf whose leading dimensions are `src_shape`."""
-        return plan_write(self._terms, self._layout, self.shape)
+        plan: WritePlan | None = self._plans.get("write")
+        if plan is None:
+            plan = self._plans["write"] = plan_write(self._terms, self._layout, self.shape)
+        return plan
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without the plans."""
+        return Selection, (self.src_shape, self.shape, self._terms, self._layout)
 
     def __repr__(self) -> str:
         return f"Selection({list(self.shape)} of {list(self.src_shape)})"

@@ -85,6 +85,7 @@ class Registry:
         self._manager.add_hookspecs(hookspecs)
         self._broken: dict[str, BrokenPluginError] = {}
         self._off: set[str] = set()
+        self._codecs: list[Codec] = []
         self._found: dict[str, list[tuple[Backend, str]]] | None = None
 
     # -- finding ------------------------------------------------------------------------
@@ -121,10 +122,18 @@ class Registry:
             raise UnknownBackendError(f"no backend {name!r} was registered in this process")
         del claims[name]
 
+    def register_codec(self, codec: Codec) -> None:
+        """Declare a codec from this process; one of the same name is replaced."""
+        self._codecs = [c for c in self._codecs if c.name != codec.name] + [codec]
+
+    def unregister_codec(self, name: str) -> None:
+        """Forget a codec that `register_codec` declared."""
+        self._codecs = [c for c in self._codecs if c.name != name]
+
     def codecs(self) -> list[Codec]:
-        """Every codec that plugins declare."""
+        """Every codec that plugins declare, or this process."""
         self._claims()
-        return [c for _, c in self._call_each("tdstore_codecs", Codec)]
+        return self._codecs + [c for _, c in self._call_each("tdstore_codecs", Codec)]
 
     def _claims(self) -> dict[str, list[tuple[Backend, str]]]:
         if self._found is None:

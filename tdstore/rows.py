@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from tdstore.dtypes import to_numpy
+from tdstore.tracing import traced
 from tdstore.types import StoreIndex
 
 _THREADS_PAY = 8 << 20
@@ -206,7 +208,7 @@ def as_index_tensor(index: object) -> Tensor:
     """
     if isinstance(index, Tensor):
         tensor = index.detach()
-        if tensor.device.type != "cpu":
+        if tensor.device.type not in ("cpu", "meta"):
             tensor = tensor.cpu()
         if tensor.dtype is torch.int64 or tensor.dtype is torch.bool:
             return tensor
@@ -219,6 +221,8 @@ def as_index_tensor(index: object) -> Tensor:
         return torch.from_numpy(np.arange(index.start, index.stop, index.step, dtype=np.int64))
     if isinstance(index, list) and index and type(index[0]) is not int and any(isinstance(p, Tensor) for p in index):
         index = [part.tolist() if isinstance(part, Tensor) else part for part in index]
+    if is_compiling() and isinstance(index, (list, tuple)):
+        return as_index_tensor(torch.tensor(index) if index else torch.empty(0, dtype=torch.int64))
     try:
         array = np.asarray(index)
     except (ValueError, TypeError, RuntimeError) as error:  # ragged lists
@@ -255,6 +259,8 @@ def check_rows(rows: Tensor, size: int, dim: int = 0) -> Tensor:
     Raises:
         IndexError: a row out of range; names it, the dimension and its size.
     """
+    if traced() or rows.is_meta:  # torch tells when it runs
+        return torch.where(rows < 0, rows + size, rows)
     if not rows.numel():
         return rows
     if rows.device.type == "cpu" and type(rows) is Tensor:

@@ -187,6 +187,18 @@ class Session:
         """Take the lock again after `pause`."""
         files.lock(self._lock, exclusive=False, timeout=LOCK_TIMEOUT, url="this store")
 
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Keep other sessions out meanwhile; gives False where one is in, or this one's memory has left the process."""
+        if self.ended or self.detached or self.escaped or self.pid != os.getpid() or len(own_sessions(self.key)) > 1:
+            yield False
+            return
+        try:
+            yield self._alone()
+        finally:
+            if not self.ended:
+                self.resume()
+
     def _append(self, event: dict[str, object]) -> None:
         fd = os.open(NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | files.SAFE, 0o666, dir_fd=self.root)
         try:

@@ -53,7 +53,7 @@ def view_shape(old: Sequence[int], new: Sequence[int]) -> torch.Size:
     if list(new).count(-1) > 1 or any(n < -1 for n in new):
         raise BatchSizeError(f"{list(new)} is not a shape: one -1 at most")
     if -1 in new:
-        known = math.prod(n for n in new if n != -1)
+        known = math.prod([n for n in new if n != -1])
         if known == 0 or count % known:
             raise BatchSizeError(f"a batch size of {list(old)} cannot be viewed as {list(new)}")
         return torch.Size(count // known if n == -1 else n for n in new)

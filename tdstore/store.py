@@ -12,12 +12,15 @@ import asyncio
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
 from tdstore.errors import UnsupportedError
 from tdstore.header import Header
+from tdstore.tracing import keep_out
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Write
 
 
@@ -70,6 +73,13 @@ class Store(ABC):
     """Where this is, for messages; never parsed back."""
     writable: bool
     """False in mode "r"."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in Store.__dict__:  # the protocol
+            method = cls.__dict__.get(name)
+            if isinstance(method, FunctionType):
+                keep_out(method)
 
     # -- catalogue: cheap, no data moves ---------------------------------------------------
     @abstractmethod
@@ -148,6 +158,14 @@ class Store(ABC):
 
     def flush(self) -> None:
         """Make earlier writes visible to other readers. Nothing to do by default."""
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Keep others from opening the store for writing meanwhile; gives whether nobody else has (VIEW).
+
+        The default is False, which is always right: what others may have mapped is not moved then.
+        """
+        yield False
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
         """Compare leaves with the checksums of the last commit. A store that keeps none finds no fault."""

@@ -7,8 +7,13 @@ has such a key, or keys that are not strings, travels as a `$dict` list of pairs
 from __future__ import annotations
 
 import base64
+import datetime
 import math
+import pathlib
+import uuid
+import zoneinfo
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -19,12 +24,21 @@ from tdstore.dtypes import as_dtype, dtype_name
 JSON = Any
 MAX_DEPTH = 256
 
+Encoder = Callable[[object], "tuple[str, Any] | None"]
+"""Gives the name of a codec and plain data for an object that is not plain, or None."""
+Decoder = Callable[[str, Any], Any]
+"""Gives the object back, from the name of a codec and plain data."""
 
-def encode_value(value: object, _depth: int = 0) -> JSON:
+
+def encode_value(value: object, _depth: int = 0, other: Encoder | None = None) -> JSON:
     """A JSON form of `value`, from which `decode_value` makes an equal object of the same type.
 
-    Takes None, bool, int, float (NaN and infinities too), complex, str, bytes, list, tuple, set,
-    dict, numpy scalars, `torch.dtype`, `torch.Size` and `torch.device`, nested at will.
+    Takes None, bool, int, float (NaN and infinities too), complex, `Decimal`, str, bytes, bytearray, list, tuple,
+    set, dict, range, slice, `Path`, `UUID`, dates, times, numpy scalars and arrays, CPU tensors, `torch.dtype`,
+    `torch.Size` and `torch.device`, nested at will.
+
+    Args:
+        other: asked for what is none of these, wherever it is found.
 
     Raises:
         TypeError: an object of another type (the message names it).
@@ -50,22 +64,31 @@ def encode_value(value: object, _depth: int = 0) -> JSON:
             raise ValueError(f"the string {value!r} has a lone surrogate and cannot be written as UTF-8") from None
         return value
     if kind is list:
-        return [encode_value(v, _depth + 1) for v in value]  # type: ignore[attr-defined]
+        return [encode_value(v, _depth + 1, other) for v in value]  # type: ignore[attr-defined]
     if kind is dict:
         pairs = value.items()  # type: ignore[attr-defined]
         if all(type(k) is str and not k.startswith("$") for k in value):  # type: ignore[attr-defined]
-            return {encode_value(k, _depth + 1): encode_value(v, _depth + 1) for k, v in pairs}
-        return {"$dict": [[encode_value(k, _depth + 1), encode_value(v, _depth + 1)] for k, v in pairs]}
+            return {encode_value(k, _depth + 1, other): encode_value(v, _depth + 1, other) for k, v in pairs}
+        return {"$dict": [[encode_value(k, _depth + 1, other), encode_value(v, _depth + 1, other)] for k, v in pairs]}
     for cls, tag, to_json, _ in _TAGGED:
         if kind is cls:
-            return {tag: encode_value(to_json(value), _depth + 1)}
+            return {tag: encode_value(to_json(value), _depth + 1, other)}
     if isinstance(value, np.generic) and value.dtype.kind in "biufcSUMm":
         return {"$numpy": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufcSUMm":
+        return {"$ndarray": [value.dtype.str, list(value.shape), base64.b64encode(value.tobytes()).decode()]}
+    if kind is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu":  # type: ignore[attr-defined]
+        return {"$tensor": _tensor_to_json(value)}  # type: ignore[arg-type]
+    if other is not None and (found := other(value)) is not None:
+        return {"$codec": [found[0], encode_value(found[1], _depth + 1, other)]}
     raise TypeError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be stored as data")
 
 
-def decode_value(data: JSON, _depth: int = 0) -> Any:
+def decode_value(data: JSON, _depth: int = 0, other: Decoder | None = None) -> Any:
     """The object that `encode_value` was given.
+
+    Args:
+        other: makes the objects that the `other` of `encode_value` took apart.
 
     Raises:
         ValueError: not a form that `encode_value` writes.
@@ -73,29 +96,35 @@ def decode_value(data: JSON, _depth: int = 0) -> Any:
     if _depth > MAX_DEPTH:
         raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
     if isinstance(data, list):
-        return [decode_value(v, _depth + 1) for v in data]
+        return [decode_value(v, _depth + 1, other) for v in data]
     if not isinstance(data, dict):
         return data
     if len(data) == 1:
         ((tag, body),) = data.items()
         if tag.startswith("$"):
-            return _decode_tagged(tag, body, _depth + 1)
-    return {k: decode_value(v, _depth + 1) for k, v in data.items()}
+            return _decode_tagged(tag, body, _depth + 1, other)
+    return {k: decode_value(v, _depth + 1, other) for k, v in data.items()}
 
 
-def _decode_tagged(tag: str, body: JSON, depth: int) -> Any:
+def _decode_tagged(tag: str, body: JSON, depth: int, other: Decoder | None) -> Any:
+    if tag == "$codec" and other is not None and isinstance(body, list) and len(body) == 2:
+        return other(str(body[0]), decode_value(body[1], depth, other))
     try:
         if tag == "$dict":
-            return {decode_value(k, depth): decode_value(v, depth) for k, v in body}
+            return {decode_value(k, depth, other): decode_value(v, depth, other) for k, v in body}
         if tag == "$numpy":
             dtype = np.dtype(str(body[0]))
             if dtype.kind not in "biufcSUMm" or dtype.shape:
                 raise ValueError(f"numpy dtype {body[0]!r} is not a scalar type")
             return np.frombuffer(base64.b64decode(body[1], validate=True), dtype)[0]
+        if tag == "$ndarray":
+            return _array(*body)
+        if tag == "$tensor":
+            return _tensor(*body)
         for _, known, _, from_json in _TAGGED:
             if tag == known:
-                return from_json(decode_value(body, depth))
-    except (TypeError, ValueError, LookupError, RuntimeError, AttributeError) as error:
+                return from_json(decode_value(body, depth, other))
+    except (TypeError, ValueError, LookupError, RuntimeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"the tagged value {tag!r} is malformed: {error}") from error
     raise ValueError(f"unknown tagged value {tag!r}; a newer tdstore may have written it")
 
@@ -111,6 +140,46 @@ def _size(sizes: list[int]) -> torch.Size:
     return torch.Size(sizes)
 
 
+def _array(dtype: str, shape: list[int], data: str) -> Any:
+    kind = np.dtype(str(dtype))
+    if kind.kind not in "biufcSUMm" or kind.shape:
+        raise ValueError(f"numpy dtype {dtype!r} is not that of plain data")
+    return np.frombuffer(base64.b64decode(data, validate=True), kind).reshape(shape).copy()
+
+
+def _tensor_to_json(tensor: torch.Tensor) -> JSON:
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return [dtype_name(tensor.dtype), list(tensor.shape), base64.b64encode(data).decode()]
+
+
+def _tensor(dtype: str, shape: list[int], data: str) -> torch.Tensor:
+    flat = torch.from_numpy(_array("|u1", [-1], data))
+    flat = flat.view(as_dtype(dtype)) if len(flat) else torch.empty(0, dtype=as_dtype(dtype))
+    return flat.reshape(_size(shape))
+
+
+def _from_datetime(value: datetime.datetime) -> JSON:
+    if isinstance(value.tzinfo, zoneinfo.ZoneInfo) and value.tzinfo.key:
+        return [value.replace(tzinfo=None).isoformat(), value.tzinfo.key, value.fold]
+    if type(value.tzinfo) not in (type(None), datetime.timezone):
+        raise TypeError(f"a datetime with a tzinfo of type {type(value.tzinfo).__name__} cannot be stored as data")
+    return value.isoformat()
+
+
+def _to_datetime(body: JSON) -> datetime.datetime:
+    if isinstance(body, str):
+        return datetime.datetime.fromisoformat(body)
+    text, zone, fold = body
+    return datetime.datetime.fromisoformat(text).replace(tzinfo=zoneinfo.ZoneInfo(zone), fold=fold)
+
+
+def _from_time(value: datetime.time) -> str:
+    if type(value.tzinfo) not in (type(None), datetime.timezone):
+        raise TypeError(f"a time with a tzinfo of type {type(value.tzinfo).__name__} cannot be stored as data")
+    return value.isoformat()
+
+
 def _float(text: str) -> float:
     return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[text]
 
@@ -124,6 +193,18 @@ _TAGGED: tuple[tuple[type, str, Callable[[Any], Any], Callable[[Any], Any]], ...
     (complex, "$complex", lambda v: [v.real, v.imag], _complex),
     (set, "$set", list, set),
     (frozenset, "$frozenset", list, frozenset),
+    (bytearray, "$bytearray", bytes, bytearray),
+    (range, "$range", lambda v: [v.start, v.stop, v.step], lambda v: range(*v)),
+    (slice, "$slice", lambda v: [v.start, v.stop, v.step], lambda v: slice(*v)),
+    (Decimal, "$decimal", str, Decimal),
+    (uuid.UUID, "$uuid", str, uuid.UUID),
+    (type(pathlib.Path()), "$path", str, pathlib.Path),
+    (pathlib.PurePosixPath, "$posixpath", str, pathlib.PurePosixPath),
+    (pathlib.PureWindowsPath, "$windowspath", str, pathlib.PureWindowsPath),
+    (datetime.datetime, "$datetime", _from_datetime, _to_datetime),
+    (datetime.date, "$date", datetime.date.isoformat, datetime.date.fromisoformat),
+    (datetime.time, "$time", _from_time, datetime.time.fromisoformat),
+    (datetime.timedelta, "$timedelta", lambda v: [v.days, v.seconds, v.microseconds], lambda v: datetime.timedelta(*v)),
     (int, "$int", str, int),
     (float, "$float", repr, _float),
 )

@@ -269,9 +269,7 @@ class Text(str):
     pass
 
 
-@pytest.mark.parametrize(
-    "value", [Unknown(), Text("x"), [Unknown()], {"a": (Unknown(),)}, torch.zeros(1), np.zeros(2), print]
-)
+@pytest.mark.parametrize("value", [Unknown(), Text("x"), [Unknown()], {"a": (Unknown(),)}, print])
 def test_what_is_not_plain_is_refused_by_name(value):
     with pytest.raises(TypeError, match="cannot be stored as data"):
         encode_value(value)

@@ -12,7 +12,7 @@ _RESIDENT = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.
 
 @hookimpl
 def tdstore_backends() -> Iterable[Backend]:
-    """Declare memory, cuda, shared and memmap."""
+    """Declare memory, cuda, shared, memmap and tdz."""
     yield Backend(
         name="memory",
         opener="tdstore.builtin.memory:open_memory",
@@ -41,4 +41,13 @@ def tdstore_backends() -> Iterable[Backend]:
         markers=("tdstore.json", "meta.json"),
         summary="a directory of raw memory-mapped files, one per leaf",
         caps=_RESIDENT | Cap.SHARED | Cap.PERSISTENT | Cap.CONCURRENT_WRITE,
+    )
+    yield Backend(
+        name="tdz",
+        opener="tdstore.builtin.tdz:open_tdz",
+        schemes=("tdz",),
+        suffixes=(".tdz",),
+        magic=(b"PK\x03\x04",),
+        summary="a memmap directory as one zip file, memory-mapped where it is not compressed",
+        caps=_RESIDENT | Cap.SHARED | Cap.PERSISTENT,
     )

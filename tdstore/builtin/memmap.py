@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tdstore import files, manifest, session
+from tdstore.builtin.localplace import local_place
 from tdstore.builtin.memmap_hold import Hold
 from tdstore.builtin.memmap_layout import Layout, LeafFile
 from tdstore.builtin.memmap_open import (
@@ -27,7 +28,7 @@ from tdstore.builtin.memmap_open import (
     read_contents,
     situation,
 )
-from tdstore.builtin.memmap_publish import Site
+from tdstore.builtin.memmap_publish import build_site
 from tdstore.builtin.memmap_write import LeafWriter, take_sums
 from tdstore.builtin.mmtensor import MemoryMappedTensor
 from tdstore.builtin.peer_memmap import META, meta_files
@@ -49,10 +50,7 @@ from tdstore.store import Cap
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 
 Durable = Literal["none", "commit"]
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(://|::)")
 _ATTEMPTS = 50
-
-
 _PREALLOCATED = 256 << 20
 
 
@@ -101,23 +99,9 @@ def open_memmap(
         "preallocate": preallocate,
         "lock_timeout": lock_timeout,
     }
-    store = MemmapStore(None if location is None else _local(location), mode, options)
+    store = MemmapStore(None if location is None else local_place(location, "memmap", "folder"), mode, options)
     store._start()
     return store
-
-
-def _local(location: str) -> str:
-    text = location.removeprefix("memmap://")
-    scheme = _SCHEME.match(text)
-    if scheme is not None:
-        raise OptionError(
-            f"the memmap backend keeps local folders only, and {location!r} names {scheme[1]!r}",
-            url=location,
-            hint="tdstore.backends() lists which backends take this scheme",
-        )
-    if not text or "\0" in text:
-        raise OptionError(f"{location!r} is not the name of a folder", url=location)
-    return os.path.realpath(text)
 
 
 class MemmapStore(ResidentStore):
@@ -176,7 +160,7 @@ class MemmapStore(ResidentStore):
         if self._mode == "a":
             self._mode = "r+" if os.path.isdir(self.location) and os.listdir(self.location) else "x"
         if self._mode in ("w", "x"):
-            site = Site(self.location, timeout=self._options["lock_timeout"])
+            site = build_site(self.location, timeout=self._options["lock_timeout"])
             self._hold.site, self._hold.root = site, os.dup(site.root)
             if (old := site.check(replace=self._mode == "w")) >= 0:
                 os.close(old)
@@ -318,7 +302,7 @@ class MemmapStore(ResidentStore):
         leaf = self._files[path]
         leaf.handed = True
         if self.writable and leaf.nbytes and (leaf.temp is not None or self._hold.building):
-            leaf.sums = None  # what is not committed yet is looked at once, then
+            leaf.changes_from(0)  # what is not committed yet is looked at once, then
         return tensor
 
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
@@ -384,7 +368,9 @@ class MemmapStore(ResidentStore):
                 shape = (length, *old.shape[1:])
                 leaf = LeafFile(path, shape, old.dtype, old.fill, self._layout.file(path))
                 if old.nbytes and leaf.nbytes > old.nbytes:
-                    self._writer.grow(old, leaf)
+                    self._writer.grow(old, leaf, self._leaves.get(path))
+                elif old.grown and not old.handed and old.probe is None and 0 < old.floor <= leaf.nbytes:
+                    self._writer.ungrow(old, leaf)
                 else:
                     # Shortening a file would take pages from under old mappings: the rows that stay are copied.
                     self._writer.make(leaf, aside=True)
@@ -440,7 +426,7 @@ class MemmapStore(ResidentStore):
             self._writer.sync()
             self._write_manifest(tree_sync=True)
             with hold.publishing():
-                site.publish(replace=self._mode == "w", sync=self._sync, ready=hold.begin_built)
+                site.publish(replace=self._mode == "w", sync=self._sync, alone=hold.alone, ready=hold.begin_built)
         except BaseException:
             self._header = before
             raise
@@ -474,8 +460,12 @@ class MemmapStore(ResidentStore):
             self._writer.sync()
             self._writer.place()
             self._write_meta(header)
-            self._header = header
-            self._write_manifest()
+            self._header, before_that = header, self._header
+            try:
+                self._write_manifest()
+            except BaseException:
+                self._header = before_that
+                raise
             hold.unlink(drop)
 
     def _committed_files(self) -> set[tuple[str, ...]]:
@@ -498,6 +488,7 @@ class MemmapStore(ResidentStore):
                 take_sums(leaf, self._writer)
 
     def _write_meta(self, header: Header) -> None:
+        """The peer's files; what is written is remembered at once, for a disk may be full in between."""
         wanted = meta_files(header, self._files.values(), self._layout)
         with files.Tree(self._hold.root) as tree:
             for parts, data in wanted.items():
@@ -507,6 +498,7 @@ class MemmapStore(ResidentStore):
                         files.create_file(META, folder, data)
                     else:
                         files.replace_file(META, folder, data)
+                    self._meta[parts] = data
             for parts in self._meta.keys() - wanted.keys():
                 files.unlink_if_there(META, tree.folder(parts[:-1]))
         self._meta = wanted
@@ -518,6 +510,8 @@ class MemmapStore(ResidentStore):
         if self._sync:
             files.fsync_tree(root) if tree_sync else files.fsync(root)
         self._raw = raw
+        for leaf in self._files.values():
+            leaf.grown = False
 
     # -- the rest ------------------------------------------------------------------------
     def flush(self) -> None:
@@ -526,6 +520,15 @@ class MemmapStore(ResidentStore):
         if self.writable and self._sync and self.location is not None:
             with files.io_errors(self.url, "flushing"):
                 self._writer.sync(everything=True)
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        own = self._hold.session
+        if own is None or self._hold.building:
+            yield False
+            return
+        with own.alone() as alone:
+            yield alone
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
         """Compare every byte with the checksums of the last commit; leaves that this store wrote to are left out."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tdstore.checksums import EMPTY, Sums
+from tdstore.checksums import BLOCK, EMPTY, Sums
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
 from tdstore.holes import Holes
 from tdstore.keys import encode_file_name, encode_names, fold
@@ -28,12 +29,15 @@ class LeafFile:
     __slots__ = (
         "__weakref__",
         "dtype",
+        "elders",
         "fd",
         "file",
         "fill",
+        "floor",
         "grown",
         "handed",
         "holes",
+        "known",
         "nbytes",
         "path",
         "probe",
@@ -52,6 +56,10 @@ class LeafFile:
     """Name in the root while it is not part of the store yet."""
     sums: Sums | None
     """None once the data may have changed since."""
+    known: bytes
+    """While `sums` is None: the crc of the leading blocks that have not changed since they were summed."""
+    elders: list[tuple[weakref.ref[Tensor], LeafFile]]
+    """This leaf as it was before it grew, while somebody may write through the tensor that was handed out then."""
     holes: Holes | None
     """None when every byte has a block on the medium, so that stores through the mapping cannot fail."""
     sparse: bool
@@ -64,6 +72,8 @@ class LeafFile:
     """A view was handed out: data may change unseen."""
     grown: bool
     """Its file is longer than the manifest says, until the next commit."""
+    floor: int
+    """While it is: how many bytes the manifest says."""
     unsynced: bool
 
     def __init__(self, path: Path, shape: Iterable[int], dtype: torch.dtype, fill: Any, file: FileParts) -> None:
@@ -78,7 +88,9 @@ class LeafFile:
         self.holes = None
         self.fd = -1
         self.probe = None
-        self.version = 0
+        self.version = self.floor = 0
+        self.known = b""
+        self.elders = []
         self.handed = self.grown = self.unsynced = self.sparse = False
 
     @classmethod
@@ -111,7 +123,32 @@ class LeafFile:
 
     def written(self) -> bool:
         """Whether the data is known to have changed since its sums were taken."""
-        return self.sums is None or (self.probe is not None and (self.seen() != self.version or self.version == -1))
+        return self.sums is None or self.written_to()
+
+    def written_to(self) -> bool:
+        """Whether torch wrote through the mapping, or through one of before the leaf grew, since sums were taken."""
+        if self.probe is not None and (self.seen() != self.version or self.version == -1):
+            return True
+        return any(elder.written_to() for _, elder in self.elders)
+
+    def leading(self) -> bytes:
+        """The crc of the leading whole blocks that hold what was summed."""
+        if self.written_to():
+            return b""
+        return self.known if self.sums is None else self.sums.crc[: self.nbytes // BLOCK * 4]
+
+    def changes_from(self, start: int) -> None:
+        """Bytes from `start` on are about to change."""
+        self.known = self.leading()[: start // BLOCK * 4]
+        self.sums = None
+
+    def follow(self, old: LeafFile, view: Tensor | None) -> None:
+        """Take over the sums of this leaf before it changed its length, and watch the tensor that was handed out."""
+        self.known = old.leading()[: min(old.nbytes, self.nbytes) // BLOCK * 4]
+        self.elders = [pair for pair in old.elders if pair[0]() is not None]
+        if old.handed and view is not None and not old.temp:
+            old.elders = []
+            self.elders.append((weakref.ref(view), old))
 
     def suspect(self) -> bool:
         """Whether the data may have changed since: written, or small enough that looking is cheap."""

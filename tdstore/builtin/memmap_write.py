@@ -21,7 +21,7 @@ from tdstore.checksums import BLOCK, Summer, sums_of_file, sums_of_zeros
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreClosedError
 from tdstore.holes import Holes
-from tdstore.indexing import last_wins, runs
+from tdstore.rows import last_wins, runs, take
 from tdstore.types import StoreIndex, path_text
 
 _OPEN_FILES = 32
@@ -134,19 +134,34 @@ class LeafWriter:
         if not leaf.holes.left:
             leaf.holes = None
 
-    def grow(self, old: LeafFile, new: LeafFile) -> None:
+    def grow(self, old: LeafFile, new: LeafFile, view: Tensor | None) -> None:
         """Lengthen a file in place: old mappings, here and elsewhere, go on sharing its rows."""
-        fd = self.fd(old)
-        self._open.pop(id(old))
-        old.fd = -1
-        self._keep(new, fd)
-        new.temp, new.file = old.temp, old.file
-        new.grown = new.unsynced = True
+        new.floor = old.floor if old.grown else old.nbytes
+        new.grown = True
+        fd = self._succeed(old, new, view)
         files.truncate(fd, new.nbytes)
         if new.fill:
             self._fill(new, old.nbytes)
         if old.holes is not None or not new.fill:
             self.watch(new)
+
+    def ungrow(self, old: LeafFile, new: LeafFile) -> None:
+        """Cut off rows that were never committed, nor seen by anybody."""
+        new.floor, new.grown = old.floor, new.nbytes > old.floor
+        files.truncate(self._succeed(old, new, None), new.nbytes)
+        if new.grown or old.sparse:
+            self.watch(new)
+
+    def _succeed(self, old: LeafFile, new: LeafFile, view: Tensor | None) -> int:
+        fd = self.fd(old)
+        self._open.pop(id(old))
+        old.fd = -1
+        self._keep(new, fd)
+        new.follow(old, view)
+        new.temp, new.file = old.temp, old.file
+        new.unsynced = True
+        new.sums = None
+        return fd
 
     def set_aside(self, leaf: LeafFile) -> None:
         """Give a leaf's file a temporary name, from which it can be placed under another."""
@@ -181,7 +196,6 @@ class LeafWriter:
                     # Renaming onto another name of the same file does nothing and says it went well.
                     files.unlink_if_there(leaf.temp, self._hold.root)
                     leaf.temp = None
-                leaf.grown = False
 
     def sync(self, *, everything: bool = False) -> None:
         """Wait until the data of changed leaves is on the medium, if the store is durable."""
@@ -217,8 +231,8 @@ class LeafWriter:
         if _is_full(index, leaf.shape):
             self._write_whole(leaf, value)
             return
-        leaf.sums = None
         first, *rest = index
+        leaf.changes_from(_first_row(first) * (leaf.nbytes // leaf.shape[0]))
         filled = leaf.holes is None
         self.reserve(leaf, index)
         by_rows = _is_full(tuple(rest), leaf.shape[1:])
@@ -230,7 +244,7 @@ class LeafWriter:
 
     def _write_whole(self, leaf: LeafFile, value: Tensor) -> None:
         fd = self.fd(leaf)
-        leaf.sums = None
+        leaf.changes_from(0)
         # A leaf that others can see is summed when their writing ends; one that is only ours, now and once.
         ours = leaf.probe is None and (self._hold.building or leaf.temp is not None)
         summer = Summer(leaf.nbytes)
@@ -252,8 +266,8 @@ class LeafWriter:
         if isinstance(rows, Tensor):
             rows, positions = last_wins(rows)
             if positions is not None:
-                value = value.index_select(0, positions)
-            value = value[torch.argsort(rows)]
+                value = take(value, 0, positions)
+            value = take(value, 0, torch.argsort(rows))
         first = 0
         for start, stop in _row_runs(rows):
             self._write_run(fd, value[first : first + stop - start], start * row)
@@ -268,14 +282,22 @@ class LeafWriter:
 
 def take_sums(leaf: LeafFile, writer: LeafWriter) -> None:
     """Hash a leaf as it is on the medium."""
-    version = leaf.seen()
+    known, version = leaf.leading(), leaf.seen()
+    for _, elder in leaf.elders:
+        elder.version = elder.seen()
     try:
-        leaf.sums = sums_of_file(writer.fd(leaf), leaf.nbytes)
+        leaf.sums = sums_of_file(writer.fd(leaf), leaf.nbytes, known)
     except EOFError:
         raise CorruptStoreError(
             f"leaf {path_text(leaf.path)} was cut short by somebody, expected {leaf.nbytes} bytes"
         ) from None
     leaf.version = version
+
+
+def _first_row(term: slice | Tensor) -> int:
+    if isinstance(term, Tensor):
+        return int(term.min()) if len(term) else 0
+    return int(term.start)
 
 
 def _is_full(index: StoreIndex, shape: torch.Size) -> bool:

@@ -133,7 +133,8 @@ class PeerReader:
             raise UnsupportedError(
                 f"{self.url}: {path_text(path)} is one non-tensor value, not a dataset", url=self.url
             )
-        return "TensorDict" if named[1] in _PLAIN_TYPES else f"tensorclass:{named[1]}"
+        full = str(meta["_type"])[len("<class '") : -len("'>")] if "_type" in meta else ""
+        return "TensorDict" if named[1] in _PLAIN_TYPES else f"tensorclass:{full}"
 
     def _leaf(self, path: Path, folder: FileParts, entry: dict[str, Any]) -> None:
         if entry.get("is_nested"):
@@ -177,7 +178,7 @@ class PeerReader:
     def _meta(self, folder: FileParts, path: Path) -> dict[str, Any]:
         try:
             raw = files.read_small(META, self.tree.folder(folder), MAX_META)
-            meta = json.loads(raw, object_pairs_hook=_unique)
+            meta = json.loads(raw, object_pairs_hook=unique)
         except FileNotFoundError:
             raise self._corrupt(f"is missing: there is no {'/'.join((*folder, META))}", path) from None
         except OSError as error:
@@ -204,9 +205,7 @@ class PeerReader:
 
     def _name(self, folder: FileParts, key: str, suffix: str, path: Path) -> str:
         """The encoded name, or the bare one that older versions wrote."""
-        name = peer_name(key) + suffix
-        if not is_plain_name(name):
-            raise self._corrupt("has a key that cannot be a file name", path)
+        name = self.wanted_name(key, suffix, path)
         bare = key + suffix
         if bare == name or not key or not is_plain_name(bare):
             return name
@@ -214,6 +213,13 @@ class PeerReader:
             os.stat(name, dir_fd=self.tree.folder(folder), follow_symlinks=False)
         except FileNotFoundError:
             return bare
+        return name
+
+    def wanted_name(self, key: str, suffix: str, path: Path) -> str:
+        """The name that the peer gives the file or folder of a key."""
+        name = peer_name(key) + suffix
+        if not is_plain_name(name):
+            raise self._corrupt("has a key that cannot be a file name", path)
         return name
 
     def _shape(self, shape: object, path: Path) -> tuple[int, ...]:
@@ -236,7 +242,8 @@ class PeerReader:
         )
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a JSON document; `ValueError` if it has a key twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key is there twice")

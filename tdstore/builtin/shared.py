@@ -26,6 +26,7 @@ from tdstore.errors import (
     DirtyStoreError,
     OptionError,
     StoreBusyError,
+    StoreIOError,
     StoreNotFoundError,
     UnsupportedError,
 )
@@ -170,6 +171,8 @@ class SharedStore(ResidentStore):
         self._private = private
         self._replace = replace
         self._marks = Marks(arena, timeout)
+        self._room: dict[int, int] = {}
+        """By offset: how many bytes a leaf that this store has grown may take there."""
         self._discard: Callable[[], object] | None = None
         if private is not None:
             # Closed, or dropped, before its first commit: leave no trace.
@@ -248,7 +251,8 @@ class SharedStore(ResidentStore):
         mark = self._marks.take()
         try:
             for leaf, w in zip(leaves, writes, strict=True):
-                words[mark] = self._entries[w.path].offset
+                # Rows that nobody else knows of leave nothing half written behind.
+                words[mark] = 0 if self._is_fresh(w) else self._entries[w.path].offset
                 put(leaf, w.index, w.value)
         finally:
             self._marks.give(mark)
@@ -269,9 +273,10 @@ class SharedStore(ResidentStore):
             self._put_entry(path, entry, leaf)
 
     def resize(self, lengths: Mapping[Path, int]) -> None:
-        """Set the length of the first dimension; longer leaves get new memory, in which views of before are not.
+        """Set the length of the first dimension; others see it once `save_header` was called.
 
-        In a saved store the change is committed at once: who refreshes or opens later sees the new length.
+        A leaf that grows gets new memory, in which views of before are not; one that grows again gets twice as much as
+        it needs, and from then on grows where it is, until that is used up.
         """
         self._check_writable()
         specs = dict(zip(lengths, self.specs(list(lengths)), strict=True))
@@ -281,17 +286,43 @@ class SharedStore(ResidentStore):
             if not spec.shape:
                 raise OptionError(f"{path_text(path)} of {self.url} has no first dimension to resize", url=self.url)
             new = spec.replace(shape=(length, *spec.shape[1:]))
-            if length > spec.shape[0]:
+            entry = self._entries[path]._replace(shape=new.shape)
+            if length > spec.shape[0] and (entry.offset not in self._room or new.nbytes > self._room[entry.offset]):
                 grown[path] = new
-            elif length < spec.shape[0]:
-                entry = self._entries[path]._replace(shape=new.shape)
-                self._put_entry(path, entry, self._arena.tensor(entry))
-        old = {path: self._leaves[path] for path in grown}
-        self.create(grown)
-        for path, leaf in old.items():
+                continue
+            old_length = spec.shape[0]
+            self._put_entry(path, entry, self._arena.tensor(entry))
+            if length > old_length:
+                self._leaves[path][old_length:].fill_(spec.fill_value)
+            elif length < old_length and not self._is_ours(path, length):
+                self._room.pop(entry.offset, None)  # somebody may still look at the rows that go
+        self._grow(grown)
+
+    def _grow(self, grown: dict[Path, LeafSpec]) -> None:
+        """New, larger memory for leaves, with their rows."""
+        old = {path: (self._entries[path].offset, self._leaves[path]) for path in grown}
+        for path, spec in grown.items():
+            again = old[path][0] in self._room
+            wide = spec.replace(shape=(2 * spec.shape[0] if again else spec.shape[0], *spec.shape[1:]))
+            try:
+                self.create({path: wide})
+            except StoreIOError:
+                wide = spec
+                self.create({path: wide})
+            entry = self._entries[path]._replace(shape=spec.shape)
+            self._put_entry(path, entry, self._arena.tensor(entry))
+            self._room[entry.offset] = wide.nbytes
+            leaf = old[path][1]
             self._leaves[path][: len(leaf)] = leaf
-        if self._staged and self._generation:
-            self._commit(self._header)
+
+    def _is_fresh(self, w: Write) -> bool:
+        rows = w.index[0] if w.index else None
+        return self._staged and isinstance(rows, slice) and self._is_ours(w.path, rows.start)
+
+    def _is_ours(self, path: Path, rows: int) -> bool:
+        """Whether nobody else can have seen the rows of a leaf from `rows` on: they were never committed."""
+        committed = self._arena.catalogue().entries.get(path)
+        return committed is None or committed.offset != self._entries[path].offset or committed.shape[0] <= rows
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
         """The leaves that a writer was writing when it was killed. There are no checksums of live memory."""

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tdstore.container.core import GROUP, LEAF, Container
-from tdstore.container.keysview import IsLeaf, ItemsView, KeysView, ValuesView
+from tdstore.container.core import GROUP, LEAF, VALUE, Container
+from tdstore.container.defaults import get_defaults_to_none
+from tdstore.container.keysview import IsLeaf, ItemsView, KeysView, ValuesView, walk
 from tdstore.container.nontensor import NonTensor
 from tdstore.container.paths import entry_path, is_key
 from tdstore.errors import NotAGroupError
 from tdstore.types import NestedKey, Path
 
 
-class _NoDefault:
+class _NoDefault(Enum):  # torch.compile takes the members of an enum for constants
+    NO_DEFAULT = "nothing was given"
+    AS_SET = "None, or nothing"
+
     def __repr__(self) -> str:
-        return "NO_DEFAULT"
+        return self.name
 
 
-NO_DEFAULT: Any = _NoDefault()
+NO_DEFAULT: Any = _NoDefault.NO_DEFAULT
+AS_SET: Any = _NoDefault.AS_SET
+"""The default of `get`: None, or as `set_get_defaults_to_none` has it."""
 
 
 class AccessMixin(Container):
@@ -55,18 +62,21 @@ class AccessMixin(Container):
         return node, path[-1]
 
     # -- reading -----------------------------------------------------------------------------
-    def get(self, key: NestedKey, default: Any = None, **kwargs: Any) -> Any:
+    def get(self, key: NestedKey, default: Any = AS_SET, **kwargs: Any) -> Any:
         """The entry, or `default`. Non-tensor values come wrapped; `td[key]` unwraps them.
 
         `as_list=` and the like are for entries of lazy stacks: see `LazyStackedTensorDict.get`.
         """
         found = self._find(key)
         if found is None:
-            if default is NO_DEFAULT:
-                raise self._missing(key)
-            return default
+            return self._default(key, default)
         node, last = found
         return node._raw_as(last, **kwargs) if kwargs else node._raw(last)
+
+    def _default(self, key: NestedKey, default: Any) -> Any:
+        if default is NO_DEFAULT or (default is AS_SET and not get_defaults_to_none()):
+            raise self._missing(key)
+        return None if default is AS_SET else default
 
     def _raw_as(self, key: str, **form: Any) -> Any:
         """The entry in the form that a lazy stack is asked for; here there is one only."""
@@ -85,13 +95,11 @@ class AccessMixin(Container):
             node = node._raw(part)
         return None if node._kind(path[-1]) is None else (node, path[-1])
 
-    def get_at(self, key: NestedKey, index: Any, default: Any = None) -> Any:
+    def get_at(self, key: NestedKey, index: Any, default: Any = AS_SET) -> Any:
         """`td.get(key)[index]`, reading no more than that; `default` if there is no such entry."""
         place = self._find(key)
         if place is None:
-            if default is NO_DEFAULT:
-                raise self._missing(key)
-            return default
+            return self._default(key, default)
         node, last = place
         found = node._leaf_at(last, index) if node._kind(last) == LEAF else node._raw(last)[index]
         return found.plain() if isinstance(found, NonTensor) else found
@@ -112,7 +120,7 @@ class AccessMixin(Container):
         if node._kind(last) == LEAF:
             shape: torch.Size = node._leaf_shape(last)
             return shape
-        return torch.Size(node._raw(last).batch_size)
+        return torch.Size(node._value_size(last) if node._kind(last) == VALUE else node._raw(last).batch_size)
 
     def keys(
         self,
@@ -161,7 +169,8 @@ class AccessMixin(Container):
 
     def non_tensor_items(self, include_nested: bool = False) -> list[tuple[Any, NonTensor]]:
         """`(key, wrapped value)` of the non-tensor entries."""
-        return [(k, v) for k, v in self.items(include_nested) if isinstance(v, NonTensor)]
+        found = walk(self, include_nested, False, None, False, True)  # by kind: a stored leaf is not read for this
+        return [(key, node._raw(last)) for key, node, last in found if node._kind(last) == VALUE]
 
     def is_empty(self) -> bool:
         """Whether there is no leaf at any level."""
@@ -170,7 +179,7 @@ class AccessMixin(Container):
     # -- subscripts --------------------------------------------------------------------------
     def __getitem__(self, index: Any) -> Any:
         if not is_key(index):
-            return self._at(index)
+            return self if type(index) is tuple and not index else self._at(index)
         node, last = self._existing(index)
         entry = node._raw(last)
         return entry.plain() if isinstance(entry, NonTensor) else entry

@@ -9,6 +9,7 @@ import torch
 
 from tdstore.container import making, torchfn
 from tdstore.container.consolidating import ConsolidatingMixin
+from tdstore.container.core import Container
 from tdstore.container.distributed import DistributedMixin
 from tdstore.container.growing import GrowingMixin
 from tdstore.container.named import NamedStorageMixin
@@ -90,10 +91,14 @@ class TensorDictBase(
     def densify(self, layout: torch.layout = torch.jagged) -> Any:
         """The same entries with every lazy stack below made: see `LazyStackedTensorDict.densify`."""
         td = self._resident()
-        data = {k: v.densify(layout) if isinstance(v, TensorDictBase) else v for k, v in td._data.items()}
+        entries: dict[str, Any] = td._data
+        data = {k: v.densify(layout) if isinstance(v, _KINDS) else v for k, v in entries.items()}
         return td._new(data, td._batch_size, td._device, td._names)
 
     @classmethod
     def cat(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
         """`torch.cat` of TensorDicts, along a batch dimension."""
         return making.cat(input, dim, out=out)
+
+
+_KINDS: Any = Container  # to type checkers it lacks what the bases of this class add

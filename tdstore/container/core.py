@@ -18,6 +18,8 @@ from torch import Tensor
 from tdstore.container.locks import READONLY, LockMixin
 from tdstore.container.names import NamesMixin
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.container.options import list_to_stack
+from tdstore.container.ragged import leaf_shape
 from tdstore.errors import BatchSizeError, KeyNotFoundError, ReadOnlyError, UnsupportedError
 from tdstore.header import Group
 from tdstore.ops.arithmetic import ArithmeticOps
@@ -36,17 +38,21 @@ VALUE = "value"
 class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, NamesMixin, LockMixin):
     """The primitives and what follows from them at once; `TensorDictBase` adds the rest of the surface."""
 
-    __slots__ = ("__weakref__", "_batch_size", "_device", "_names")
+    __slots__ = ("__weakref__", "_batch_size", "_device", "_names", "_worn")
 
     _batch_size: torch.Size
     _device: torch.device | None
     _names: Names
+    _worn: Any
+    """The tensorclass that this container is the inside of; not set otherwise."""
     _resident_class: ClassVar[Any]
     """The in-memory container; set by its module."""
     _stored_class: ClassVar[Any]
     """The container over a store that is not resident; set by its module."""
     _stack_class: ClassVar[Any]
     """The stack that is not made; set by its module."""
+    _params_class: ClassVar[Any]
+    """The container that is a `torch.nn.Module`; set by its module."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -179,25 +185,32 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
     @property
     def depth(self) -> int:
         """Levels of nesting: 0 when no entry is a TensorDict."""
-        return max((1 + g.depth for g in self._groups()), default=0)
+        return max((1 + g.depth for _, g in self._stored_groups()), default=0)
 
-    def auto_batch_size_(self, batch_dims: int | None = None) -> Self:
-        """Set the largest batch size that all entries share, of at most `batch_dims` dimensions; nested ones too."""
-        for group in self._groups():
-            group.auto_batch_size_(batch_dims)
+    def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Self:
+        """Set the largest batch size that all entries share, of at most `batch_dims` dimensions; nested ones too.
+
+        With `keep_compliant_size`, nested TensorDicts with `batch_dims` batch dimensions or more stay as they are.
+        """
+        for _, group in self._stored_groups():
+            if not keep_compliant_size or batch_dims is None or group.batch_dims < batch_dims:
+                group.auto_batch_size_(batch_dims, keep_compliant_size)
         common: torch.Size | None = None
         for key in self._first_keys():
             kind = self._kind(key)
-            if kind == VALUE:
-                continue
-            shape = self._leaf_shape(key) if kind == LEAF else self._raw(key).batch_size
+            entry: Any = None if kind == LEAF else self._raw(key)
+            if isinstance(entry, NonTensorData) or (kind == GROUP and entry.is_empty()):
+                continue  # fits any batch
+            shape = self._leaf_shape(key) if entry is None else entry.batch_size
             if common is None:
                 common = shape[:batch_dims]
             same = 0
             while same < min(len(common), len(shape)) and common[same] == shape[same]:
                 same += 1
             common = common[:same]
-        self._set_batch_size(common if common is not None else torch.Size(()))
+        new = common if common is not None else torch.Size(())
+        if new != self.batch_size:
+            self._set_batch_size(new)
         return self
 
     # -- device ------------------------------------------------------------------------------
@@ -213,6 +226,18 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
     # -- values ------------------------------------------------------------------------------
     def _groups(self) -> list[Any]:
         return [self._raw(k) for k in self._first_keys() if self._kind(k) == GROUP]
+
+    def _whole(self, what: str) -> None:
+        """Raise `UnsupportedError` if this is a window of stored data, whose entries are not its own."""
+
+    def _value_text(self, key: str) -> str:
+        """How a VALUE prints."""
+        return repr(self._raw(key))
+
+    def _value_size(self, key: str) -> torch.Size:
+        """Batch size of a VALUE, without reading it where it is stored."""
+        size: torch.Size = self._raw(key).batch_size
+        return size
 
     # -- as a store sees it: a lazy stack shows its elements --------------------------------
     def _own_record(self) -> Group | None:
@@ -267,9 +292,10 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
             tensor = made
         else:
             return NonTensorData(value, batch)
-        if tensor.shape[: len(batch)] != batch:
+        shape = leaf_shape(tensor)
+        if shape[: len(batch)] != batch:
             raise BatchSizeError(
-                f"batch dimension mismatch: entry {key!r} has shape {list(tensor.shape)}, "
+                f"batch dimension mismatch: entry {key!r} has shape {list(shape)}, "
                 f"which does not start with the batch size {list(batch)}"
             )
         if device is not None and tensor.device != device:
@@ -317,6 +343,8 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
         if isinstance(undo, str):
             getattr(self, undo)()
             self._undo = None
+        elif callable(undo):  # what is lent to a module comes back, whatever happened
+            undo(self)
         elif undo is not None and kind is None:
             ref, back = undo
             source = ref()
@@ -327,6 +355,8 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
 def _as_tensor(value: Any, device: torch.device | None) -> Tensor | None:
     """Numbers and (nested) sequences of them as a tensor; None for anything else."""
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "biufc":
+        return None
+    if isinstance(value, (list, tuple)) and _holds_no_number(value):
         return None
     try:
         if isinstance(value, (list, tuple)):
@@ -339,20 +369,37 @@ def _as_tensor(value: Any, device: torch.device | None) -> Tensor | None:
         return None
 
 
+def _holds_no_number(value: Any) -> bool:
+    """Whether nested sequences begin with something that is no number: torch.compile cannot try and see."""
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return value is None or isinstance(value, (str, bytes, dict))
+
+
 def _as_value(key: str, value: Any, batch: torch.Size) -> NonTensor:
     """A list is one value per row; anything else, one value for the batch."""
-    if isinstance(value, list) and value:
-        return _fit_value(key, NonTensorStack.from_list(value), batch)
+    if isinstance(value, list) and value and list_to_stack():
+        return _fit_value(key, NonTensorStack.from_list(value, _levels(value, batch)), batch)
     if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "US":
         return _fit_value(key, NonTensorStack.from_list(value.tolist(), value.ndim), batch)
     return NonTensorData(value, batch)
 
 
+def _levels(value: list[Any], batch: torch.Size) -> int:
+    """How many levels of nested lists are dimensions of the batch."""
+    levels, parts = 0, [value]
+    for size in batch:
+        if not all(isinstance(part, list) and len(part) == size for part in parts):
+            break
+        levels, parts = levels + 1, [v for part in parts for v in part]
+    return max(1, levels)
+
+
 def _fit_value(key: str, value: NonTensor, batch: torch.Size) -> NonTensor:
     if value.batch_size[: len(batch)] == batch:
         return value
-    if isinstance(value, NonTensorData):
-        return NonTensorData(value.data, batch)
+    if (made := value.for_batch(batch)) is not None:
+        return made
     if value.batch_size == batch[: value.ndim]:
         wide = (*value.batch_size, *(1,) * (len(batch) - value.ndim))
         return value.move(lambda t: t.reshape(wide).expand(batch))

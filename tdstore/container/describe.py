@@ -3,63 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
 
-from tdstore.container.core import GROUP, LEAF
-from tdstore.container.nontensor import NonTensor, NonTensorData, from_json
+from tdstore.container.core import GROUP, LEAF, Container
+from tdstore.container.envelopes import from_json
+from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.container.packed import specs_of, stored_leaves
+from tdstore.container.plain import codec_value
+from tdstore.container.typed import inside, kind_of, worn_by
 from tdstore.errors import UnsupportedError, UntrustedDataError
 from tdstore.header import Group
-from tdstore.hookspecs import Codec
-from tdstore.registry import registry
 from tdstore.types import LeafSpec, Path, path_text
-from tdstore.values import decode_value, encode_value
+from tdstore.values import decode_value
 
 STACK_KIND = "LazyStackedTensorDict"
 """How the header calls the groups that are lazy stacks, whose own groups are the elements."""
 
 
-def describe(td: Any, prefix: Path = ()) -> tuple[dict[Path, Group], dict[Path, LeafSpec]]:
+def describe(
+    td: Any, prefix: Path = (), jagged: dict[Path, Tensor] | None = None
+) -> tuple[dict[Path, Group], dict[Path, LeafSpec]]:
     """Group records and leaf specs of a container, by path under `prefix`. Reads no data.
+
+    Args:
+        jagged: for one document with all: takes the jagged nested tensors, which are refused without it, and no
+            value is kept as leaves.
 
     Raises:
         UntrustedDataError: a value that is not plain data; the message names its key.
     """
     groups: dict[Path, Group] = {}
     specs: dict[Path, LeafSpec] = {}
-    for path, node in _nodes(td, prefix):
+    for path, node, worn in _nodes(td, prefix, worn_by(td)):
         if (record := node._own_record()) is not None:
             groups[path] = record
             continue
         values: dict[str, Any] = {}
         for key in node._first_keys():
             kind = node._kind(key)
-            if kind == LEAF:
+            if kind == LEAF and jagged is not None and node._leaf_layout(key) is torch.jagged:
+                jagged[(*path, key)] = node._raw(key)
+            elif kind == LEAF:
                 shape, device, dtype, *_ = node._leaf_facts(key)
                 specs[(*path, key)] = _spec((*path, key), shape, device, dtype, node)
-            elif kind != GROUP:
+            elif kind != GROUP and jagged is not None:
                 values[key] = value_json(node._raw(key), (*path, key))
-        groups[path] = group_of(node, values)
+            elif kind != GROUP:
+                values[key], leaves = stored_value(node._raw(key), (*path, key))
+                specs.update(leaves)
+        groups[path] = group_of(node, values, worn)
     return groups, specs
 
 
 def _spec(path: Path, shape: Any, device: Any, dtype: torch.dtype, node: Any) -> LeafSpec:
     layout = node._leaf_layout(path[-1])
-    if device.type == "meta" or layout != torch.strided:
+    fake = node._leaf_facts(path[-1])[4] == FakeTensor.__name__
+    if fake or device.type == "meta" or layout != torch.strided:
         what = "has no data (it is on the meta device)" if device.type == "meta" else f"has the layout {layout}"
-        raise UnsupportedError(
-            f"entry {path_text(path)} {what} and cannot be stored", hint="store dense tensors, or exclude the key"
-        )
+        what = "has no data (it is a FakeTensor)" if fake else what
+        hint = "store dense tensors, or exclude the key"
+        if layout is torch.jagged:
+            what, hint = "is a nested tensor", "save td.to_lazystack(), whose rows may differ, or td.to_padded_tensor()"
+        raise UnsupportedError(f"entry {path_text(path)} {what} and cannot be stored", hint=hint)
     try:
         return LeafSpec(shape, dtype)
     except TypeError as error:
         raise UnsupportedError(f"entry {path_text(path)}: {error}", hint="cast it, or exclude the key") from None
 
 
-def group_of(node: Any, values: dict[str, Any]) -> Group:
+def group_of(node: Any, values: dict[str, Any], worn: type | None = None) -> Group:
     """The record of one level."""
     return Group(
+        kind=kind_of(worn),
         batch_size=tuple(node.batch_size),
         names=node._dim_names(),
         device=None if node.device is None else str(node.device),
@@ -70,23 +90,44 @@ def group_of(node: Any, values: dict[str, Any]) -> Group:
 
 def value_json(value: NonTensor, path: Path) -> Any:
     """The envelope of a value; an error that names its key if it is not plain data."""
-    try:
-        codec = _codec_of(value)
-        if codec is not None:
-            return {"codec": codec.name, "data": encode_value(codec.encode(value.plain()))}
+    with _named(path):
         return value.to_json()
+
+
+def stored_value(value: NonTensor, path: Path) -> tuple[Any, dict[Path, LeafSpec]]:
+    """The envelope of a value, and the specs of the leaves that hold it, if there are enough for that.
+
+    The leaves themselves are kept with the value, for whoever walks down a path to read them.
+    """
+    with _named(path):
+        if (found := stored_leaves(value)) is None:
+            return value.to_json(), {}
+    envelope, leaves = found
+    if isinstance(value, NonTensorStack):
+        value._held = leaves
+    return envelope, specs_of(leaves, path)
+
+
+def let_go(td: Any) -> None:
+    """Forget the leaves that `describe` made of values, once they are written."""
+    for _, node, *_ in _nodes(td, (), worn_by(td)):
+        for key in node._first_keys() if isinstance(node, Container._resident_class) else ():
+            value = node._raw(key)
+            if isinstance(value, NonTensorStack):
+                value._held = None
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (TypeError, ValueError) as error:
         raise UntrustedDataError(
             f"the value {path_text(path)} cannot be stored: {error}",
-            hint="store plain data (numbers, strings, lists, dicts, bytes, ...), or exclude the key before saving",
+            hint="store plain data (numbers, strings, lists, dicts, bytes, dates, ...), exclude the key before saving, "
+            "or declare how to keep it: tdstore.register_codec(Codec(name=..., kind=..., encode=..., decode=...)), "
+            "for an enum tdstore.register_enum(cls)",
         ) from error
-
-
-def _codec_of(value: NonTensor) -> Codec | None:
-    """The plugin's codec for one value that is not plain data."""
-    if not isinstance(value, NonTensorData) or type(value.data).__module__ == "builtins":
-        return None
-    return next((c for c in registry().codecs() if c.kind is type(value.data)), None)
 
 
 def decoded(envelope: Any, batch_size: torch.Size) -> NonTensor:
@@ -97,15 +138,12 @@ def decoded(envelope: Any, batch_size: torch.Size) -> NonTensor:
     """
     if not isinstance(envelope, dict) or "codec" not in envelope:
         return from_json(envelope, batch_size)
-    codec = next((c for c in registry().codecs() if c.name == envelope["codec"]), None)
-    if codec is None:
-        raise UntrustedDataError(
-            f"the codec {envelope['codec']!r} is not installed", hint="install the plugin that wrote this value"
-        )
-    return NonTensorData(codec.decode(decode_value(envelope["data"])), batch_size)
+    return NonTensorData(codec_value(str(envelope["codec"]), decode_value(envelope["data"])), batch_size)
 
 
-def _nodes(td: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    yield path, td
+def _nodes(td: Any, path: Path, worn: type | None) -> Iterator[tuple[Path, Any, type | None]]:
+    """Every container of a tree, with its tensorclass; that of a lazy stack is its elements'."""
+    yield path, td, worn
+    stack = isinstance(inside(td), Container._stack_class)
     for key, group in td._stored_groups():
-        yield from _nodes(group, (*path, key))
+        yield from _nodes(group, (*path, key), worn_by(group) or (worn if stack else None))

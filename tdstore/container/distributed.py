@@ -51,16 +51,22 @@ class DistributedMixin(MappingMixin):
             dst: global rank to send to; `group_dst` is the rank within `group` instead.
             init_tag: tag of the first leaf, in the order of the sorted keys; each next one has the next.
             pseudo_rand: a sequence of tags that depends on `init_tag` alone, instead of counting up.
-            consolidated: accepted; leaves are sent from where they lie.
+            consolidated: send all leaves as one buffer, in one message: faster for many small ones, and takes memory
+                for all of them on both ranks. Both say so; a container that was not consolidated will do. Without,
+                leaves are sent from where they lie.
 
         Raises:
-            MismatchError: another structure, or a rank that cannot take part; on both ranks.
+            MismatchError: another structure, `consolidated` on one rank only, or a rank that cannot take part; on
+                both ranks.
         """
-        self._sent(dst, group, group_dst, init_tag, pseudo_rand)
+        self._sent(dst, group, group_dst, init_tag, pseudo_rand, consolidated)
 
-    def _sent(self, dst: Any, group: Any, group_dst: Any, init_tag: int, pseudo_rand: bool) -> int:
-        link = Link(group)
-        return collectives.send(link, tree_of(self), link.rank_of(dst, group_dst, "dst"), init_tag, pseudo_rand)
+    def _sent(
+        self, dst: Any, group: Any, group_dst: Any, init_tag: int, pseudo_rand: bool, consolidated: bool = False
+    ) -> int:
+        link, tree = Link(group), tree_of(self)
+        to = link.rank_of(dst, group_dst, "dst")
+        return collectives.send(link, tree, to, init_tag, pseudo_rand, consolidated)
 
     def recv(
         self,
@@ -76,8 +82,9 @@ class DistributedMixin(MappingMixin):
 
         Arguments and errors as `send`.
         """
-        link = Link(group)
-        return collectives.receive(link, tree_of(self), link.rank_of(src, group_src, "src"), init_tag, pseudo_rand)
+        link, tree = Link(group), tree_of(self)
+        source = link.rank_of(src, group_src, "src")
+        return collectives.receive(link, tree, source, init_tag, pseudo_rand, consolidated)
 
     def isend(
         self,

@@ -8,9 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.container.access import NO_DEFAULT
 from tdstore.container.core import Container
 from tdstore.container.names import as_names
+from tdstore.container.nontensor import NonTensorStack
 from tdstore.container.placing import PlacingMixin
+from tdstore.container.streaming import into, rows_of
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.shapes import as_size, flat_args
 from tdstore.types import NestedKey
@@ -58,14 +61,27 @@ class FillingMixin(PlacingMixin):
                 f"not {mask.dtype} of shape {list(mask.shape)}"
             )
 
-    def where(self, condition: Tensor, other: Any, *, out: Any = None, pad: Any = None) -> Any:
+    def where(
+        self, condition: Tensor, other: Any, *, out: Any = None, pad: Any = None, update_batch_size: bool = False
+    ) -> Any:
         """Entries of this TensorDict where `condition` is true, of `other` (TensorDict or number) elsewhere.
 
         Args:
             condition: bool, of the batch size or its leading dimensions.
-            out: write the result into this TensorDict.
+            out: write the result into this TensorDict, wherever it lives: in blocks of rows of bounded memory, so
+                that none of the three need fit in memory. Without it the result is in memory.
             pad: stands for entries that one side lacks.
+            update_batch_size: `out` takes over this batch size.
         """
+        if update_batch_size and out is not None:
+            out.batch_size = self.batch_size
+        if out is not None and pad is None and self._where_into(condition, other, out):
+            return out
+        made = self._chosen(condition, other, pad)
+        return made if out is None else out.update(made, inplace=True)
+
+    def _chosen(self, condition: Tensor, other: Any, pad: Any) -> Any:
+        """The result of `where`, in memory."""
         td = self._resident()
 
         def pick(a: Any, b: Any) -> Tensor:
@@ -73,21 +89,29 @@ class FillingMixin(PlacingMixin):
             wide = condition.reshape((*condition.shape, *(1,) * (like.ndim - condition.ndim)))
             return torch.where(wide, a, b)
 
-        if not isinstance(other, Container):
-            result = td.apply(lambda a: pick(a, other), filter_empty=False, propagate_lock=True)
-        else:
-            rhs = other._resident()
-            if pad is None:
-                result = td._foreach(lambda xs, ys: [pick(x, y) for x, y in zip(xs, ys, strict=True)], rhs)
-            else:
-                result = _where_padded(td, rhs, pick, pad)
-        return result if out is None else out.update(result, inplace=True)
+        if pad is None and not td._collect([]):
+            return td._mixed(lambda node, *parts: node.where(condition, *parts), (other,))
+        if not isinstance(other, (Container, Tensor)):
+            return td.apply(lambda a: pick(a, other), filter_empty=False, propagate_lock=True)
+        rhs = other if isinstance(other, Tensor) else other._resident()
+        if pad is None or isinstance(other, Tensor):
+            return td._foreach(lambda xs, ys: [pick(x, y) for x, y in zip(xs, ys, strict=True)], rhs)
+        return _where_padded(td, rhs, pick, pad)
+
+    def _where_into(self, condition: Tensor, other: Any, out: Any) -> bool:
+        def run(block: Any, rows: slice) -> Any:
+            return block.where(condition[rows] if condition.ndim else condition, rows_of(other, rows, self._batch_size))
+
+        if condition.ndim and condition.shape[0] != self._batch_size[:1].numel():
+            return False
+        return into(self, out, run)
 
     # -- new tensors of the same form ----------------------------------------------------------
     def new_zeros(self, *size: Any, **kwargs: Any) -> Any:
         """Zeros with these leaves' feature shapes and dtypes, for batch size `size`.
 
-        The last dimensions of `size` keep the names of the last batch dimensions.
+        The last dimensions of `size` keep the names of the last batch dimensions. Values that differ from row
+        to row are left out: the rows are others.
         """
         return self._new_leaves(size, lambda t, shape: t.new_zeros(shape, **kwargs))
 
@@ -103,11 +127,46 @@ class FillingMixin(PlacingMixin):
         """`fill_value`, likewise."""
         return self._new_leaves((size,), lambda t, shape: t.new_full(shape, fill_value, **kwargs))
 
+    def new_tensor(
+        self,
+        data: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        device: Any = NO_DEFAULT,
+        requires_grad: bool = False,
+        pin_memory: bool | None = None,
+    ) -> Any:
+        """A TensorDict of these entries that holds a copy of `data`, in the dtypes and on the devices of these leaves.
+
+        Args:
+            data: a tensor, which every entry then holds and whose shape is the batch size; or a TensorDict that has
+                every key of this one.
+
+        Raises:
+            KeyNotFoundError: an entry that `data` lacks.
+        """
+        where = None if device is NO_DEFAULT else device
+
+        def copy(like: Tensor, value: Tensor) -> Tensor:
+            made = torch.empty(
+                value.shape, dtype=dtype or like.dtype, device=where or like.device, pin_memory=bool(pin_memory)
+            )
+            return made.copy_(value.detach()).requires_grad_(requires_grad)
+
+        td = self._resident()
+        own: Any = self._device if device is NO_DEFAULT or device is None else torch.device(device)
+        if isinstance(data, Container):
+            how = {"batch_size": data.batch_size, "device": own, "names": data._dim_names(), "filter_empty": False}
+            return td.apply(copy, data._resident(), **how)
+        tensor = torch.as_tensor(data)
+        how = {"batch_size": tensor.shape, "device": own or tensor.device, "names": None, "filter_empty": False}
+        return td.apply(lambda leaf: copy(leaf, tensor), **how)
+
     def _new_leaves(self, size: tuple[Any, ...], make: Any) -> Any:
         batch = as_size(flat_args(size))
         n = len(self._batch_size)
         names = (None,) * len(batch) + (self._names or ())
-        return self._resident()._move(
+        return _without_row_values(self._resident())._move(
             lambda t: make(t, (*batch, *t.shape[n:])), batch, self._names and as_names(names[-len(batch) :], len(batch))
         )
 
@@ -127,6 +186,15 @@ class FillingMixin(PlacingMixin):
                 raise KeyNotFoundError(f"cannot compare with a dict of other keys: {sorted(map(str, odd))}")
             other = self._resident_class(other, batch_size=self._batch_size)
         return mine._compared(other._resident() if isinstance(other, Container) else other, op)
+
+
+def _without_row_values(td: Any) -> Any:
+    data = {
+        key: _without_row_values(value._resident()) if isinstance(value, Container) else value
+        for key, value in td._data.items()
+        if not isinstance(value, NonTensorStack)
+    }
+    return td._new(data, td._batch_size, td._device, td._names)
 
 
 def _where_padded(td: Any, other: Any, pick: Any, pad: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -10,14 +12,26 @@ import torch
 
 from tdstore.container.core import GROUP, LEAF, VALUE
 from tdstore.container.describe import STACK_KIND, decoded
+from tdstore.container.kept import kept
 from tdstore.container.nontensor import NonTensor
+from tdstore.container.packed import (
+    LiveText,
+    PackedStack,
+    check_leaves,
+    column_leaves,
+    is_column,
+    read_columns,
+    value_leaves,
+)
+from tdstore.container.packing import pack_crowded
+from tdstore.container.unbatched import UnbatchedTensor
 from tdstore.errors import CorruptStoreError, KeyNotFoundError, ReadOnlyError, StoreError, UntrustedDataError
 from tdstore.header import Group, Header
 from tdstore.hookspecs import Backend
-from tdstore.io.opening import open_store
+from tdstore.io.opening import open_unread, refuse_partial
 from tdstore.shapes import common_prefix
-from tdstore.store import Store
-from tdstore.types import LeafSpec, Mode, Path, path_text
+from tdstore.store import Cap, Store
+from tdstore.types import LeafSpec, Mode, Path, Read, path_text
 
 
 class StoreHandle:
@@ -26,7 +40,7 @@ class StoreHandle:
     Nothing here changes before the store took it: a failed write leaves the catalogue as it was.
     """
 
-    __slots__ = ("__weakref__", "backend", "groups", "location", "mode", "options", "specs", "store")
+    __slots__ = ("__weakref__", "backend", "crowded", "groups", "location", "mode", "options", "specs", "store")
 
     def __init__(
         self, store: Store, backend: Backend, location: str | None, mode: Mode, options: Mapping[str, Any]
@@ -36,6 +50,8 @@ class StoreHandle:
         self.location = location
         self.mode = mode
         self.options = dict(options)
+        self.crowded: set[Path] = set()
+        """Columns of live tensors whose text may have to be packed anew."""
         self.specs: dict[Path, LeafSpec] = {}
         self.groups: dict[Path, Group] = {}
         self.reload()
@@ -43,7 +59,7 @@ class StoreHandle:
     @classmethod
     def open(cls, location: Any = None, *, storage: Any = None, mode: Mode = "r", **options: Any) -> StoreHandle:
         """Open a location through the registry."""
-        store, backend = open_store(location, storage=storage, mode=mode, **options)
+        store, backend = open_unread(location, storage=storage, mode=mode, **options)
         try:
             return cls(store, backend, None if location is None else str(location), mode, options)
         except BaseException:
@@ -54,8 +70,21 @@ class StoreHandle:
         """Read the catalogue from the store."""
         paths = list(self.store.paths())
         specs = dict(zip(paths, self.store.specs(paths), strict=True))
-        self.groups = _complete(dict(self.store.load_header().groups), specs, self.store.url)
+        header = self.store.load_header()
+        if self.mode in ("r", "r+", "a"):
+            refuse_partial(header, self.store.url, self.options)
+        self.groups = _complete(dict(header.groups), specs, self.store.url)
         self.specs = specs
+
+    def reopen(self) -> None:
+        """Open the store again, and read what others committed; what this one wrote in place is committed first."""
+        if self.location is None:
+            raise StoreError(f"{self.store.url} has no location to be opened again by", url=self.store.url)
+        mode: Mode = "r+" if self.store.writable else "r"
+        self.store.close()
+        options = {name: value for name, value in self.options.items() if name != "recover"}
+        self.store, _ = open_unread(self.location, storage=self.backend.name, mode=mode, **options)
+        self.reload()
 
     # -- looking -----------------------------------------------------------------------------
     def kind(self, path: Path) -> str | None:
@@ -67,11 +96,26 @@ class StoreHandle:
         group = self.groups.get(path[:-1])
         return VALUE if group is not None and path[-1] in group.values else None
 
+    def column(self, path: Path) -> bool:
+        """Whether the values at a path lie in leaves of their own."""
+        group = self.groups.get(path[:-1])
+        return group is not None and bool(path) and is_column(group.values.get(path[-1]))
+
     def value(self, path: Path) -> NonTensor:
-        """The non-tensor entry at a path."""
+        """The non-tensor entry at a path; live where leaves are."""
         group = self.groups[path[:-1]]
+        if not is_column(group.values[path[-1]]) and (leaves := value_leaves(path, group.values[path[-1]])):
+            live = Cap.VIEW in self.store.caps
+            data = self.store.view(leaves[0]) if live else self.store.read([Read(leaves[0])])[0]
+            return UnbatchedTensor(data, group.batch_size)
+        if is_column(group.values[path[-1]]):
+            spans, _ = column_leaves(path)
+            if Cap.VIEW in self.store.caps:
+                return PackedStack.over(self.store.view(spans), LiveText(self, path))
+            return read_columns(self, [(path, self.store.read([Read(spans)])[0])])[0]
         try:
-            return decoded(group.values[path[-1]], torch.Size(group.batch_size or ()))
+            make = partial(kept, self, path) if Cap.VIEW in self.store.caps else decoded
+            return make(group.values[path[-1]], torch.Size(group.batch_size or ()))
         except UntrustedDataError as error:  # a TypeError too, but about a missing codec
             raise UntrustedDataError(
                 f"the value {path_text(path)} of {self.store.url}: {error.message}", url=self.store.url, hint=error.hint
@@ -85,6 +129,9 @@ class StoreHandle:
         """Paths of the leaves at or under a path, in key order."""
         if path in self.specs:
             return [path]
+        above = self.groups.get(path[:-1])
+        if above is not None and path and (parts := value_leaves(path, above.values.get(path[-1]))):
+            return list(parts)
         out: list[Path] = []
         group = self.groups.get(path)
         for key in group.keys if group is not None else ():
@@ -99,6 +146,17 @@ class StoreHandle:
                 url=self.store.url,
                 hint="open it with mode='r+' to write",
             )
+
+    def close(self) -> None:
+        """Give back what texts do not need, if nobody else has them open; close the store."""
+        try:
+            if self.crowded and self.store.writable:
+                with self.store.alone() as alone:
+                    if alone:
+                        pack_crowded(self, self.crowded)
+        finally:
+            self.crowded.clear()
+            self.store.close()
 
     # -- changing ----------------------------------------------------------------------------
     def commit(self, groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec] | None = None) -> None:
@@ -142,6 +200,14 @@ class StoreHandle:
         self.commit(groups, {moves.get(p, p): s for p, s in self.specs.items()})
 
     # -- travelling --------------------------------------------------------------------------
+    def can_be_kept(self) -> bool:
+        """Whether a pickle of this is a name that any process of this machine can open, and not memory of this one."""
+        try:
+            pickle.dumps(self.__reduce__())
+        except (StoreError, TypeError, pickle.PicklingError):
+            return False
+        return True
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the way to the data, never the data: backend, location, mode and options."""
         token = self.store.reopen_token()
@@ -181,10 +247,15 @@ def _complete(groups: dict[Path, Group], specs: Mapping[Path, LeafSpec], url: st
     """Fill in what a foreign writer left out: groups, key order, batch sizes. Refuse what contradicts the data."""
     foreign = not groups
     children: dict[Path, dict[str, None]] = {path: {} for path in groups}
+    parts: set[Path] = set()
+    for path, group in groups.items():
+        for key, envelope in group.values.items():
+            check_leaves((*path, key), envelope, specs, group.batch_size or (), url)
+            parts.update(value_leaves((*path, key), envelope))
     for path in specs:
         if path in groups:
             raise CorruptStoreError(f"{path_text(path)} of {url} is a leaf and a group", url=url)
-        for i in range(len(path)):
+        for i in range(len(path) if path not in parts else 0):
             children.setdefault(path[:i], {})[path[i]] = None
             groups.setdefault(path[:i], Group())
     groups.setdefault((), Group())

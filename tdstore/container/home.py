@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import torch
@@ -11,9 +11,20 @@ from torch import Tensor
 from tdstore.container.core import Container
 from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import HOME, LOCKED, MAPPED, READONLY, SHARED, THROUGH
+from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.container.onebuffer import is_one_buffer, reduced
 from tdstore.container.opening import entry, over
+from tdstore.container.ragged import leaf_shape
+from tdstore.container.texts import ValuePlan
 from tdstore.container.tree import ResidentTree
-from tdstore.errors import BatchSizeError, KeyNotFoundError, StoreClosedError, StoreExistsError
+from tdstore.errors import (
+    BatchSizeError,
+    KeyNotFoundError,
+    StoreClosedError,
+    StoreError,
+    StoreExistsError,
+    UnsupportedError,
+)
 from tdstore.header import Group
 from tdstore.holes import HOLES, reserve
 from tdstore.indexing import gather
@@ -50,7 +61,7 @@ class HomeMixin(ResidentTree):
         dense = leaf.layout is torch.strided and not leaf.is_nested and leaf.device.type in ("cpu", "cuda")
         shared = bool(self._state & SHARED) or (dense and leaf.is_shared())
         name = "Tensor" if type(leaf) is Tensor else type(leaf).__name__
-        return leaf.shape, leaf.device, leaf.dtype, shared, name
+        return leaf_shape(leaf), leaf.device, leaf.dtype, shared, name
 
     def _identity(self, key: str) -> Any:
         return id(self._data[key])
@@ -105,6 +116,43 @@ class HomeMixin(ResidentTree):
             del self._data[old]
             self._take_entries([new])
 
+    def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
+        write = super()._prepared(entries, at)
+        values = [key for key in entries if isinstance(self._data.get(key), NonTensor)]
+        if values and self._home is None and self._state & MAPPED:
+            self._check_slice(entries, values)
+        if not values or self._home is None or not self._home[0].store.writable:
+            return write
+
+        def both() -> None:
+            write()
+            self._keep_values(values)
+
+        return both
+
+    def _check_slice(self, entries: Mapping[str, Any], keys: list[str]) -> None:
+        """What is one value in some rows of a dataset has no place there that a write could reach."""
+        for key in keys:
+            held, given = self._data[key], entries[key]
+            part = given if isinstance(given, NonTensor) else NonTensorData(given)
+            if isinstance(held, NonTensorData) and held.written(..., part) is not held:
+                raise UnsupportedError(
+                    f"the value {key!r} of some rows of a dataset cannot be written by itself",
+                    hint="write into the TensorDict over the dataset: td[index] = {key: value}",
+                )
+
+    def _keep_values(self, keys: list[str]) -> None:
+        """Values have no memory of the store's behind them, other than long columns: put them there."""
+        handle, path = self._home
+        plan = ValuePlan(handle)
+        changed = [key for key in keys if not self._data[key].lies_in(handle, (*path, key))]
+        for key in changed:
+            plan.keep((*path, key), self._data[key])
+        Container._stored_class._over(handle, path)._perform([], plan)
+        for key in changed:
+            if isinstance(self._data[key], NonTensorStack):
+                self._data[key] = entry(handle, (*path, key), self._state)
+
     def _reorder(self, keys: list[str]) -> None:
         if (stored := self._stored()) is not None:
             stored._reorder(keys)
@@ -134,6 +182,28 @@ class HomeMixin(ResidentTree):
         if (stored := self._stored()) is not None:
             stored._set_batch_size(batch_size)
         super()._set_batch_size(batch_size)
+
+    # -- growing -----------------------------------------------------------------------------
+    def _refuse_part(self, what: str) -> None:
+        if self._home is None and self._state & (HOME | MAPPED | SHARED):
+            raise UnsupportedError(
+                f"cannot {what} in a view of some rows or keys of a dataset",
+                hint="do it on the TensorDict that it was taken from, or on a clone()",
+            )
+
+    def _catch_up(self) -> None:
+        if self._home is None:
+            return
+        handle, path = self._home
+        now = handle.groups[path].batch_size if path in handle.groups else None
+        if not now or not self._batch_size or now[0] == self._batch_size[0]:
+            return
+        for key, value in self._data.items():
+            if isinstance(value, Container):
+                value._catch_up()  # type: ignore[attr-defined]
+            else:
+                self._data[key] = entry(handle, (*path, key), self._state)
+        self._batch_size = torch.Size((now[0], *self._batch_size[1:]))
 
     def _forget_views(self) -> None:
         if not self._state & THROUGH and self._state & HOME:
@@ -256,9 +326,9 @@ class HomeMixin(ResidentTree):
     def close(self) -> None:
         if self._home is None:
             return
-        store = self._home[0].store
-        self._shut(store.url)
-        store.close()
+        handle = self._home[0]
+        self._shut(handle.store.url)
+        handle.close()
 
     def _shut(self, url: str) -> None:
         if not isinstance(self._data, _Closed):
@@ -268,10 +338,31 @@ class HomeMixin(ResidentTree):
 
     # -- travelling --------------------------------------------------------------------------
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._home is not None and self._state & (MAPPED | SHARED) and self._home[0].can_be_kept():
+            return self._reference()
+        return self._by_value()
+
+    def _to_process(self) -> tuple[Any, ...]:
+        """As `__reduce__`, for a process of `multiprocessing`: it can be sent memory that has no name."""
         if self._home is not None and self._state & (MAPPED | SHARED):
-            handle, path = self._home
-            return _reopened, (handle, path, self.is_locked, self._device, self._state & THROUGH)
-        parts = (dict(self._data), self._batch_size, self._device, self._names, self.is_locked)
+            try:
+                self._home[0].__reduce__()
+            except StoreError:
+                return self._by_value()  # temporary files of this process
+            return self._reference()
+        return self._by_value()
+
+    def _reference(self) -> tuple[Any, ...]:
+        handle, path = self._home
+        return _reopened, (handle, path, self.is_locked, self._device, self._state & THROUGH)
+
+    def _by_value(self) -> tuple[Any, ...]:
+        if is_one_buffer(self):
+            return reduced(self)
+        data = dict(self._data)
+        if self._home is not None:  # else all of the memory that they are views of would go with each
+            data = {key: leaf.clone() if isinstance(leaf, Tensor) else leaf for key, leaf in data.items()}
+        parts = (data, self._batch_size, self._device, self._names, self.is_locked)
         return _rebuilt, (type(self), *parts)
 
 

@@ -10,12 +10,15 @@ from torch import Tensor
 
 from tdstore.container.home import HomeMixin
 from tdstore.container.locks import LOCKED, MAPPED, READONLY
+from tdstore.container.nontensor import NonTensorData
 from tdstore.container.terms import indexed_names, spelled_out
 from tdstore.container.tree import VIEW_FLAGS
+from tdstore.container.typed import Typed, inside
 from tdstore.holes import HOLES, reserve
 from tdstore.indexing import as_rows, index_shape, scatter
 from tdstore.ops.base import Names
 from tdstore.rows import put, take
+from tdstore.tracing import traced
 
 _ALL = slice(None)
 _FEW = 64
@@ -57,13 +60,14 @@ class IndexedTree(HomeMixin):
                 return self  # and only then: whether a part is the whole must not depend on the data
             new = torch.Size((max(0, -(-(stop - start) // step)), *batch[1:]))
             return self._view_at(index, new, self._names, len(batch))
-        if kind is Tensor and index.dtype is torch.int64 and index.ndim == 1 and self._starts_with_cpu_tensor():
+        listed = kind is Tensor and index.dtype is torch.int64 and index.ndim == 1
+        if listed and self._starts_with_cpu_tensor() and not traced():
             try:  # torch checks the rows as it copies them: good ones need not be checked before
                 return self._take(index, torch.Size((index.shape[0], *batch[1:])), self._names, len(batch))
             except IndexError:
                 rows = self._rows_of(index)  # negative rows, or the error to tell
         else:
-            rows = self._rows_of(index)
+            rows = None if traced() else self._rows_of(index)
         if rows is None:
             return self._at_terms((index,))
         return self._take(rows, torch.Size((rows.shape[0], *batch[1:])), self._names, len(batch))
@@ -169,7 +173,7 @@ class IndexedTree(HomeMixin):
         elif kind is slice and (index.step is None or index.step > 0):
             new = torch.Size((len(range(*index.indices(batch[0]))), *batch[1:]))
         elif kind is Tensor or kind is list:
-            rows = self._rows_of(index)
+            rows = None if traced() else self._rows_of(index)
             if rows is None:
                 return False
             index, new = rows, torch.Size((rows.shape[0], *batch[1:]))
@@ -207,6 +211,8 @@ class IndexedTree(HomeMixin):
         n = len(self._batch_size)
         for key, mine in self._data.items():
             match = theirs.get(key)
+            if isinstance(mine, Typed):
+                mine, match = mine._tensordict, inside(match)
             if isinstance(mine, Tensor):
                 if not isinstance(match, Tensor) or match.device != mine.device:
                     return False
@@ -220,6 +226,9 @@ class IndexedTree(HomeMixin):
             elif isinstance(mine, IndexedTree) and isinstance(match, IndexedTree):
                 if not mine._pair(match, index, shift, pairs):
                     return False
+            elif type(mine) is NonTensorData and type(match) is NonTensorData:
+                if not (mine.data is match.data or (type(mine.data) is str and mine.data == match.data)):
+                    return False  # else there is nothing to write
             else:
                 return False
         return True

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from tdstore.container.access import AS_SET
 from tdstore.container.core import Container
 from tdstore.container.keysview import FirstKeys, IsLeaf
 from tdstore.container.lazy_ops import LazyOps
 from tdstore.container.lazy_tree import check_elements
 from tdstore.container.names import as_names
+from tdstore.container.onebuffer import is_one_buffer, reduced
+from tdstore.container.printing import level_lines, ordered
 from tdstore.container.repr import entry_text, indent
 from tdstore.container.tree import ResidentTree
 from tdstore.errors import BatchSizeError
@@ -75,7 +77,7 @@ class LazyStackedTensorDict(LazyOps):
 
     def __repr__(self) -> str:
         common = set(self._first_keys())
-        fields = ",\n".join(f"{key}: {entry_text(self, key)}" for key in sorted(common))
+        fields = ",\n".join(f"{key}: {entry_text(self, key)}" for key in ordered(self._first_keys()))
         alone = []
         for i, td in enumerate(self._tds):
             own = ",\n".join(f"{key}: {entry_text(td, key)}" for key in td._first_keys() if key not in common)
@@ -85,9 +87,7 @@ class LazyStackedTensorDict(LazyOps):
         lines = [
             f"fields={{\n{indent(fields)}}}" if fields else "fields={\n}",
             f"exclusive_fields={{\n{exclusive}}}" if exclusive else "exclusive_fields={\n}",
-            f"batch_size={self._batch_size!r}",
-            f"device={self.device}",
-            f"is_shared={self.is_shared()}",
+            *level_lines(self),
             f"stack_dim={self._stack_dim}",
         ]
         return f"{type(self).__name__}(\n" + ",\n".join(indent(line) for line in lines) + ")"
@@ -99,7 +99,7 @@ class LazyStackedTensorDict(LazyOps):
                 return found
         return super().__getitem__(index)
 
-    def get(self, key: Any, default: Any = None, **kwargs: Any) -> Any:
+    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Any:
         """The entry, stacked; `default` if not all elements have it.
 
         Args:
@@ -151,6 +151,8 @@ class LazyStackedTensorDict(LazyOps):
         return FirstKeys(dict.fromkeys(self._first_keys()))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if is_one_buffer(self):
+            return reduced(self)
         own = bool(self._state & 1)
         return _rebuilt, (self._tds, self._stack_dim, self._dim_name, self._hollow, own)
 
@@ -161,9 +163,9 @@ class LazyStackedTensorDict(LazyOps):
     def close(self) -> None:
         """Close the dataset that the stack is over, or those that its elements are over."""
         if self._home is not None:
-            store = self._home[0].store
-            self._shut(store.url)
-            store.close()
+            handle = self._home[0]
+            self._shut(handle.store.url)
+            handle.close()
         else:
             for td in self._tds:
                 td.close()
@@ -174,13 +176,4 @@ def _rebuilt(tds: list[Any], dim: int, name: str | None, hollow: Any, locked: bo
     return td.lock_() if locked else td
 
 
-def _flatten(td: LazyStackedTensorDict) -> tuple[list[Any], Any]:
-    return list(td._tds), (td._stack_dim, td._dim_name, td._hollow)
-
-
-def _unflatten(tds: Any, context: Any) -> LazyStackedTensorDict:
-    return LazyStackedTensorDict._of(tds, *context)
-
-
-pytree.register_pytree_node(LazyStackedTensorDict, _flatten, _unflatten)
 Container._stack_class = LazyStackedTensorDict

@@ -190,6 +190,19 @@ def trace(fn: Callable[[Tensor], Any], batch: Sequence[int], dim: int) -> list[T
     return [_traced(out, sizes, strides, base, dim) for out in outs]
 
 
+def wants_view(fn: Callable[[Tensor], Any], batch: Sequence[int]) -> bool:
+    """Whether a function of shapes refuses to copy, as `Tensor.view` does, where dimensions cannot be merged."""
+    sizes = [2 if n < 0 else n for n in batch]
+    strides = [1000 ** (len(sizes) - i) for i in range(len(sizes))]
+    try:
+        fn(torch.empty_strided(sizes, strides, dtype=torch.uint8, device="meta"))
+    except RuntimeError:
+        return True
+    except (IndexError, ValueError, TypeError):
+        pass  # told by whoever calls it
+    return False
+
+
 def _traced(out: Tensor, sizes: list[int], strides: list[int], base: int, dim: int) -> Traced:
     starts = [out.storage_offset() // s % base for s in strides]
     unit = strides[dim]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tdstore.container.access import NO_DEFAULT
 from tdstore.container.core import Container
-from tdstore.container.lazy_index import Traced, trace
+from tdstore.container.lazy_index import Traced, trace, wants_view
 from tdstore.container.lazy_writes import LazyWrites
 from tdstore.container.locks import LOCKED
 from tdstore.container.nontensor import NonTensor, NonTensorData
@@ -23,7 +23,8 @@ from tdstore.ops.base import Names
 from tdstore.ops.reduce import Over
 from tdstore.ops.reductions import Reduction, State
 from tdstore.shapes import as_dim, as_size, flat_args, split_sizes, view_shape
-from tdstore.types import Path
+from tdstore.tracing import mapped, one_by_one
+from tdstore.types import Path, path_text
 
 _ALL = slice(None)
 
@@ -78,7 +79,7 @@ class LazyOps(LazyWrites):
             leaves += mine
         if not leaves:
             return None
-        results = iter(fn(leaves, *given))
+        results = iter((one_by_one(fn) if mapped() else fn)(leaves, *given))
         return [td._with_leaves(results) for td in self._tds]
 
     def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
@@ -110,7 +111,7 @@ class LazyOps(LazyWrites):
     def _compared(self, other: Any, op: Any) -> Any:
         return self._compare(other, op)
 
-    def where(self, condition: Tensor, other: Any, *, out: Any = None, pad: Any = None) -> Any:
+    def _chosen(self, condition: Tensor, other: Any, pad: Any) -> Any:
         d = self._stack_dim
         conditions = [condition] * len(self._tds) if condition.ndim <= d else condition.unbind(d)
         if len(conditions) != len(self._tds):
@@ -118,8 +119,7 @@ class LazyOps(LazyWrites):
         if condition.ndim <= d and condition.ndim:
             self._even("where")
         pairs = iter(zip(conditions, self._operands(other), strict=True))
-        made = self._each(lambda td: td.where(*next(pairs), pad=pad))
-        return made if out is None else out.update(made, inplace=True)
+        return self._each(lambda td: td.where(*next(pairs), pad=pad))
 
     def masked_select(self, mask: Tensor) -> Any:
         if mask.dtype != torch.bool:
@@ -133,6 +133,9 @@ class LazyOps(LazyWrites):
     # -- one element after the other -----------------------------------------------------------
     def clone(self, recurse: bool = True) -> Any:
         return self._each(lambda td: td.clone(recurse))
+
+    def _apart(self) -> Any:
+        return self._each(lambda td: td._apart())
 
     def _to(self, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool) -> Any:
         return self._each(lambda td: td._to(device, dtype, non_blocking))
@@ -165,9 +168,6 @@ class LazyOps(LazyWrites):
     def data_ptr(self, *, storage: bool = False) -> Any:
         return self._of([td.data_ptr(storage=storage) for td in self._tds], 0)
 
-    def contiguous(self) -> Any:
-        return self._resident().contiguous()
-
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
         """A plain in-memory TensorDict: the stack, made.
 
@@ -177,7 +177,11 @@ class LazyOps(LazyWrites):
         return self._resident()
 
     def to_dict(
-        self, *, retain_none: bool = True, convert_tensors: bool = False, tolist_first: bool = False
+        self,
+        *,
+        retain_none: bool = True,
+        convert_tensors: bool | Literal["numpy"] = False,
+        tolist_first: bool = False,
     ) -> dict[str, Any]:
         keys = [set(td.keys(True)) for td in self._tds]
         if any(k != keys[0] for k in keys):
@@ -197,7 +201,7 @@ class LazyOps(LazyWrites):
     def _without_values(self) -> Any:
         return self._each(lambda td: td._without_values())
 
-    def select(self, *keys: Any, inplace: bool = False, strict: bool = True) -> Self:
+    def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
         if inplace:
             self._free("select")
         made = [td.select(*keys, inplace=inplace, strict=strict) for td in self._tds]
@@ -301,10 +305,14 @@ class LazyOps(LazyWrites):
             self._even("this reduction")
         states: dict[Path, State] = {}
         for td in self._tds:
-            leaves = td._resident()
+            leaves = td._live()
             for path in self._leaf_paths():
-                new = kind.part(*over.of(leaves[path].unsqueeze(d)), keepdim)
-                states[path] = kind.merge(states[path], new) if path in states else new
+                if over.dims is None and not keepdim:  # shapes do not matter: stacks below may be uneven
+                    parts = [kind.part(piece.flatten(), (0,), False) for piece in _pieces(leaves, path)]
+                else:
+                    parts = [kind.part(*over.of(leaves[path].unsqueeze(d)), keepdim)]
+                for new in parts:
+                    states[path] = _merge(kind, path, states[path], new) if path in states else new
         out = self._resident_class._new({}, batch, self._device, names)
         for path, state in states.items():
             out.set(path, kind.finish(state))
@@ -338,7 +346,19 @@ class LazyOps(LazyWrites):
 
     def _move_tree(self, fn: Callable[[Tensor], Tensor], new: torch.Size, names: Names, n: int) -> Any:
         """As part of a TensorDict of `n` batch dimensions that is moved."""
+        if wants_view(fn, self._batch_size) and trace(fn, self._batch_size, self._stack_dim) is None:
+            self._even("view")
+            made = self._row_by_row(fn(torch.arange(self._batch_size.numel()).reshape(self._batch_size)))
+            if names is not None:
+                made._set_names(names)
+            return made
         return self._move(fn, new, names, keep_lock=False)
+
+    def _row_by_row(self, places: Tensor) -> Any:
+        """Stacks of single rows that share memory with the elements; `places` are their flat positions."""
+        numbers = torch.unravel_index(places.flatten(), self._batch_size)
+        inner = (*numbers[: self._stack_dim], *numbers[self._stack_dim + 1 :])
+        return self._nest(self._singly(numbers[self._stack_dim].tolist(), inner), places.shape, 0)
 
     def _view_of(self, fn: Callable[[Tensor], Any], found: Traced, names: Names) -> Any:
         """Elements moved one by one: `fn` makes nothing but views of them."""
@@ -463,10 +483,7 @@ class LazyOps(LazyWrites):
 
         if trace(fn, old, self._stack_dim) is not None:
             return self._move(fn, new, None, lambda v: v.reshape(old))
-        places = torch.arange(old.numel())
-        numbers = torch.unravel_index(places, old)
-        inner = (*numbers[: self._stack_dim], *numbers[self._stack_dim + 1 :])
-        made = self._nest(self._singly(numbers[self._stack_dim].tolist(), inner), new, 0)
+        made = self._row_by_row(torch.arange(old.numel()).reshape(new))
         made._undo = (weakref.ref(self), lambda v: v.reshape(old))
         return made.lock_() if self._state & LOCKED else made
 
@@ -506,6 +523,27 @@ class LazyOps(LazyWrites):
         if at == self._stack_dim:
             return self
         return self._of(self.unbind(at), at, None)
+
+
+def _pieces(node: Any, path: Path) -> Iterator[Tensor]:
+    """The tensors that an entry is made of: one for each element of the lazy stacks on the way."""
+    if isinstance(node, LazyOps):
+        for td in node._tds:
+            yield from _pieces(td, path)
+    elif len(path) > 1:
+        yield from _pieces(node._raw(path[0]), path[1:])
+    else:
+        yield node._raw(path[0])
+
+
+def _merge(kind: Reduction, path: Path, one: State, other: State) -> State:
+    assert kind.merge is not None
+    if any(a.shape != b.shape for a, b in zip(one, other, strict=True) if a.ndim and b.ndim):
+        raise UnevenError(
+            f"the entries {path_text(path)} of this lazy stack have different shapes, and are reduced over the stack",
+            hint="reduce everything (dim=None), another dimension, or td.get(key, as_padded_tensor=True)",
+        )
+    return kind.merge(one, other)
 
 
 def _reduced_size(batch: torch.Size, dims: tuple[int, ...], keepdim: bool) -> torch.Size:

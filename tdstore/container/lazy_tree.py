@@ -18,6 +18,7 @@ from tdstore.container.locks import LOCKED
 from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, merge
 from tdstore.container.terms import as_terms, spelled_out
+from tdstore.container.typed import redressed, undressed
 from tdstore.errors import BatchSizeError, UnevenError
 from tdstore.header import Group
 from tdstore.indexing import index_shape
@@ -76,7 +77,8 @@ class LazyTree(TensorDictBase):
             return self._hollow
         first: torch.Size = tds[0]._batch_size
         for td in tds:
-            if td._batch_size != first:
+            size = td._batch_size
+            if size is not first and size != first:
                 merged = _merged([td._batch_size for td in tds])
                 if merged is None:
                     raise BatchSizeError("an element of this lazy stack was given a batch size of another length")
@@ -85,7 +87,10 @@ class LazyTree(TensorDictBase):
 
     @property
     def _batch_size(self) -> torch.Size:  # type: ignore[override]
+        # Asked of the elements each time: one of them may have been given another batch size, or have grown.
         inner, d = self._inner, self._stack_dim
+        if not d:
+            return torch.Size((len(self._tds), *inner))
         return torch.Size((*inner[:d], len(self._tds), *inner[d:]))
 
     @property
@@ -145,7 +150,8 @@ class LazyTree(TensorDictBase):
         first = parts[0]
         if isinstance(first, Container):
             if all(isinstance(p, Container) for p in parts):
-                return self._of(parts, place, self._dim_name)
+                worn, bare = undressed(parts)
+                return redressed(worn, self._of(bare, place, self._dim_name))
         else:
             try:
                 if isinstance(first, Tensor):
@@ -221,12 +227,14 @@ class LazyTree(TensorDictBase):
             if any(v is None for v in column):
                 continue
             if all(isinstance(v, Container) for v in column):
-                below = [v._resident() for v in column]
+                worn, bare = undressed(column)
+                below = [v._resident() for v in bare]
                 inner = _merged([b._batch_size for b in below])
                 if inner is None or -1 in inner or len(inner) < d:
                     raise UnevenError(f"the TensorDicts {(*path, key)!r} have different batch sizes")
                 wide = torch.Size((*inner[:d], len(parts), *inner[d:]))
-                data[key] = self._dense(below, (*path, key), wide, extend_names(names, len(wide)), d)
+                made = self._dense(below, (*path, key), wide, extend_names(names, len(wide)), d)
+                data[key] = redressed(worn, made)
             else:
                 data[key] = self._stacked("/".join((*path, key)), column, d)
         return self._resident_class._new(data, batch, first._device, names)
@@ -405,8 +413,11 @@ class LazyTree(TensorDictBase):
     def _leaves(self) -> list[Any]:
         return [leaf for td in self._tds for leaf in td._leaves()]
 
-    def _built(self, leaves: Iterator[Tensor]) -> Any:
-        return self._each(lambda td: td._built(leaves))
+    def _columns(self) -> list[Any]:
+        return [column for td in self._tds for column in td._columns()]
+
+    def _built(self, leaves: Iterator[Tensor], columns: Iterator[Any]) -> Any:
+        return self._each(lambda td: td._built(leaves, columns))
 
     def _read_pieces(self, batch: Any) -> list[Tensor]:
         return [self._tds[int(path[0])]._read_pieces([(path[1:], index)])[0] for path, index in batch]

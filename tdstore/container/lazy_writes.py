@@ -12,11 +12,13 @@ from torch import Tensor
 from tdstore.container.access import NO_DEFAULT
 from tdstore.container.base import TensorDictBase
 from tdstore.container.core import GROUP, LEAF, VALUE, Container, _as_tensor, _as_value, _fit_value
+from tdstore.container.growth import Growth, check_owner, step_of
 from tdstore.container.lazy_index import Route, pick, positions, route, unravel
 from tdstore.container.lazy_tree import LazyTree, check_elements
 from tdstore.container.locks import LOCKED, READONLY, THROUGH
 from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, NonTensorData
+from tdstore.container.opening import over
 from tdstore.container.paths import entry_path
 from tdstore.container.terms import as_terms, spelled_out
 from tdstore.container.tree import ResidentTree
@@ -25,6 +27,7 @@ from tdstore.errors import BatchSizeError, UnevenError, UnsupportedError
 from tdstore.indexing import index_shape
 from tdstore.ops.base import Names
 from tdstore.rows import put
+from tdstore.store import Cap
 from tdstore.types import NestedKey
 
 _ALL = slice(None)
@@ -396,19 +399,44 @@ class LazyWrites(LazyTree):
         check_elements(tds, 0, False)
         if self.is_locked:
             raise self._refuse_locked("add elements")
-        if self._home is not None and self._state & THROUGH:
-            raise UnsupportedError(
-                "elements cannot be added to a lazy stack that is stored",
-                hint="td.clone(False) is a stack in memory over the same elements: add there, and save() it",
-            )
         inner = self._inner
         for td in tds if self._tds else ():
             if len(td.batch_size) != len(inner) or (td.batch_size != inner and -1 not in inner):
                 raise BatchSizeError(
                     f"the elements of this stack have batch size {list(inner)}, the new one {list(td.batch_size)}"
                 )
+        if self._home is not None and (self._state & THROUGH or Cap.VIEW not in self._home[0].store.caps):
+            self._store_elements(tds, index)
+            return
         device = self._device
+        self._home = None  # the elements are no longer exactly those of a store
         self._tds[index:index] = [td if device is None or td.device == device else td.to(device) for td in tds]
+
+    def _store_elements(self, tds: list[Any], index: int) -> None:
+        if index < len(self._tds):
+            raise UnsupportedError(
+                "elements can be added at the end of a lazy stack that is stored, not between others",
+                hint="td.clone(False) is a stack in memory over the same elements: insert there, and save() it",
+            )
+        check_owner(self, "more elements")
+        growth = Growth.of_elements(self, tds)
+        step_of(self, growth).do()
+
+    def _follow_elements(self, count: int) -> None:
+        """Have `count` elements, those that are new as the store has them."""
+        del self._tds[count:]
+        if self._home is not None:
+            handle, path = self._home
+            self._tds += [over(handle, (*path, str(i)), self._state & THROUGH) for i in range(len(self._tds), count)]
+
+    def _catch_up(self) -> None:
+        for td in self._tds:
+            td._catch_up()
+
+    def _refuse_part(self, what: str) -> None:
+        if self._home is None:
+            for td in self._tds:
+                td._refuse_part(what)
 
     # -- shape and names ---------------------------------------------------------------------
     def _check_batch(self, new: torch.Size, path: tuple[str, ...]) -> None:
@@ -427,12 +455,12 @@ class LazyWrites(LazyTree):
         for td in self._tds:
             td._set_batch_size(_without(batch_size, self._stack_dim))
 
-    def auto_batch_size_(self, batch_dims: int | None = None) -> Self:
+    def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Self:
         """Give the elements the largest batch size that all entries share, of at most `batch_dims - 1` dimensions."""
         d = self._stack_dim
         old = [td._batch_size for td in self._tds]
         for td in self._tds:
-            td.auto_batch_size_(None if batch_dims is None else max(batch_dims - 1, d))
+            td.auto_batch_size_(None if batch_dims is None else max(batch_dims - 1, d), keep_compliant_size)
         sizes = [td._batch_size for td in self._tds]
         shared = 0
         for column in zip(*sizes, strict=False):
@@ -449,11 +477,18 @@ class LazyWrites(LazyTree):
         return self
 
     def _set_names(self, names: Names) -> None:
-        d = self._stack_dim
-        self._dim_name = names[d] if names else None
-        below = (*names[:d], *names[d + 1 :]) if names else None
+        self._dim_name = names[self._stack_dim] if names else None
         for td in self._tds:
-            td._set_names(extend_names(below, td.batch_dims) if below and any(below) else None)
+            td._set_names(self._names_below(names, td))
+
+    def _called(self, names: Names) -> Any:
+        made = self._each(lambda td: td._called(self._names_below(names, td)))
+        made._dim_name = names[self._stack_dim] if names else None
+        return made
+
+    def _names_below(self, names: Names, td: Any) -> Names:
+        below = (*names[: self._stack_dim], *names[self._stack_dim + 1 :]) if names else ()
+        return extend_names(below, td.batch_dims) if any(below) else None
 
     def _set_device(self, device: torch.device | None) -> None:
         for td in self._tds:

@@ -20,6 +20,8 @@ SHARED = 16
 """The tensors are views of a shared store: `is_shared()`."""
 THROUGH = 32
 """Changes of structure go to the store too: the container was opened for writing."""
+CONSOLIDATED = 64
+"""The tensors are views of one buffer."""
 READONLY = 4
 """The store was opened for reading: in-place writes are refused."""
 
@@ -87,10 +89,11 @@ class LockMixin:
         return self
 
     def _locked_parents(self) -> list[Any]:
-        return [p for ref in self._parents or () if (p := ref()) is not None and p._state & LOCKED]
+        parents = [ref() for ref in self._parents or ()]
+        return [p for p in parents if p is not None and p._state & LOCKED]
 
     def _unlock(self) -> None:
-        self._state &= ~LOCKED
+        self._state &= ~(LOCKED | CONSOLIDATED)
         self._parents = None
         groups = self._groups()
         for group in groups:

@@ -13,6 +13,7 @@ from tdstore.container.core import Container
 from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, merge
 from tdstore.container.paths import entry_path
+from tdstore.container.typed import inside, redressed, undressed
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.ops.base import Names
 from tdstore.shapes import as_dim, as_size
@@ -91,13 +92,15 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
         else:
             if len(set(map(type, column))) > 1 and not all(isinstance(v, Container) for v in column):
                 raise RuntimeError(f"cannot {what} the entries {(*path, key)!r}: some are TensorDicts, some are not")
+            worn, column = undressed(column)
             if any(isinstance(v, Container._stack_class) for v in column):
-                data[key] = (stack if fn is torch.stack else cat)(column, dim)
+                data[key] = redressed(worn, (stack if fn is torch.stack else cat)(column, dim))
                 continue
             parts = [v._resident() for v in column]
             below = value.batch_size
             wide = new if len(below) == n else torch.Size((*new, *below[n:]))
-            data[key] = _join(parts, fn, dim, wide, extend_names(names, len(wide)), (*path, key))
+            made = _join(parts, fn, dim, wide, extend_names(names, len(wide)), (*path, key))
+            data[key] = redressed(worn, made)
     device = first._device
     if device is not None and any(td._device != device for td in tds):
         device = None
@@ -112,7 +115,9 @@ def stack(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     Raises:
         RuntimeError: no TensorDict, different batch sizes, keys or shapes.
     """
-    tds = list(tds)
+    worn, tds = undressed(list(tds))
+    if worn is not None:
+        return redressed(worn, stack(tds, dim, out=inside(out)), out)
     if _legacy and tds:
         return lazy_stack(tds, dim, out=out)
     if (together := _side_by_side(tds)) is not None:
@@ -137,7 +142,9 @@ def cat(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     Raises:
         RuntimeError: no TensorDict, different batch sizes in other dimensions, different keys.
     """
-    tds = list(tds)
+    worn, tds = undressed(list(tds))
+    if worn is not None:
+        return redressed(worn, cat(tds, dim, out=inside(out)), out)
     lazy = next((td for td in tds if isinstance(td, Container._stack_class)), None)
     if lazy is not None:
         return _cat_elements(tds, lazy, dim, out)
@@ -225,6 +232,12 @@ def lazy_stack(
         raise RuntimeError("lazy_stack needs at least one TensorDict")
     if all(isinstance(td, Tensor) for td in tds):
         return torch.stack(tds, dim, out=out)
+    worn, tds = undressed(tds)
+    if worn is not None:
+        made = lazy_stack(
+            tds, dim, device=device, out=inside(out), stack_dim_name=stack_dim_name, strict_shape=strict_shape
+        )
+        return redressed(worn, made, out)
     made = Container._stack_class(
         *tds, stack_dim=dim, device=device, stack_dim_name=stack_dim_name, strict_shape=strict_shape
     )

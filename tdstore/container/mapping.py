@@ -13,7 +13,17 @@ from torch import Tensor
 
 from tdstore.container.core import LEAF, Container
 from tdstore.container.saving import SavingMixin
-from tdstore.container.travelling import Chunk, Place, Rows, Target, handle_of, join, place_of, write_rows
+from tdstore.container.travelling import (
+    Chunk,
+    Place,
+    Rows,
+    Target,
+    handle_of,
+    join,
+    near_chunk,
+    place_of,
+    write_rows,
+)
 from tdstore.errors import BatchSizeError
 from tdstore.parallel.byvalue import Packed
 from tdstore.parallel.executors import Crew, InlineExecutor, bar, cpus, crew_for, crosses_by_multiprocessing, width_of
@@ -246,11 +256,13 @@ class _Plan:
 
     def tasks(self, crew: Crew, target: Place | None) -> Iterator[tuple[Chunk, Target | None]]:
         """The chunks, cut one by one as they are asked for."""
-        source = place_of(self.td, by_multiprocessing=crosses_by_multiprocessing(crew.executor)) or self.td
+        near = crosses_by_multiprocessing(crew.executor)
+        source = place_of(self.td, by_multiprocessing=near) or self.td
         for start in range(0, self.length, self.size):
             rows = slice(start, min(start + self.size, self.length))
             at = self.index(rows if self.order is None else self.order[rows])
-            yield Chunk(source, at), None if target is None else Target(target, at)
+            chunk = near_chunk(source, at) if near else Chunk(source, at)
+            yield chunk, None if target is None else Target(target, at)
 
 
 class _Bar:

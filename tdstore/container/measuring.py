@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.container.access import NO_DEFAULT
 from tdstore.container.core import GROUP, LEAF, VALUE
 from tdstore.container.paths import entry_path
 from tdstore.container.structure import StructureMixin
@@ -37,7 +38,8 @@ class MeasureMixin(StructureMixin):
         for node, key in self._leaf_places():
             shape, _, dtype, *_ = node._leaf_facts(key)
             same = (len(found),) if count_duplicates else node._identity(key)
-            found[same] = (torch.Size(shape).numel(), dtype.itemsize)
+            count = torch.Size(shape).numel() if -1 not in shape else sum(p.numel() for p in node._raw(key).unbind())
+            found[same] = (count, dtype.itemsize)
         return list(found.values())
 
     def _leaf_places(self) -> list[tuple[Any, str]]:
@@ -102,8 +104,9 @@ class MeasureMixin(StructureMixin):
     @property
     def grad(self) -> Any:
         """A TensorDict of the leaves' gradients, those that have one; None when none has."""
-        td = self._resident().apply(lambda leaf: leaf.grad, filter_empty=True)
-        return None if td is None or td.is_empty() else td
+        if all(leaf.grad is None for leaf in self._leaf_list()):
+            return None
+        return self._resident().apply(lambda leaf: leaf.grad, filter_empty=True)
 
     def zero_grad(self, set_to_none: bool = True) -> Self:
         """Forget the leaves' gradients, or with `set_to_none=False` fill them with zeros."""
@@ -115,8 +118,53 @@ class MeasureMixin(StructureMixin):
                     leaf.grad.detach_().zero_()
         return self
 
+    def backward(
+        self, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
+    ) -> None:
+        """Differentiate all leaves that require a gradient, at once, and add to the `grad` of what they came from.
+
+        Args:
+            gradient: a TensorDict with the gradient of each of these leaves; default: 1, for leaves of one element.
+            retain_graph: keep the graph for another call; default: `create_graph`.
+            inputs: a TensorDict or tensors; only their `grad` is added to.
+
+        Raises:
+            RuntimeError: no leaf requires a gradient, or one has several elements and no `gradient`.
+
+        Example:
+            >>> x = torch.ones(2, requires_grad=True)
+            >>> TensorDict(loss=x.sum(), other=(2 * x).sum()).backward()
+            >>> x.grad
+            tensor([3., 3.])
+        """
+        roots = {k: v for k, v in self._resident().items(True, True) if v.requires_grad}
+        if not roots:
+            raise RuntimeError("backward: no entry of this TensorDict requires a gradient")
+        if gradient is not None:
+            grads = [gradient.get(key, NO_DEFAULT) for key in roots]
+        elif large := next((k for k, v in roots.items() if v.numel() != 1), None):
+            raise RuntimeError(
+                f"backward: entry {large!r} has {roots[large].numel()} elements; only for single numbers can the "
+                "gradient be left out"
+            )
+        else:
+            grads = [None] * len(roots)
+        if hasattr(inputs, "_leaf_list"):
+            inputs = inputs._leaf_list()
+        torch.autograd.backward(
+            list(roots.values()), grads, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs
+        )
+
+    def clear_refs_for_compile_(self) -> Self:
+        """Forget who locked this TensorDict and what `with` would undo, so that it can leave a compiled function."""
+        self._parents = self._undo = None
+        for group in self._groups():
+            group.clear_refs_for_compile_()
+        return self
+
     def detach_(self) -> Self:
         """Detach every leaf in place, as `Tensor.detach_`."""
         for leaf in self._leaf_list():
-            leaf.detach_()
+            if leaf.requires_grad:  # views, of a mapped file too, cannot be told to detach
+                leaf.detach_()
         return self

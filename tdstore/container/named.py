@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from tdstore.container.core import Container
 from tdstore.container.describe import describe
 from tdstore.container.locks import LOCKED, MAPPED, SHARED
 from tdstore.container.opening import allocate, open_container, over
@@ -60,7 +62,7 @@ class NamedStorageMixin(SavingMixin):
         _to_files(prefix, kwargs)
         storage = kwargs.pop("storage", None)
         early = kwargs.pop("return_early", False)
-        for name in ("num_threads", "share_non_tensor", "robust_key", "archive"):
+        for name in ("num_threads", "share_non_tensor", "robust_key"):
             kwargs.pop(name, None)
 
         def run() -> Any:
@@ -101,9 +103,19 @@ class NamedStorageMixin(SavingMixin):
         return self._add_leaf(key, spec, None)
 
     def make_memmap_from_tensor(
-        self, key: NestedKey, tensor: Tensor, *, copy_data: bool = True, robust_key: bool = True
+        self,
+        key: NestedKey,
+        tensor: Tensor,
+        *,
+        copy_data: bool = True,
+        existsok: bool = True,
+        robust_key: bool = True,
     ) -> Tensor:
-        """Add an entry with the shape and dtype of a tensor, and its data unless `copy_data=False`."""
+        """Add an entry with the shape and dtype of a tensor, and its data unless `copy_data=False`.
+
+        An entry of that name is an error, whatever `existsok` says: a file that others may have mapped is not
+        made anew below them.
+        """
         return self._add_leaf(key, LeafSpec(tensor.shape, tensor.dtype), tensor if copy_data else None)
 
     def make_memmap_from_storage(
@@ -142,6 +154,37 @@ class NamedStorageMixin(SavingMixin):
         """Save as one HDF5 file; options such as `chunks` and `compression` go to every dataset."""
         return self.save(filename, storage="h5", **kwargs)
 
+    def to_zarr(self, filename: Location, **kwargs: Any) -> Any:
+        """Save as a zarr store; options such as `chunks` and `shards` go to every array."""
+        return self.save(filename, storage="zarr", **kwargs)
+
+    def to_store(
+        self,
+        *,
+        backend: str = "redis",
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        unix_socket_path: str | None = None,
+        prefix: str = "tensordict",
+        device: Any = None,
+        location: Location = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Save to a key-value server and return the TensorDict over it; `TensorDictStore.from_store` finds it again.
+
+        Args:
+            backend: "redis", "dragonfly" or another backend.
+            prefix: begins the name of the dataset where `location` does not say it.
+            device: where reads land.
+            location: a URL, or the name of the dataset; default: a new name.
+            **kwargs: options of the backend.
+        """
+        options = _server(backend, host, port, db, unix_socket_path, kwargs)
+        where = f"{prefix}/{uuid.uuid4().hex}" if location is None else location
+        td = self.save(where, **options)
+        return td if device is None else td.to(device)
+
     def share_memory_(self) -> Self:
         """Move the leaves to shared memory that child processes see, and lock."""
         if self._device is not None and self._device.type == "cuda":
@@ -149,17 +192,69 @@ class NamedStorageMixin(SavingMixin):
         return self._become(self.save(storage="shared"))
 
     @classmethod
-    def from_h5(cls, filename: Location, *, mode: Mode = "r", batch_size: Any = None, **kwargs: Any) -> Any:
-        """Open an HDF5 file, ours or a foreign one, as a `PersistentTensorDict`."""
-        td = open_container(filename, storage="h5", mode=mode)
-        if batch_size is not None:
-            td.batch_size = batch_size
-        return td
+    def from_h5(
+        cls,
+        filename: Location,
+        *,
+        mode: Mode = "r",
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+    ) -> Any:
+        """Open an HDF5 file, ours or a foreign one, as a `PersistentTensorDict`.
+
+        Args:
+            auto_batch_size: the largest batch size that the entries share, as for a foreign file anyway.
+            batch_dims: at most this many batch dimensions.
+            batch_size: another one than the file says; the file is not changed.
+            device: where reads land.
+
+        Raises:
+            TypeError: both `batch_size` and `auto_batch_size`. BatchSizeError: the entries do not have that one.
+        """
+        return _opened(filename, "h5", mode, auto_batch_size, batch_dims, batch_size, device)
+
+    @classmethod
+    def from_zarr(
+        cls,
+        filename: Location,
+        *,
+        mode: Mode = "r",
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+    ) -> Any:
+        """Open a zarr store, ours or a foreign one, as a `PersistentTensorDict`; arguments as of `from_h5`."""
+        return _opened(filename, "zarr", mode, auto_batch_size, batch_dims, batch_size, device)
+
+
+def _opened(
+    location: Location, storage: str, mode: Mode, auto: bool, batch_dims: int | None, batch_size: Any, device: Any
+) -> Any:
+    if batch_size is not None and auto:
+        raise TypeError("give batch_size or auto_batch_size=True, not both")
+    locking = Container._stored_class.LOCKING if storage == "h5" else None
+    td = open_container(location, storage=storage, mode=mode, **({} if locking is None else {"locking": locking}))
+    if batch_size is not None:
+        td.batch_size = batch_size
+    elif auto or batch_dims is not None:
+        td.auto_batch_size_(batch_dims)
+    return td if device is None else td.to(device)
+
+
+def _server(backend: str, host: str, port: int, db: int, socket: str | None, more: dict[str, Any]) -> dict[str, Any]:
+    where = {"host": host, "port": port} if socket is None else {"unix_socket_path": socket}
+    return {"storage": "redis" if backend in ("dragonfly", "valkey") else backend, "db": db, **where, **more}
 
 
 def _to_files(prefix: Location, options: dict[str, Any]) -> None:
     """Say which backend a `memmap` method means: files, unless the location is a URL of another."""
+    archive = options.pop("archive", None)
+    if archive is None:
+        archive = str(prefix).lower().endswith(".tdz")
     if "storage" not in options and (prefix is None or "://" not in str(prefix)):
-        options["storage"] = "memmap"
+        options["storage"] = "tdz" if archive else "memmap"
         # Working files, as their users expect: they outlive the process; save() makes them outlive a power cut.
         options.setdefault("durable", "none")

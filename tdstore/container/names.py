@@ -57,6 +57,12 @@ class NamesMixin(OpsBase):
     def _shallow(self) -> Self:
         raise NotImplementedError
 
+    def _called(self, names: Names) -> Self:
+        """A shallow copy with other names, of which a store does not hear."""
+        td = self._shallow()
+        td._set_names(names)
+        return td
+
     def refine_names(self, *names: Any) -> Self:
         """Name dimensions that have no name; an ellipsis stands for those to leave as they are.
 
@@ -78,6 +84,10 @@ class NamesMixin(OpsBase):
 
     def rename_(self, *names: str | None, **rename_map: str) -> Self:
         """Rename dimensions in place: all by position, or some by `old=new`."""
+        self.names = self._renamed(names, rename_map)
+        return self
+
+    def _renamed(self, names: tuple[Any, ...], rename_map: dict[str, str]) -> Any:
         if names and rename_map:
             raise ValueError("give names by position or as old=new, not both")
         if rename_map:
@@ -87,9 +97,8 @@ class NamesMixin(OpsBase):
             names = tuple(rename_map.get(n, n) if n is not None else None for n in self.names)
         elif len(names) == 1 and isinstance(names[0], (list, tuple)):
             names = tuple(names[0])
-        self.names = names
-        return self
+        return names
 
     def rename(self, *names: str | None, **rename_map: str) -> Self:
         """A shallow copy with other dimension names; see `rename_`."""
-        return self._shallow().rename_(*names, **rename_map)
+        return self._called(as_names(self._renamed(names, rename_map), len(self.batch_size)))

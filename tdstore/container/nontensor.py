@@ -1,27 +1,30 @@
 """Entries that are not tensors: one value for the whole batch, or one per position.
 
 Both answer to the shape operations of a batch through a tensor of positions, so that whatever
-torch can do to a shape works here too, and nothing is written twice.
+torch can do to a shape works here too, and nothing is written twice. What is a view of a tensor is
+a view here, and what is a copy is a copy: rows written through a slice are seen by all who share them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from tdstore.container.options import capture_non_tensor_stack
+from tdstore.container.plain import to_plain
+from tdstore.errors import BatchSizeError
 from tdstore.shapes import as_size
-from tdstore.values import decode_value, encode_value
 
 
 class NonTensor:
-    """Base of both kinds. `batch_size` is that of the TensorDict that holds it."""
+    """Base of all kinds. `batch_size` is that of the TensorDict that holds it."""
 
     __slots__ = ()
     batch_size: torch.Size
-    device = None
+    device: torch.device | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -33,46 +36,55 @@ class NonTensor:
         """Number of batch dimensions."""
         return len(self.batch_size)
 
+    batch_dims = ndim
+
+    def dim(self) -> int:
+        """Number of batch dimensions."""
+        return len(self.batch_size)
+
     def numel(self) -> int:
         """Number of batch positions."""
         return self.batch_size.numel()
 
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        joined = {torch.stack: torch.stack, torch.cat: torch.cat, torch.concat: torch.cat}.get(func)
+        if joined is not None:
+            return _joined(joined, *args, **(kwargs or {}))
+        if args and isinstance(args[0], NonTensor) and callable(method := getattr(args[0], func.__name__, None)):
+            return method(*args[1:], **(kwargs or {}))
+        return NotImplemented
+
+    # -- values ------------------------------------------------------------------------------
     def plain(self) -> Any:
         """What `td[key]` gives: the value, or nested lists of values."""
         raise NotImplementedError
 
     def tolist(self) -> Any:
         """Nested lists of values, one level per batch dimension."""
-        return self._values(self.positions().tolist())
+        return nested(self.flat(), self.batch_size)
 
-    def _values(self, at: Any) -> Any:
-        return [self._values(i) for i in at] if isinstance(at, list) else self.value_at(at)
+    def to_dict(self) -> Any:
+        """As `plain`."""
+        return self.plain()
 
-    def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensor:
-        """Apply a shape operation, given as a function on a tensor of the batch's shape."""
-        raise NotImplementedError
-
-    def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
-        """As `move`, for an operation that gives several tensors (unbind, split)."""
+    def flat(self) -> list[Any]:
+        """The values of all positions in C order."""
         raise NotImplementedError
 
     def positions(self) -> Tensor:
-        """An int64 tensor of the batch's shape that tells equal positions apart."""
-        raise NotImplementedError
-
-    def value_at(self, position: int) -> Any:
-        """The value that `positions()` calls by that number."""
-        raise NotImplementedError
+        """An int64 tensor of the batch's shape: where it is equal, one value is shown at several positions."""
+        return torch.zeros((), dtype=torch.int64).expand(self.batch_size)
 
     def to_json(self) -> dict[str, Any]:
         """The envelope that a header keeps; `TypeError` for a value that is not plain data."""
         raise NotImplementedError
 
-    def __getitem__(self, index: Any) -> NonTensor:
-        return self.move(lambda t: t[index])
-
-    def __len__(self) -> int:
-        return self.batch_size[0] if self.batch_size else 0
+    def lies_in(self, handle: Any, path: tuple[str, ...]) -> bool:
+        """Whether what is written into this entry is in a store already."""
+        return False
 
     def same(self, other: object) -> bool:
         """Whether both hold equal values at every position."""
@@ -83,6 +95,124 @@ class NonTensor:
         except (TypeError, ValueError, RuntimeError):
             return False  # values that cannot be compared as a whole, such as arrays
 
+    def equal_values(self, other: object) -> Tensor:
+        """A bool tensor of the batch: where both hold equal values."""
+        if isinstance(other, NonTensor):
+            if other.batch_size != self.batch_size:
+                raise BatchSizeError(f"cannot compare batches of {list(self.batch_size)} and {list(other.batch_size)}")
+            pairs = zip(self.flat(), other.flat(), strict=True)
+        else:
+            pairs = zip(self.flat(), [other] * self.numel(), strict=True)
+        return torch.tensor([_alike(a, b) for a, b in pairs], dtype=torch.bool).reshape(self.batch_size)
+
+    def __eq__(self, other: object) -> Any:
+        return self.equal_values(other) if isinstance(other, NonTensor) else False
+
+    def __ne__(self, other: object) -> Any:
+        return ~self.equal_values(other) if isinstance(other, NonTensor) else True
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def written(self, index: Any, part: NonTensor) -> NonTensor:
+        """Write an entry at an index: this entry where it can take it, else a new one."""
+        raise NotImplementedError
+
+    # -- shapes ------------------------------------------------------------------------------
+    def joined(self, parts: Sequence[NonTensor], fn: Callable[[list[Tensor]], Tensor]) -> NonTensor | None:
+        """All parts (of which this is the first) as one entry, if their kind has a way of its own."""
+        return None
+
+    def for_batch(self, batch_size: torch.Size) -> NonTensor | None:
+        """The entry for any other batch, if it holds one value for all."""
+        return None
+
+    def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensor:
+        """Apply a shape operation, given as a function on a tensor of the batch's shape."""
+        raise NotImplementedError
+
+    def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
+        """As `move`, for an operation that gives several tensors (unbind, split)."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: Any) -> NonTensor:
+        return self.move(lambda t: t[index])
+
+    def __len__(self) -> int:
+        return self.batch_size[0] if self.batch_size else 0
+
+    def __iter__(self) -> Iterator[NonTensor]:
+        return iter(self.unbind(0))
+
+    def unbind(self, dim: int = 0) -> tuple[NonTensor, ...]:
+        """The entries along a dimension."""
+        return tuple(self.spread(lambda t: t.unbind(dim)))
+
+    def split(self, split_size: int | list[int], dim: int = 0) -> tuple[NonTensor, ...]:
+        """Pieces along a dimension."""
+        return tuple(self.spread(lambda t: t.split(split_size, dim)))
+
+    def expand(self, *shape: Any) -> NonTensor:
+        """The values for a larger batch."""
+        return self.move(lambda t: t.expand(*shape))
+
+    def view(self, *shape: Any) -> NonTensor:
+        """Another shape of the same number of positions."""
+        return self.move(lambda t: t.view(*shape))
+
+    def reshape(self, *shape: Any) -> NonTensor:
+        """Another shape of the same number of positions."""
+        return self.move(lambda t: t.reshape(*shape))
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> NonTensor:
+        """Several dimensions as one."""
+        return self.move(lambda t: t.flatten(start_dim, end_dim))
+
+    def unsqueeze(self, dim: int) -> NonTensor:
+        """A new dimension of length one."""
+        return self.move(lambda t: t.unsqueeze(dim))
+
+    def squeeze(self, dim: int | None = None) -> NonTensor:
+        """Without dimensions of length one."""
+        return self.move(lambda t: t.squeeze() if dim is None else t.squeeze(dim))
+
+    def permute(self, *dims: Any) -> NonTensor:
+        """The dimensions in another order."""
+        return self.move(lambda t: t.permute(*dims))
+
+    def transpose(self, dim0: int, dim1: int) -> NonTensor:
+        """Two dimensions swapped."""
+        return self.move(lambda t: t.transpose(dim0, dim1))
+
+    def clone(self, recurse: bool = True) -> NonTensor:
+        """A copy whose rows can be written without changing these; the values themselves are shared."""
+        return self.apart() if recurse else self.move(lambda t: t[...])
+
+    def apart(self) -> NonTensor:
+        """An entry for a TensorDict with leaves of its own: rows written in one are not seen in the other."""
+        return self
+
+    def contiguous(self) -> NonTensor:
+        """The entry itself."""
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> NonTensor:
+        """The entry itself: values have no device."""
+        return self
+
+    def maybe_to_stack(self) -> NonTensor:
+        """One value per position, so that rows can differ; without batch dimensions, the entry itself."""
+        return self
+
+    @classmethod
+    def from_list(cls, non_tensors: list[Any]) -> NonTensor:
+        """One value per position, from nested lists; as many levels as there are lists of one length."""
+        return NonTensorStack.from_list(non_tensors)
+
+    @staticmethod
+    def is_non_tensor() -> bool:
+        """True."""
+        return True
+
 
 class NonTensorData(NonTensor):
     """One value for the whole batch.
@@ -90,43 +220,78 @@ class NonTensorData(NonTensor):
     Example:
         >>> NonTensorData("hello", batch_size=[3]).data
         'hello'
+        >>> NonTensorData("hello", batch_size=[3]).tolist()
+        ['hello', 'hello', 'hello']
     """
 
     __slots__ = ("batch_size", "data")
+    data: Any
+    _stays = False
+    """Whether equal values stay one value when they are stacked."""
 
     def __init__(self, data: Any, batch_size: Any = None, device: object = None, names: object = None) -> None:
-        self.data = data
+        self.data = data.data if isinstance(data, NonTensorData) else list(data) if type(data) is LinkedList else data
         self.batch_size = as_size(batch_size)
 
     def plain(self) -> Any:
         """The value itself."""
         return self.data
 
+    def flat(self) -> list[Any]:
+        return [self.data] * self.numel()
+
+    def tolist(self) -> Any:
+        """Nested lists of the value, one level per batch dimension; without any, the value itself."""
+        return super().tolist() if self.batch_size else self.data
+
     def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensorData:
         """The same value for the new batch."""
-        return NonTensorData(self.data, fn(torch.empty(()).expand(self.batch_size)).shape)
+        return self.for_batch(fn(torch.empty(()).expand(self.batch_size)).shape)
 
     def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
         """The same value for each new batch."""
-        return [NonTensorData(self.data, part.shape) for part in fn(torch.empty(()).expand(self.batch_size))]
+        return [self.for_batch(part.shape) for part in fn(torch.empty(()).expand(self.batch_size))]
 
-    def positions(self) -> Tensor:
-        """Zeros: one value everywhere."""
-        return torch.zeros((), dtype=torch.int64).expand(self.batch_size)
+    def maybe_to_stack(self) -> NonTensor:
+        return NonTensorStack.from_nontensordata(self)
 
-    def value_at(self, position: int) -> Any:
-        """The value."""
-        return self.data
+    def for_batch(self, batch_size: torch.Size) -> NonTensorData:
+        return type(self)(self.data, batch_size)
+
+    def written(self, index: Any, part: NonTensor) -> NonTensor:
+        if isinstance(part, NonTensorData) and _equal(self.data, part.data):
+            return self
+        made = self.maybe_to_stack()
+        return made.written(index, part) if made is not self else NonTensorData(part.flat()[0])
+
+    def update(self, other: Any, inplace: bool = False, **kwargs: Any) -> Self:
+        """Take over the value of another."""
+        self.data = other.data if isinstance(other, NonTensorData) else other
+        return self
+
+    update_ = update
 
     def to_json(self) -> dict[str, Any]:
         """`{"data": value}`."""
-        return {"data": encode_value(self.data)}
+        return {"data": to_plain(self.data), **({"meta": True} if self._stays else {})}
 
     def __repr__(self) -> str:
-        return f"NonTensorData(data={self.data}, batch_size={self.batch_size}, device=None)"
+        return f"{type(self).__name__}(data={self.data}, batch_size={self.batch_size}, device=None)"
 
 
-_SHOWN = 100
+class MetaData(NonTensorData):
+    """One value that describes the batch as a whole: stacks of equal ones stay one value.
+
+    Example:
+        >>> torch.stack([MetaData("v1"), MetaData("v1")])
+        MetaData(data=v1, batch_size=torch.Size([2]), device=None)
+    """
+
+    __slots__ = ()
+    _stays = True
+
+
+SHOWN = 100
 """A repr lists at most so many values."""
 
 
@@ -137,33 +302,54 @@ class NonTensorStack(NonTensor):
         *values: one per row, or nested lists of them as `from_list` takes.
 
     Example:
-        >>> NonTensorStack("a", "b")[1].data
+        >>> stack = NonTensorStack("a", "b")
+        >>> stack[1].data
         'b'
+        >>> stack[1] = "c"
+        >>> stack.tolist()
+        ['a', 'c']
     """
 
-    __slots__ = ("_at", "_pool")
+    __slots__ = ("_at", "_held", "_pool")
+    _pool: Any
+    _at: Tensor
+    _held: dict[str, Tensor] | None
 
-    def __init__(self, *values: Any) -> None:
-        self._pool: list[Any] = [v.data if isinstance(v, NonTensorData) else v for v in values]
-        self._at = torch.arange(len(values))
+    def __init__(self, *values: Any, stack_dim: int = 0) -> None:
+        rows = [v if isinstance(v, NonTensor) else NonTensorData(v) for v in values]
+        made = merge(rows, lambda parts: torch.stack(parts, stack_dim)) if rows else None
+        self._pool: Any = made._pool if isinstance(made, NonTensorStack) else []
+        self._at = made._at if isinstance(made, NonTensorStack) else torch.arange(0)
+        self._held = None
 
     @classmethod
-    def _make(cls, pool: list[Any], at: Tensor) -> NonTensorStack:
+    def _make(cls, pool: Any, at: Tensor) -> Self:
         stack = cls.__new__(cls)
-        stack._pool, stack._at = pool, at
+        stack._pool, stack._at, stack._held = pool, at, None
         return stack
 
     @classmethod
-    def from_list(cls, values: list[Any], ndim: int = 1) -> NonTensorStack:
-        """From `ndim` levels of nested lists, all of one length at each level."""
-        shape, pool = [len(values)], list(values)
-        for _ in range(ndim - 1):
-            width = len(pool[0]) if pool else 0
-            if any(not isinstance(part, list) or len(part) != width for part in pool):
+    def from_list(cls, non_tensors: list[Any], ndim: int | None = None) -> NonTensorStack:
+        """From nested lists; `ndim` levels of them, or as many as there are lists of one length."""
+        shape, pool = [len(non_tensors)], list(non_tensors)
+        while ndim is None or len(shape) < ndim:
+            width = len(pool[0]) if pool and isinstance(pool[0], list) else 0
+            if any(not isinstance(part, list) or len(part) != width for part in pool) or (ndim is None and not width):
+                if ndim is None:
+                    break
                 raise ValueError(f"expected {ndim} levels of lists of equal length")
             shape.append(width)
             pool = [v for part in pool for v in part]
-        return cls._make(pool, torch.arange(len(pool)).reshape(shape))
+        pool = [v.data if isinstance(v, NonTensorData) else v for v in pool]
+        return NonTensorStack._make(pool, torch.arange(len(pool)).reshape(shape))
+
+    @classmethod
+    def from_nontensordata(cls, non_tensor: NonTensorData) -> NonTensor:
+        """One copy of the reference per position; without batch dimensions, the entry itself."""
+        if not non_tensor.batch_size:
+            return non_tensor
+        n = non_tensor.numel()
+        return NonTensorStack._make([non_tensor.data] * n, torch.arange(n).reshape(non_tensor.batch_size))
 
     @property
     def batch_size(self) -> torch.Size:  # type: ignore[override]
@@ -176,111 +362,201 @@ class NonTensorStack(NonTensor):
         return self.tolist()
 
     def plain(self) -> Any:
-        """As `tolist`."""
-        return self.tolist()
+        """As `tolist`; writing an element of the list (`td[key][0] = "x"`) writes it here."""
+        return LinkedList.over(self)
 
+    def positions(self) -> Tensor:
+        return self._at
+
+    def flat(self) -> list[Any]:
+        pool = self._pool
+        return [pool[i] for i in self._at.flatten().tolist()]
+
+    # -- shapes ------------------------------------------------------------------------------
     def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensor:
         """The values where the operation puts them."""
-        return self._at_positions(fn(self._at))
+        return self._taken(fn(self._at))
 
     def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
         """The values where the operation puts them."""
-        return [self._at_positions(at) for at in fn(self._at)]
+        return [self._taken(at) for at in fn(self._at)]
 
-    def _at_positions(self, at: Tensor) -> NonTensor:
-        return NonTensorStack._make(self._pool, at) if at.ndim else NonTensorData(self._pool[int(at)])
+    def _taken(self, at: Tensor) -> NonTensor:
+        if not at.ndim:
+            return NonTensorData(self._one(at))
+        return self._make(self._pool, at) if self._shares(at) else self._copied(at)
 
-    def positions(self) -> Tensor:
-        """Where each position's value lies in the pool."""
-        return self._at
+    def _one(self, at: Tensor) -> Any:
+        return self._pool[int(at)]
 
-    def value_at(self, position: int) -> Any:
-        """A value of the pool."""
-        return self._pool[position]
+    def _shares(self, at: Tensor) -> bool:
+        """Whether positions are a view of these, as torch decides for tensors."""
+        if torch.compiler.is_compiling():
+            return False
+        return at.untyped_storage().data_ptr() == self._at.untyped_storage().data_ptr()
 
+    def _copied(self, at: Tensor) -> NonTensor:
+        pool = self._pool
+        if torch.compiler.is_compiling():
+            return NonTensorStack._make(list(pool), at)  # what the positions are is known when it runs
+        values = [pool[i] for i in at.flatten().tolist()]
+        return NonTensorStack._make(values, torch.arange(len(values)).reshape(at.shape))
+
+    def apart(self) -> NonTensor:
+        at = self._at
+        if isinstance(self._pool, list) and len(self._pool) <= 2 * at.numel() and not _repeats(at):
+            return self._make(list(self._pool), at.clone())
+        return self._copied(at.clone())
+
+    def own(self) -> NonTensorStack:
+        """A stack of plain objects that nobody else writes into."""
+        values = self.flat()
+        return NonTensorStack._make(values, torch.arange(len(values)).reshape(self.batch_size))
+
+    # -- writing -----------------------------------------------------------------------------
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if assign(self, index, value) is not self:
+            raise RuntimeError("this stack shows one value at several positions and cannot be written: clone() it")
+
+    def update(self, other: Any, inplace: bool = False, **kwargs: Any) -> Self:
+        """Take over the values of another, position by position."""
+        self[...] = other
+        return self
+
+    update_ = update
+
+    def written(self, index: Any, part: NonTensor) -> NonTensor:
+        if self.put(index, part):
+            return self
+        made = self.own()
+        made.put(index, part)
+        return made
+
+    def put(self, index: Any, part: NonTensor) -> bool:
+        """Write `part`, broadcast, at an index of the batch; False if that cannot be done in place."""
+        if _repeats(self._at):
+            return False
+        places = self._at[index]
+        for place, value in zip(places.flatten().tolist(), spread_over(part, places.shape), strict=True):
+            self._pool[place] = value
+        return True
+
+    # -- in a store --------------------------------------------------------------------------
     def to_json(self) -> dict[str, Any]:
         """`{"stack": nested lists, "dim": 0, "ndim": levels}`."""
-        values = _map_levels(self.tolist(), self._at.ndim, encode_value)
+        values = nested([to_plain(v) for v in self.flat()], self.batch_size)
         return {"stack": values, "dim": 0, "ndim": self._at.ndim}
 
+    def _raw(self, key: str) -> Tensor:
+        """A leaf of the two that a store keeps for many values: what `describe` made of them."""
+        if self._held is None:
+            raise KeyError(key)
+        return self._held[key]
+
     def __repr__(self) -> str:
-        if self.numel() <= _SHOWN:
-            shown = repr(self.tolist())
-        else:
-            first = [self.value_at(int(i)) for i in self._at.flatten()[:3]] if self.ndim == 1 else ["..."]
-            shown = f"{repr(first)[:-1]}, ... {self.numel()} values]"
-        return f"NonTensorStack(\n    {shown},\n    batch_size={self.batch_size},\n    device=None)"
+        if self.numel() <= SHOWN:
+            return _text(repr(self.tolist()), self.batch_size)
+        return stack_text(self[:3].flat() if self.ndim == 1 else ["..."], self.batch_size)
 
 
-def _map_levels(values: Any, levels: int, fn: Callable[[Any], Any]) -> Any:
-    if levels and not isinstance(values, list):
-        raise ValueError("a stack of values must be lists to one depth")
-    return [_map_levels(v, levels - 1, fn) for v in values] if levels else fn(values)
+def stack_text(first: list[Any], size: torch.Size) -> str:
+    """How a stack of many values prints, of which these are the first."""
+    return _text(f"{repr(first)[:-1]}, ... {size.numel()} values]", size)
 
 
-def from_json(envelope: Any, batch_size: torch.Size) -> NonTensor:
-    """The entry that `to_json` described, in a TensorDict of that batch size.
+def _text(values: str, size: torch.Size) -> str:
+    return f"NonTensorStack(\n    {values},\n    batch_size={size},\n    device=None)"
+
+
+def _repeats(at: Tensor) -> bool:
+    """Whether positions were expanded: one value at several of them."""
+    return any(n > 1 and step == 0 for n, step in zip(at.shape, at.stride(), strict=True))
+
+
+class LinkedList(list[Any]):
+    """The values of a stack, as nested lists: an element that is set is set in the stack, too."""
+
+    _stack: NonTensorStack
+    _place: tuple[int, ...]
+
+    @classmethod
+    def over(cls, stack: NonTensorStack, values: list[Any] | None = None, place: tuple[int, ...] = ()) -> LinkedList:
+        """The values of a stack; `place` leads to a nested list."""
+        values = stack.tolist() if values is None else values
+        if stack.ndim > len(place) + 1:
+            values = [cls.over(stack, part, (*place, i)) for i, part in enumerate(values)]
+        made = cls(values)
+        made._stack, made._place = stack, place
+        return made
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if hasattr(self, "_stack"):
+            part = NonTensorStack.from_list(list(value)) if isinstance(index, slice) else value
+            self._stack[(*self._place, index)] = part
+        super().__setitem__(index, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)
+
+
+def nested(values: list[Any], shape: Sequence[int]) -> Any:
+    """A flat list as nested lists of a shape; its one value if the shape is empty."""
+    if not shape:
+        return values[0]
+    for dim in range(len(shape) - 1, 0, -1):
+        n, rows = shape[dim], torch.Size(shape[:dim]).numel()
+        values = [values[i * n : (i + 1) * n] for i in range(rows)]
+    return values
+
+
+def spread_over(part: NonTensor, shape: torch.Size) -> list[Any]:
+    """The values of an entry, broadcast to a shape, in C order.
 
     Raises:
-        ValueError: malformed, or a stack that does not fit the batch.
+        BatchSizeError: it does not fit.
     """
-    if not isinstance(envelope, dict):
-        raise ValueError("not an envelope of a value")
-    if "data" in envelope:
-        return NonTensorData(decode_value(envelope["data"]), batch_size)
-    if "stack" not in envelope:
-        raise ValueError("neither one value nor one per position")
-    ndim = envelope.get("ndim", max(1, len(batch_size)))
-    levels, probe = 0, envelope["stack"]
-    while isinstance(probe, list) and levels < ndim:
-        levels, probe = levels + 1, probe[0] if probe else None
-    if levels < 1:
-        raise ValueError("a stack of values must be a list")
-    stack = NonTensorStack.from_list(_map_levels(envelope["stack"], levels, decode_value), levels)
-    both = min(levels, len(batch_size))
-    if stack.batch_size[:both] != batch_size[:both]:
-        raise ValueError(f"values of shape {list(stack.batch_size)} in a batch of {list(batch_size)}")
-    while stack.ndim < len(batch_size):  # one value per leading position stands for all below it
-        size = (*stack.batch_size, batch_size[stack.ndim])
-        stack = NonTensorStack._make(stack._pool, stack._at.unsqueeze(-1).expand(size))
-    return stack
+    if isinstance(part, NonTensorStack):
+        try:
+            return part.move(lambda t: t.expand(shape)).flat() if part.batch_size != shape else part.flat()
+        except RuntimeError:
+            raise BatchSizeError(
+                f"cannot write values of shape {list(part.batch_size)} at an index of shape {list(shape)}"
+            ) from None
+    return [part.plain()] * shape.numel()
+
+
+def _joined(fn: Any, tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> NonTensor:
+    return merge(list(tensors), lambda parts: fn(parts, dim), collapse=fn is torch.cat)
 
 
 def merge(parts: list[NonTensor], fn: Callable[[list[Tensor]], Tensor], *, collapse: bool = False) -> NonTensor:
     """Join entries with a function on their position tensors, such as `torch.stack` or `torch.cat`.
 
     Args:
-        collapse: give one `NonTensorData` when all parts hold one equal value.
+        collapse: give one `NonTensorData` when all parts hold one equal value, as `MetaData` always does.
     """
     first = parts[0]
-    if collapse and all(isinstance(p, NonTensorData) for p in parts):
-        data = first.plain()
-        if all(_equal(p.plain(), data) for p in parts):
-            return NonTensorData(data, fn([p.positions() for p in parts]).shape)
-    pool: list[Any] = []
+    if (own := first.joined(parts, fn)) is not None:
+        return own
+    if isinstance(first, NonTensorData) and all(isinstance(p, NonTensorData) for p in parts):
+        stays = all(p._stays for p in parts)  # type: ignore[attr-defined]
+        if (collapse or stays or capture_non_tensor_stack()) and all(_equal(p.data, first.data) for p in parts):  # type: ignore[attr-defined]
+            return first.for_batch(fn([torch.empty(()).expand(p.batch_size) for p in parts]).shape)
+    if isinstance(first, NonTensorStack) and all(
+        isinstance(p, NonTensorStack) and p._pool is first._pool and type(p) is type(first) for p in parts
+    ):
+        return first._copied(fn([p._at for p in parts]))  # type: ignore[attr-defined]
+    values: list[Any] = []
     at = []
     for part in parts:
-        known = [part.data] if isinstance(part, NonTensorData) else part._pool  # type: ignore[attr-defined]
-        at.append(part.positions() + len(pool))
-        pool += known
-    return NonTensorStack._make(pool, fn(at))
+        at.append(torch.arange(len(values), len(values) + part.numel()).reshape(part.batch_size))
+        values += part.flat()
+    return NonTensorStack._make(values, fn(at))
 
 
 def assign(target: NonTensor, index: Any, value: Any) -> NonTensor:
-    """The entry with `value` (an entry, or one plain value) at `index`; the target is not changed."""
-    part = value if isinstance(value, NonTensor) else NonTensorData(value)
-    if isinstance(target, NonTensorData) and isinstance(part, NonTensorData) and _equal(target.data, part.data):
-        return target
-    pool = list(target._pool) if isinstance(target, NonTensorStack) else [target.plain()]
-    at = target.positions().clone()
-    added = part.positions() + len(pool)
-    pool += part._pool if isinstance(part, NonTensorStack) else [part.plain()]
-    at[index] = added
-    if not at.ndim:
-        return NonTensorData(pool[int(at)])
-    # Drop values that nothing points at any more, or repeated writes would pile up.
-    used, renumbered = at.unique(return_inverse=True)
-    return NonTensorStack._make([pool[i] for i in used.tolist()], renumbered)
+    """Write `value` (an entry, or one plain value) at an index: the target where it can take it, else a new entry."""
+    return target.written(index, value if isinstance(value, NonTensor) else NonTensorData(value))
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -290,6 +566,8 @@ def _equal(a: Any, b: Any) -> bool:
         return a is b
 
 
-def is_non_tensor(value: object) -> bool:
-    """Whether an entry is a non-tensor one."""
-    return isinstance(value, NonTensor)
+def _alike(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except (TypeError, ValueError, RuntimeError):
+        return a is b

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from tdstore.container.core import GROUP, LEAF, Container
-from tdstore.container.describe import STACK_KIND, describe
+from tdstore.container.describe import STACK_KIND, describe, let_go
 from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import HOME, MAPPED, READONLY, SHARED, THROUGH
+from tdstore.container.typed import dressed, redressed, undressed
 from tdstore.errors import CorruptStoreError, KeyNotFoundError
 from tdstore.header import Group, Header
 from tdstore.io.blocks import BLOCK_BYTES, leaf_batches
@@ -50,7 +51,7 @@ def stored(handle: StoreHandle, path: Path, device: torch.device | None = None) 
     """The container over a group of a store whose leaves are not live tensors."""
     if handle.groups[path].kind == STACK_KIND:
         return _stack(handle, path, 0, lambda below: stored(handle, below, device))
-    return Container._stored_class._over(handle, path, device=device)
+    return dressed(handle.groups[path].kind, Container._stored_class._over(handle, path, device=device))
 
 
 def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path], Any]) -> Any:
@@ -69,7 +70,8 @@ def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path]
             f"the lazy stack {path_text(path)} of {handle.store.url} is not what its header says: {dict(extra)}",
             url=handle.store.url,
         )
-    td = Container._stack_class._of(made, dim, name, hollow or ())
+    cls, bare = undressed(made)
+    td = redressed(cls, Container._stack_class._of(bare, dim, name, hollow or ()))
     above = handle.groups[path[:-1]] if path else None
     lead = tuple(above.batch_size or ()) if above is not None and above.kind != STACK_KIND else ()
     if tuple(td.batch_size[: len(lead)]) != lead:
@@ -93,7 +95,7 @@ def _resident(handle: StoreHandle, path: Path, flags: int) -> Any:
     device = None if group.device is None else _device_of(handle)
     td = Container._resident_class._new(data, torch.Size(group.batch_size or ()), device, group.names, flags)
     td._home = (handle, path) if flags else None
-    return td
+    return dressed(group.kind, td)
 
 
 def entry(handle: StoreHandle, path: Path, flags: int, view: Any = None) -> Any:
@@ -187,3 +189,5 @@ def write(
     except BaseException:
         store.close()
         raise
+    finally:
+        let_go(td)

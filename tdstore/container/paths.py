@@ -22,3 +22,28 @@ def entry_path(key: NestedKey) -> Path:
     if not path:
         raise TypeError(f"a key is a string or a (nested) tuple of strings; {key!r} names no entry")
     return path
+
+
+def unravel_key(key: NestedKey) -> Any:
+    """A nested key flat: a string if it has one part, else a tuple.
+
+    Raises:
+        TypeError: not a string or a (nested) tuple of strings.
+
+    Example:
+        >>> unravel_key(("a", ("b", ("c",)))), unravel_key(("a",))
+        (('a', 'b', 'c'), 'a')
+    """
+    path = unravel(key)
+    return path[0] if len(path) == 1 else path
+
+
+def unravel_key_list(keys: list[Any] | tuple[Any, ...]) -> list[Any]:
+    """`unravel_key` of each key of a list or tuple.
+
+    Raises:
+        TypeError: neither a list nor a tuple, or an element that is no key.
+    """
+    if not isinstance(keys, (list, tuple)):
+        raise TypeError(f"expected a list or tuple of keys, not {keys!r}")
+    return [unravel_key(key) for key in keys]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from tdstore.container.core import GROUP, Container
 from tdstore.container.handle import StoreHandle
 from tdstore.container.stored_writes import StoredWrites
-from tdstore.errors import KeyNotFoundError
+from tdstore.errors import KeyNotFoundError, UnsupportedError
 from tdstore.indexing import Selection
 from tdstore.ops.base import Names
 from tdstore.shapes import as_size
@@ -39,6 +39,9 @@ class PersistentTensorDict(StoredWrites):
 
     __slots__ = ()
 
+    LOCKING: ClassVar[bool | None] = None
+    """`locking=` of HDF5 files that are opened by this class or `from_h5`: False for file systems without locks."""
+
     def __init__(
         self,
         *,
@@ -51,6 +54,8 @@ class PersistentTensorDict(StoredWrites):
         location: Any = None,
         **options: Any,
     ) -> None:
+        if self.LOCKING is not None:
+            options.setdefault("locking", self.LOCKING)
         handle = StoreHandle.open(location if location is not None else filename, storage=backend, mode=mode, **options)
         path = () if group is None else tuple(group.split("/")) if isinstance(group, str) else tuple(group)
         if handle.kind(path) != GROUP:
@@ -63,7 +68,34 @@ class PersistentTensorDict(StoredWrites):
 
     def close(self) -> None:
         """Commit and close the store. Twice is fine."""
-        self._handle.store.close()
+        self._handle.close()
+
+    # -- gradients: what is read is a fresh tensor, which nothing was computed from ---------------
+    @property
+    def requires_grad(self) -> bool:
+        """False: what is stored carries no gradients."""
+        return False
+
+    @property
+    def grad(self) -> Any:
+        """None: what is stored carries no gradients."""
+        return None
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Refuse to require gradients."""
+        if requires_grad:
+            raise UnsupportedError(
+                "what is stored carries no gradients", hint="td.to_tensordict().requires_grad_() reads it into memory"
+            )
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> Self:
+        """Do nothing: there are no gradients."""
+        return self
+
+    def detach_(self) -> Self:
+        """Do nothing: there are no gradients."""
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self._handle, self._path, self._own_sel(), self._wanted, self._device, self._names)

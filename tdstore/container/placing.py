@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from tdstore.container.attributes import FIELDS, TensorAttrs, asked, converted, described, recorded
 from tdstore.container.columns import ColumnsMixin
 from tdstore.container.core import Container
+from tdstore.container.onebuffer import is_one_buffer, moved
+from tdstore.errors import UnsupportedError
 
 
 class PlacingMixin(ColumnsMixin):
@@ -20,7 +25,8 @@ class PlacingMixin(ColumnsMixin):
         """Convert to a device, a dtype, both, or those of another tensor or TensorDict.
 
         Args:
-            *args: a device, a `torch.dtype` (cast of every leaf, integers included), a tensor, or a TensorDict.
+            *args: a device, a `torch.dtype` (cast of every leaf, integers included), a tensor, or a TensorDict;
+                one of `TensorAttrs`, as `attrs` gives, says for each leaf what it becomes, and nothing of others.
             batch_size: change the batch size in place, and return this TensorDict.
             non_blocking: as `Tensor.to`.
             inplace: change this TensorDict instead of making one.
@@ -32,30 +38,62 @@ class PlacingMixin(ColumnsMixin):
         inplace = kwargs.pop("inplace", False)
         batch_size = kwargs.pop("batch_size", None)
         other = kwargs.pop("other", None)
-        if args and isinstance(args[0], Container):
+        if args and isinstance(args[0], (Container, Tensor, TensorAttrs)):
             other, args = args[0], args[1:]
         device, dtype, non_blocking = None, None, False
-        if other is not None and isinstance(other, Container):
+        each = recorded(other) if isinstance(other, Container) else {}
+        if each:
+            pass  # every leaf has its own
+        elif isinstance(other, TensorAttrs):
+            device, dtype = other.tgt_device, other.tgt_dtype
+        elif isinstance(other, Container):
             device, dtype = other.device, _common_dtype(other)
         elif other is not None:
             device, dtype = other.device, other.dtype
         if args or kwargs:
-            asked_device, asked_dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+            asked_device, asked_dtype, non_blocking = _asked(args, kwargs)
             device, dtype = asked_device or device, asked_dtype or dtype
         if batch_size is not None:
             self.batch_size = batch_size
         if device is not None and device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
-        if dtype is None and (device is None or device == self._device):
+        if not each and dtype is None and (device is None or device == self._device):
             return self
-        made = self._to(device, dtype, non_blocking)
+        made = converted(self, each, non_blocking) if each else self
+        if device is not None or dtype is not None:
+            made = made._to(device, dtype, non_blocking)
         if not inplace:
             return made
         self._assign(dict(made.items()))
-        self._device = device or self._device
+        self._device = made._device if each else device or self._device
         return self
 
+    def attrs(self, *, fields: Sequence[str] = FIELDS, num_threads: int | None = None) -> Any:
+        """What every leaf is, as a TensorDict of `TensorAttrs` without batch dimensions. Reads no leaf.
+
+        Given to `to`, it makes each leaf of another TensorDict like the one of that name here. A leaf of a lazy
+        stack has -1 for sizes that differ between elements, and the dtype that all of them can be read as.
+
+        Args:
+            fields: "device", "dtype" and "shape", or some of these.
+            num_threads: taken for compatibility.
+
+        Raises:
+            ValueError: another field.
+
+        Example:
+            >>> td = TensorDict(a=torch.zeros(3), b=torch.zeros(3, dtype=torch.int32), batch_size=[3])
+            >>> td.attrs()["b"]
+            TensorAttrs(tgt_device=cpu, tgt_dtype=torch.int32, tgt_shape=torch.Size([3]))
+            >>> TensorDict(a=torch.ones(2), b=torch.ones(2)).to(td.attrs(fields=["dtype"]))["b"].dtype
+            torch.int32
+        """
+        return described(self, asked(fields))
+
     def _to(self, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool) -> Any:
+        if device is not None and dtype is None and is_one_buffer(self):
+            return moved(self, device, non_blocking)
+
         def convert(leaves: list[Tensor]) -> list[Tensor]:
             return [t.to(device=device or t.device, dtype=dtype or t.dtype, non_blocking=non_blocking) for t in leaves]
 
@@ -104,10 +142,78 @@ class PlacingMixin(ColumnsMixin):
         return self._resident()._foreach(lambda leaves: [t.data for t in leaves])
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Set `requires_grad` of every leaf."""
-        for leaf in self._leaf_list():
+        """Set `requires_grad` of every leaf.
+
+        Raises:
+            RuntimeError: a leaf of integers or bools, which cannot; none was changed.
+        """
+        leaves = self._leaf_list()
+        odd = {leaf.dtype for leaf in leaves if not (leaf.is_floating_point() or leaf.is_complex())}
+        if requires_grad and odd:
+            raise RuntimeError(f"only floating-point and complex leaves can require gradients, not {odd.pop()}")
+        for leaf in leaves:
             leaf.requires_grad_(requires_grad)
         return self
+
+    def as_tensor(self) -> Any:
+        """A TensorDict of plain tensors over the same memory: of memory-mapped ones, parameters, ..."""
+        return self._resident()._foreach(lambda leaves: [_plain(t) for t in leaves])
+
+    def pin_memory(self, num_threads: int | None = None, inplace: bool = False) -> Any:
+        """A copy in page-locked memory, from which a GPU reads while the CPU goes on.
+
+        Args:
+            num_threads: pin so many leaves at a time (0: one after another; default: as many as help).
+            inplace: this TensorDict takes over the copies and is returned.
+
+        Raises:
+            RuntimeError: this machine has no accelerator.
+        """
+
+        def pin(leaves: list[Tensor]) -> list[Tensor]:
+            if num_threads == 0 or len(leaves) < 2:
+                return [t.pin_memory() for t in leaves]
+            with ThreadPoolExecutor(num_threads) as pool:
+                return list(pool.map(torch.Tensor.pin_memory, leaves))
+
+        return self._given(self._resident()._foreach(pin), "pin_memory", inplace)
+
+    def pin_memory_(self, num_threads: int | str = 0) -> Self:
+        """As `pin_memory`, in place."""
+        made: Self = self.pin_memory(None if num_threads == "auto" else int(num_threads), inplace=True)
+        return made
+
+    def record_stream(self, stream: Any) -> Self:
+        """Tell the allocator that a CUDA stream uses the leaves: see [`torch.Tensor.record_stream`][].
+
+        Raises:
+            UnsupportedError: the leaves are in a store: `to(device)` gives a TensorDict of live ones.
+        """
+        if isinstance(self, Container._stored_class):
+            raise UnsupportedError("no stream can use leaves that are not read yet", hint="td.to(device) reads them")
+        for leaf in self._leaf_list():
+            leaf.record_stream(stream)
+        return self
+
+
+def _asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device | None, torch.dtype | None, bool]:
+    """What `to` was given, as `Tensor.to` takes it; its own parser is beyond torch.compile."""
+    names: tuple[str, ...] = ("device", "dtype", "non_blocking")
+    if args and isinstance(args[0], (torch.dtype, bool)):
+        names = names[1:] if isinstance(args[0], torch.dtype) else names[2:]
+    given = dict(zip(names, args, strict=False))
+    odd = [*(set(kwargs) - {"device", "dtype", "non_blocking"}), *(set(kwargs) & set(given))]
+    if odd or len(args) > len(names):
+        raise TypeError(f"to() takes a device, a dtype and non_blocking, once each, not {args} and {kwargs}")
+    given.update(kwargs)
+    device, dtype = given.get("device"), given.get("dtype")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"to() takes a torch.dtype, not {dtype!r}")
+    return None if device is None else torch.device(device), dtype, bool(given.get("non_blocking", False))
+
+
+def _plain(leaf: Tensor) -> Tensor:
+    return leaf if type(leaf) is Tensor or leaf.is_nested else leaf.as_subclass(Tensor)
 
 
 def _common_dtype(td: Any) -> torch.dtype | None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdstore.container.core import LEAF, Container
+from tdstore.container.core import LEAF, VALUE, Container
+from tdstore.container.printing import leaf_parts, level_lines, ordered
+from tdstore.container.reprhtml import html
 from tdstore.errors import StoreClosedError
 
 
 def text(td: Any) -> str:
     """The tree with shapes, devices and dtypes; keys sorted."""
-    fields = indent(",\n".join(f"{key}: {entry_text(td, key)}" for key in sorted(td._first_keys())))
+    fields = indent(",\n".join(f"{key}: {entry_text(td, key)}" for key in ordered(td._first_keys())))
     lines = [
         f"fields={{\n{fields}}}" if fields else "fields={\n}",
-        f"batch_size={td.batch_size!r}",
-        f"device={td.device}",
-        f"is_shared={td.is_shared()}",
+        *level_lines(td),
     ]
     return f"{type(td).__name__}(\n" + ",\n".join(indent(line) for line in lines) + ")"
 
@@ -23,9 +23,9 @@ def text(td: Any) -> str:
 def entry_text(td: Any, key: str) -> str:
     """One entry."""
     if td._kind(key) != LEAF:
-        return repr(td._raw(key))
-    shape, device, dtype, shared, name = td._leaf_facts(key)
-    return f"{name}(shape={shape!r}, device={device}, dtype={dtype}, is_shared={shared})"
+        return td._value_text(key) if td._kind(key) == VALUE else repr(td._raw(key))
+    name, parts = leaf_parts(td, key)
+    return f"{name}({', '.join(parts)})"
 
 
 def indent(block: str) -> str:
@@ -51,3 +51,7 @@ class ReprMixin(Container):
             return text(self)
         except StoreClosedError as error:
             return f"{type(self).__name__}(closed: {error.url})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a tree that folds."""
+        return html(self)

@@ -57,6 +57,8 @@ class SavingMixin(FillingMixin):
             mode: "w" replaces an existing dataset, "x" refuses to.
             existsok: False is `mode="x"`.
             return_early: return a future at once.
+            archive: True makes one file, an archive as `.tdz` names do (backend "tdz", with `compression=`); False
+                makes a directory, whatever the name.
             progress: show a bar.
             **options: of the backend, and `leaf_options={key: {...}}` for single entries (h5: chunks, ...).
 
@@ -69,9 +71,8 @@ class SavingMixin(FillingMixin):
             >>> TensorDict.load("runs/1")["a"]  # doctest: +SKIP
             tensor([0, 1, 2])
         """
-        if archive:
-            raise UnsupportedError("archives (.tdz) are not supported", hint="save to a directory instead")
         where = prefix if prefix is not None else location
+        storage = archived(where, storage, archive)
         if mode not in ("w", "x"):
             raise OptionError(f"save takes mode 'w' or 'x', not {mode!r}")
         how: Mode = mode if existsok else "x"
@@ -91,6 +92,13 @@ class SavingMixin(FillingMixin):
         raise UnsupportedError(
             f"a {type(self).__name__} stays where it is stored", hint="use the form that returns a new TensorDict"
         )
+
+    def _given(self, result: Any, what: str, inplace: bool) -> Self:
+        if not inplace:
+            return result  # type: ignore[no-any-return]
+        if self.is_locked:
+            raise self._refuse_locked(what)
+        return self._become(result)
 
     # -- in ----------------------------------------------------------------------------------
     @classmethod
@@ -181,7 +189,10 @@ class SavingMixin(FillingMixin):
         except StoreExistsError as error:
             error.hint = "pass mode='w' to replace it"
             raise
-        return td.lock_() if td._state & (MAPPED | SHARED) else td
+        if td._state & (MAPPED | SHARED):
+            td.lock_()
+        td._undo = "close"
+        return td
 
     # -- over a store ------------------------------------------------------------------------
     def _owned(self, what: str) -> tuple[Any, Path]:
@@ -199,7 +210,7 @@ class SavingMixin(FillingMixin):
         """Commit in-place writes and let go of the dataset, if this TensorDict is over one. Twice is fine."""
         home = getattr(self, "_home", None)
         if home is not None:
-            home[0].store.close()
+            home[0].close()
 
     def commit(self) -> Self:
         """Make in-place writes to the dataset durable and checked now, instead of at `close()`."""
@@ -231,6 +242,15 @@ class SavingMixin(FillingMixin):
 
     def _as_meta(self) -> Any:
         raise NotImplementedError
+
+
+def archived(location: Location, storage: Storage, archive: bool | None) -> Storage:
+    """The storage that `archive=` asks for, unless one was named."""
+    if storage is not None or archive is None:
+        return storage
+    if archive:
+        return "tdz"
+    return "memmap" if str(location).lower().endswith(".tdz") else None
 
 
 def later(run: Any) -> Future[Any]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import EllipsisType
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from tdstore.container.base import TensorDictBase
-from tdstore.container.core import GROUP, LEAF
+from tdstore.container.core import GROUP, LEAF, VALUE
 from tdstore.container.describe import STACK_KIND
 from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import LOCKED
+from tdstore.container.nontensor import SHOWN, NonTensor, stack_text
 from tdstore.container.opening import stored
+from tdstore.container.packed import column_leaves, read_columns, stored_leaves
 from tdstore.container.terms import indexed_names, spelled_out
+from tdstore.container.typed import dressed
 from tdstore.errors import BatchSizeError, KeyNotFoundError, UnsupportedError
 from tdstore.header import Group
 from tdstore.holes import HOLES, reserve
@@ -31,11 +36,14 @@ from tdstore.types import Path, Read
 class StoredTree(TensorDictBase):
     """The entries of a group of a store, or a window of them."""
 
-    __slots__ = ("_handle", "_path", "_sel", "_wanted")
+    __slots__ = ("_handle", "_path", "_texts", "_wanted", "_window")
 
     _handle: StoreHandle
     _path: Path
-    _sel: Selection
+    _window: Selection | None
+    """Which rows; None for all, however many there are by now."""
+    _texts: tuple[Path, dict[str, Tensor]] | None
+    """What `_packed` made last."""
     _wanted: dict[str, Any] | None
 
     def _setup(
@@ -45,15 +53,14 @@ class StoredTree(TensorDictBase):
         sel: Selection | None,
         wanted: dict[str, Any] | None,
         device: Any,
-        names: Names = None,
+        names: Names | EllipsisType = ...,
     ) -> None:
         group = handle.groups[path]
         self._handle, self._path, self._wanted = handle, path, wanted
-        self._sel = Selection.full(group.batch_size or ()) if sel is None else sel
-        self._batch_size = torch.Size(self._sel.shape)
-        self._names = group.names if sel is None else names
+        self._window = None if sel is None or sel.is_full else sel
+        self._names = group.names if isinstance(names, EllipsisType) else names
         self._device = torch.device(device) if device is not None else _usable_device(group.device)
-        self._parents = self._undo = None
+        self._parents = self._undo = self._texts = None
         self._state = 0
 
     @classmethod
@@ -64,13 +71,24 @@ class StoredTree(TensorDictBase):
         sel: Selection | None = None,
         wanted: dict[str, Any] | None = None,
         device: Any = None,
-        names: Names = None,
+        names: Names | EllipsisType = ...,
     ) -> Self:
+        """`names`: those of this view; default the store's."""
         td = cls.__new__(cls)
         td._setup(handle, path, sel, wanted, device, names)
         return td
 
     # -- looking -----------------------------------------------------------------------------
+    @property
+    def _sel(self) -> Selection:
+        return _whole_of(self._group().batch_size or ()) if self._window is None else self._window
+
+    @property
+    def _batch_size(self) -> torch.Size:  # type: ignore[override]
+        if self._window is None:
+            return torch.Size(self._group().batch_size or ())
+        return torch.Size(self._window.shape)
+
     @property
     def store(self) -> Any:
         """The open store behind this container."""
@@ -89,7 +107,10 @@ class StoredTree(TensorDictBase):
 
     def _first_keys(self) -> Iterable[str]:
         keys = self._group().keys
-        return keys if self._wanted is None else [k for k in keys if k in self._wanted]
+        if self._wanted is None:
+            return keys
+        there = set(keys)
+        return [k for k in self._wanted if k in there]
 
     def _kind(self, key: str) -> str | None:
         if self._wanted is not None and key not in self._wanted:
@@ -108,14 +129,34 @@ class StoredTree(TensorDictBase):
         kind = self._kind(key)
         path = (*self._path, key)
         if kind == GROUP:
-            return self._child(key)
+            return dressed(self._handle.groups[path].kind, self._child(key))
         if kind == LEAF:
             return self._fetch([(path, self._sel)])[0]
+        if self._handle.column(path):
+            return read_columns(self._handle, [(path, self._fetch([self._spans(key)])[0].cpu())])[0]
         value = self._handle.value(path)
         return value if self._sel.is_full else value.move(self._sel_on_tensor)
 
+    def _spans(self, key: str) -> tuple[Path, Selection]:
+        """Where the spans of a value per row are, for the rows of this window."""
+        return column_leaves((*self._path, key))[0], self._sel
+
+    def _value_size(self, key: str) -> torch.Size:
+        path, sel = self._spans(key)
+        if not self._handle.column((*self._path, key)):
+            return super()._value_size(key)
+        return torch.Size((*sel.shape, *self._handle.specs[path].shape[len(sel.src_shape) : -1]))
+
+    def _value_text(self, key: str) -> str:
+        size = self._value_size(key)
+        if size.numel() <= SHOWN or not self._handle.column((*self._path, key)) or len(self._batch_size) != 1:
+            return super()._value_text(key)
+        return stack_text(self._at(slice(0, 3))._raw(key).flat(), size)  # a million values are not read to show three
+
     def _child(self, key: str) -> Any:
         path = (*self._path, key)
+        if path not in self._handle.groups and self._kind(key) == VALUE:
+            return self._raw(key)
         group = self._handle.groups[path]
         full = self._sel.is_full
         if group.kind == STACK_KIND:
@@ -123,11 +164,11 @@ class StoredTree(TensorDictBase):
         n = len(self._sel.src_shape)
         further = (group.batch_size or ())[n:]
         sel = None if full else self._sel.extend(further)
-        names: Names = None
-        if not full:
+        names: Names | EllipsisType = ...
+        if not full or self._names != self._group().names:
             mine = self._names or (None,) * len(self._batch_size)
-            names = mine + (group.names[n:] if group.names else (None,) * len(further))
-            names = names if any(names) else None
+            every = mine + (group.names[n:] if group.names else (None,) * len(further))
+            names = every if any(every) else None
         wanted = None if self._wanted is None else self._wanted[key]
         child = self._over(self._handle, path, sel, wanted, self._device, names)
         if self._state & LOCKED:
@@ -164,22 +205,20 @@ class StoredTree(TensorDictBase):
     # -- reading -----------------------------------------------------------------------------
     def _fetch(self, wanted: Sequence[tuple[Path, Selection]], outs: Sequence[Tensor] | None = None) -> list[Tensor]:
         """One batched read of leaves, each at a selection of its leading dimensions."""
-        caps = self._handle.store.caps
-        plans: dict[int, Any] = {}
+        parts = Cap.PARTIAL_READ in self._handle.store.caps
+        distinct = {id(sel): sel for _, sel in wanted}
+        plans = {at: (sel.read_plan(), sel.is_full) for at, sel in distinct.items()}
         reads = []
         for i, (path, sel) in enumerate(wanted):
-            plan = plans.get(id(sel))
-            if plan is None:
-                plan = plans[id(sel)] = sel.read_plan()
-            whole = sel.is_full or Cap.PARTIAL_READ not in caps
-            out = outs[i] if outs is not None and plan.exact and not (whole and not sel.is_full) else None
-            reads.append(Read(path, () if whole else plan.index, out))
+            plan, full = plans[id(sel)]
+            out = outs[i] if outs is not None and plan.exact and (parts or full) else None
+            reads.append(Read(path, plan.index if parts and not full else (), out))
         values = self._handle.store.read(reads)
         done = []
         for i, ((_, sel), value) in enumerate(zip(wanted, values, strict=True)):
-            if not sel.is_full:
-                plan = plans[id(sel)]
-                value = plan.finish(value if Cap.PARTIAL_READ in caps else value[plan.index])
+            plan, full = plans[id(sel)]
+            if not full:
+                value = plan.finish(value if parts else value[plan.index])
             if outs is not None and outs[i] is not value:
                 if outs[i].data_ptr() != value.data_ptr():
                     outs[i].copy_(value)
@@ -200,17 +239,35 @@ class StoredTree(TensorDictBase):
                 out += self._child(key)._leaves()
         return out
 
-    def _resident(self) -> Any:
-        return self._built(iter(self._fetch(self._leaves())))
+    def _columns(self) -> list[tuple[Path, Selection]]:
+        """The spans of every value per row under this container that lies in leaves, in key order."""
+        out: list[tuple[Path, Selection]] = []
+        for key in self._first_keys():
+            kind = self._kind(key)
+            if kind == GROUP:
+                out += self._child(key)._columns()
+            elif kind == VALUE and self._handle.column((*self._path, key)):
+                out.append(self._spans(key))
+        return out
 
-    def _built(self, leaves: Iterator[Tensor]) -> Any:
+    def _resident(self) -> Any:
+        leaves, columns = self._leaves(), self._columns()
+        if not columns:
+            return self._built(iter(self._fetch(leaves)), iter(()))
+        values = self._fetch(leaves + columns)
+        spans = [(path[:-1], value.cpu()) for (path, _), value in zip(columns, values[len(leaves) :], strict=True)]
+        return self._built(iter(values), iter(read_columns(self._handle, spans)))
+
+    def _built(self, leaves: Iterator[Tensor], columns: Iterator[Any]) -> Any:
         data: dict[str, Any] = {}
         for key in self._first_keys():
             kind = self._kind(key)
             if kind == LEAF:
                 data[key] = next(leaves)
             elif kind == GROUP:
-                data[key] = self._child(key)._built(leaves)
+                data[key] = self._raw(key)._built(leaves, columns)
+            elif self._handle.column((*self._path, key)):
+                data[key] = next(columns)
             else:
                 data[key] = self._raw(key)
         return self._resident_class._new(data, self._batch_size, self._device, self._names)
@@ -253,7 +310,7 @@ class StoredTree(TensorDictBase):
         return self._over(self._handle, self._path, self._own_sel(), wanted, self._device, self._names)
 
     def _own_sel(self) -> Selection | None:
-        return None if self._sel.is_full else self._sel
+        return self._window
 
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
         """A tuple of windows along `dim`; nothing is read."""
@@ -278,6 +335,8 @@ class StoredTree(TensorDictBase):
             spec = self._handle.specs[path]
             feature = torch.Size(spec.shape[len(sel.src_shape) :]).numel()
             total += torch.Size(sel.shape).numel() * feature * spec.dtype.itemsize
+        for path, _ in self._columns():
+            total += sum(self._handle.specs[leaf].nbytes for leaf in column_leaves(path[:-1]))
         return row_ranges(rows, total // max(1, rows))
 
     def _detached(self) -> Any:
@@ -315,6 +374,8 @@ class StoredTree(TensorDictBase):
 
     def _reduced(self, kind: Reduction, over: Over, keepdim: bool, batch_size: torch.Size, names: Names) -> Any:
         """In blocks of rows of bounded memory: their results are merged, or put one after another."""
+        if (td := self._without_columns()) is not self:
+            return td._reduced(kind, over, keepdim, batch_size, names)
         rows = self._batch_size[0] if self._batch_size else 0
         blocks = list(self._row_blocks()) if rows else []
         across = not over.features and (over.dims is None or 0 in over.dims)
@@ -336,6 +397,8 @@ class StoredTree(TensorDictBase):
         return shape._over_leaves_of(lambda leaf: next(results), over, batch_size, names)
 
     def _over_leaves(self, kind: Reduction, over: Over, keepdim: bool) -> Tensor:
+        if (td := self._without_columns()) is not self:
+            return td._over_leaves(kind, over, keepdim)  # type: ignore[no-any-return]
         if over.features or over.dims is not None or kind.part is None or kind.merge is None or kind.finish is None:
             return super()._over_leaves(kind, over, keepdim)
         total: State | None = None
@@ -350,6 +413,21 @@ class StoredTree(TensorDictBase):
             raise RuntimeError("there is no leaf to reduce")
         return kind.finish(total)
 
+    def _without_columns(self) -> Any:
+        """This container without the values per row that lie in leaves; itself if there are none."""
+        if not self._columns():
+            return self
+        return self._kept(self._tensor_keys())
+
+    def _tensor_keys(self) -> dict[str, Any]:
+        keys: dict[str, Any] = {}
+        for key in self._first_keys():
+            if self._kind(key) == GROUP:
+                keys[key] = self._child(key)._tensor_keys()
+            elif not self._handle.column((*self._path, key)):
+                keys[key] = None
+        return keys
+
     def _blocks(self, ranges: Iterable[tuple[int, int]]) -> Iterator[Any]:
         for start, stop in ranges:
             yield self._at(slice(start, stop))._resident()
@@ -360,6 +438,14 @@ class StoredTree(TensorDictBase):
         if recurse:
             return self._resident()
         return self._over(self._handle, self._path, self._own_sel(), self._wanted, self._device, self._names)
+
+    def _called(self, names: Names) -> Any:
+        td = self.clone(recurse=False)
+        td._names = names
+        return td
+
+    def _apart(self) -> Any:
+        return self._resident()
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
         """The entries in memory, by one batched read."""
@@ -374,17 +460,32 @@ class StoredTree(TensorDictBase):
 
     def _read_pieces(self, batch: Any) -> list[Tensor]:
         wanted = []
-        for path, index in batch:
-            node = self
+        packed: dict[int, Tensor] = {}
+        for number, (path, index) in enumerate(batch):
+            node: Any = self
             for key in path[:-1]:
                 node = node._child(key)
-            wanted.append(((*node._path, path[-1]), node._sel, index))
+            if isinstance(node, NonTensor):
+                leaf = self._packed(path[:-1], node)[path[-1]]
+                packed[number] = leaf[index] if index else leaf
+            else:
+                wanted.append(((*node._path, path[-1]), node._sel, index))
         if self._sel.is_full:
-            return self._handle.store.read([Read(path, index) for path, _, index in wanted])
-        cut = [(path, sel[index] if index and sel.shape else sel) for path, sel, index in wanted]
-        values = [v.cpu() for v in self._fetch(cut)]
-        pairs = zip(wanted, values, strict=True)
-        return [v[index] if index and not sel.shape else v for (_, sel, index), v in pairs]
+            values = self._handle.store.read([Read(path, index) for path, _, index in wanted])
+        else:
+            cut = [(path, sel[index] if index and sel.shape else sel) for path, sel, index in wanted]
+            pairs = zip(wanted, self._fetch(cut), strict=True)
+            values = [v.cpu()[index] if index and not sel.shape else v.cpu() for (_, sel, index), v in pairs]
+        rest = iter(values)
+        return [packed[number] if number in packed else next(rest) for number in range(len(batch))]
+
+    def _packed(self, path: Path, value: Any) -> dict[str, Tensor]:
+        """The leaves of values per row, packed once for all the pieces of a copy."""
+        if self._texts is None or self._texts[0] != path:
+            found = stored_leaves(value)
+            assert found is not None, path  # or nobody would ask for its leaves
+            self._texts = (path, found[1])
+        return self._texts[1]
 
     def _as_meta(self) -> Any:
         def build(td: Any) -> Any:
@@ -406,6 +507,9 @@ class StoredTree(TensorDictBase):
         if dtype is not None:
             return super()._to(device, dtype, non_blocking)
         return self._over(self._handle, self._path, self._own_sel(), self._wanted, device, self._names)
+
+
+_whole_of = functools.lru_cache(256)(Selection.full)
 
 
 def _usable_device(device: str | None) -> torch.device | None:

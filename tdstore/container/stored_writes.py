@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core import GROUP, LEAF, Container
-from tdstore.container.describe import describe, value_json
+from tdstore.container.describe import describe
 from tdstore.container.handle import without
 from tdstore.container.names import extend_names
-from tdstore.container.nontensor import NonTensor, assign
+from tdstore.container.nontensor import NonTensor, NonTensorStack, assign, spread_over
+from tdstore.container.packed import column_leaves
 from tdstore.container.paths import is_key
 from tdstore.container.stored import StoredTree
+from tdstore.container.streaming import into, rows_of
+from tdstore.container.texts import ValuePlan
 from tdstore.errors import BatchSizeError, UnsupportedError
 from tdstore.header import Group
 from tdstore.indexing import Selection
@@ -39,14 +42,23 @@ class StoredWrites(StoredTree):
                 hint="do it on the TensorDict that was indexed",
             )
 
+    def _refuse_part(self, what: str) -> None:
+        self._whole(what)
+        if self._wanted is not None:
+            raise UnsupportedError(
+                f"cannot {what} with some of the keys of {self._handle.store.url}: its other entries grow, too",
+                url=self._handle.store.url,
+                hint="do it on the TensorDict that these keys were selected from",
+            )
+
     def _assign(self, entries: Mapping[str, Any]) -> None:
         self._handle.check_writable()
-        handle, specs = self._handle, dict(self._handle.specs)
+        handle = self._handle
         records: dict[Path, Group] = {}
-        values: dict[str, Any] = {}
-        fresh: dict[Path, LeafSpec] = {}
+        plan = ValuePlan(handle)
+        fresh = plan.fresh
         data: list[tuple[Path, Any]] = []
-        gone: list[Path] = []
+        gone = plan.gone
         src = tuple(self._sel.src_shape)
         n = len(self._batch_size)
         for key, entry in entries.items():
@@ -60,7 +72,7 @@ class StoredWrites(StoredTree):
                         gone.append(path)
                 data.append((path, entry))
             elif isinstance(entry, NonTensor):
-                values[key] = self._value_record(key, entry)
+                self._plan_value(key, entry, plan)
                 if old in (LEAF, GROUP):
                     gone.append(path)
             else:
@@ -73,25 +85,41 @@ class StoredWrites(StoredTree):
                 data += [(leaf, _leaf_below(entry, leaf[len(path) :])) for leaf in more]
         store = handle.store
         writes = [w for path, value in data for w in self._writes(path, value, fresh.get(path))]
+        values = plan.values.get(self._path, {})
         structural = bool(fresh or values or records or gone)
-        stale = [leaf for path in gone for leaf in handle.leaves_below(path) if leaf not in fresh]
-        if fresh:
-            store.create(fresh)
-        store.write(writes)
+        stale = [leaf for path in dict.fromkeys(gone) for leaf in handle.leaves_below(path) if leaf not in fresh]
+        # A leaf cannot stand where others are to be below it, nor above it; the others go when all is written.
+        above = {path[:depth] for path in fresh for depth in range(1, len(path))}
+        blocking = [p for p in stale if p in above or any(p[:depth] in fresh for depth in range(1, len(p)))]
+        if blocking:
+            store.delete(blocking)
+        store.write(plan.prepare(seal=not blocking) + writes)
         if structural:
             groups = without(handle.groups, [p for p in gone if p in handle.groups])
             mine = groups[self._path]
-            kept = {k: v for k, v in mine.values.items() if k not in entries}
+            replaced = {k for k, entry in entries.items() if not isinstance(entry, NonTensor)}
+            kept = {k: v for k, v in mine.values.items() if k not in replaced}
             keys = tuple(dict.fromkeys((*self._group().keys, *entries)))
             groups[self._path] = msgspec.structs.replace(mine, keys=keys, values={**kept, **values})
             groups.update(records)
-            if stale:
-                store.delete(stale)
-            left = {p: s for p, s in specs.items() if p not in set(stale)}
+            if later := [leaf for leaf in stale if leaf not in blocking]:
+                store.delete(later)
+            left = {p: s for p, s in handle.specs.items() if p not in set(stale)}
             handle.commit(groups, {**left, **fresh})
+        plan.tidy()
 
-    def _value_record(self, key: str, entry: NonTensor) -> Any:
+    def _plan_value(self, key: str, entry: NonTensor, plan: ValuePlan) -> None:
         path = (*self._path, key)
+        if not self._sel.is_full and self._handle.column(path):
+            leaf = column_leaves(path)[0]
+            further = self._handle.specs[leaf].shape[len(self._sel.src_shape) :]
+            shape = torch.Size((*self._batch_size, *further))
+            if isinstance(entry, NonTensorStack):
+                spans = plan.place(path, spread_over(entry, shape[:-1])).reshape(shape)
+            else:
+                spans = plan.place(path, [entry.plain()])[0].expand(shape)
+            plan.writes += self._parts(leaf, self._sel, spans)
+            return
         if not self._sel.is_full:
             old = self._handle.value(path) if self._kind(key) not in (None, LEAF, GROUP) else None
             if old is None:
@@ -101,7 +129,7 @@ class StoredWrites(StoredTree):
             at = self._sel_on_tensor(places)
             flat = old.move(lambda t: t.reshape(-1))
             entry = assign(flat, at, entry).move(lambda t: t.reshape(self._sel.src_shape))
-        return value_json(entry, path)
+        plan.keep(path, entry)
 
     def _writes(self, path: Path, value: Tensor, spec: LeafSpec | None) -> list[Write]:
         """The writes that put `value`, of this window's batch size, into a leaf."""
@@ -142,29 +170,35 @@ class StoredWrites(StoredTree):
         self._handle.check_writable()
         window = self if at is None else self._at(at)
         writes: list[Write] = []
-        values: dict[Path, dict[str, Any]] = {}
-        window._plan_writes(entries, writes, values)
-        return lambda: self._perform(writes, values)
+        plan = ValuePlan(self._handle)
+        window._plan_writes(entries, writes, plan)
+        return lambda: self._perform(writes, plan)
 
     def _write_all(self, parts: list[tuple[Any, dict[str, Any]]], at: tuple[Any, ...] | None) -> None:
         # One write, then one commit: a commit in between would seal half an update.
         self._handle.check_writable()
         writes: list[Write] = []
-        values: dict[Path, dict[str, Any]] = {}
+        plan = ValuePlan(self._handle)
         for node, entries in parts:
-            (node if at is None else node._at(at))._plan_writes(entries, writes, values)
-        self._perform(writes, values)
+            (node if at is None else node._at(at))._plan_writes(entries, writes, plan)
+        self._perform(writes, plan)
 
-    def _perform(self, writes: list[Write], values: dict[Path, dict[str, Any]]) -> None:
-        if writes:
-            self._handle.store.write(writes)
-        groups = dict(self._handle.groups)
-        for path, changed in values.items():
+    def _perform(self, writes: list[Write], plan: ValuePlan) -> None:
+        handle = self._handle
+        stale = [leaf for path in plan.gone for leaf in handle.leaves_below(path) if leaf not in plan.fresh]
+        if writes := plan.prepare(seal=True) + writes:
+            handle.store.write(writes)
+        groups = dict(handle.groups)
+        for path, changed in plan.values.items():
             groups[path] = msgspec.structs.replace(groups[path], values={**groups[path].values, **changed})
-        if groups != self._handle.groups:
-            self._handle.commit(groups)
+        if stale:
+            handle.store.delete(stale)
+        if groups != handle.groups or plan.fresh:
+            left = {p: s for p, s in handle.specs.items() if p not in set(stale)}
+            handle.commit(groups, {**left, **plan.fresh})
+        plan.tidy()
 
-    def _plan_writes(self, entries: Mapping[str, Any], writes: list[Write], values: dict[Path, dict[str, Any]]) -> None:
+    def _plan_writes(self, entries: Mapping[str, Any], writes: list[Write], plan: ValuePlan) -> None:
         for key, value in entries.items():
             kind, path = self._kind(key), (*self._path, key)
             if kind is None:
@@ -173,12 +207,17 @@ class StoredWrites(StoredTree):
                 if not isinstance(value, (Container, Mapping)):
                     raise ValueError(f"entry {key!r} is a TensorDict; cannot write a {type(value).__name__} into it")
                 pairs: Any = value
-                self._child(key)._plan_writes(dict(pairs.items()), writes, values)
+                child = self._child(key)
+                if isinstance(child, self._stack_class) and isinstance(value, self._stack_class):
+                    for td, part in zip(child._tds, child._per_element(value), strict=True):
+                        td._plan_writes(dict(part.items()), writes, plan)
+                else:
+                    child._plan_writes(dict(pairs.items()), writes, plan)
             elif kind == LEAF:
                 writes += self._writes(path, self._leaf_value(key, value), None)
             else:
                 entry = value if isinstance(value, NonTensor) else self._coerce(key, value)
-                values.setdefault(self._path, {})[key] = self._value_record(key, entry)
+                self._plan_value(key, entry, plan)
 
     def _leaf_value(self, key: str, value: Any) -> Tensor:
         return _expanded(torch.as_tensor(value), self._leaf_shape(key), key)
@@ -214,8 +253,6 @@ class StoredWrites(StoredTree):
         else:
             self._handle.groups = groups  # a reader's own view of the data; the store is not touched
         self._names = names
-        self._sel = Selection.full(batch_size)
-        self._batch_size = batch_size
 
     def _set_names(self, names: Names) -> None:
         self._names = names
@@ -265,9 +302,23 @@ class StoredWrites(StoredTree):
             rows = slice(start, stop)
             window = self._at(rows)
             block = window._resident()
-            change(block, *[_rows_of(o, rows, self._batch_size) for o in operands])
+            change(block, *[rows_of(o, rows, self._batch_size) for o in operands])
             window.update_(block)
         return self
+
+    def _map_leaves(self, fn: Callable[..., Any], others: tuple[Any, ...], named: bool, **options: Any) -> Any:
+        """With somewhere to put the results (`inplace`, `out`), in blocks of rows of bounded memory too."""
+        inplace, out = options.pop("inplace", False), options.pop("out", None)
+        target = self if inplace else out
+        if target is not None and options.get("batch_size") is None and not options.get("call_on_nested"):
+
+            def run(block: Any, rows: slice) -> Any:
+                parts = tuple(rows_of(o, rows, self._batch_size) for o in others)
+                return block._resident()._map_leaves(fn, parts, named, **options)
+
+            if into(self, target, run):
+                return target
+        return super()._map_leaves(fn, others, named, inplace=inplace, out=out, **options)
 
     def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
         """Map `fn` over the leaves and write the results back, in blocks of rows of bounded memory."""
@@ -287,6 +338,8 @@ def _leaf_below(node: Any, path: Path) -> Tensor:
 
 
 def _expanded(tensor: Tensor, shape: torch.Size, key: str) -> Tensor:
+    if tensor.shape == shape:
+        return tensor
     while tensor.ndim > len(shape) and tensor.shape[0] == 1:
         tensor = tensor[0]  # as torch does
     try:
@@ -295,11 +348,3 @@ def _expanded(tensor: Tensor, shape: torch.Size, key: str) -> Tensor:
         raise BatchSizeError(
             f"cannot write shape {list(tensor.shape)} into entry {key!r} of shape {list(shape)}"
         ) from None
-
-
-def _rows_of(operand: Any, rows: slice, batch: torch.Size) -> Any:
-    if isinstance(operand, Container):
-        return operand._at(rows)
-    if isinstance(operand, Tensor) and operand.ndim:
-        return operand.expand(batch)[rows]
-    return operand

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from tdstore.container.access import NO_DEFAULT
 from tdstore.container.core import GROUP, VALUE, Container
 from tdstore.container.names import as_names
-from tdstore.container.nontensor import NonTensor
+from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.paths import entry_path
 from tdstore.container.writing import WritingMixin
 from tdstore.errors import KeyNotFoundError
@@ -26,8 +26,10 @@ class StructureMixin(WritingMixin):
     __slots__ = ()
 
     # -- choosing ----------------------------------------------------------------------------
-    def select(self, *keys: NestedKey, inplace: bool = False, strict: bool = True) -> Self:
+    def select(self, *keys: NestedKey, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
         """A TensorDict with only these (nested) entries, in this order, sharing them.
+
+        `as_tensordict` concerns tensorclasses: the result is no longer one.
 
         With a key and one below it, only the one below is kept.
 
@@ -122,9 +124,10 @@ class StructureMixin(WritingMixin):
             for path in dict.fromkeys(paths):
                 found = self._find(path)
                 if found is not None and not any(path[: len(t)] == t for t in taken):
-                    entry = found[0]._raw(found[1])
-                    if isinstance(entry, StructureMixin):
-                        entry = entry._kept(entry._all_but([t[len(path) :] for t in taken if t[: len(path)] == path]))
+                    entry: Any = found[0]._raw(found[1])
+                    if isinstance(entry, Container):
+                        node: Any = entry
+                        entry = node._kept(node._all_but([t[len(path) :] for t in taken if t[: len(path)] == path]))
                     part.set(path, entry)
                     taken.append(path)
                 elif default is NO_DEFAULT and strict:
@@ -299,7 +302,7 @@ class StructureMixin(WritingMixin):
             elif isinstance(value, Container):
                 data[key] = value.clone(recurse)  # type: ignore[attr-defined]
             else:
-                data[key] = value
+                data[key] = value.apart() if recurse else value
         return td._new(data, td._batch_size, td._device, td._names)
 
     def _shallow(self) -> Any:
@@ -313,15 +316,26 @@ class StructureMixin(WritingMixin):
         return self.clone(recurse=False)
 
     def replace(self, *args: Any, **kwargs: Any) -> Any:
-        """A shallow copy with some entries replaced."""
+        """A shallow copy with some entries replaced; of stored data a copy in memory, the store stays as it is."""
         if not kwargs and (not args or args[0] is None or (isinstance(args[0], dict) and not args[0])):
             return self
-        return self._shallow().update(*args, **kwargs)
+        return self._apart().update(*args, **kwargs)
 
-    def contiguous(self) -> Any:
-        """Leaves made contiguous; a stored TensorDict is read into memory."""
+    def _apart(self) -> Any:
+        """A shallow copy whose changes no store hears of."""
+        return self._shallow()
+
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Any:
+        """Leaves made contiguous; a stored TensorDict is read into memory.
+
+        Args:
+            canonical: leaves also get the strides that torch gives a new tensor of their shape. A dimension
+                of size 1 may have any other stride and still be contiguous.
+            inplace: this TensorDict takes over the leaves and is returned.
+        """
         td = self._resident()
-        return td._with_leaves(iter([t.contiguous() for t in td._leaf_list()]))
+        made = [t if t.is_contiguous() and not (canonical and _odd(t)) else _compact(t) for t in td._leaf_list()]
+        return self._given(td._with_leaves(iter(made)), "contiguous", inplace)
 
     def is_contiguous(self) -> bool:
         """Whether every leaf is contiguous in memory."""
@@ -333,31 +347,40 @@ class StructureMixin(WritingMixin):
         data: dict[str, Any] = {}
         for key, value in td._data.items():
             if isinstance(value, NonTensor):
-                data[key] = value
+                data[key] = value.apart()
             else:
                 data[key] = value.clone() if isinstance(value, Tensor) else value.to_tensordict()
         return self._resident_class._new(data, td._batch_size, td._device, td._names)
 
     def to_dict(
-        self, *, retain_none: bool = True, convert_tensors: bool = False, tolist_first: bool = False
+        self,
+        *,
+        retain_none: bool = True,
+        convert_tensors: bool | Literal["numpy"] = False,
+        tolist_first: bool = False,
     ) -> dict[str, Any]:
         """Nested plain dicts.
 
         Args:
             retain_none: keep entries whose value is None.
-            convert_tensors: tensors become lists of numbers.
+            convert_tensors: tensors become lists of numbers, or with "numpy" arrays.
+            tolist_first: nested TensorDicts with batch dimensions become lists of dicts, and values lists of them.
         """
         out: dict[str, Any] = {}
         td = self._resident()
         for key, value in td._data.items():
             if isinstance(value, NonTensor):
-                plain = value.plain()
+                plain = value.tolist() if tolist_first else value.plain()
                 if plain is not None or retain_none:
                     out[key] = plain
             elif isinstance(value, Tensor):
-                out[key] = value.tolist() if convert_tensors else value
+                out[key] = value.numpy() if convert_tensors == "numpy" else value.tolist() if convert_tensors else value
+            elif tolist_first and value.batch_dims:
+                out[key] = value.tolist(convert_tensors=convert_tensors, tolist_first=True)
             else:
-                out[key] = value.to_dict(retain_none=retain_none, convert_tensors=convert_tensors)
+                out[key] = value.to_dict(
+                    retain_none=retain_none, convert_tensors=convert_tensors, tolist_first=tolist_first
+                )
         return out
 
     # -- mapping -----------------------------------------------------------------------------
@@ -387,9 +410,10 @@ class StructureMixin(WritingMixin):
             filter_empty: leave out nested TensorDicts that end up empty.
             call_on_nested: call `fn` on nested TensorDicts too, instead of going into them.
             inplace: write the results into this TensorDict.
-            out: write the results into this one.
+            out: write the results into this one. Stored leaves are then read, and their results written, in blocks of
+                rows of bounded memory (so too with `inplace`): `fn` sees some rows at a time.
         """
-        return self._apply(
+        return self._map_leaves(
             fn,
             others,
             False,
@@ -411,14 +435,14 @@ class StructureMixin(WritingMixin):
             key = path if nested_keys and len(path) > 1 else path[-1]
             return fn(key, *leaves)
 
-        return self._apply(call, others, True, **kwargs)
+        return self._map_leaves(call, others, True, **kwargs)
 
     def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
         """Map `fn` over the leaves and write the results back in place."""
         self.apply(fn, *others, inplace=True, **kwargs)
         return self
 
-    def _apply(
+    def _map_leaves(
         self,
         fn: Callable[..., Any],
         others: tuple[Any, ...],
@@ -487,7 +511,8 @@ class Mapper:
         built = td._resident_class._new(data, batch, td._device, names)
         for key, value in td._data.items():
             if isinstance(value, NonTensor):
-                data[key] = built._coerce(key, value)
+                if isinstance(value, NonTensorData) or batch == td._batch_size:  # else whose rows are they?
+                    data[key] = built._coerce(key, value.apart())
                 continue
             rest = [_other_entry(o, (*path, key), self.default) for o in others] if others else ()
             if isinstance(value, Tensor) or self.call_on_nested:
@@ -526,8 +551,17 @@ def _other_entry(other: Any, path: Path, default: Any) -> Any:
 def _filled(entry: Any, value: Any) -> Any:
     """The tree of `entry` with `value` in every leaf."""
     if isinstance(entry, NonTensor):
-        return entry
+        return entry.apart()
     if isinstance(entry, Container):
         td = entry._resident()
         return td._new({k: _filled(v, value) for k, v in td._data.items()}, td._batch_size, td._device, td._names)
     return torch.as_tensor(value, dtype=entry.dtype, device=entry.device).expand(entry.shape)
+
+
+def _compact(t: Tensor) -> Tensor:
+    return t.clone(memory_format=torch.contiguous_format)
+
+
+def _odd(t: Tensor) -> bool:
+    """Whether a contiguous tensor has other strides than torch gives: those of dimensions of size 1 do not matter."""
+    return t.stride() != torch.empty(t.shape, device="meta").stride()

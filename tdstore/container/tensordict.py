@@ -6,12 +6,13 @@ The fast lanes come first in each method: the commonest call pays for no other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from tdstore.container.base import TensorDictBase
+from tdstore.container.access import AS_SET
 from tdstore.container.core import Container
 from tdstore.container.indexed import IndexedTree
 from tdstore.container.keysview import FirstKeys, IsLeaf
@@ -19,6 +20,7 @@ from tdstore.container.locks import READONLY
 from tdstore.container.names import as_names
 from tdstore.container.nontensor import NonTensor
 from tdstore.container.paths import entry_path, is_key
+from tdstore.container.typed import inside
 from tdstore.errors import KeyNotFoundError
 from tdstore.holes import HOLES, reserve
 from tdstore.ops.base import Names
@@ -88,7 +90,11 @@ class TensorDict(IndexedTree):
                 self.set(key, value)
             elif type(value) is Tensor and free:
                 # The commonest batch has one dimension; comparing slices of shapes takes ten times longer.
-                shape = value.shape
+                try:
+                    shape = value.shape
+                except RuntimeError:  # a nested tensor has none: `_coerce` knows what to ask it
+                    data[key] = self._coerce(key, value)
+                    continue
                 if (n == 1 and shape and shape[0] == rows) or not n or shape[:n] == batch:
                     data[key] = value
                 else:
@@ -128,7 +134,7 @@ class TensorDict(IndexedTree):
             return value.plain()
         return super().__getitem__(index)
 
-    def get(self, key: NestedKey, default: Any = None, **kwargs: Any) -> Any:
+    def get(self, key: NestedKey, default: Any = AS_SET, **kwargs: Any) -> Any:
         if type(key) is str:
             value = self._data.get(key)
             if value is not None:
@@ -138,7 +144,11 @@ class TensorDict(IndexedTree):
     def __setitem__(self, index: Any, value: Any) -> None:
         if type(index) is str:
             if not self._state and type(value) is Tensor and self._device is None:
-                shape, batch = value.shape, self._batch_size
+                try:
+                    shape, batch = value.shape, self._batch_size
+                except RuntimeError:  # a nested tensor
+                    self._data[index] = self._coerce(index, value)
+                    return
                 n = len(batch)
                 if not n or (n == 1 and shape and shape[0] == batch[0]) or shape[:n] == batch:
                     self._data[index] = value
@@ -172,7 +182,11 @@ class TensorDict(IndexedTree):
         if type(key) is not str or node._state:
             return super().set(full, item)
         if type(item) is Tensor and node._device is None:
-            shape, batch = item.shape, node._batch_size
+            try:
+                shape, batch = item.shape, node._batch_size
+            except RuntimeError:  # a nested tensor
+                node._data[key] = node._coerce(key, item)
+                return self
             n = len(batch)
             if not n or (n == 1 and shape and shape[0] == batch[0]) or shape[:n] == batch:
                 node._data[key] = item
@@ -256,8 +270,9 @@ class TensorDict(IndexedTree):
                 out.append((*prefix, key) if prefix else key)
             elif isinstance(value, TensorDict):
                 value._leaf_keys((*prefix, key), out)
-            elif isinstance(value, TensorDictBase):
-                out += [(*prefix, key, *entry_path(k)) for k in value.keys(True, True)]
+            elif isinstance(value, Container):  # a lazy stack, a tensorclass
+                below: Any = inside(value)
+                out += [(*prefix, key, *entry_path(k)) for k in below.keys(True, True)]
 
     def values(
         self,
@@ -291,6 +306,7 @@ class TensorDict(IndexedTree):
 
 
 Container._resident_class = TensorDict
+ForkingPickler.register(TensorDict, TensorDict._to_process)
 _NO_BATCH = torch.Size(())
 
 

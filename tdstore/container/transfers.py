@@ -11,6 +11,7 @@ from torch import Tensor
 from tdstore.container.core import GROUP, LEAF
 from tdstore.container.describe import describe
 from tdstore.container.handle import StoreHandle
+from tdstore.container.locks import CONSOLIDATED
 from tdstore.container.opening import over
 from tdstore.errors import BatchSizeError, UnsupportedError
 from tdstore.holes import HOLES, reserve
@@ -163,7 +164,7 @@ class Arriving:
     def __init__(self, text: bytes, link: Link, source: int, device: Any) -> None:
         wire.refuse_error(text, source)
         header, specs = wire.decode_message(text)
-        self.store = wire.ReceivedStore(header, specs, torch.device(device) if device is not None else link.device)
+        self.store = wire.new_store(header, specs, torch.device(device) if device is not None else link.device)
         self.leaves = list(specs.items())
 
     def check_writable(self) -> None:
@@ -181,7 +182,9 @@ class Arriving:
         self.read(number, index).copy_(value)
 
     def container(self) -> Any:
-        return over(StoreHandle(self.store, registry().get("memory"), None, "r", {}))
+        td = over(StoreHandle(self.store, registry().get("memory"), None, "r", {}))
+        td._state |= CONSOLIDATED
+        return td
 
 
 def send_whole(message: tuple[bytes, Described | None], link: Link, to: int) -> None:

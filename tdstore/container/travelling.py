@@ -19,9 +19,11 @@ from torch import Tensor
 from tdstore.container.core import Container
 from tdstore.container.handle import StoreHandle
 from tdstore.errors import StoreError
-from tdstore.parallel.byvalue import Packed, plain
+from tdstore.parallel.byvalue import PLAIN, Packed, plain
 from tdstore.store import Cap
 
+_LARGE = 1 << 20
+"""Rows of so many bytes are sent as shared memory."""
 _KEPT = 4
 """A worker keeps so many containers open; those of earlier calls are closed as others come."""
 
@@ -46,8 +48,12 @@ _registered_in = 0
 
 def handle_of(td: Any) -> StoreHandle | None:
     """The open store that a container is pickled by; None where it is pickled with its values."""
-    _, parts, *_ = td.__reduce__()
+    _, parts, *_ = _sent(td)
     return parts[0] if parts and isinstance(parts[0], StoreHandle) else None
+
+
+def _sent(td: Any) -> Any:
+    return td._to_process() if hasattr(td, "_to_process") else td.__reduce__()
 
 
 def _reading_lock(handle: StoreHandle | None) -> AbstractContextManager[Any]:
@@ -160,26 +166,53 @@ def place_of(td: Any, *, by_multiprocessing: bool) -> Place | None:
             pickle.dumps(way)
     except (StoreError, TypeError, pickle.PicklingError):
         return None  # temporary, or known to this process alone
-    restore, (_, *rest) = td.__reduce__()
+    restore, (_, *rest) = _sent(td)
     return Place(td, handle, (restore, way, tuple(rest)))
 
 
+def near_chunk(source: Any, at: tuple[Any, ...]) -> Chunk:
+    """A chunk for a process of multiprocessing, which can be sent memory: many rows are copied once, and not piped."""
+    if not isinstance(source, Place):
+        rows = Chunk(source, at).rows()
+        if _is_plain(rows) and rows.bytes() >= _LARGE:
+            try:
+                return Chunk(rows.save(storage="shared"), None)
+            except StoreError:
+                return Chunk(source, at)  # no room there
+    return Chunk(source, at)
+
+
+def _is_plain(rows: Any) -> bool:
+    """Whether a container has tensors only, of the kinds that come out of a store as they went in."""
+    return type(rows) is Container._resident_class and all(
+        _is_plain(value)
+        if isinstance(value, Container)
+        else type(value) in PLAIN
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and not (value.is_nested or value.is_quantized or value.requires_grad)
+        for value in rows._data.values()
+    )
+
+
 class Chunk:
-    """Rows of a container. Pickled as a place and an index, or as the rows by value."""
+    """Rows of a container. Pickled as a place and an index, as shared memory, or as the rows by value."""
 
     __slots__ = ("at", "source")
 
-    def __init__(self, source: Any, at: tuple[Any, ...]) -> None:
+    def __init__(self, source: Any, at: tuple[Any, ...] | None) -> None:
         self.source = source
         self.at = at
 
     def __reduce__(self) -> Any:
-        if isinstance(self.source, (Place, Arrived)):
+        if isinstance(self.source, (Place, Arrived)) or self.at is None:
             return Chunk, (self.source, self.at)
         return Chunk, (Packed(self.rows()), None)
 
     def rows(self) -> Any:
         """The rows, in memory."""
+        if self.at is None and isinstance(self.source, Container):
+            return self.source._shallow()  # a TensorDict like any other, of memory that nobody else uses
         if self.at is None:
             return plain(self.source)
         if isinstance(self.source, (Place, Arrived)):

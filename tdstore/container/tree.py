@@ -11,10 +11,12 @@ from torch import Tensor
 
 from tdstore.container.base import TensorDictBase
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
-from tdstore.container.locks import HOME, LOCKED, MAPPED, READONLY, SHARED
+from tdstore.container.locks import CONSOLIDATED, HOME, LOCKED, MAPPED, READONLY, SHARED
 from tdstore.container.names import extend_names
-from tdstore.container.nontensor import NonTensor, NonTensorData, assign
+from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack, assign
+from tdstore.container.ragged import leaf_shape
 from tdstore.container.terms import as_terms, spelled_out, torch_terms
+from tdstore.container.unbatched import UnbatchedTensor
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.holes import HOLES, reserve
 from tdstore.indexing import index_shape
@@ -22,6 +24,7 @@ from tdstore.ops.base import Names
 from tdstore.ops.reduce import Over
 from tdstore.ops.reductions import Reduction
 from tdstore.rows import put
+from tdstore.tracing import mapped, one_by_one
 
 VIEW_FLAGS = READONLY | MAPPED | SHARED
 """What a view of the entries inherits."""
@@ -33,9 +36,11 @@ _allocate: Any = object.__new__
 class ResidentTree(TensorDictBase):
     """Entries in a plain dict; nested containers are entries too."""
 
-    __slots__ = ("_data", "_home")
+    __slots__ = ("_data", "_home", "_rooms")
 
     _data: dict[str, Any]
+    _rooms: dict[str, Any]
+    """Spare memory behind leaves, once this TensorDict has grown (`growth.Room`); not set before."""
     _home: Any
     """`(handle, path)` when the entries are exactly those of a store."""
 
@@ -69,8 +74,7 @@ class ResidentTree(TensorDictBase):
         return self._data[key]
 
     def _leaf_shape(self, key: str) -> torch.Size:
-        shape: torch.Size = self._data[key].shape
-        return shape
+        return leaf_shape(self._data[key])
 
     def _resident(self) -> Self:
         return self
@@ -80,7 +84,7 @@ class ResidentTree(TensorDictBase):
 
     def _leave_home(self) -> None:
         """The structure changes: the entries are no longer exactly those of the store."""
-        self._state &= ~(HOME | MAPPED | SHARED)
+        self._state &= ~(HOME | MAPPED | SHARED | CONSOLIDATED)
         self._home = None
 
     def _assign(self, entries: Mapping[str, Any]) -> None:
@@ -125,7 +129,8 @@ class ResidentTree(TensorDictBase):
                     else:
                         put(old, at, value)
                 elif isinstance(old, NonTensor):
-                    data[key] = value if at is None else assign(old, at, value)
+                    whole = at is None and not isinstance(old, NonTensorStack)
+                    data[key] = value if whole else assign(old, ... if at is None else at, value)
                 elif at is None:
                     old.update_(value)
                 else:
@@ -182,8 +187,10 @@ class ResidentTree(TensorDictBase):
             if isinstance(value, Container):
                 if value.batch_size[:n] != batch_size:
                     value._set_batch_size(batch_size)
-            elif isinstance(value, NonTensor) and value.batch_size[:n] != batch_size:
-                self._data[key] = self._coerce(key, value) if value.ndim <= n else value
+            elif isinstance(value, NonTensorData):
+                self._data[key] = value.move(lambda t: t.new_empty(()).expand(batch_size))
+            elif isinstance(value, NonTensor) and value.ndim <= n:
+                self._data[key] = self._coerce(key, value)
 
     def _set_names(self, names: Names) -> None:
         self._names = names
@@ -270,6 +277,8 @@ class ResidentTree(TensorDictBase):
         for value in self._data.values():
             if isinstance(value, Tensor):
                 out.append(value)
+            elif isinstance(value, UnbatchedTensor):
+                out.append(value.data)
             elif isinstance(value, ResidentTree):
                 own &= value._collect(out)
             elif isinstance(value, Container):
@@ -284,7 +293,7 @@ class ResidentTree(TensorDictBase):
             if isinstance(value, Tensor):
                 data[key] = next(leaves)
             elif isinstance(value, NonTensor):
-                data[key] = value
+                data[key] = value.holding(next(leaves)) if isinstance(value, UnbatchedTensor) else value.apart()
             else:
                 data[key] = value._live()._with_leaves(leaves)
         return self._new(data, self._batch_size, self._device, self._names)
@@ -295,6 +304,8 @@ class ResidentTree(TensorDictBase):
             return self._mixed(lambda node, *parts: node._foreach(fn, *parts), operands)
         if not leaves:
             return self._with_leaves(iter(()))
+        if mapped():
+            fn = one_by_one(fn)
         td = self._with_leaves(iter(fn(leaves, *[self._operand(o, leaves) for o in operands])))
         if self._state & LOCKED:
             td.lock_()
@@ -315,6 +326,8 @@ class ResidentTree(TensorDictBase):
             if HOLES:
                 for leaf in leaves:
                     reserve(leaf)
+            if mapped():
+                fn = one_by_one(fn)
             fn(leaves, *parts)
         return self
 
@@ -362,11 +375,11 @@ class ResidentTree(TensorDictBase):
             elif isinstance(mine, ResidentTree):
                 mine._reserve_for(value)
 
-    def _apply(self, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
+    def _map_leaves(self, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
         if HOLES and inplace:  # the function may write into what it is given
             for leaf in self._leaf_list():
                 reserve(leaf)
-        return super()._apply(*args, inplace=inplace, **kwargs)
+        return super()._map_leaves(*args, inplace=inplace, **kwargs)
 
     def _operand(self, other: Any, leaves: list[Tensor], *, exact: bool = True) -> Any:
         """What a leaf-wise function gets for `other`: a list with one operand per leaf, or a scalar.
@@ -399,13 +412,15 @@ class ResidentTree(TensorDictBase):
         """Leaves of `other` in the order of this tree's: matched by key, never by position."""
         theirs = other._data
         for key, value in self._data.items():
-            if isinstance(value, NonTensor):
+            if isinstance(value, NonTensor) and not isinstance(value, UnbatchedTensor):
                 continue
             try:
                 match = theirs[key]
             except KeyError:
                 raise KeyNotFoundError(f"key {(*path, key)!r} is in one TensorDict and not in the other") from None
-            if isinstance(value, Tensor):
+            if isinstance(value, UnbatchedTensor):
+                out.append(match.data)
+            elif isinstance(value, Tensor):
                 if not isinstance(match, Tensor):
                     raise KeyNotFoundError(f"entry {(*path, key)!r} is a tensor on one side only")
                 out.append(match)
@@ -419,7 +434,10 @@ class ResidentTree(TensorDictBase):
                 raise KeyNotFoundError(f"key {(*path, extra)!r} is in one TensorDict and not in the other")
 
     def _reduced(self, kind: Reduction, over: Over, keepdim: bool, batch_size: torch.Size, names: Names) -> Self:
-        return self._over_leaves_of(lambda leaf: kind.whole(*over.of(leaf), keepdim), over, batch_size, names)
+        def stack(value: Any, batch: torch.Size, deeper: Names) -> Any:
+            return value._reduced(kind, over, keepdim, batch, deeper)
+
+        return self._over_leaves_of(lambda leaf: kind.whole(*over.of(leaf), keepdim), over, batch_size, names, stack)
 
     def _with_keys(self, rename: Callable[[str], str]) -> Self:
         """The same entries under other keys, level by level."""
@@ -433,8 +451,18 @@ class ResidentTree(TensorDictBase):
             data[new] = value._resident()._with_keys(rename) if isinstance(value, Container) else value
         return self._new(data, self._batch_size, self._device, self._names)
 
-    def _over_leaves_of(self, fn: Callable[[Tensor], Tensor], over: Over, batch_size: torch.Size, names: Names) -> Self:
-        """A tree of `fn(leaf)` with the batch of a reduction; values per row go with the rows."""
+    def _over_leaves_of(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        over: Over,
+        batch_size: torch.Size,
+        names: Names,
+        stack: Callable[[Any, torch.Size, Names], Any] | None = None,
+    ) -> Self:
+        """A tree of `fn(leaf)` with the batch of a reduction, `stack` seeing to lazy stacks.
+
+        Values that differ along what is reduced go with the rows.
+        """
         data: dict[str, Any] = {}
         for key, value in self._data.items():
             if isinstance(value, Tensor):
@@ -443,11 +471,18 @@ class ResidentTree(TensorDictBase):
                 further = value._batch_size[len(self._batch_size) :]
                 wide = batch_size if over.dims is None else torch.Size((*batch_size, *further))
                 deeper = extend_names(names, len(wide))
-                data[key] = value._resident()._over_leaves_of(fn, over, wide, deeper)
-            elif isinstance(value, NonTensorData):
-                data[key] = NonTensorData(value.data, batch_size)
+                if stack is not None and isinstance(value, self._stack_class):
+                    data[key] = stack(value, wide, deeper)
+                else:
+                    data[key] = value._resident()._over_leaves_of(fn, over, wide, deeper, stack)
+            elif isinstance(value, NonTensor) and (made := value.for_batch(batch_size)) is not None:
+                data[key] = made
             elif over.features:
                 data[key] = value
+            elif over.dims is not None and isinstance(value, NonTensor):
+                at = tuple(0 if d in over.dims else slice(None) for d in range(len(self._batch_size)))
+                if (one := _constant(value, at)) is not None:
+                    data[key] = one.move(lambda t: t.reshape(batch_size))
         return self._new(data, batch_size, self._device, names)
 
     def _compared(self, other: Any, op: Callable[..., Tensor]) -> Self:
@@ -469,6 +504,15 @@ class ResidentTree(TensorDictBase):
             else:
                 data[key] = op(value, theirs)
         return self._new(data, self._batch_size, self._device, self._names)
+
+
+def _constant(value: NonTensor, at: tuple[Any, ...]) -> NonTensor | None:
+    """The values at an index, if those along the dimensions that it takes one of are all the same."""
+    if not value.numel() or value.ndim < len(at):
+        return None
+    one = value[at]
+    wide = one.move(lambda t: t[tuple(None if i == 0 else slice(None) for i in at)].expand(value.batch_size))
+    return one if value.same(wide) else None
 
 
 def _rehearse(fn: Callable[..., object], leaves: Sequence[Tensor], parts: Sequence[Any]) -> None:

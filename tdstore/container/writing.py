@@ -14,6 +14,7 @@ from tdstore.container.keysview import IsLeaf
 from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.paths import entry_path, is_key
 from tdstore.container.terms import as_terms, spelled_out
+from tdstore.container.typed import redressed, worn_by
 from tdstore.errors import BatchSizeError, KeyNotFoundError, NotAGroupError
 from tdstore.indexing import index_shape
 from tdstore.types import NestedKey, Path
@@ -135,7 +136,7 @@ class WritingMixin(AccessMixin):
 
     def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Any:
         """Set the entry if there is none, and return it."""
-        if self.get(key) is None:
+        if self.get(key, None) is None:
             self.set(key, default, inplace=inplace)
         return self.get(key)
 
@@ -193,7 +194,7 @@ class WritingMixin(AccessMixin):
                 writes[first] = self._coerce_existing(first, value, whole=True)
             else:
                 made = self._coerce(first, value)
-                if clone and not isinstance(made, NonTensor):
+                if clone:
                     made = made.clone()
                 fresh[first] = made
         if fresh:
@@ -264,7 +265,7 @@ class WritingMixin(AccessMixin):
         if at is not None:  # here, where the ellipsis stands for this batch, and not for a nested one's
             at = spelled_out(at, len(self._batch_size))
         plan: dict[int, tuple[Any, dict[str, Any]]] = {}
-        for key, value in _flat_pairs(source):
+        for key, value in _flat_pairs(source, stacks=wanted is not None):
             path = entry_path(key)
             if wanted is not None and not any(path[: len(w)] == w for w in wanted):
                 continue
@@ -302,9 +303,9 @@ class WritingMixin(AccessMixin):
         node, last = found
         if node.is_locked:
             raise node._refuse_locked(f"pop {key!r}")
-        entry = node._raw(last)
-        if isinstance(entry, WritingMixin):
-            entry = entry._detached()
+        entry: Any = node._raw(last)
+        if isinstance(entry, Container):
+            entry = entry._detached()  # type: ignore[attr-defined]
         node._drop([last])
         return entry.plain() if isinstance(entry, NonTensor) else entry
 
@@ -344,6 +345,7 @@ class WritingMixin(AccessMixin):
         if target is not None and target is node:
             node._rename(last, new[-1])
             return self
+        node._whole("remove entries")
         entry = node._raw(last)
         self.set(new, entry)
         node._drop([last])
@@ -407,12 +409,13 @@ def _zeros_for(entry: Any, batch: torch.Size, ndim: int) -> Any:
         return NonTensorData(None, batch)
     if isinstance(entry, Container):
         full = (*batch, *entry.batch_size[ndim:])
-        return entry._resident_class._new(
+        zeros = entry._resident_class._new(
             {k: _zeros_for(entry._raw(k), batch, ndim) for k in entry._first_keys()},
             torch.Size(full),
             entry.device,
             None,
         )
+        return redressed(worn_by(entry), zeros)
     return torch.zeros((*batch, *entry.shape[ndim:]), dtype=entry.dtype, device=entry.device)
 
 
@@ -428,11 +431,14 @@ def _pairs(source: Any) -> Any:
     raise TypeError(f"update takes a TensorDict or a dict, not a {type(source).__name__}")
 
 
-def _flat_pairs(source: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _flat_pairs(source: Any, prefix: Path = (), *, stacks: bool = True) -> Iterator[tuple[Path, Any]]:
+    """Entries by their paths, of lazy stacks too or (`stacks=False`) those whole: they may not be stackable."""
     for key, value in _pairs(source):
         path = (*prefix, *entry_path(key))
-        if isinstance(value, (Container, Mapping)):
-            yield from _flat_pairs(value, path)
+        if isinstance(value, Container._stack_class) and not stacks:
+            yield path, value
+        elif isinstance(value, (Container, Mapping)):
+            yield from _flat_pairs(value, path, stacks=stacks)
         else:
             yield path, value
 

@@ -1,11 +1,251 @@
-"""state_dict and load_state_dict."""
+"""state_dict and load_state_dict.
+
+A state dict is an ordered dict of tensors under dotted keys. Its attribute `_metadata` has, for each nested
+TensorDict and each value that is no tensor, what the keys do not tell. What is loaded may also be nested, or
+have the form of older versions, where `__batch_size` and `__device` are entries.
+"""
 
 from __future__ import annotations
 
-from tdstore.container.core import Container
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core import GROUP, LEAF, VALUE, Container
+from tdstore.container.nontensor import NonTensor
+from tdstore.container.typed import inside, worn_by
+from tdstore.container.unbatched import UnbatchedTensor
+from tdstore.convert.stateforms import Tree, read, write_flat, write_legacy, write_nested
+from tdstore.errors import BatchSizeError, StateDictError
+from tdstore.types import Path
 
 
 class StateDictMixin(Container):
     """state_dict, load_state_dict."""
 
     __slots__ = ()
+
+    def state_dict(
+        self,
+        destination: Any = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        flatten: bool = True,
+        *,
+        legacy: bool = False,
+    ) -> Any:
+        """Give the tensors as an `OrderedDict`, as `torch.nn.Module.state_dict`: detached, sharing memory.
+
+        Its attribute `_metadata` holds batch sizes, devices, names and values that are no tensors. A lazy stack
+        comes as the stack, or, where its elements differ, as its elements.
+
+        Args:
+            destination: an ordered dict to add to.
+            prefix: put before each key.
+            keep_vars: do not detach.
+            flatten: dotted keys; False nests ordered dicts.
+            legacy: the form of older versions: `__batch_size` and `__device` are entries, and so are values.
+
+        Raises:
+            StateDictError: two entries would have one key.
+
+        Example:
+            >>> dict(TensorDict({"u": torch.zeros(2), "v": {"w": torch.ones(2)}}).state_dict())
+            {'u': tensor([0., 0.]), 'v.w': tensor([1., 1.])}
+        """
+        out: Any = OrderedDict() if destination is None else destination
+        if not hasattr(out, "_metadata") and isinstance(out, OrderedDict):
+            out._metadata = OrderedDict()  # type: ignore[attr-defined]
+        tree = _tree_of(self, keep_vars)
+        if legacy:
+            write_legacy(tree, out, prefix, flatten)
+        elif flatten:
+            write_flat(tree, out, prefix)
+        else:
+            write_nested(tree, out, prefix)
+        return out
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False, from_flatten: bool | None = None
+    ) -> Self:
+        """Write what `state_dict()` gave into the entries, in place: on stored data, into the store.
+
+        Args:
+            state_dict: flat, nested, or of the older form; also that of a module with the same names.
+            strict: refuse keys that are only on one side. False leaves entries alone that the state dict
+                lacks, and adds those that it has more.
+            assign: take over the tensors instead of copying their values.
+            from_flatten: whether keys are to be split at dots. Default: as the state dict and the entries tell.
+
+        Raises:
+            StateDictError: keys that do not match. BatchSizeError: an entry of another shape. Nothing was changed.
+        """
+        tree = read(state_dict, self, from_flatten)
+        job = _Loading(strict, assign)
+        job.plan(self, tree, ())
+        job.run()
+        return self
+
+
+# -- out ---------------------------------------------------------------------------------------
+def _tree_of(td: Any, keep_vars: bool) -> Tree:
+    worn, td = worn_by(td), inside(td)
+    if isinstance(td, td._stack_class) and not _even(td):
+        elements = {str(i): _tree_of(e, keep_vars) for i, e in enumerate(td.tensordicts)}
+        return Tree(td.batch_size, td.device, td._names, td.stack_dim, elements)
+    td = td._resident()
+    tree = Tree(td.batch_size, td.device, td._names)
+    for key in td._first_keys():
+        value = td._raw(key)
+        if isinstance(value, UnbatchedTensor):
+            value = value.data
+        if isinstance(value, Tensor):
+            tree.entries[key] = value if keep_vars else value.detach()
+        else:
+            tree.entries[key] = _tree_of(value, keep_vars) if isinstance(value, Container) else value
+    if worn is not None:
+        tree.typed = (worn.__name__, tuple(sorted(worn._field_names - tree.entries.keys())))
+    return tree
+
+
+def _even(td: Any) -> bool:
+    """Whether a lazy stack can be made without losing anything."""
+    keys = set(td._first_keys())
+    if any(set(element._first_keys()) != keys for element in td.tensordicts) or -1 in td.batch_size:
+        return False
+    kinds = {key: td._kind(key) for key in keys}
+    if any(-1 in td._leaf_shape(key) for key in keys if kinds[key] == LEAF):
+        return False
+    groups = [td._raw(key) for key in keys if kinds[key] == GROUP]
+    return all(_even(group) for group in groups if isinstance(group, td._stack_class))
+
+
+# -- in ----------------------------------------------------------------------------------------
+@dataclass
+class _Part:
+    """What becomes of one container."""
+
+    td: Any
+    tree: Tree
+    writes: dict[str, Any] = field(default_factory=dict)
+    fresh: dict[str, Any] = field(default_factory=dict)
+
+
+class _Loading:
+    """One `load_state_dict`: everything is looked at before anything is written."""
+
+    def __init__(self, strict: bool, assign: bool) -> None:
+        self._strict, self._assign = strict, assign
+        self._missing: list[str] = []
+        self._extra: list[str] = []
+        self._parts: list[_Part] = []
+
+    def plan(self, td: Any, tree: Tree, path: Path) -> None:
+        """Find what becomes of each entry."""
+        if tree.stack_dim is not None:
+            self._elements(td, tree, path)
+            return
+        part = _Part(td, tree)
+        for key, value in tree.entries.items():
+            kind, name = td._kind(key), ".".join((*path, key))
+            if kind == VALUE and isinstance(value, Tensor) and isinstance(td._raw(key), UnbatchedTensor):
+                value = UnbatchedTensor(value, td.batch_size)
+            if kind is None:
+                self._extra.append(name)
+                part.fresh[key] = _entry(td, value)
+            elif kind != _kind_of(value):
+                raise StateDictError(
+                    f"{name!r} is a {kind} in the TensorDict, and a {_kind_of(value)} in the state dict"
+                )
+            elif kind == GROUP:
+                self.plan(td._raw(key), value, (*path, key))
+            elif self._assign:
+                part.fresh[key] = value
+            else:
+                part.writes[key] = value
+                if kind == LEAF and value.shape != td._leaf_shape(key):
+                    raise BatchSizeError(
+                        f"{name!r} has shape {list(td._leaf_shape(key))}, and {list(value.shape)} in the state dict",
+                        hint="assign=True takes over tensors of any shape",
+                    )
+        for key in td._first_keys():
+            if key not in tree.entries:
+                if td._kind(key) != VALUE or tree.told:
+                    self._missing.append(".".join((*path, key)))
+                self._check_kept(td, key, tree, path)
+        self._parts.append(part)
+
+    def _elements(self, td: Any, tree: Tree, path: Path) -> None:
+        numbers = [str(i) for i in range(len(tree.entries))]
+        if not isinstance(td, td._stack_class) or len(td.tensordicts) != len(numbers):
+            raise StateDictError(
+                f"{'.'.join(path) or 'the state dict'} holds the {len(numbers)} elements of a lazy stack",
+                hint="load it into a lazy stack of as many",
+            )
+        for number, element in zip(numbers, td.tensordicts, strict=True):
+            self.plan(element, tree.entries[number], (*path, number))
+
+    def _check_kept(self, td: Any, key: str, tree: Tree, path: Path) -> None:
+        if tree.batch is None or td._kind(key) == VALUE:
+            return
+        shape = td._leaf_shape(key) if td._kind(key) == LEAF else td._raw(key).batch_size
+        if shape[: len(tree.batch)] != tree.batch:
+            name = ".".join((*path, key))
+            raise BatchSizeError(
+                f"{name!r} is not in the state dict, and does not fit its batch size, {list(tree.batch)}"
+            )
+
+    def run(self) -> None:
+        """Write.
+
+        Raises:
+            StateDictError: strict, and keys do not match.
+        """
+        if self._strict and (self._missing or self._extra):
+            said = [("only in the state dict", self._extra), ("only in the TensorDict", self._missing)]
+            text = "; ".join(f"{where}: {', '.join(map(repr, keys))}" for where, keys in said if keys)
+            raise StateDictError(f"the keys do not match: {text}", hint="strict=False takes what there is")
+        for part in self._parts:
+            if part.fresh and part.td.is_locked:
+                raise part.td._refuse_locked(f"add or replace {', '.join(map(repr, part.fresh))}")
+        with torch.no_grad():
+            for part in self._parts:
+                _set_batch(part)
+            ready = [
+                p.td._prepared({key: p.td._coerce_existing(key, value) for key, value in p.writes.items()})
+                for p in self._parts
+            ]
+            for part in self._parts:
+                for key, value in part.fresh.items():
+                    part.td.set(key, value)
+            for write in ready:
+                write()
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, Tree):
+        return GROUP
+    return VALUE if isinstance(value, NonTensor) else LEAF
+
+
+def _entry(td: Any, value: Any) -> Any:
+    """What the target does not have yet."""
+    if not isinstance(value, Tree):
+        return value
+    entries = {key: _entry(td, item) for key, item in value.entries.items()}
+    if value.stack_dim is not None:
+        return td._stack_class(*entries.values(), stack_dim=value.stack_dim)
+    return td._resident_class(entries, batch_size=value.batch, names=value.names)
+
+
+def _set_batch(part: _Part) -> None:
+    td, tree = part.td, part.tree
+    if tree.batch is not None and tree.batch != td.batch_size:
+        td._drop([key for key in part.fresh if td._kind(key) is not None])  # replaced in a moment
+        td.batch_size = tree.batch
+    if tree.names is not None and tuple(td.names) != tree.names:
+        td.names = tree.names

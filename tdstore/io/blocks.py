@@ -17,9 +17,9 @@ MAX_DIMS = 64
 Batch = list[tuple[Path, StoreIndex]]
 
 
-def row_ranges(rows: int, row_bytes: int, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, int]]:
-    """Ranges of rows of at most `block_bytes` each (a single row may be larger)."""
-    step = max(1, block_bytes // max(1, row_bytes))
+def row_ranges(rows: int, row_bytes: int, block_bytes: int | None = None) -> Iterator[tuple[int, int]]:
+    """Ranges of rows of at most `block_bytes` (`BLOCK_BYTES`) each; a single row may be larger."""
+    step = max(1, (block_bytes or BLOCK_BYTES) // max(1, row_bytes))
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
 

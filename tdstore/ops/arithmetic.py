@@ -43,12 +43,19 @@ def _each3(fn: Callable[[Any, Any, Any], Tensor]) -> Callable[..., list[Tensor]]
     return over
 
 
+def _can_cast(given: torch.dtype, kept: torch.dtype) -> bool:
+    """`torch.can_cast`, which torch.compile cannot trace."""
+    if given.is_complex or given.is_floating_point:
+        return kept.is_complex or (kept.is_floating_point and not given.is_complex)
+    return kept is not torch.bool or given is torch.bool
+
+
 def _in_place(fn: Callable[..., Sequence[Tensor]]) -> Callable[..., None]:
     """The in-place form of a function over lists; a result that needs a wider dtype is an error, as torch's are."""
 
     def write(leaves: Sequence[Tensor], *operands: Any) -> None:
         for leaf, result in zip(leaves, fn(leaves, *operands), strict=True):
-            if not torch.can_cast(result.dtype, leaf.dtype):
+            if not _can_cast(result.dtype, leaf.dtype):
                 raise RuntimeError(f"a result of dtype {result.dtype} cannot be kept in a leaf of dtype {leaf.dtype}")
             if result.shape != leaf.shape:
                 raise RuntimeError(f"a result of shape {list(result.shape)} does not fit a leaf of {list(leaf.shape)}")
@@ -130,12 +137,16 @@ class ArithmeticOps(OpsBase):
         """Bound every leaf from below."""
         return self._with(_clamp_min, other, default)
 
-    def clamp(self, min: Any = None, max: Any = None) -> Self:
-        """Apply [`torch.clamp`][] to every leaf; a bound is a number, a tensor over the batch, or a TensorDict."""
+    def clamp(self, min: Any = None, max: Any = None, *, out: Any = None) -> Self:
+        """Apply [`torch.clamp`][] to every leaf; a bound is a number, a tensor over the batch, or a TensorDict.
+
+        `out` is a TensorDict to write the result into.
+        """
         if min is None and max is None:
             raise ValueError("clamp needs min=, max= or both")
         below: Self = self if min is None else self.clamp_min(min)
-        return below if max is None else below.clamp_max(max)
+        result = below if max is None else below.clamp_max(max)
+        return result if out is None else out.update(result, inplace=True)
 
     def mod(self, other: Any, *, default: Any = None) -> Self:
         """Apply [`torch.remainder`][] to every leaf: the remainder has the sign of the divisor."""

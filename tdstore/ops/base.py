@@ -72,6 +72,10 @@ class OpsBase:
         return self
 
     @abstractmethod
+    def _given(self, result: Any, what: str, inplace: bool) -> Self:
+        """A result; or, `inplace`, this container after taking over its entries, nested ones staying the same."""
+
+    @abstractmethod
     def _refuse_row_values(self, what: str) -> None:
         """Raise `UnsupportedError` if an entry has one non-tensor value per row."""
 

@@ -110,8 +110,15 @@ class MoveOps(OpsBase):
         """Expand to the batch size of `other` (a TensorDict or a tensor)."""
         return self.expand(other.batch_size if isinstance(other, OpsBase) else other.shape)
 
-    def flatten(self, start_dim: int | None = None, end_dim: int | None = None) -> Self:
-        """Merge the batch dimensions from `start_dim` to `end_dim`, both included (default: all)."""
+    def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
+        """Merge the batch dimensions from `start_dim` to `end_dim`, both included (default: all).
+
+        With `inplace`, here as in the methods below that have it, this TensorDict takes over the result's
+        leaves and is returned; its keys and nested TensorDicts stay the same objects.
+        """
+        return self._given(self._flattened(start_dim, end_dim), "flatten", inplace)
+
+    def _flattened(self, start_dim: int | None, end_dim: int | None) -> Self:
         old = self.batch_size
         if not old:
             return self.unsqueeze(0)
@@ -130,18 +137,19 @@ class MoveOps(OpsBase):
             lambda v: v.reshape(old),
         )
 
-    def unflatten(self, dim: int, unflattened_size: Sequence[int]) -> Self:
+    def unflatten(self, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
         """Split batch dimension `dim` into `unflattened_size` (one -1 allowed)."""
         old = self.batch_size
         at = as_dim(dim, len(old))
         sizes = view_shape(old[at : at + 1], as_size(unflattened_size))
         names = self._dim_names()
         new = torch.Size((*old[:at], *sizes, *old[at + 1 :]))
-        return self._move(
+        result = self._move(
             lambda t: t.unflatten(at, sizes),
             new,
             names and (*names[:at], *(None,) * len(sizes), *names[at + 1 :]),
         )
+        return self._given(result, "unflatten", inplace)
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
         """A tuple with one TensorDict per index of `dim`, sharing memory."""
@@ -163,7 +171,7 @@ class MoveOps(OpsBase):
         at = as_dim(dim, len(self.batch_size))
         return self.split(chunk_size(self.batch_size[at], chunks), at)
 
-    def gather(self, dim: int, index: Tensor, out: Self | None = None) -> Self:
+    def gather(self, dim: int, index: Tensor, out: Self | None = None, *, inplace: bool = False) -> Self:
         """Gather along batch dimension `dim`, as `torch.gather` on every leaf.
 
         Args:
@@ -186,7 +194,7 @@ class MoveOps(OpsBase):
 
         names = self._dim_names()
         result = self._move(take, torch.Size((*index.shape, *old[k:])), names, keep_lock=False)
-        if out is None:
-            return result
+        if out is None or inplace:
+            return self._given(result, "gather", inplace)
         update: Any = out
         return update.update_(result)  # type: ignore[no-any-return]

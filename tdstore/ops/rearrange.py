@@ -87,18 +87,20 @@ class RearrangeOps(MoveOps):
         """Reverse the order along batch dimension 0."""
         return self.flip(0)
 
-    def roll(self, shifts: int | Sequence[int], dims: Any = None) -> Self:
+    def roll(self, shifts: int | Sequence[int], dims: Any = None, *, inplace: bool = False) -> Self:
         """Shift positions along batch dimensions, those that fall off coming back, as [`torch.roll`][].
 
         Without `dims` the batch is rolled as if it were flat.
         """
         old, n = self.batch_size, len(self.batch_size)
-        if dims is None:
-            return self._move(
-                lambda t: t.flatten(0, n - 1).roll(shifts, 0).unflatten(0, old) if n else t, old, self._dim_names()
-            )
-        which = _dims(dims, n)
-        return self._move(lambda t: t.roll(shifts, which), old, self._dim_names())
+        which = None if dims is None else _dims(dims, n)
+
+        def rolled(t: Tensor) -> Tensor:
+            if which is not None:
+                return t.roll(shifts, which)
+            return t.flatten(0, n - 1).roll(shifts, 0).unflatten(0, old) if n else t
+
+        return self._given(self._move(rolled, old, self._dim_names()), "roll", inplace)
 
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Self:
         """Rotate by `k` times 90 degrees in the plane of two batch dimensions, as [`torch.rot90`][]."""
@@ -112,13 +114,13 @@ class RearrangeOps(MoveOps):
                 names = tuple(swapped)
         return self._move(lambda t: t.rot90(k, (a, b)), torch.Size(new), names)
 
-    def repeat(self, *repeats: Any) -> Self:
+    def repeat(self, *repeats: Any, inplace: bool = False) -> Self:
         """Repeat the batch `repeats[d]` times along each dimension, as `Tensor.repeat`. Copies."""
         times = flat_args(repeats)
         old = self.batch_size
         if len(times) != len(old):
             raise ValueError(f"repeat needs one number for each of the {len(old)} batch dimensions, not {list(times)}")
-        return self._repeated(tuple(times), self._dim_names())
+        return self._given(self._repeated(tuple(times), self._dim_names()), "repeat", inplace)
 
     def tile(self, *dims: Any) -> Self:
         """Repeat the batch as [`torch.tile`][]: fewer numbers stand for the last dimensions."""
@@ -134,20 +136,27 @@ class RearrangeOps(MoveOps):
         new = torch.Size(a * b for a, b in zip(self.batch_size, times, strict=True))
         return self._move(lambda t: t.repeat(*times, *(1,) * (t.ndim - len(times))), new, names)
 
-    def repeat_interleave(self, repeats: Any, dim: int | None = None, *, output_size: int | None = None) -> Self:
+    def repeat_interleave(
+        self, repeats: Any, dim: int | None = None, *, output_size: int | None = None, inplace: bool = False
+    ) -> Self:
         """Repeat each position, as [`torch.repeat_interleave`][]; without `dim` the batch is flattened first."""
         old, names = self.batch_size, self._dim_names()
         if dim is None:
             if len(old) != 1:
-                return self.reshape(-1).repeat_interleave(repeats, 0, output_size=output_size)
+                flat = self.reshape(-1).repeat_interleave(repeats, 0, output_size=output_size)
+                return self._given(flat, "repeat_interleave", inplace)
             dim = 0
         at = as_dim(dim, len(old))
         new = list(old)
         new[at] = torch.arange(old[at]).repeat_interleave(torch.as_tensor(repeats), 0, output_size=output_size).numel()
-        return self._move(lambda t: t.repeat_interleave(repeats, at, output_size=output_size), torch.Size(new), names)
+        many = self._move(lambda t: t.repeat_interleave(repeats, at, output_size=output_size), torch.Size(new), names)
+        return self._given(many, "repeat_interleave", inplace)
 
-    def pad(self, pad_size: Sequence[int], value: float = 0.0) -> Self:
+    def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> Self:
         """Pad batch dimensions with `value`: `pad_size` is (before, after) of dimension 0, then of 1, and so on.
+
+        Args:
+            safe: taken for compatibility: what cannot be padded is always found before anything changes.
 
         Raises:
             ValueError: not one pair for each of some leading batch dimensions. UnsupportedError: values per row.
@@ -169,7 +178,7 @@ class RearrangeOps(MoveOps):
             return out
 
         self._refuse_row_values("pad")
-        return self._move(padded, new, self._dim_names(), keep_lock=False)
+        return self._given(self._move(padded, new, self._dim_names(), keep_lock=False), "pad", inplace)
 
     def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Self, ...]:
         """Split along a batch dimension into about equal parts, or at given places, as [`torch.tensor_split`][]."""

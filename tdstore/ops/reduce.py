@@ -153,14 +153,20 @@ class ReduceOps(OpsBase):
         """Smallest element, as [`torch.amin`][]; arguments as `sum`."""
         return self._reduction(how.AMIN, dim, keepdim, reduce)
 
-    def norm(self, *, dtype: torch.dtype | None = None, key_transform: Callable[[Any], Any] | None = None) -> Any:
-        """2-norm of every leaf: a TensorDict of scalars with batch size `[]`."""
-        return self._reduction(how.length(dtype), None, False, None, key_transform)
+    def norm(
+        self,
+        *,
+        out: Any = None,
+        dtype: torch.dtype | None = None,
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """2-norm of every leaf: a TensorDict of scalars with batch size `[]`, written into `out` if given."""
+        return _into(out, self._reduction(how.length(dtype), None, False, None, key_transform))
 
-    def logsumexp(self, dim: Any = None, keepdim: bool = False) -> Any:
+    def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Any:
         """Log of the sum of exponentials over batch dimensions (all of them by default), as [`torch.logsumexp`][]."""
         every = tuple(range(len(self.batch_size))) or None
-        return self._reduction(how.LOGSUMEXP, every if dim is None else dim, keepdim, None)
+        return _into(out, self._reduction(how.LOGSUMEXP, every if dim is None else dim, keepdim, None))
 
     def max(
         self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None, return_indices: bool = True
@@ -178,13 +184,16 @@ class ReduceOps(OpsBase):
         """Smallest element, as [`torch.min`][]; arguments and results as `max`."""
         return self._extreme(torch.min, how.AMIN, dim, keepdim, reduce, return_indices)
 
-    def cummax(self, dim: Any, *, return_indices: bool = True) -> Any:
-        """Largest element so far along a batch dimension, as [`torch.cummax`][]: `(values, indices)`."""
-        return self._running(torch.cummax, dim, return_indices)
+    def cummax(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
+        """Largest element so far along a batch dimension, as [`torch.cummax`][]: `(values, indices)`.
 
-    def cummin(self, dim: Any, *, return_indices: bool = True) -> Any:
-        """Smallest element so far along a batch dimension, as [`torch.cummin`][]: `(values, indices)`."""
-        return self._running(torch.cummin, dim, return_indices)
+        With `reduce=True`, of all leaves together, strung along `dim`: two tensors.
+        """
+        return self._running(torch.cummax, dim, reduce, return_indices)
+
+    def cummin(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
+        """Smallest element so far along a batch dimension, as [`torch.cummin`][]; arguments as `cummax`."""
+        return self._running(torch.cummin, dim, reduce, return_indices)
 
     def softmax(self, dim: Any, dtype: torch.dtype | None = None) -> Self:
         """Softmax along a batch dimension, as [`torch.softmax`][]."""
@@ -220,8 +229,11 @@ class ReduceOps(OpsBase):
         indices = self._reduction(how.argument(fn), dim, keepdim, None)
         return getattr(torch.return_types, fn.__name__)((best, indices))
 
-    def _running(self, fn: Any, dim: Any, return_indices: bool) -> Any:
+    def _running(self, fn: Any, dim: Any, reduce: bool | None, return_indices: bool) -> Any:
         at = self._one_dim(dim)
+        if reduce:
+            whole = fn(self._strung(at), at)
+            return whole if return_indices else whole.values
         pairs: list[Any] = []
 
         def values(leaves: Sequence[Tensor]) -> list[Tensor]:
@@ -297,12 +309,23 @@ class ReduceOps(OpsBase):
             return kind.whole(rows, (over.batch_dims,), False)
         if over.dims is None:
             return kind.whole(torch.cat([leaf.flatten() for leaf in leaves]), (0,), False)
-        if len({leaf.shape for leaf in leaves}) > 1:
+        return kind.whole(self._strung(over.dims[0]), over.dims, keepdim)
+
+    def _strung(self, dim: int) -> Tensor:
+        """All leaves, of one shape, one after the other along a dimension."""
+        leaves = self._leaf_list()
+        if len({leaf.shape for leaf in leaves}) != 1:
             raise RuntimeError(
-                f"reduce=True over batch dimensions {over.dims} needs leaves of one shape, not "
+                f"reduce=True over batch dimension {dim} needs leaves of one shape, not "
                 f"{sorted({tuple(leaf.shape) for leaf in leaves})}; reduce without dim=, or with dim='feature'"
             )
-        return kind.whole(torch.cat(leaves, over.dims[0]), over.dims, keepdim)
+        wide = common_dtype(leaves)
+        return torch.cat([leaf.to(wide) for leaf in leaves], dim)
+
+
+def _into(out: Any, result: Any) -> Any:
+    """A result, or the TensorDict given for it."""
+    return result if out is None else out.update(result, inplace=True)
 
 
 def common_dtype(leaves: Iterable[Tensor]) -> torch.dtype:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tdstore.errors import MismatchError, UnsupportedError
 from tdstore.io.blocks import index_shape, pieces
+from tdstore.io.buffer import arrange
 from tdstore.parallel.links import Flight, Link, Transfer, as_bytes
 from tdstore.parallel.wire import error_text, schema_text
 from tdstore.types import LeafSpec, Path, StoreIndex, path_text
@@ -91,22 +92,51 @@ def _writer(tree: Tree, number: int, index: StoreIndex, piece: Tensor) -> Callab
     return lambda: tree.write(number, index, piece)
 
 
-def send(link: Link, tree: Tree, to: int, init_tag: int, pseudo_rand: bool) -> int:
-    """Send a tree to a rank that calls `receive`; the last tag used."""
-    tag_of = tags(len(tree.leaves), init_tag, pseudo_rand)
-    link.greet(to, init_tag, schema_text(tree.leaves), None)
-    send_leaves(link, tree, to, tag_of)
+def send(link: Link, tree: Tree, to: int, init_tag: int, pseudo_rand: bool, consolidated: bool = False) -> int:
+    """Send a tree to a rank that calls `receive`, leaf by leaf or as one buffer; the last tag used."""
+    tag_of = tags(min(1, len(tree.leaves)) if consolidated else len(tree.leaves), init_tag, pseudo_rand)
+    link.greet(to, init_tag, schema_text(tree.leaves, consolidated=consolidated), None)
+    if consolidated:
+        _send_buffer(link, tree, to, tag_of)
+    else:
+        send_leaves(link, tree, to, tag_of)
     return tag_of[-1] if tag_of else init_tag
 
 
-def receive(link: Link, tree: Tree, source: int, init_tag: int, pseudo_rand: bool) -> int:
-    """Receive a tree of the same schema, in place; the last tag used."""
-    tag_of = tags(len(tree.leaves), init_tag, pseudo_rand)
+def receive(link: Link, tree: Tree, source: int, init_tag: int, pseudo_rand: bool, consolidated: bool = False) -> int:
+    """Receive a tree of the same schema, sent in the same way, in place; the last tag used."""
+    tag_of = tags(min(1, len(tree.leaves)) if consolidated else len(tree.leaves), init_tag, pseudo_rand)
     error = _problem(tree.check_writable)
-    text = schema_text(tree.leaves) if error is None else error_text(error)
+    text = schema_text(tree.leaves, consolidated=consolidated) if error is None else error_text(error)
     link.answer(source, init_tag, text, error)
-    receive_leaves(link, tree, source, tag_of)
+    if consolidated:
+        _receive_buffer(link, tree, source, tag_of)
+    else:
+        receive_leaves(link, tree, source, tag_of)
     return tag_of[-1] if tag_of else init_tag
+
+
+def _buffer(link: Link, tree: Tree) -> tuple[Tensor, list[Tensor]]:
+    """One buffer for all leaves, laid out as both ends do it, and the leaves in it."""
+    slots = arrange((spec.dtype, spec.shape) for _, spec in tree.leaves)
+    buffer = torch.zeros(slots[-1].stop if slots else 0, dtype=torch.uint8, device=link.device)
+    return buffer, [slot.view(buffer) for slot in slots]
+
+
+def _send_buffer(link: Link, tree: Tree, to: int, tag_of: Sequence[int]) -> None:
+    buffer, views = _buffer(link, tree)
+    for number, index, _ in _pieces(tree):
+        views[number][index].copy_(tree.read(number, index))
+    if len(buffer):
+        link.isend(buffer, to, tag_of[0]).wait()
+
+
+def _receive_buffer(link: Link, tree: Tree, source: int, tag_of: Sequence[int]) -> None:
+    buffer, views = _buffer(link, tree)
+    if len(buffer):
+        link.irecv(buffer, source, tag_of[0]).wait()
+    for number, index, _ in _pieces(tree):
+        tree.write(number, index, views[number][index])
 
 
 def _problem(check: Callable[[], object]) -> Exception | None:

@@ -7,19 +7,17 @@ bytes of its leaves, which the receiver puts into one buffer, each at the next m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import torch
-from torch import Tensor
 
 from tdstore.dtypes import as_dtype, dtype_name
 from tdstore.errors import CorruptStoreError, MismatchError
 from tdstore.header import Group, Header, header_from_builtins, header_to_builtins
 from tdstore.io.blocks import padded
-from tdstore.rows import gather
-from tdstore.store import Cap, Store
-from tdstore.types import LeafSpec, Path, Read, Write, path_text
+from tdstore.io.buffer import BufferStore, Slot
+from tdstore.types import LeafSpec, Path, path_text
 
 URL = "a TensorDict that another rank sent"
 MAX_TEXT = 1 << 30
@@ -27,10 +25,10 @@ MAX_TEXT = 1 << 30
 
 
 # -- schemas -----------------------------------------------------------------------------------
-def schema_text(leaves: Sequence[tuple[Path, LeafSpec]]) -> bytes:
-    """Keys, shapes and dtypes as JSON, in the order given."""
+def schema_text(leaves: Sequence[tuple[Path, LeafSpec]], *, consolidated: bool = False) -> bytes:
+    """Keys, shapes and dtypes as JSON, in the order given, and whether the leaves come as one buffer."""
     rows = [[list(path), list(spec.shape), dtype_name(spec.dtype)] for path, spec in leaves]
-    return msgspec.json.encode({"leaves": rows})
+    return msgspec.json.encode({"leaves": rows} | ({"consolidated": True} if consolidated else {}))
 
 
 def error_text(error: Exception) -> bytes:
@@ -50,6 +48,9 @@ def differences(mine: bytes, theirs: bytes, me: str, them: str) -> str:
     for said, who in ((ours, me), (others, them)):
         if "error" in said:
             return f"{who} cannot take part: {said['error']}"
+    if ours.get("consolidated", False) != others.get("consolidated", False):
+        one, each = (me, them) if ours.get("consolidated", False) else (them, me)
+        return f"{one} was called with consolidated=True, {each} without"
     a = {tuple(path): (shape, dtype) for path, shape, dtype in ours["leaves"]}
     b = {tuple(path): (shape, dtype) for path, shape, dtype in others["leaves"]}
     told = [f"{path_text(path)} is on {me} only" for path in a if path not in b]
@@ -100,62 +101,11 @@ def refuse_error(text: bytes, rank: int) -> None:
         raise MismatchError(f"rank {rank} of the group cannot send its TensorDict: {message['error']}")
 
 
-class ReceivedStore(Store):
-    """Leaves that are views of one buffer."""
-
-    caps = Cap.VIEW | Cap.PARTIAL_READ | Cap.CONCURRENT_READ
-
-    def __init__(self, header: Header, specs: Mapping[Path, LeafSpec], device: torch.device) -> None:
-        self.url = URL
-        self.writable = False
-        self.device = device
-        if device.type != "cpu":
-            self.caps = ReceivedStore.caps | Cap.DIRECT_DEVICE  # type: ignore[misc]
-        self._header = header
-        self._specs = dict(specs)
-        self.buffer = torch.empty(sum(padded(spec.nbytes) for spec in specs.values()), dtype=torch.uint8, device=device)
-        self._starts: dict[Path, int] = {}
-        start = 0
-        for path, spec in specs.items():
-            self._starts[path] = start
-            start += padded(spec.nbytes)
-
-    def paths(self) -> Iterator[Path]:
-        """The leaves."""
-        return iter(self._specs)
-
-    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        """Their shapes and dtypes."""
-        return [self._specs[path] for path in paths]
-
-    def load_header(self) -> Header:
-        """The header that came with them."""
-        return self._header
-
-    def view(self, path: Path) -> Tensor:
-        """A leaf, where it lies in the buffer."""
-        spec, start = self._specs[path], self._starts[path]
-        return self.buffer[start : start + spec.nbytes].view(spec.dtype).view(spec.shape)
-
-    def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        """Copies of rows."""
-        return [gather(self.view(read.path), read.index, read.out) for read in reads]
-
-    def save_header(self, header: Header) -> None:
-        """Refused: see `caps`."""
-        raise self.unsupported(Cap.WRITE)
-
-    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        """Refused: see `caps`."""
-        raise self.unsupported(Cap.WRITE)
-
-    def write(self, writes: Sequence[Write]) -> None:
-        """Refused: see `caps`."""
-        raise self.unsupported(Cap.WRITE)
-
-    def delete(self, paths: Sequence[Path]) -> None:
-        """Refused: see `caps`."""
-        raise self.unsupported(Cap.WRITE)
-
-    def close(self) -> None:
-        """Nothing to let go of: the views keep the buffer."""
+def new_store(header: Header, specs: Mapping[Path, LeafSpec], device: torch.device) -> BufferStore:
+    """A store for the leaves that are on their way in: views of one new buffer."""
+    slots: dict[Path, Slot] = {}
+    start = 0
+    for path, spec in specs.items():
+        slots[path] = Slot(spec.dtype, spec.shape, start, spec.nbytes, padded(spec.nbytes) - spec.nbytes)
+        start = slots[path].stop
+    return BufferStore(URL, header, slots, torch.empty(start, dtype=torch.uint8, device=device))

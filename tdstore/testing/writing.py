@@ -104,6 +104,9 @@ class WriteTests(StoreSetup):
         picked = rows(3, 1, 3, 0, 1, 3)
         store.write([Write(("a",), (picked,), value)])
         assert same(store.read([Read(("a",))])[0], assign(numbers(5, 2), (picked,), value))
+        store.create({("c",): LeafSpec((3,), "uint16")})  # a dtype for which torch has no index_select
+        store.write([Write(("c",), (rows(2, 0, 2),), sample("uint16", (3,)))])
+        assert same(store.read([Read(("c",))])[0][[0, 2]], sample("uint16", (3,))[1:])
         index = (slice(0, 2, 1), rows(2, 2, 0))
         store.write([Write(("b",), index, numbers(2, 3, start=50))])
         assert same(store.read([Read(("b",))])[0], assign(numbers(2, 4), index, numbers(2, 3, start=50)))
@@ -148,6 +151,17 @@ class WriteTests(StoreSetup):
         store.delete([])
         assert list(store.paths()) == [("a",)]
         assert same(store.read([Read(("a",))])[0], numbers(2))
+
+    def test_write_nothing_in_place(self, location: Location) -> None:
+        """Empty batches to what is stored leave nothing behind that the next opening has to forgive."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        self.saved(location, {("a",): numbers(2)})
+        store = self.opened(location, "r+")
+        store.write([])
+        store.create({})
+        store.delete([])
+        store.close()
+        assert same(self.opened(location, "r").read([Read(("a",))])[0], numbers(2))
 
     def test_missing_leaf_write(self, location: Location) -> None:
         """Writing to a leaf that was not created names it and makes nothing."""

@@ -544,4 +544,19 @@ INTENDED: list[Intended] = [
         [r"names of \w+: (names = numbers|rename ellipsis)"],
         program=lambda M, case: (refused(M, ValueError), *unnamed(M, case)),
     ),
+    Intended(
+        "what carries no gradient is detached already; the peer asks views to detach, which torch refuses",
+        [r"detach_ (flat|nested|zero_rows)"],
+        program=lambda M, case: twice(M.sample(case.split()[1])),
+    ),
+    Intended(
+        "values alone have no gradient; the peer gives a TensorDict of the values",
+        [r"text@\d grad"],
+        program=lambda M, case: None,
+    ),
+    Intended(
+        "torch functions of one TensorDict act on its leaves; the peer has them as methods only",
+        [r"\w+\.torch\.exp"],
+        program=lambda M, case: (M.sample(case.split(".")[0]).exp(), False, M.sample(case.split(".")[0])),
+    ),
 ]

@@ -99,14 +99,11 @@ def _put_h5(location: str, change: Callable[[bytes], bytes]) -> None:
     import h5py
     from tdstore_h5.document import MANIFEST, get_attribute, put_attribute
 
-    from tdstore.checksums import crc32c
-
     with h5py.File(location, "r+") as file:
         text = get_attribute(file, MANIFEST)
         assert text is not None
         text = text.encode() if isinstance(text, str) else text
-        body = change(text[text.index(b'"body":') + 7 : -1])
-        put_attribute(file, MANIFEST, b'{"crc32c":"%08x","body":%b}' % (crc32c(body), body))
+        put_attribute(file, MANIFEST, seal(change(body_of(text))))
 
 
 def with_header(raw: bytes) -> Callable[[bytes], bytes]:

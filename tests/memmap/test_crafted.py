@@ -14,7 +14,7 @@ import torch
 
 from tdstore.builtin.memmap import open_memmap
 from tdstore.checksums import crc32c
-from tdstore.errors import CorruptStoreError, StoreError, StoreExistsError, UntrustedDataError
+from tdstore.errors import CorruptStoreError, StoreError, StoreExistsError, UnsupportedError, UntrustedDataError
 
 from .support import save
 
@@ -137,7 +137,7 @@ def test_many_groups_and_leaves(location: FsPath) -> None:
 def test_unknown_version_and_bad_sum(location: FsPath) -> None:
     raw = (location / "tdstore.json").read_bytes()
     put(location, raw.partition(b"\n")[2], version=2)
-    assert "version 2" in refused(location)
+    assert "version 2" in refused(location, UnsupportedError)
     (location / "tdstore.json").write_bytes(raw[:5] + b"00000000" + raw[13:])
     assert "checksum" in refused(location)
 

@@ -75,6 +75,24 @@ def test_send_and_recv(ask, kind):
     assert (tag, values, same_memory) == (2, of(1), True)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_one_buffer(ask, kind):
+    """Three leaves of 16, 24 and 8 bytes, each from a multiple of 8 on, in one message."""
+    sent, received, _ = ask(f"as_one_buffer[{kind}]").gave
+    assert sent == (None, [48])
+    assert received == (7, [48], of(1))
+
+
+def test_one_buffer_of_a_consolidated_tree(ask):
+    values = {"z": [True] * 3, "a": 5, "e": []}
+    assert ask("one_buffer_of_a_consolidated_tree").gave[1] == (values, True, 0)
+
+
+def test_one_buffer_on_one_side_only(ask):
+    for message in ask("one_buffer_on_one_side_only").raised(0, 1):
+        assert "rank 0 was called with consolidated=True, rank 1 without" in message
+
+
 def test_tags_and_returns(ask):
     sender, receiver, _ = ask("tags_and_returns").gave
     assert sender[0] == 12

@@ -29,7 +29,7 @@ def test_a_description_there_and_back():
 
 
 def test_leaves_lie_in_one_aligned_buffer():
-    store = wire.ReceivedStore(*wire.decode_message(message()), torch.device("cpu"))
+    store = wire.new_store(*wire.decode_message(message()), torch.device("cpu"))
     assert store.buffer.numel() == 128
     addresses = [store.view(path).data_ptr() - store.buffer.data_ptr() for path in store.paths()]
     assert addresses == [0, 64]

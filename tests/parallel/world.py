@@ -14,11 +14,13 @@ import traceback
 import warnings
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import tdstore
 from tdstore import NonTensorStack, TensorDict
+from tdstore.parallel.links import Link
 
 SIZE = 3
 
@@ -85,6 +87,52 @@ def send_and_recv(me, kind):
         tag = td.recv(0)
         return tag, plain(td), kind in ("h5", "lazy") or td["b"].data_ptr() == before
     return None
+
+
+@per_kind
+def as_one_buffer(me, kind):
+    """How many messages each rank sent or received, besides those that compare schemas; and what came."""
+    td = me.store(kind, tree(me.rank + 1, order=-1 if me.rank else 1))
+    moved = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("isend", "irecv"):
+            real = getattr(Link, name)
+
+            def counted(link, tensor, other, tag, real=real):
+                if tag == 7:
+                    moved.append(tensor.numel())
+                return real(link, tensor, other, tag)
+
+            patch.setattr(Link, name, counted)
+        if me.rank == 0:
+            return td.send(1, init_tag=7, consolidated=True), moved
+        if me.rank == 1:
+            return td.recv(0, init_tag=7, consolidated=True), moved, plain(td)
+    return None
+
+
+@scenario
+def one_buffer_of_a_consolidated_tree(me):
+    """Bytes of every kind, scalars and leaves without elements, from a consolidated TensorDict into another one."""
+    leaves = {"z": torch.ones(3, dtype=torch.bool), "a": torch.tensor(5), "e": torch.zeros(0, 2)}
+    td = TensorDict({key: leaf if me.rank == 0 else torch.zeros_like(leaf) for key, leaf in leaves.items()})
+    if me.rank == 0:
+        td.consolidate().send(1, consolidated=True, pseudo_rand=True)
+        return TensorDict().send(1, consolidated=True)
+    if me.rank == 1:
+        td = td.consolidate()
+        td.recv(0, consolidated=True, pseudo_rand=True)
+        return plain(td), td.is_consolidated(), TensorDict().recv(0, consolidated=True)
+    return None
+
+
+@scenario
+def one_buffer_on_one_side_only(me):
+    td = tree(me.rank)
+    if me.rank == 0:
+        td.send(1, consolidated=True)
+    elif me.rank == 1:
+        td.recv(0)
 
 
 @scenario

@@ -187,7 +187,7 @@ def test_elements_cannot_be_added_to_what_is_stored(tmp_path: Path) -> None:
     lazy_stack([element(0)]).save(tmp_path / "s").close()
     with tdstore.open(tmp_path / "s", "r+") as td:
         with pytest.raises(UnsupportedError, match="clone"):
-            td.append(element(1))
+            td.insert(0, element(1))
         grown = td.clone(False)
         grown.append(element(1))
         assert len(grown) == 2 and len(td) == 1

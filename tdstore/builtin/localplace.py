@@ -1,0 +1,34 @@
+"""Locations of the backends that keep local files: memmap and tdz."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from tdstore.errors import OptionError
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(://|::)")
+
+
+def local_place(location: str, backend: str, what: str) -> str:
+    """The absolute name of a local file or folder, which may begin with the scheme of its backend.
+
+    Args:
+        what: "folder" or "file".
+
+    Raises:
+        OptionError: a location with another scheme, or one that names nothing.
+    """
+    text = location.removeprefix(f"{backend}://")
+    scheme = _SCHEME.match(text)
+    if scheme is not None:
+        raise OptionError(
+            f"the {backend} backend keeps local {what}s only, and {location!r} names {scheme[1]!r}",
+            url=location,
+            hint="tdstore.backends() lists which backends take this scheme",
+        )
+    if not text or "\0" in text:
+        raise OptionError(
+            f"{location!r} is not the name of a {what}", url=location, hint=f"the {backend} backend needs a local one"
+        )
+    return os.path.realpath(text)

@@ -1,0 +1,257 @@
+"""The leaves of an archive that is open: what they are, read and written where they lie, new ones made aside."""
+
+from __future__ import annotations
+
+import os
+import weakref
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore import files
+from tdstore.builtin.memmap_layout import Layout, LeafFile
+from tdstore.builtin.mmtensor import write_tensor
+from tdstore.builtin.resident import ResidentStore, put
+from tdstore.builtin.tdz_read import LeafEntry, Member, as_entry, load_member
+from tdstore.builtin.tdz_write import Held, copy_range, new_file, new_info
+from tdstore.builtin.window import Window
+from tdstore.errors import ConflictError, KeyNotFoundError, OptionError
+from tdstore.header import Header
+from tdstore.holes import HOLES, Holes, reserve
+from tdstore.indexing import gather
+from tdstore.store import Cap
+from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
+
+
+class TdzLeaves(ResidentStore):
+    """Everything of an archive's store but how it is opened, committed and closed."""
+
+    caps = (
+        Cap.WRITE
+        | Cap.PARTIAL_READ
+        | Cap.PARTIAL_WRITE
+        | Cap.RESIZE
+        | Cap.VIEW
+        | Cap.SHARED
+        | Cap.PERSISTENT
+        | Cap.CONCURRENT_READ
+    )
+
+    def __init__(
+        self,
+        location: str,
+        mode: Mode,
+        method: int,
+        level: int | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.location = self.url = location
+        self.writable = mode != "r"
+        self._mode: Mode = mode
+        self._method, self._level = method, level
+        self._sync = options["durable"] == "commit"
+        self._options = options
+        self._name = os.path.basename(location)
+        self._entries: dict[Path, LeafEntry] = {}
+        self._header = Header()
+        self._layout = Layout()
+        self._end = 0
+        """Where the data of the published archive ends, and new leaves begin."""
+        self._at = 0
+        """Where the next new leaf begins."""
+        self._changed = False
+        """Leaves were added, moved or removed since the last commit."""
+        self._windows: list[Window] = []
+        self._open = Held()
+        self._last = weakref.finalize(self, Held.end, self._open)
+
+    # -- catalogue -----------------------------------------------------------------------
+    def paths(self) -> Iterator[Path]:
+        self._check_open()
+        return iter(tuple(self._entries))
+
+    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
+        return [self._entry(path).spec() for path in paths]
+
+    def load_header(self) -> Header:
+        self._check_open()
+        return self._header
+
+    def reopen_token(self) -> tuple[str, Mode, dict[str, Any]] | None:
+        return self.location, "r+" if self.writable else "r", dict(self._options)
+
+    def nbytes_stored(self) -> int | None:
+        self._check_open()
+        return os.fstat(self._open.fd).st_blocks * 512 if self._open.fd >= 0 else None
+
+    def _entry(self, path: Path) -> LeafEntry:
+        self._check_open()
+        try:
+            return self._entries[path]
+        except KeyError:
+            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
+
+    # -- data ----------------------------------------------------------------------------
+    def view(self, path: Path) -> Tensor:
+        leaf = self._entry(path)
+        leaf.handed = True
+        return self._tensor(leaf)
+
+    def read(self, reads: Sequence[Read]) -> list[Tensor]:
+        return [gather(self._tensor(self._entry(r.path)), r.index, r.out) for r in reads]
+
+    def _tensor(self, leaf: LeafEntry) -> Tensor:
+        if leaf.probe is None:
+            with files.io_errors(self.url, f"mapping leaf {path_text(leaf.path)}", writing=self.writable):
+                leaf.probe = self._mapped(leaf)
+            leaf.version = leaf.seen()
+        return leaf.probe
+
+    def _mapped(self, leaf: LeafEntry) -> Tensor:
+        if leaf.info is None:
+            return torch.empty(leaf.shape, dtype=leaf.dtype)
+        if leaf.info.compress_type != zipfile.ZIP_STORED or leaf.start % leaf.dtype.itemsize:
+            unpacked = torch.empty(leaf.shape, dtype=leaf.dtype)
+            load_member(self._open.fd, Member(leaf.info, leaf.start), unpacked, self.url)
+            return unpacked
+        stop = leaf.start + leaf.nbytes
+        window = next((w for w in self._windows if w.start <= leaf.start and stop <= w.stop), None)
+        if leaf.building:
+            window = Window(self._open.new, leaf.start, stop, shared=True)
+        elif window is None:
+            window = Window(self._open.fd, 0, self._end, shared=self.writable)
+            self._windows.append(window)
+        found = window.tensor(leaf.start, leaf.shape, leaf.dtype)
+        if leaf.building:
+            self._windows.append(window)
+            self._guard(leaf, window, found)
+        return found
+
+    def _guard(self, leaf: LeafEntry, window: Window, mapped: Tensor) -> None:
+        """Let those who write through a mapping of a new leaf, which is a hole, take room for it before."""
+        fd, start, url = os.dup(self._open.new), leaf.start, f"{self.url}: leaf {path_text(leaf.path)}"
+
+        def allocate(a: int, b: int) -> None:
+            with files.io_errors(url, "making room"):
+                files.allocate(fd, start + a, b - a)
+
+        leaf.holes = Holes(leaf.nbytes, allocate)
+        leaf.holes.guard(mapped)
+        window.keep(leaf.holes)
+        weakref.finalize(leaf.holes, os.close, fd)
+
+    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        self._check_writable()
+        for path, spec in leaves.items():
+            if spec.options:
+                raise OptionError(f"{self.url} has no leaf option {next(iter(spec.options))!r}", url=self.url)
+            if not path:
+                raise ValueError(f"a leaf of {self.url} needs a name")
+        with files.io_errors(self.url, "making leaves"):
+            for path, spec in leaves.items():
+                self._fill(self._make(path, spec))
+
+    def _make(self, path: Path, spec: LeafSpec) -> LeafEntry:
+        """A place for a new leaf in the archive that is being built; it reads as zeros."""
+        hold = self._open
+        if hold.new < 0:
+            hold.new, hold.temp = new_file(hold.folder)
+            self._at = self._end
+        leaf = as_entry(LeafFile(path, spec.shape, spec.dtype, spec.fill_value, self._layout.file(path)))
+        if leaf.nbytes:
+            leaf.info, leaf.start = new_info("/".join(leaf.file), leaf.nbytes, self._at)
+            self._at = leaf.start + leaf.nbytes
+            leaf.building = True
+            files.truncate(hold.new, self._at)
+        self._entries.pop(path, None)
+        self._entries[path] = leaf
+        self._changed = True
+        return leaf
+
+    def write(self, writes: Sequence[Write]) -> None:
+        self._check_writable()
+        wanted = [
+            (leaf, w) for leaf, w in ((self._entry(w.path), w) for w in writes) if leaf.nbytes and w.value.numel()
+        ]
+        self._check_current()
+        for leaf, w in wanted:
+            with files.io_errors(self.url, f"writing leaf {path_text(w.path)}"):
+                first = _first_row(leaf, w.index)
+                if first is None:
+                    target = self._tensor(leaf)
+                    if HOLES:
+                        reserve(target, w.index)
+                    put(target, w.index, w.value)
+                else:
+                    start = leaf.start + (first * leaf.nbytes // leaf.shape[0] if first else 0)
+                    write_tensor(self._fd(leaf), w.value, start)
+            leaf.sums = leaf.crc = None
+
+    def _fd(self, leaf: LeafEntry) -> int:
+        return self._open.new if leaf.building else self._open.fd
+
+    def delete(self, paths: Sequence[Path]) -> None:
+        self._check_writable()
+        for path in paths:
+            self._entry(path)
+        for path in paths:
+            self._entries.pop(path, None)
+        self._changed = True
+
+    def rename(self, moves: Mapping[Path, Path]) -> None:
+        self._check_writable()
+        if len(set(moves.values())) < len(moves):
+            raise ValueError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
+        taken = {new: self._entry(old) for old, new in moves.items() if old != new}
+        for leaf in taken.values():
+            self._entries.pop(leaf.path, None)
+        with files.io_errors(self.url, "renaming"):
+            for new, leaf in taken.items():  # an entry has its name in front of it: a copy under the new one
+                self._copy(leaf, self._make(new, leaf.spec()))
+
+    def resize(self, lengths: Mapping[Path, int]) -> None:
+        self._check_writable()
+        for path, length in lengths.items():
+            if not self._entry(path).shape or length < 0:
+                raise ValueError(f"leaf {path_text(path)} of {self.url} cannot be resized to {length} rows")
+        with files.io_errors(self.url, "resizing"):
+            for path, length in lengths.items():
+                old = self._entries[path]
+                if old.shape[0] == length:
+                    continue
+                made = self._make(path, old.spec().replace(shape=(length, *old.shape[1:])))
+                self._fill(made)
+                self._copy(old, made)
+
+    def _copy(self, old: LeafEntry, new: LeafEntry) -> None:
+        """Copy what fits of one leaf into another, which is being built."""
+        nbytes = min(old.nbytes, new.nbytes)
+        if nbytes:
+            with os.fdopen(os.dup(self._open.new), "r+b") as target:
+                target.seek(new.start)
+                copy_range(self._fd(old), old.start, nbytes, target)
+
+    def _fill(self, leaf: LeafEntry) -> None:
+        if leaf.nbytes and (leaf.fill or str(leaf.fill) == "-0.0"):
+            filled = torch.full((), leaf.fill, dtype=leaf.dtype).expand(leaf.shape)
+            write_tensor(self._open.new, filled, leaf.start)
+
+    def _check_current(self) -> None:
+        if self._open.fd >= 0 and not files.is_still(self._open.fd, self._name, self._open.folder):
+            raise ConflictError(
+                f"{self.url} was replaced since it was opened here",
+                url=self.url,
+                hint="what was mapped stays readable; open the location again to write to the new data",
+            )
+
+
+def _first_row(leaf: LeafEntry, index: StoreIndex) -> int | None:
+    """The first row of a write of whole rows, side by side; None for any other."""
+    if not index:
+        return 0
+    if len(index) == 1 and isinstance(index[0], slice) and index[0].step == 1 and leaf.shape:
+        return int(index[0].start)
+    return None

@@ -1,0 +1,174 @@
+"""TensorDictStore and LazyStackedTensorDictStore: a redis server by the names that users of those classes know.
+
+Thin on purpose: `PersistentTensorDict` over the redis backend is all there is to them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from tdstore.container.handle import StoreHandle
+from tdstore.container.lazy import LazyStackedTensorDict
+from tdstore.container.opening import open_container
+from tdstore.container.persistent import PersistentTensorDict
+from tdstore.container.tensordict import TensorDict
+from tdstore.errors import OptionError, UnsupportedError
+
+_SERVERS = ("redis", "dragonfly", "valkey", "keydb")
+
+
+class TensorDictStore(PersistentTensorDict):
+    """A TensorDict on a redis server, found again by its `td_id`.
+
+    Args:
+        backend: "redis", "dragonfly", "valkey" or "keydb": all speak one protocol.
+        host, port, db, unix_socket_path: the server.
+        prefix: the dataset is called `prefix/td_id`.
+        batch_size: of a new dataset, or checked against the stored one.
+        device: where reads land.
+        td_id: name of an existing dataset, or of a new one; default: a new name.
+        **options: of the redis backend, such as `password=` and `timeout=`.
+
+    Example:
+        >>> td = TensorDictStore(host="localhost", batch_size=[100])  # doctest: +SKIP
+        >>> td["obs"] = torch.randn(100, 84)  # doctest: +SKIP
+        >>> again = TensorDictStore.from_store(host="localhost", td_id=td.td_id)  # doctest: +SKIP
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        *,
+        backend: str = "redis",
+        batch_size: Any = None,
+        device: Any = None,
+        client: Any = None,
+        td_id: str | None = None,
+        cache_metadata: bool = True,
+        **server: Any,
+    ) -> None:
+        if client is not None:
+            raise UnsupportedError("a client of another library cannot be used", hint="pass host=, port= and db=")
+        place = _place(backend, td_id or uuid.uuid4().hex, server)
+        super().__init__(batch_size=batch_size, mode="a", device=device, backend=place.pop("storage"), **place)
+
+    @property
+    def td_id(self) -> str:
+        """Name of the dataset, to be given to `from_store`."""
+        return _name(self._handle)
+
+    def to_local(self) -> Any:
+        """The entries in memory, by one batched read."""
+        return self.to_tensordict()
+
+    def clear_redis(self) -> None:
+        """Remove all entries from the server, and close."""
+        self.clear()
+        self.close()
+
+    @classmethod
+    def from_tensordict(cls, td: Any, *, backend: str = "redis", device: Any = None, **server: Any) -> Self:
+        """Put the entries of a TensorDict on a server, as a new dataset; arguments as those of the class."""
+        place = _place(backend, uuid.uuid4().hex, server)
+        return cls._over(td.save(mode="x", **place)._handle, device=device)
+
+    @classmethod
+    def from_dict(  # type: ignore[override]
+        cls,
+        input_dict: Mapping[Any, Any],
+        *,
+        auto_batch_size: bool = False,
+        batch_size: Any = None,
+        device: Any = None,
+        **server: Any,
+    ) -> Self:
+        """Put nested dicts on a server, as a new dataset."""
+        td = TensorDict.from_dict(input_dict, auto_batch_size=auto_batch_size, batch_size=batch_size)
+        return cls.from_tensordict(td, device=device, **server)
+
+    @classmethod
+    def from_schema(
+        cls,
+        schema: Mapping[Any, Any],
+        *,
+        batch_size: Sequence[int] | None = None,
+        backend: str = "redis",
+        device: Any = None,
+        **server: Any,
+    ) -> Self:
+        """A new dataset of zeros, that takes no room until rows are written; see `TensorDict.from_schema`."""
+        place = _place(backend, uuid.uuid4().hex, server)
+        td = TensorDict.from_schema(schema, batch_size=batch_size, **place)
+        return cls._over(td._handle, device=device)
+
+    @classmethod
+    def from_store(
+        cls, *, td_id: str, backend: str = "redis", device: Any = None, tensorclass_cls: Any = None, **server: Any
+    ) -> Any:
+        """The dataset of that name. With `tensorclass_cls` as one of that class."""
+        server.pop("cache_metadata", None)
+        td = cls._over(StoreHandle.open(mode="r+", **_place(backend, td_id, server)), device=device)
+        return td if tensorclass_cls is None else tensorclass_cls.from_tensordict(td)
+
+
+class LazyStackedTensorDictStore(LazyStackedTensorDict):
+    """A lazy stack whose elements are on a redis server; they may differ in shape.
+
+    Example:
+        >>> stack = tdstore.lazy_stack([TensorDict(x=torch.zeros(2)), TensorDict(x=torch.zeros(3))])
+        >>> stored = LazyStackedTensorDictStore.from_lazy_stack(stack, host="localhost")  # doctest: +SKIP
+    """
+
+    __slots__ = ()
+
+    @property
+    def td_id(self) -> str:
+        """Name of the dataset, to be given to `from_store`."""
+        return _name(self._home[0])
+
+    def to_local(self) -> Any:
+        """The elements in memory, as a lazy stack."""
+        return LazyStackedTensorDict(*(td.to_tensordict() for td in self._tds), stack_dim=self._stack_dim)
+
+    def clear_redis(self) -> None:
+        """Remove all elements from the server, and close."""
+        handle = self._home[0]
+        TensorDictStore._over(handle).clear_redis()
+
+    @classmethod
+    def from_lazy_stack(cls, lazy_td: Any, *, backend: str = "redis", device: Any = None, **server: Any) -> Self:
+        """Put a lazy stack on a server, as a new dataset; arguments as those of `TensorDictStore`."""
+        return cls._stored(lazy_td.save(mode="x", **_place(backend, uuid.uuid4().hex, server)), device)
+
+    @classmethod
+    def from_store(cls, *, td_id: str, backend: str = "redis", device: Any = None, **server: Any) -> Self:
+        """The lazy stack of that name."""
+        server.pop("cache_metadata", None)
+        return cls._stored(open_container(mode="r+", **_place(backend, td_id, server)), device)
+
+    @classmethod
+    def _stored(cls, td: Any, device: Any) -> Self:
+        if not isinstance(td, LazyStackedTensorDict):
+            raise UnsupportedError(f"{td.filename} is not a lazy stack", hint="open it with TensorDictStore.from_store")
+        made = cls(*td._tds, stack_dim=td._stack_dim, stack_dim_name=td._dim_name, device=device)
+        made._home = td._home
+        return made
+
+
+def _place(backend: str, name: str, server: dict[str, Any]) -> dict[str, Any]:
+    """Location, backend and options of a dataset, of the arguments that these classes take."""
+    if backend not in _SERVERS:
+        raise OptionError(f"backend={backend!r} is none of {', '.join(_SERVERS)}", hint="they all speak one protocol")
+    options = {"host": "localhost", "port": 6379, "db": 0, **server}
+    prefix = options.pop("prefix", "tensordict")
+    if options.get("unix_socket_path") is not None:
+        options.pop("host")
+        options.pop("port")
+    return {"location": f"{prefix}/{name}", "storage": "redis", **options}
+
+
+def _name(handle: StoreHandle) -> str:
+    return str(handle.location).rpartition("/")[2]

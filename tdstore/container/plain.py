@@ -1,0 +1,89 @@
+"""Values as JSON, with the codecs that plugins and users declared for what is not plain data."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, TypeVar
+
+from tdstore.errors import UntrustedDataError
+from tdstore.hookspecs import Codec
+from tdstore.registry import registry
+from tdstore.values import decode_value, encode_value
+
+AnyEnum = TypeVar("AnyEnum", bound=type[enum.Enum])
+
+
+def to_plain(value: object) -> Any:
+    """The JSON form of a value.
+
+    Raises:
+        TypeError: neither plain data nor the kind of a codec; names the class.
+    """
+    return encode_value(value, 0, _encoded)
+
+
+def from_plain(data: Any) -> Any:
+    """The value that `to_plain` was given.
+
+    Raises:
+        ValueError: malformed. UntrustedDataError: a codec that nobody declared.
+    """
+    return decode_value(data, 0, codec_value)
+
+
+def _encoded(value: object) -> tuple[str, Any] | None:
+    codec = next((c for c in registry().codecs() if c.kind is type(value)), None)
+    return None if codec is None else (codec.name, codec.encode(value))
+
+
+def codec_value(name: str, data: Any) -> Any:
+    """The object that a codec took apart.
+
+    Raises:
+        UntrustedDataError: nobody declared the codec.
+    """
+    codec = next((c for c in registry().codecs() if c.name == name), None)
+    if codec is None:
+        raise UntrustedDataError(
+            f"the codec {name!r} is not installed",
+            hint="install the plugin that wrote this value, or declare it with tdstore.register_codec",
+        )
+    return codec.decode(data)
+
+
+def register_codec(codec: Codec) -> None:
+    """Teach stores of this process to keep a kind of object; plugins do so by the hook `tdstore_codecs`.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> from tdstore import Codec, register_codec
+        >>> register_codec(
+        ...     Codec(
+        ...         name="fraction",
+        ...         kind=Fraction,
+        ...         encode=lambda f: (f.numerator, f.denominator),
+        ...         decode=lambda pair: Fraction(*pair),
+        ...     )
+        ... )
+    """
+    registry().register_codec(codec)
+
+
+def register_enum(cls: AnyEnum, *, name: str | None = None) -> AnyEnum:
+    """Let the members of an enum be stored, by their names. A function or a decorator; gives the class back.
+
+    Args:
+        name: written beside the data; the class's name if not given. It is never imported: a reader must have
+            registered the enum, too.
+
+    Raises:
+        ValueError: another class was registered by that name.
+    """
+    name = name or cls.__name__
+    known = next((c for c in registry().codecs() if c.name == f"enum:{name}"), None)
+    if known is not None and known.kind is not cls and known.kind.__qualname__ != cls.__qualname__:
+        raise ValueError(f"the enum {known.kind.__qualname__} is registered as {name!r} already; give another name=")
+    registry().register_codec(
+        Codec(name=f"enum:{name}", kind=cls, encode=lambda member: member.name, decode=lambda text: cls[text])
+    )
+    return cls

@@ -1,0 +1,123 @@
+"""What `repr` of a container shows: `set_printoptions`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ContextDecorator
+from typing import Any, Self
+
+_DEFAULTS: dict[str, Any] = {
+    "show_batch_size": True,
+    "show_device": True,
+    "show_is_shared": True,
+    "show_shape": True,
+    "show_field_device": True,
+    "show_dtype": True,
+    "show_field_is_shared": True,
+    "show_grad": False,
+    "show_is_contiguous": False,
+    "show_is_view": False,
+    "show_storage_size": False,
+    "plain": False,
+    "sort_keys": "alphabetical",
+}
+_TERSE = ("show_device", "show_is_shared", "show_field_device", "show_dtype", "show_field_is_shared")
+_now = dict(_DEFAULTS)
+
+
+def get_printoptions() -> dict[str, Any]:
+    """The options of `set_printoptions` as they are now."""
+    return dict(_now)
+
+
+class set_printoptions(ContextDecorator):  # noqa: N801  # the name that users know
+    """Choose what `repr` of TensorDicts shows: in a `with` block, as a decorator, or with `.set()` for good.
+
+    Args:
+        verbose: False leaves out devices, dtypes and what is shared.
+        **kwargs: `show_batch_size`, `show_device`, `show_is_shared` of a TensorDict; `show_shape`,
+            `show_field_device`, `show_dtype`, `show_field_is_shared` of its tensors, and of those in memory
+            `show_grad`, `show_is_contiguous`, `show_is_view`, `show_storage_size`, and `plain` for mean and
+            standard deviation, or the range of integers; `sort_keys`: "alphabetical", or None.
+
+    Raises:
+        TypeError: an option that does not exist.
+
+    Example:
+        >>> with set_printoptions(verbose=False):
+        ...     print(TensorDict({"a": torch.zeros(3)}, [3]))
+        TensorDict(
+            fields={
+                a: Tensor(shape=torch.Size([3]))},
+            batch_size=torch.Size([3]))
+    """
+
+    def __init__(self, *, verbose: bool = True, **kwargs: Any) -> None:
+        if odd := set(kwargs) - set(_DEFAULTS):
+            raise TypeError(f"no print options: {sorted(odd)}; there are {sorted(_DEFAULTS)}")
+        self._options = {**({} if verbose else dict.fromkeys(_TERSE, False)), **kwargs}
+        self._before: list[dict[str, Any]] = []
+
+    def set(self) -> None:
+        """From now on."""
+        _now.update(self._options)
+
+    def __enter__(self) -> Self:
+        self._before.append(dict(_now))
+        self.set()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _now.update(self._before.pop())
+
+
+def ordered(keys: Iterable[str]) -> list[str]:
+    """Keys in the order to show them."""
+    return sorted(keys) if _now["sort_keys"] == "alphabetical" else list(keys)
+
+
+def level_lines(td: Any) -> list[str]:
+    """What is said of a level below its entries."""
+    lines = []
+    if _now["show_batch_size"]:
+        lines.append(f"batch_size={td.batch_size!r}")
+    if _now["show_device"]:
+        lines.append(f"device={td.device}")
+    if _now["show_is_shared"]:
+        lines.append(f"is_shared={td.is_shared()}")
+    return lines
+
+
+def leaf_parts(td: Any, key: str) -> tuple[str, list[str]]:
+    """The class name of a tensor, and what is said of it. A stored one is not read."""
+    shape, device, dtype, shared, name = td._leaf_facts(key)
+    said = {
+        "show_shape": f"shape={shape!r}",
+        "show_field_device": f"device={device}",
+        "show_dtype": f"dtype={dtype}",
+        "show_field_is_shared": f"is_shared={shared}",
+    }
+    parts = [text for option, text in said.items() if _now[option]]
+    if any(_now[option] for option in _LIVE) and isinstance(td, td._resident_class):
+        leaf = td._raw(key)
+        parts += [text(leaf) for option, text in _LIVE.items() if _now[option]]
+    return name, parts
+
+
+def _moments(leaf: Any) -> str:
+    leaf = leaf.detach()
+    if not leaf.numel() or leaf.is_complex():
+        return f"{leaf.numel()} elements"
+    if not leaf.is_floating_point():
+        return f"min={leaf.min().item()}, max={leaf.max().item()}"
+    wide = leaf.double()
+    return f"mean={wide.mean().item():.4g}, std={wide.std(correction=int(wide.numel() > 1)).item():.4g}"
+
+
+_LIVE: dict[str, Any] = {
+    "show_grad": lambda leaf: f"requires_grad={leaf.requires_grad}",
+    "show_is_contiguous": lambda leaf: f"is_contiguous={leaf.is_contiguous()}",
+    "show_is_view": lambda leaf: f"is_view={leaf._is_view()}",
+    "show_storage_size": lambda leaf: f"storage_size={leaf.untyped_storage().nbytes()}",
+    "plain": _moments,
+}

@@ -1,0 +1,272 @@
+"""To and from the containers of the `tensordict` package, without copying tensors; storages for torchrl."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+from torch import Tensor, nn
+
+from tdstore.container.core import Container
+from tdstore.container.lazy import LazyStackedTensorDict
+from tdstore.container.nontensor import MetaData, NonTensor, NonTensorData, NonTensorStack
+from tdstore.container.tensordict import TensorDict
+from tdstore.container.typed import Typed, full_name, lookup, register
+from tdstore.container.unbatched import UnbatchedTensor
+from tdstore.errors import MissingDependencyError
+from tdstore.modules.params import TensorDictParams
+from tdstore.tensorclass.making import tensorclass
+
+
+def _tensordict() -> Any:
+    try:
+        import tensordict
+    except ImportError as error:
+        raise MissingDependencyError(
+            "this needs the package 'tensordict', which is not installed", hint="pip install tensordict"
+        ) from error
+    return tensordict
+
+
+def to_tensordict(td: Any) -> Any:
+    """The same entries as a container of the `tensordict` package, around the same tensors.
+
+    Lazy stacks, `TensorDictParams`, values that are no tensors, names and locks are kept; tensors over files are
+    still over the files. What is stored elsewhere (HDF5, zarr, a bucket) is read into memory in one batch: index
+    it first to read rows only. A tensorclass comes as the one of theirs that `register_tensorclass` paired it with;
+    without a pair, as a class of theirs that is made with the same name and fields, and no methods.
+
+    Raises:
+        MissingDependencyError: `tensordict` is not installed. TypeError: not one of our containers.
+
+    Example:
+        >>> ours = TensorDict({"a": torch.zeros(3)}, [3])
+        >>> theirs = to_tensordict(ours)
+        >>> theirs["a"] is ours["a"], type(theirs).__module__.split(".")[0]
+        (True, 'tensordict')
+    """
+    peer = _tensordict()
+    if isinstance(td, NonTensor):
+        return _value_to(peer, td)
+    if not isinstance(td, Container):
+        raise TypeError(f"to_tensordict takes a container of tdstore, not a {type(td).__name__}")
+    if isinstance(td, Typed):
+        return _theirs_of(peer, type(td)).from_tensordict(to_tensordict(td._tensordict))
+    if isinstance(td, LazyStackedTensorDict):
+        made = peer.LazyStackedTensorDict(
+            *map(to_tensordict, td.tensordicts), stack_dim=td.stack_dim, stack_dim_name=td.names[td.stack_dim]
+        )
+        return made.lock_() if td.is_locked else made
+    source = td._resident()
+    entries = {k: v if isinstance(v, Tensor) else to_tensordict(v) for k, v in source.items()}
+    names = source.names if any(source.names) else None
+    made = peer.TensorDict(entries, batch_size=source.batch_size, device=source.device, names=names)
+    if isinstance(td, TensorDictParams):
+        made = peer.TensorDictParams(made, no_convert=True)
+    return made.lock_() if td.is_locked else made
+
+
+def _value_to(peer: Any, value: NonTensor) -> Any:
+    if isinstance(value, UnbatchedTensor):
+        return peer.UnbatchedTensor(value.data)
+    if isinstance(value, NonTensorData):
+        cls = peer.MetaData if isinstance(value, MetaData) else peer.NonTensorData
+        return cls(value.data, batch_size=value.batch_size)
+    rows = [_value_to(peer, value[i]) for i in range(len(value))]
+    return peer.NonTensorStack(*rows, stack_dim=0)
+
+
+def from_tensordict(td: Any) -> Any:
+    """A container of the `tensordict` package as one of ours, around the same tensors.
+
+    Lazy stacks, `TensorDictParams`, values that are no tensors, names and locks are kept. Memory-mapped tensors
+    still share their files, as plain tensors. A `PersistentTensorDict` or a store of theirs is read into memory:
+    `tdstore.open` opens its file as it is. A tensorclass comes as the one of ours that it was made from, that
+    `register_tensorclass` paired it with, or that has its name and fields; else as a class that is made so.
+
+    Raises:
+        MissingDependencyError: `tensordict` is not installed. TypeError: not one of its containers.
+
+    Example:
+        >>> import tensordict
+        >>> theirs = tensordict.TensorDict({"a": torch.zeros(3), "s": "text"}, [3])
+        >>> ours = from_tensordict(theirs)
+        >>> ours["a"] is theirs["a"], ours["s"]
+        (True, 'text')
+    """
+    peer = _tensordict()
+    if isinstance(td, Tensor) and not isinstance(td, peer.UnbatchedTensor):
+        # Their mapped tensors are a class of their own, whose operations ours need not go through.
+        return td if type(td) is Tensor or isinstance(td, nn.Parameter) else td.as_subclass(Tensor)
+    if peer.is_non_tensor(td) or isinstance(td, peer.UnbatchedTensor):
+        return _value_from(peer, td)
+    if not peer.is_tensor_collection(td):
+        raise TypeError(f"from_tensordict takes a container of tensordict, not a {type(td).__name__}")
+    if isinstance(td, peer.LazyStackedTensorDict):
+        name = td.names[td.stack_dim]
+        made: Any = LazyStackedTensorDict(
+            *map(from_tensordict, td.tensordicts), stack_dim=td.stack_dim, stack_dim_name=name
+        )
+        return made.lock_() if td.is_locked else made
+    if peer.is_tensorclass(td):
+        return _ours_of(type(td))._from_tensordict(from_tensordict(td._tensordict), td._non_tensordict)
+    if not isinstance(td, (peer.TensorDict, peer.TensorDictParams)):
+        td = td.to_tensordict()
+    entries = {key: from_tensordict(value) for key, value in td.items()}
+    names = td.names if any(td.names) else None
+    made = TensorDict(entries, batch_size=td.batch_size, device=td.device, names=names)
+    if isinstance(td, peer.TensorDictParams):
+        made = TensorDictParams(made, no_convert=True)
+    return made.lock_() if td.is_locked else made
+
+
+def _value_from(peer: Any, value: Any) -> NonTensor:
+    if isinstance(value, peer.UnbatchedTensor):
+        return UnbatchedTensor(value.data)
+    if isinstance(value, peer.NonTensorStack):
+        return NonTensorStack.from_list(_plain_lists(value.tolist()), len(value.batch_size))
+    cls = MetaData if isinstance(value, peer.MetaData) else NonTensorData
+    return cls(value.data, value.batch_size)
+
+
+def _plain_lists(values: Any) -> Any:
+    return [_plain_lists(v) for v in values] if isinstance(values, list) else values
+
+
+# -- tensorclasses -----------------------------------------------------------------------------
+_twins: dict[Any, Any] = {}
+"""By a tensorclass, the one of the other package that stands for it."""
+
+
+def register_tensorclass(ours: type, theirs: type) -> None:
+    """Let a tensorclass of ours and one of the `tensordict` package stand for each other, with their methods.
+
+    Raises:
+        MissingDependencyError: `tensordict` is not installed. TypeError: not two such classes.
+        ValueError: their fields differ.
+
+    Example:
+        >>> import tensordict
+        >>> class Step(TensorClass):
+        ...     obs: torch.Tensor
+        >>> class TheirStep(tensordict.TensorClass):
+        ...     obs: torch.Tensor
+        ...     def mean(self):
+        ...         return self.obs.mean()
+        >>> register_tensorclass(Step, TheirStep)
+        >>> to_tensordict(Step(obs=torch.ones(2), batch_size=[2])).mean()
+        tensor(1.)
+    """
+    peer = _tensordict()
+    if not (isinstance(ours, type) and issubclass(ours, Typed)):
+        raise TypeError(f"{ours!r} is not a tensorclass of tdstore")
+    if not (isinstance(theirs, type) and peer.is_tensorclass(theirs)):
+        raise TypeError(f"{theirs!r} is not a tensorclass of tensordict")
+    if odd := ours._field_names ^ _fields_of(theirs):
+        raise ValueError(f"{ours.__name__} and {theirs.__name__} differ in the fields {', '.join(sorted(odd))}")
+    _twins[ours], _twins[theirs] = theirs, ours
+
+
+def _fields_of(cls: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(cls)}
+
+
+def _theirs_of(peer: Any, ours: Any) -> Any:
+    if ours not in _twins:
+        body = _body_of(ours)
+        body["__reduce__"] = lambda self: (to_tensordict, (from_tensordict(self),))  # no module has the class
+        flags = {"nocast": ours._flags.nocast, "frozen": ours._flags.frozen, "shadow": True}
+        made = peer.tensorclass(**flags)(type(ours.__name__, (), body))
+        _twins[ours], _twins[made] = made, ours
+    return _twins[ours]
+
+
+def _ours_of(theirs: Any) -> Any:
+    if theirs not in _twins:
+        made = known = lookup(full_name(theirs))
+        if known is None or known._field_names != _fields_of(theirs):
+            flags = {"nocast": theirs._nocast, "frozen": theirs._frozen, "shadow": True}
+            made = tensorclass(**flags)(type(theirs.__name__, (), _body_of(theirs)))
+            made._made_by = functools.partial(_ours_of, theirs)  # type: ignore[attr-defined]
+            if known is not None:
+                register(known)  # what the user declared goes on being what data is loaded as
+        _twins[theirs] = made
+        _twins.setdefault(made, theirs)
+    return _twins[theirs]
+
+
+def _body_of(cls: Any) -> dict[str, Any]:
+    """A class body with the fields of a tensorclass, and nothing else."""
+    body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    body["__annotations__"] = {field.name: field.type for field in dataclasses.fields(cls)}
+    for field in dataclasses.fields(cls):
+        # What the constructor does not take is not set by a __post_init__ here: it is taken by name.
+        by_name = field.kw_only or not field.init
+        body[field.name] = dataclasses.field(
+            default=field.default, default_factory=field.default_factory, kw_only=by_name
+        )
+    return body
+
+
+# -- torchrl -----------------------------------------------------------------------------------
+def torchrl_storage(td: Any) -> Any:
+    """A storage for torchrl's replay buffers over a TensorDict, wherever that is: rows are read as they are sampled.
+
+    The buffer holds the rows that are there, at once. What it is extended with is written into them in place,
+    where the TensorDict takes writes.
+
+    Raises:
+        MissingDependencyError: `torchrl` is not installed.
+
+    Example:
+        >>> td = tdstore.open("replay.h5")  # doctest: +SKIP
+        >>> buffer = torchrl.data.TensorDictReplayBuffer(storage=torchrl_storage(td), batch_size=32)  # doctest: +SKIP
+        >>> batch = buffer.sample()  # doctest: +SKIP
+    """
+    return _storage_class()(td)
+
+
+@functools.cache
+def _storage_class() -> Any:
+    """The class, which cannot be made before torchrl is imported."""
+    try:
+        from torchrl.data import TensorStorage  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    except ImportError as error:
+        raise MissingDependencyError(
+            "this needs the package 'torchrl', which is not installed", hint="pip install torchrl"
+        ) from error
+
+    class StoredRows(TensorStorage):  # type: ignore[misc,unused-ignore]
+        """Rows of a TensorDict, wherever it is."""
+
+        def __init__(self, td: Any) -> None:
+            # One row, expanded, is what the buffer sees of shapes and keys; batches come through `get`.
+            super().__init__(to_tensordict(td[:1]._resident().expand(td.batch_size)))
+            self.td = td
+            self._filled = len(td)
+
+        def get(self, index: Any) -> Any:
+            """Read rows, as a TensorDict of torchrl's."""
+            rows = self.td[index]
+            return to_tensordict(rows._resident() if isinstance(rows, Container) else rows)
+
+        def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+            """Write rows in place."""
+            self.td[cursor] = from_tensordict(data)
+
+        def __len__(self) -> int:
+            return self._filled
+
+        def state_dict(self) -> dict[str, Any]:
+            """The rows, as a state dict."""
+            return {"_storage": self.td.state_dict()}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            """Write rows back."""
+            self.td.load_state_dict(state_dict["_storage"])
+
+        def _empty(self) -> None:
+            self._filled = 0
+
+    return StoredRows

@@ -1,0 +1,241 @@
+"""What a module holds as a tree of tensors, and other tensors lent to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tdstore.container.core import Container
+from tdstore.container.locks import READONLY
+from tdstore.container.making import stack
+from tdstore.container.nontensor import NonTensor, NonTensorData
+from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.tracing import traced
+from tdstore.types import Path
+
+
+# -- out of modules ------------------------------------------------------------------------------
+def tensors_of(module: nn.Module, filter_empty: bool = True) -> Any:
+    """A TensorDict of a module's parameters and buffers, the very objects, nested as its submodules are.
+
+    Args:
+        filter_empty: leave out submodules without any tensor.
+    """
+    if isinstance(module, Container):
+        return _bare(module)
+    data: dict[str, Any] = {}
+    for held in (module._parameters, module._buffers):
+        data.update({name: tensor for name, tensor in held.items() if tensor is not None})
+    for name, child in module._modules.items():
+        if child is not None:
+            below = tensors_of(child, filter_empty)
+            if below._data or not filter_empty:
+                data[name] = below
+    return Container._resident_class._new(data, torch.Size(()), None, None)
+
+
+def _bare(params: Any) -> Any:
+    """The tree of a TensorDictParams, of plain TensorDicts."""
+    return params._with_leaves(iter(params._leaf_list()))
+
+
+def state_of(module: nn.Module) -> Any:
+    """The same through `module.state_dict()`, whose hooks run: detached, and only what is persistent."""
+    td = Container._resident_class()
+    for name, value in module.state_dict().items():
+        path = tuple(name.split("."))
+        if isinstance(value, Tensor):
+            td.set(path, value)
+        else:
+            td.set_non_tensor(path, value)
+    return td
+
+
+def stacked(tds: Sequence[Any], expand_identical: bool) -> Any:
+    """The tensors of several modules of one architecture side by side: parameters become new ones, of `[n, ...]`.
+
+    Args:
+        expand_identical: what is one tensor in all of them is expanded, not copied.
+    """
+    made = stack([td.detach() for td in tds])
+    leaves = []
+    tied: dict[tuple[int, ...], Tensor] = {}
+    for path in made.keys(True, True):
+        column = [td[path] for td in tds]
+        leaf = made[path]
+        if expand_identical and all(t is column[0] for t in column):
+            leaf = column[0].expand(leaf.shape)
+        elif isinstance(column[0], nn.Parameter):
+            wanted = column[0].requires_grad
+            if any(t.requires_grad != wanted for t in column):
+                raise RuntimeError(
+                    f"the parameter {path!r} requires a gradient in some of the modules and not in others: "
+                    "make them alike, or pass lazy_stack=True, which keeps each as it is"
+                )
+            # what is one parameter in each module is one here
+            leaf = tied.setdefault(tuple(map(id, column)), nn.Parameter(leaf, wanted))
+        leaves.append(leaf)
+    return made._with_leaves(iter(leaves))
+
+
+# -- into a module -------------------------------------------------------------------------------
+class Loan:
+    """Tensors on their way into a module: all places are found before any is filled.
+
+    Args:
+        inplace: copy values into the module's tensors, instead of putting others in their place.
+        preserve: where a parameter is replaced by a tensor without a gradient, make that a parameter.
+        memo: places that are taken already, and by what was there: a submodule that is used twice is filled once.
+    """
+
+    def __init__(self, inplace: bool, preserve: bool, non_blocking: bool, memo: dict[Any, Any]) -> None:
+        self.inplace, self.preserve, self.non_blocking, self.memo = inplace, preserve, non_blocking, memo
+        self._writes: list[tuple[dict[str, Any], str, Any, Any, bool]] = []
+
+    def plan(self, td: Any, module: Any, path: Path = ()) -> dict[str, Any]:
+        """Find a place for each tensor; what is there now, as nested dicts.
+
+        Raises:
+            KeyNotFoundError: the module has no parameter, buffer or submodule of that name.
+        """
+        old: dict[str, Any] = {}
+        td = td._resident()
+        borrowed = bool(td._state & READONLY)
+        for key, value in td._data.items():
+            if isinstance(value, Container):
+                child = _child(module, key)
+                if child is None:
+                    raise _unknown(module, (*path, key), "submodule")
+                old[key] = self.plan(value, child, (*path, key))
+                continue
+            slots = _slots(module, key)
+            if slots is None:
+                raise _unknown(module, (*path, key), "parameter or buffer")
+            if isinstance(value, NonTensor):
+                if value.plain() is not None:
+                    raise TypeError(f"{'.'.join((*path, key))!r} takes a tensor, or None, not {value.plain()!r}")
+                value = None
+            place = (id(module), key)
+            if place in self.memo:
+                old[key] = self.memo[place]
+                continue
+            there = slots[key]
+            if self.inplace and isinstance(there, Tensor):
+                if not isinstance(value, Tensor) or value.shape != there.shape:
+                    given = list(value.shape) if isinstance(value, Tensor) else value
+                    raise BatchSizeError(
+                        f"cannot copy {given} into {'.'.join((*path, key))!r}, of shape {list(there.shape)}"
+                    )
+                old[key] = there.detach().clone()
+            else:
+                old[key] = NonTensorData(None) if there is None else there
+            self.memo[place] = old[key]
+            self._writes.append((slots, key, there, value, borrowed))
+        return old
+
+    def fill(self, td: Any, module: Any) -> dict[str, Any]:
+        """Put each tensor in its place; what was there, as nested dicts."""
+        old = self.plan(td, module)
+        self.run()
+        return old
+
+    def run(self) -> None:
+        """Fill the places that were found."""
+        tied: dict[int, Tensor] = {}
+        for slots, key, there, value, borrowed in self._writes:
+            if self.inplace and isinstance(there, Tensor):
+                with torch.no_grad():
+                    there.copy_(value, non_blocking=self.non_blocking)
+            else:
+                slots[key] = self._fitting(there, value, borrowed, tied)
+
+    def _fitting(self, there: Any, value: Any, borrowed: bool, tied: dict[int, Tensor]) -> Any:
+        """What to put in the place of a tensor: one that carries gradients stays what it is.
+
+        What is `borrowed` from a dataset that was opened for reading is copied where training would change it.
+        """
+        if not self.preserve or not isinstance(there, Tensor) or not isinstance(value, Tensor):
+            return value
+        if not isinstance(there, nn.Parameter):
+            if value.requires_grad:
+                return value
+            value = value.data if isinstance(value, nn.Parameter) else value
+            return value.clone() if borrowed else value
+        if isinstance(value, nn.Parameter) or value.requires_grad or traced():
+            return value
+        twin = tied.get(id(there))
+        if twin is not None and _equal(twin, value):
+            return twin  # tied before, tied after
+        train = there.requires_grad and (value.is_floating_point() or value.is_complex())
+        # detach: of what lies in a mapped file, the plain tensor
+        made = nn.Parameter(value.clone() if borrowed and train else value.detach(), train)
+        tied.setdefault(id(there), made)
+        return made
+
+
+def _child(module: Any, key: str) -> Any:
+    """The submodule of a name, or the TensorDict in a TensorDictParams."""
+    child = (module._data if isinstance(module, Container) else module._modules).get(key)  # type: ignore[attr-defined]
+    return None if isinstance(child, Tensor) else child
+
+
+def _slots(module: Any, key: str) -> dict[str, Any] | None:
+    """The dict of a module that holds a name."""
+    if isinstance(module, Container):
+        data: dict[str, Any] = module._data  # type: ignore[attr-defined]
+        return data if isinstance(data.get(key), Tensor) else None
+    if key in module._parameters:
+        return module._parameters  # type: ignore[no-any-return]
+    if key in module._buffers:
+        return module._buffers  # type: ignore[no-any-return]
+    return module.__dict__ if isinstance(module.__dict__.get(key), Tensor) else None
+
+
+def _unknown(module: Any, path: Path, what: str) -> KeyNotFoundError:
+    name = ".".join(path)
+    hint = None
+    if path[-1] in getattr(module, "parametrizations", ()):
+        hint = f"it is parametrized: use the keys below ('parametrizations', {path[-1]!r})"
+    return KeyNotFoundError(f"{type(module).__name__} has no {what} {name!r}: nothing was changed", hint=hint)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
+        return False
+    if a.device.type == "meta" or traced():
+        return True  # no values to compare
+    return torch.equal(a, b)
+
+
+def load_state(module: nn.Module, td: Any, inplace: bool) -> Any:
+    """Fill a module through its `load_state_dict`, whose hooks run; what was there, where that changed.
+
+    Raises:
+        KeyNotFoundError: keys that the module does not take.
+    """
+    before = tensors_of(module)
+    if inplace:
+        before = before.data.clone()
+    flat: dict[str, Any] = {}
+    for path, value in td._resident()._flat_entries((), None):
+        flat[".".join(path)] = value.plain() if isinstance(value, NonTensor) else value
+    found = module.load_state_dict(flat, strict=False, assign=not inplace)
+    if found.unexpected_keys:
+        Loan(inplace, False, False, {}).fill(before, module)
+        raise KeyNotFoundError(f"{type(module).__name__} has no {', '.join(map(repr, found.unexpected_keys))}")
+    return before if inplace else _changed(before, tensors_of(module))
+
+
+def _changed(before: Any, after: Any) -> Any:
+    kept: dict[str, Any] = {}
+    for key, value in before._data.items():
+        if isinstance(value, Container):
+            below = _changed(value, after._data[key])
+            if below._data:
+                kept[key] = below
+        elif value is not after._data.get(key):
+            kept[key] = value
+    return before._new(kept, before._batch_size, None, None)

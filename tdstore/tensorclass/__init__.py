@@ -1,0 +1,1 @@
+"""Classes with named fields over a container: `@tensorclass` and `TensorClass`."""

@@ -1,0 +1,580 @@
+"""`TensorClass`: an object with named fields over a container of any kind."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import InitVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, dataclass_transform
+
+import torch
+from torch import Tensor
+from torch.serialization import add_safe_globals
+from torch.utils import _pytree as pytree
+
+from tdstore.container import torchfn
+from tdstore.container.access import AS_SET
+from tdstore.container.base import TensorDictBase
+from tdstore.container.core import GROUP, Container
+from tdstore.container.locks import LOCKED
+from tdstore.container.nontensor import NonTensor
+from tdstore.container.paths import entry_path, is_key
+from tdstore.container.repr import entry_text, indent
+from tdstore.container.tensordict import TensorDict
+from tdstore.container.typed import Typed, inside, register, stamp
+from tdstore.errors import KeyNotFoundError, LockedError, StoreClosedError
+from tdstore.tensorclass.casting import as_container, cast_of
+from tdstore.tensorclass.fields import Arguments, FieldAccess, Flags, Plan, declare, entry_of, refuse_frozen
+from tdstore.tensorclass.surface import again, install, late
+
+if TYPE_CHECKING:
+    # To type checkers an object has every method of a TensorDict; at run time `install` gives them.
+    class _Surface(Typed, TensorDict): ...  # type: ignore[misc]  # two layouts of slots
+
+    T = TypeVar("T", covariant=True)
+    _ANY: Any = ...
+
+    class _Either(Generic[T]):
+        """What is given as one of many types, and read as one."""
+
+        def __get__(self, instance: object, owner: object = None) -> T: ...
+        def __set__(self, instance: object, value: Any) -> None: ...
+
+else:
+    _Surface = Typed
+
+_allocate: Any = object.__new__
+_CONTAINERS: Any = TensorDictBase
+
+
+@dataclass_transform(field_specifiers=(dataclasses.field,))
+class _Root(_Surface):
+    """What type checkers take for the maker of dataclasses."""
+
+    __slots__ = ()
+
+
+class TensorClass(_Root):
+    """Base of classes with named fields over a container: subclass it, and annotate the fields.
+
+    An object takes its fields, positional or by name, then `batch_size`, `device`, `names` and `lock`. It has
+    every method of a TensorDict; what comes back has the class again. Wherever the data is (in memory, in
+    files, in an HDF5 file, in a lazy stack) the class is the same, and loading gives it back.
+
+    Flags, as keywords of the class statement or as `TensorClass["nocast", ...]`; subclasses inherit them:
+
+    - `autocast`: what is set is converted to the annotation: an int field takes `tensor(3)`, a nested class a dict.
+    - `nocast`: numbers and arrays stay as they are; without it they become tensors.
+    - `tensor_only`: fields are tensors, TensorDicts or None.
+    - `frozen`: fields cannot be assigned, and the object is locked.
+    - `shadow`: fields may have the names of attributes that every tensorclass has, such as `data`.
+
+    Strings and other objects are values of the whole batch. None is no entry at all: it takes no place, and
+    `keys()` does not have it.
+
+    Example:
+        >>> class Step(TensorClass):
+        ...     obs: torch.Tensor
+        ...     reward: torch.Tensor | None = None
+        ...     env: str = "pong"
+        >>> steps = Step(obs=torch.zeros(3, 4), batch_size=[3])
+        >>> steps[1:].obs.shape, steps.env, steps.reward
+        (torch.Size([2, 4]), 'pong', None)
+    """
+
+    __slots__ = ()
+
+    _plan: ClassVar[Plan]
+    _cast: ClassVar[Any]
+    """A `Cast`, as a static method."""
+    _flags: ClassVar[Flags] = Flags()
+    _field_names: ClassVar[frozenset[str]] = frozenset()
+    _settable: ClassVar[frozenset[str]] = frozenset()
+    """Names that are set as attributes: properties and slots."""
+    _post: ClassVar[bool] = False
+    _access: ClassVar[type[FieldAccess]] = FieldAccess
+    """How a field is read as an attribute."""
+    _by_name: ClassVar[bool] = False
+    """Whether the constructor takes fields by name only."""
+    _made_by: ClassVar[Callable[[], Any]]
+    """Gives a class that no module has by its name."""
+
+    if TYPE_CHECKING:
+        batch_size: _Either[torch.Size] = dataclasses.field(default=_ANY, kw_only=True)
+        device: _Either[torch.device | None] = dataclasses.field(default=_ANY, kw_only=True)
+        names: _Either[list[str | None]] = dataclasses.field(default=_ANY, kw_only=True)  # type: ignore[override]
+        lock: InitVar[bool] = dataclasses.field(default=False, kw_only=True)
+
+        def __init_subclass__(
+            cls,
+            *,
+            autocast: bool = ...,
+            frozen: bool = ...,
+            nocast: bool = ...,
+            shadow: bool = ...,
+            tensor_only: bool = ...,
+        ) -> None: ...
+
+    else:
+
+        def __init_subclass__(cls, **flags: bool) -> None:
+            super().__init_subclass__()
+            given = {**dataclasses.asdict(cls._flags), **flags}
+            if odd := given.keys() - dataclasses.asdict(Flags()).keys():
+                raise TypeError(f"a tensorclass has no flag {sorted(odd)[0]!r}: {', '.join(Flags.__slots__)}")
+            cls._setup(Flags(**given))
+
+    def __class_getitem__(cls, flags: Any) -> Any:
+        """`TensorClass["frozen", "nocast"]`: a base with those flags."""
+        names = (flags,) if isinstance(flags, str) else tuple(flags)
+        return type(cls.__name__, (cls,), {"__module__": cls.__module__}, **dict.fromkeys(names, True))
+
+    @classmethod
+    def _setup(cls, flags: Flags) -> None:
+        cls._flags = flags
+        cls._plan = declare(cls, flags, TensorClass)
+        cls._field_names = frozenset(cls._plan.names)
+        cls._cast = staticmethod(cast_of(flags))
+        cls._settable = TensorClass._settable.union(
+            *({n for n, v in vars(base).items() if hasattr(v, "__set__")} for base in _above(cls))
+        )
+        cls._post = hasattr(cls, "__post_init__")
+        register(cls)
+        if cls not in pytree.SUPPORTED_NODES:
+            pytree._private_register_pytree_node(cls, _flatten, _unflatten)
+
+    # -- making ------------------------------------------------------------------------------
+    if not TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *args: Any,
+            batch_size: Any = None,
+            device: Any = None,
+            names: Any = None,
+            lock: bool = False,
+            **kwargs: Any,
+        ) -> None:
+            plan = self._plan
+            td = TensorDict(None, batch_size, device, names)
+            object.__setattr__(self, "_tensordict", td)
+            td._worn = type(self)
+            if args:
+                plan.take(args, kwargs)
+            passed = []
+            for name in plan.order:
+                if name in kwargs and name not in plan.unasked:
+                    value = kwargs.pop(name)
+                elif name in plan.defaults:
+                    value = plan.defaults[name]
+                elif name in plan.factories:
+                    value = plan.factories[name]()
+                else:
+                    raise plan.missing(kwargs)
+                if name in plan.passed:
+                    passed.append(value)
+                elif value is not None:
+                    self._set_field(name, value)
+            if kwargs:
+                raise self._no_field(next(iter(kwargs)))
+            self._settle(lock, *passed)
+
+    def _settle(self, lock: bool, *passed: Any) -> None:
+        """What ends the making of an object by its user."""
+        if self._post:
+            self.__post_init__(*passed)  # type: ignore[attr-defined]
+        if lock or self._flags.frozen:
+            self._tensordict.lock_()
+
+    @classmethod
+    def _wrap(cls, td: Any) -> Self:
+        """An object around a container whose entries are fields; nothing is run that the user wrote."""
+        obj: Self = _allocate(cls)
+        object.__setattr__(obj, "_tensordict", td)
+        td._worn = cls
+        if cls._flags.frozen and not td._state & LOCKED:
+            td.lock_()
+        return obj
+
+    @classmethod
+    def _dress(cls, td: Any) -> Any:
+        return td if isinstance(td, Typed) or cls._odd(td) else cls._wrap(td)
+
+    @classmethod
+    def _from_tensordict(cls, tensordict: Any, non_tensordict: Mapping[str, Any] | None = None) -> Self:
+        """As `from_tensordict`, without `__post_init__`."""
+        td: Any = inside(tensordict)
+        if not isinstance(td, _CONTAINERS):
+            raise RuntimeError(f"expected a TensorDict, not a {type(td).__name__}")
+        names, nested = cls._field_names, type(td) is not TensorDict
+        if odd := cls._odd(td):
+            raise cls._foreign(odd[0])
+        for key in td._first_keys():
+            if not nested and type(found := td._data[key]) is not Tensor:
+                nested = isinstance(found, Container)
+        if nested:
+            cls._type_nested(td)
+        obj = cls._wrap(td)
+        for key, value in (non_tensordict or {}).items():
+            if key not in names:
+                raise cls._foreign(key)
+            if value is not None:
+                if td._kind(key) is not None:
+                    raise KeyError(f"{key!r} is in the TensorDict and in non_tensordict")
+                td.set_non_tensor(key, value)
+        return obj
+
+    @classmethod
+    def _foreign(cls, key: str) -> ValueError:
+        return ValueError(
+            f"{cls.__name__} has no field {key!r}, which the TensorDict has; "
+            f"its fields are {', '.join(cls._plan.names)}"
+        )
+
+    @classmethod
+    def _type_nested(cls, td: Any) -> None:
+        """Give nested containers the classes that their fields are annotated with."""
+        for key in [k for k in td._first_keys() if td._kind(k) == GROUP]:
+            hint, value = cls._plan.hint(key), td._raw(key)
+            if type(td) is not TensorDict or isinstance(value, Typed):
+                continue
+            if hint is not None and issubclass(hint, Typed) and not hint._odd(value):
+                hint._type_nested(value)
+                td._data[key] = hint._dress(value)
+
+    @classmethod
+    def from_tensordict(
+        cls, tensordict: Any, non_tensordict: Mapping[str, Any] | None = None, safe: bool = True
+    ) -> Self:
+        """An object around a TensorDict of any kind, which it shares: nothing is copied.
+
+        Fields that the TensorDict lacks are None; nested TensorDicts get the classes of their fields.
+
+        Args:
+            non_tensordict: further values, by field.
+
+        Raises:
+            ValueError: an entry is no field. KeyError: a field is in both. RuntimeError: not a TensorDict.
+        """
+        obj = cls._from_tensordict(tensordict, non_tensordict)
+        obj._settle(False)
+        return obj
+
+    @classmethod
+    def _received(cls, made: Any) -> Any:
+        """What a class method of TensorDict gave, with the class; data that was opened is not made anew."""
+        if not isinstance(made, Container) or isinstance(made, Typed):
+            return made
+        opened = not isinstance(made, TensorDict) or made._home is not None
+        return cls._from_tensordict(made) if opened else cls.from_tensordict(made)
+
+    @classmethod
+    def from_schema(cls, schema: Mapping[Any, Any], **kwargs: Any) -> Any:
+        """As `TensorDict.from_schema`, for fields of the class; those that the schema lacks are None.
+
+        Raises:
+            ValueError: the schema has a name that is no field.
+        """
+        for key in schema:
+            if (first := entry_path(key)[0]) not in cls._field_names:
+                raise ValueError(f"{cls.__name__} has no field {first!r}; its fields are {', '.join(cls._plan.names)}")
+        made = TensorDict.from_schema(schema, **kwargs)
+        obj = cls._from_tensordict(made)
+        cls._stamp(made)
+        return obj
+
+    @classmethod
+    def _stamp(cls, td: Any) -> None:
+        """Tell the store of a new container what it is, and what those below it are."""
+        stamp(td, cls)
+        for key in [k for k in td._first_keys() if td._kind(k) == GROUP]:
+            hint = cls._plan.hint(key)
+            if hint is not None and issubclass(hint, TensorClass):
+                hint._stamp(inside(td._raw(key)))
+
+    @classmethod
+    def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
+        """The fields, as `dataclasses.fields` gives them."""
+        return dataclasses.fields(cls)
+
+    # -- fields ------------------------------------------------------------------------------
+    def _no_field(self, name: Any) -> AttributeError:
+        return AttributeError(
+            f"{type(self).__name__} has no field {name!r} to set; its fields are {', '.join(self._plan.names)}"
+        )
+
+    def _set_field(self, name: str, value: Any) -> None:
+        td = self._tensordict
+        if type(value) is not Tensor or self._flags.autocast:
+            value = self._cast(self._plan, name, value, td._batch_size)
+        td.set(name, value)
+
+    def _put(self, name: str, value: Any) -> None:
+        td = self._tensordict
+        if value is not None:
+            self._set_field(name, value)
+        elif td._kind(name) is not None:
+            td.del_(name)
+
+    def _assign(self, entries: Mapping[str, Any]) -> None:
+        if odd := [name for name in entries if name not in self._field_names]:
+            raise self._no_field(odd[0])
+        self._tensordict._assign(entries)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        cls = type(self)
+        if name in cls._field_names:
+            if cls._flags.frozen:
+                raise refuse_frozen(self, name)
+            self._put(name, value)
+        elif name in cls._settable:
+            object.__setattr__(self, name, value)
+        elif name.startswith("_") and hasattr(type(self._tensordict), name):
+            setattr(self._tensordict, name, value)
+        else:
+            raise self._no_field(name)
+
+    def __delattr__(self, name: str) -> None:
+        if name not in self._field_names:
+            raise self._no_field(name)
+        setattr(self, name, None)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "_tensordict":
+                raise AttributeError(f"this {type(self).__name__} was not made: its __init__ was not called")
+            if name.startswith("__") or not hasattr(type(self._tensordict), name):
+                raise AttributeError(
+                    f"{type(self).__name__} has no field or attribute {name!r}; its fields are "
+                    f"{', '.join(self._plan.names)}"
+                )
+            return late(self, name)
+
+    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Any:
+        """The field, or an entry below it, unwrapped; None for a field that is None, `default` for what is no field.
+
+        Args:
+            **kwargs: for a lazy stack, how to join what differs: see `LazyStackedTensorDict.get`.
+        """
+        first, *below = entry_path(key)
+        if first not in self._field_names:
+            return self._tensordict._default(key, default)
+        if not kwargs and not below:
+            return entry_of(self._tensordict, first)
+        inner = entry_of(self._tensordict, first) if below else None
+        if isinstance(inner, Typed):  # what it has is for it to say: its fields may be None
+            found = inner.get(tuple(below), default, **kwargs)  # type: ignore[attr-defined]
+        else:
+            found = self._tensordict.get(key, default if below else None, **kwargs)
+        return found.plain() if isinstance(found, NonTensor) else found
+
+    def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any) -> Self:
+        """Set a field, or an entry below it.
+
+        Raises:
+            AttributeError: no such field. FrozenInstanceError.
+        """
+        first, *below = entry_path(key)
+        if first not in self._field_names:
+            raise self._no_field(first)
+        if self._flags.frozen:
+            raise refuse_frozen(self, first)
+        if below and (inner := entry_of(self._tensordict, first)) is not None:
+            inner.set(tuple(below), item, inplace)
+        elif not below and (not inplace or item is None):
+            self._put(first, item)
+        else:
+            self._tensordict.set(key, item, inplace)
+        return self
+
+    def update(self, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> Self:
+        """As `TensorDict.update`; None clears a field.
+
+        Raises:
+            ValueError: a key is no field. FrozenInstanceError.
+        """
+        source = {} if input_dict_or_td is None else dict(input_dict_or_td.items())
+        given = {k: kwargs.pop(k) for k in list(kwargs) if k in self._field_names}
+        source.update(given)
+        if odd := [k for k in source if entry_path(k)[0] not in self._field_names]:
+            raise ValueError(f"{type(self).__name__} has no field {odd[0]!r}")
+        if self._flags.frozen and source:
+            raise refuse_frozen(self, str(next(iter(source))))
+        td = self._tensordict
+        for key in [k for k, v in source.items() if v is None]:
+            self.set(key, source.pop(key))
+        td.update({k: self._fitting(k, v) for k, v in source.items()}, *args, **kwargs)
+        return self
+
+    def _fitting(self, key: Any, value: Any) -> Any:
+        """What `update` gives the container inside for a field: mappings go into a nested one that is there."""
+        td = self._tensordict
+        if not isinstance(key, str) or (isinstance(value, Mapping) and td._kind(key) == GROUP):
+            return value
+        hint = self._plan.hint(key) if isinstance(value, Mapping) else None
+        if hint is not None and issubclass(hint, Typed):
+            return as_container(hint, value, td._batch_size)
+        return self._cast(self._plan, key, value, td._batch_size)
+
+    # -- rows --------------------------------------------------------------------------------
+    def __getitem__(self, index: Any) -> Any:
+        if is_key(index):
+            raise ValueError(f"a {type(self).__name__} is indexed by rows: its fields are attributes, not {index!r}")
+        return again(type(self), self._tensordict[index])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if is_key(index):
+            raise ValueError(f"a {type(self).__name__} is indexed by rows: its fields are attributes, not {index!r}")
+        if isinstance(value, Typed) and type(value) is not type(self):
+            mine, theirs = set(self._tensordict._first_keys()), set(value._tensordict._first_keys())
+            if mine != theirs:
+                raise ValueError(
+                    f"rows of {type(self).__name__} take {type(self).__name__} or a class with the same entries; "
+                    f"{type(value).__name__} differs in {sorted(mine ^ theirs)}"
+                )
+        elif not isinstance(value, (Container, Tensor, bool, int, float, complex)):
+            raise ValueError(
+                f"rows of {type(self).__name__} take an object of the class, a TensorDict, a number or a tensor, "
+                f"not a {type(value).__name__}"
+            )
+        self._tensordict[index] = inside(value)
+
+    def __iter__(self) -> Iterator[Any]:
+        for row in iter(self._tensordict):
+            yield again(type(self), row)
+
+    # -- as others ---------------------------------------------------------------------------
+    def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Any:
+        """As `TensorDict.select`: the other fields are None. `as_tensordict` gives a TensorDict.
+
+        Raises:
+            KeyNotFoundError: `strict`, and one is no field.
+        """
+        td = self._tensordict
+        if len(keys) == 1 and isinstance(keys[0], (list, set)):
+            keys = tuple(keys[0])
+        if strict and (odd := [k for k in keys if entry_path(k)[0] not in self._field_names]):
+            raise KeyNotFoundError(f"{type(self).__name__} has no field {odd[0]!r}")
+        there = [k for k in keys if td._kind(entry_path(k)[0]) is not None]
+        made = td.select(*there, inplace=inplace, strict=strict)
+        if as_tensordict:
+            return made
+        return self if made is td else self._dress(made)
+
+    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+        """A TensorDict with copies of all entries; nested classes become TensorDicts.
+
+        Args:
+            retain_none: fields that are None become values that are None.
+        """
+        td = self._tensordict.to_tensordict(retain_none=retain_none)
+        if retain_none:
+            for name in self._plan.names:
+                if td._kind(name) is None:
+                    td.set_non_tensor(name, None)
+        return td
+
+    def to_dict(
+        self, *, retain_none: bool = True, convert_tensors: Any = False, tolist_first: bool = False
+    ) -> dict[str, Any]:
+        """Nested plain dicts; fields that are None are there unless `retain_none=False`."""
+        out: dict[str, Any] = self._tensordict.to_dict(
+            retain_none=retain_none, convert_tensors=convert_tensors, tolist_first=tolist_first
+        )
+        if retain_none:
+            out.update({name: None for name in self._plan.names if name not in out})
+        return out
+
+    def unlock_(self) -> Self:
+        """As `TensorDict.unlock_`.
+
+        Raises:
+            LockedError: the class is frozen.
+        """
+        if self._flags.frozen:
+            raise LockedError(
+                f"a frozen {type(self).__name__} stays locked",
+                hint="dataclasses.replace(obj, field=value) makes another",
+            )
+        self._tensordict.unlock_()
+        return self
+
+    def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As `TensorDict.map`; `fn` gets objects of the class."""
+        return again(type(self), self._tensordict.map(_OnClass(fn, type(self)), *args, **kwargs))
+
+    def map_iter(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As `TensorDict.map_iter`; `fn` gets objects of the class."""
+        return self._tensordict.map_iter(_OnClass(fn, type(self)), *args, **kwargs)
+
+    def __repr__(self) -> str:
+        td = self._tensordict
+        try:
+            keys = sorted(td._first_keys())
+            lines = [f"{key}={entry_text(td, key)}" for key in keys]
+            lines += [f"{name}=None" for name in self._plan.names if name not in keys]
+            lines += [f"batch_size={td.batch_size!r}", f"device={td.device}", f"is_shared={td.is_shared()}"]
+        except StoreClosedError as error:
+            return f"{type(self).__name__}(closed: {error.url})"
+        return f"{type(self).__name__}(\n" + ",\n".join(indent(line) for line in lines) + ")"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        cls = type(self)
+        return _rebuilt, (vars(cls).get("_made_by", cls), self._tensordict)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return torchfn.dispatch(func, types, args, kwargs)
+
+    @property
+    def _worn(self) -> Any:
+        return type(self)
+
+    @property
+    def _non_tensordict(self) -> dict[str, None]:
+        """The fields that are None."""
+        return {name: None for name in self._plan.names if self._tensordict._kind(name) is None}
+
+
+TensorClass.__dataclass_fields__ = dict(Arguments.__dataclass_fields__)
+TensorClass.__dataclass_params__ = Arguments.__dataclass_params__  # type: ignore[attr-defined]
+install(TensorClass, TensorDict)
+TensorClass._settable = frozenset(n for n in dir(TensorClass) if hasattr(getattr(TensorClass, n, None), "__set__"))
+
+
+def _above(cls: type) -> tuple[type, ...]:
+    return cls.__mro__[: cls.__mro__.index(TensorClass)]
+
+
+class _OnClass:
+    """A function of objects of a class as one of their containers; it travels to workers."""
+
+    __slots__ = ("cls", "fn")
+
+    def __init__(self, fn: Callable[..., Any], cls: type[TensorClass]) -> None:
+        self.fn, self.cls = fn, cls
+
+    def __call__(self, td: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(again(self.cls, td), *args, **kwargs)
+
+
+def _rebuilt(found: Any, td: Any) -> Any:
+    """An object that was pickled; `found` is its class, or gives it."""
+    cls: Any = found if isinstance(found, type) else found()
+    return cls._wrap(td._tensordict if isinstance(td, Typed) else td)
+
+
+def _flatten(obj: TensorClass) -> tuple[list[Any], Any]:
+    return [obj._tensordict], type(obj)
+
+
+def _unflatten(children: Any, cls: Any) -> Any:
+    (td,) = children
+    return again(cls, td) if isinstance(td, Container) else td
+
+
+# torch.load(weights_only=True) may put a class that its caller allowed (`add_safe_globals([Step])`) around its data.
+add_safe_globals([_rebuilt])

@@ -1,0 +1,96 @@
+"""What becomes of a value that is set on a field, by the flags of the class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.core import Container
+from tdstore.container.nontensor import NonTensor, NonTensorData
+from tdstore.container.tensordict import TensorDict
+from tdstore.container.typed import Typed
+from tdstore.tensorclass.fields import Flags, Plan
+
+Cast = Callable[[Plan, str, Any, torch.Size], Any]
+_NUMBERS = (bool, int, float, complex)
+
+
+def cast_of(flags: Flags) -> Cast:
+    """The function that a class of these flags uses; what it returns is set on the container inside."""
+    if flags.nocast:
+        return _as_it_is
+    if flags.autocast:
+        return _to_annotation
+    return _tensors_only if flags.tensor_only else _to_tensor
+
+
+def _to_tensor(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:
+    """Numbers, arrays and lists become tensors, by the container itself; mappings and tuples are values."""
+    if isinstance(value, (Mapping, tuple)) and not isinstance(value, Container):
+        return NonTensorData(value, batch)
+    return value
+
+
+def _as_it_is(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:
+    if isinstance(value, (Tensor, Container, NonTensor)):
+        return value
+    if isinstance(value, (*_NUMBERS, np.ndarray, np.generic, Mapping, tuple)):
+        return NonTensorData(value, batch)
+    return value
+
+
+def _tensors_only(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:
+    if isinstance(value, (Tensor, Container)):
+        return value
+    if isinstance(value, (*_NUMBERS, np.ndarray, np.generic, list, tuple)):
+        try:
+            return torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"the field {name!r} of a tensor_only class takes tensors: {error}") from None
+    raise TypeError(f"the field {name!r} of a tensor_only class takes tensors, not a {type(value).__name__}")
+
+
+def _to_annotation(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:
+    hint = plan.hint(name)
+    if hint is None or isinstance(value, NonTensor):
+        return _to_tensor(plan, name, value, batch)
+    if issubclass(hint, Tensor):
+        return value if isinstance(value, (Tensor, Container)) else torch.as_tensor(value)
+    if issubclass(hint, Container):
+        return as_container(hint, value, batch)
+    if isinstance(value, hint) and type(value) is not bool:
+        return NonTensorData(value, batch)
+    convert = _CONVERTERS.get(hint)
+    if convert is None:
+        return _to_tensor(plan, name, value, batch)
+    try:
+        return NonTensorData(convert(value), batch)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise type(error)(f"the field {name!r} is a {hint.__name__}: {error}") from None
+
+
+def as_container(hint: type, value: Any, batch: torch.Size) -> Any:
+    """A mapping or a TensorDict as the container that a field is annotated with."""
+    if issubclass(hint, Typed) and not isinstance(value, Typed):
+        made: Any = value if isinstance(value, Container) else TensorDict(value, batch)
+        return hint.from_tensordict(made)  # type: ignore[attr-defined]
+    if isinstance(value, (Container, Tensor)):
+        return value
+    return TensorDict(value, batch)
+
+
+def _scalar(kind: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def convert(value: Any) -> Any:
+        return kind(value.item() if isinstance(value, (Tensor, np.ndarray)) and kind is not str else value)
+
+    return convert
+
+
+_CONVERTERS: dict[type, Callable[[Any], Any]] = {
+    **{kind: _scalar(kind) for kind in (*_NUMBERS, str)},
+    **{kind: kind for kind in (bytes, list, tuple, dict, set, frozenset)},
+}

@@ -1,0 +1,219 @@
+"""What a tensorclass knows of its fields, and how one is read and written."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import typing
+from dataclasses import MISSING, Field, FrozenInstanceError, InitVar
+from types import NoneType, UnionType
+from typing import Any, Union
+
+from torch import Tensor
+
+from tdstore.container.core import Container
+from tdstore.container.nontensor import NonTensor
+from tdstore.container.tensordict import TensorDict
+from tdstore.container.typed import known
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Flags:
+    """How a class treats what is set; see `tensorclass`."""
+
+    autocast: bool = False
+    frozen: bool = False
+    nocast: bool = False
+    shadow: bool = False
+    tensor_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.nocast and (self.autocast or self.tensor_only):
+            other = "autocast" if self.autocast else "tensor_only"
+            raise TypeError(f"a tensorclass is nocast or {other}, not both")
+
+
+@dataclasses.dataclass(init=False, repr=False, eq=False)
+class Arguments:
+    """What a constructor takes beside the fields; `dataclasses.replace` passes them on."""
+
+    batch_size: InitVar[Any] = dataclasses.field(default=None, kw_only=True)
+    device: InitVar[Any] = dataclasses.field(default=None, kw_only=True)
+    names: InitVar[Any] = dataclasses.field(default=None, kw_only=True)
+
+
+ARGUMENTS = frozenset(("batch_size", "device", "names", "lock"))
+
+
+class Plan:
+    """The fields of one class, sorted for its constructor."""
+
+    def __init__(self, owner: type, flags: Flags) -> None:
+        self.owner, self.flags = owner, flags
+        self.names: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(owner))
+        self.order: list[str] = []
+        self.positional: list[str] = []
+        self.defaults: dict[str, Any] = {}
+        self.factories: dict[str, Any] = {}
+        self.passed: list[str] = []
+        """InitVars of the class, which go to `__post_init__`."""
+        self.unasked: list[str] = []
+        """Fields with `init=False`, which the constructor does not take."""
+        self._hints: dict[str, Any] | None = None
+        for name, field in owner.__dataclass_fields__.items():  # type: ignore[attr-defined]
+            kind = field._field_type.name
+            if name not in ARGUMENTS and kind != "_FIELD_CLASSVAR":
+                self._sort(name, field, kind)
+
+    def _sort(self, name: str, field: Field[Any], kind: str) -> None:
+        if kind == "_FIELD_INITVAR":
+            self.passed.append(name)
+        if field.default is not MISSING:
+            self.defaults[name] = field.default
+        elif field.default_factory is not MISSING:
+            self.factories[name] = field.default_factory
+        elif not field.init:
+            self.defaults[name] = None  # until __post_init__ sets it
+        elif not field.kw_only and (early := [n for n in self.positional if not self.requires(n)]):
+            raise TypeError(f"the field {name!r} has no default, but follows {early[0]!r}, which has one")
+        self.order.append(name)
+        if not field.init:
+            self.unasked.append(name)
+        if field.init and not field.kw_only:
+            self.positional.append(name)
+
+    def requires(self, name: str) -> bool:
+        """Whether the constructor must be given a field."""
+        return name not in self.defaults and name not in self.factories
+
+    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Put positional arguments among those by name."""
+        if len(args) > len(self.positional):
+            raise TypeError(f"{self.owner.__name__}() takes {len(self.positional)} fields, and {len(args)} were given")
+        for name, value in zip(self.positional, args, strict=False):
+            if name in kwargs:
+                raise ValueError(f"the field {name!r} was given twice")
+            kwargs[name] = value
+
+    def missing(self, given: dict[str, Any]) -> TypeError:
+        """The error for fields that were not given."""
+        lost = ", ".join(repr(n) for n in self.order if n not in given and self.requires(n))
+        return TypeError(f"{self.owner.__name__}() is missing {lost}")
+
+    # -- annotations -------------------------------------------------------------------------
+    def hint(self, name: str) -> Any:
+        """The class that a field is annotated with, `Optional` taken off; None where that cannot be told."""
+        if self._hints is None:
+            self._hints = _resolved(self.owner)
+        return _single(self._hints.get(name))
+
+    def forget(self) -> None:
+        """Look at the annotations anew when they are needed."""
+        self._hints = None
+
+
+def _resolved(owner: type) -> dict[str, Any]:
+    """Annotations as types; those that cannot be resolved are left out, and never break a class."""
+    try:
+        return typing.get_type_hints(owner)
+    except (NameError, TypeError, SyntaxError, AttributeError):
+        pass  # one by one, then
+    out: dict[str, Any] = {}
+    # Classes of a function's body are in no module: they are looked for among those that were declared.
+    declared = {cls.__name__: cls for cls in known()}
+    for base in reversed(owner.__mro__):
+        names = {**declared, **vars(sys.modules.get(base.__module__, typing))}
+        for name, hint in inspect.get_annotations(base).items():
+            holder = type("holder", (), {"__annotations__": {name: hint}})
+            try:
+                out[name] = typing.get_type_hints(holder, globalns=names)[name]
+            except (NameError, TypeError, SyntaxError, AttributeError):
+                out.pop(name, None)
+    return out
+
+
+def _single(hint: Any) -> Any:
+    """A class, out of `Optional[class]`, `Annotated[class, ...]` and `class[...]`."""
+    if typing.get_origin(hint) in (Union, UnionType):
+        left = [h for h in typing.get_args(hint) if h is not NoneType]
+        hint = left[0] if len(left) == 1 else None
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        return _single(typing.get_args(hint)[0])
+    hint = hint if origin is None else origin
+    return hint if isinstance(hint, type) and hint not in (Any, object) else None
+
+
+# -- access ----------------------------------------------------------------------------------
+class FieldAccess:
+    """A field on its class: `obj.f` reads the entry `f`, None where there is none; setting None removes it."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        if obj is None:
+            raise AttributeError(f"{self.name!r} is a field of {owner.__name__}'s objects")
+        td = obj._tensordict
+        if type(td) is not TensorDict:
+            return entry_of(td, self.name)
+        found = td._data.get(self.name)
+        if type(found) is Tensor or not isinstance(found, NonTensor):
+            return found
+        return found.plain()
+
+    def __set__(self, obj: Any, value: Any) -> None:
+        obj._put(self.name, value)
+
+
+def entry_of(td: Any, name: str) -> Any:
+    """A first-level entry of any container, unwrapped; None where there is none."""
+    return None if td._kind(name) is None else td[name]
+
+
+def refuse_frozen(obj: Any, name: str) -> FrozenInstanceError:
+    """The error for a change of a frozen object."""
+    return FrozenInstanceError(f"cannot assign to field {name!r} of a frozen {type(obj).__name__}")
+
+
+# -- declaring -------------------------------------------------------------------------------
+def declare(cls: Any, flags: Flags, root: type) -> Plan:
+    """Make a dataclass of a class body: fields, their access, and the plan for the constructor.
+
+    Raises:
+        AttributeError: a field has the name of something that `root` has. TypeError: a field without default
+            after one with, or not a tensor with `tensor_only`.
+    """
+    own = inspect.get_annotations(cls)
+    for name in own:
+        if name in ARGUMENTS:
+            raise AttributeError(f"a field cannot be called {name!r}: every tensorclass has it")
+        if name not in cls.__dict__ and name in dir(root):
+            setattr(cls, name, dataclasses.field())  # or the container's method would be its default
+    if "__dataclass_fields__" not in vars(cls):  # else it was declared before, with other flags
+        dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=cls._by_name)(cls)
+    names = [f.name for f in dataclasses.fields(cls)]
+    for name in names:
+        if name not in own and isinstance(_looked_up(cls, name), FieldAccess):
+            continue
+        if hasattr(root, name) and not flags.shadow:
+            raise AttributeError(
+                f"the field {name!r} of {cls.__name__} would hide the attribute {name!r} that every tensorclass has: "
+                "choose another name, or pass shadow=True"
+            )
+        setattr(cls, name, cls._access(name))
+    plan = Plan(cls, flags)
+    if flags.tensor_only:
+        for name in names:
+            hint = plan.hint(name)
+            if hint is not None and not issubclass(hint, (Tensor, Container)):
+                raise TypeError(f"the field {name!r} of a tensor_only class is annotated {hint.__name__}, not Tensor")
+        plan.forget()  # a class that names itself is not there yet
+    return plan
+
+
+def _looked_up(cls: type, name: str) -> Any:
+    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)

@@ -1,0 +1,124 @@
+"""Every method of a container on every tensorclass, by one rule.
+
+What `TensorDict` and its bases define, and `TensorClass` does not define itself, is there under the same name,
+signature and docstring. A call is passed on to the container inside, and of what comes back
+
+- the container inside is the object itself: methods that change in place return `self`;
+- a container, or a tuple of containers, is of the same kind: it gets the class again, unless it has entries that
+  are not fields of the class, as after `flatten_keys`: then it stays a TensorDict;
+- all else is returned as it is, and so is what a method with a parameter `key` gives: that is an entry.
+
+A class method is passed on to `TensorDict`; what comes back gets the class. No list of names is kept: a method
+that a container has today is here today.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import FunctionType, MemberDescriptorType
+from typing import Any
+
+from tdstore.container.core import Container
+from tdstore.container.typed import Typed, inside
+
+_OWN = {"__new__", "__init__", "__init_subclass__", "__class_getitem__", "__getattr__", "__setattr__", "__delattr__"}
+
+
+def install(target: type[Typed], source: type) -> None:
+    """Give `target` what `source` and its bases define, passed on."""
+    found: dict[str, Any] = {}
+    for base in reversed(source.__mro__[:-1]):
+        found.update(vars(base))
+    for name, value in found.items():
+        if name in vars(target) or name in _OWN:
+            continue
+        made = forwarded(name, value, source)
+        if made is not None:
+            setattr(target, name, made)
+
+
+def forwarded(name: str, value: Any, source: type) -> Any:
+    """An attribute of a class as one that asks the container inside; None for what is not the instance's."""
+    if isinstance(value, FunctionType):
+        return _method(name, value)
+    if isinstance(value, classmethod):
+        return _class_method(name, value.__func__, source)
+    if isinstance(value, (property, MemberDescriptorType)):
+        return _attribute(name, value.__doc__ if isinstance(value, property) else None)
+    return value if isinstance(value, staticmethod) else None
+
+
+def again(cls: type[Typed], made: Any) -> Any:
+    """A result of the container inside, with the class where it is of the same kind."""
+    if isinstance(made, Container):
+        return cls._dress(made)
+    if type(made) is tuple and made and all(isinstance(part, Container) for part in made):
+        return tuple(cls._dress(part) for part in made)
+    return made
+
+
+@functools.cache
+def gives_entries(fn: Callable[..., Any]) -> bool:
+    """Whether a method is about one entry, by its key."""
+    return "key" in inspect.signature(fn).parameters
+
+
+def _method(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+    if gives_entries(fn):
+
+        def entry(self: Any, *args: Any, **kwargs: Any) -> Any:
+            td = self._tensordict
+            made = getattr(td, name)(*args, **kwargs)
+            return self if made is td else made
+
+        return functools.wraps(fn)(entry)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        td = self._tensordict
+        made = getattr(td, name)(*map(bare, args), **kwargs)
+        return self if made is td else again(type(self), made)
+
+    return functools.wraps(fn)(call)
+
+
+def bare(value: Any) -> Any:
+    """The container inside of an argument, or those inside of a list's."""
+    if isinstance(value, list) and any(isinstance(part, Typed) for part in value):
+        return [inside(part) for part in value]
+    return inside(value)
+
+
+def _class_method(name: str, fn: Callable[..., Any], source: type) -> Any:
+    @functools.wraps(fn)
+    def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return cls._received(getattr(source, name)(*args, **kwargs))
+
+    return classmethod(call)
+
+
+def _attribute(name: str, doc: str | None) -> property:
+    def get(self: Any) -> Any:
+        return again(type(self), getattr(self._tensordict, name))
+
+    def put(self: Any, value: Any) -> None:
+        setattr(self._tensordict, name, value)
+
+    return property(get, put, doc=doc)
+
+
+def late(owner: Any, name: str) -> Any:
+    """An attribute that only some containers have, such as `append` of a lazy stack."""
+    td = owner._tensordict
+    found = getattr(td, name)
+    if not inspect.ismethod(found):
+        return found
+    entries = gives_entries(found.__func__)
+
+    @functools.wraps(found)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        made = found(*map(bare, args), **kwargs)
+        return owner if made is td else made if entries else again(type(owner), made)
+
+    return call

@@ -1,0 +1,173 @@
+"""`TypedTensorDict`: a TensorDict with annotated fields, over a container of any kind."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self, dataclass_transform, get_origin
+
+from tdstore.container.base import TensorDictBase
+from tdstore.container.core import Container
+from tdstore.container.paths import is_key
+from tdstore.container.tensordict import TensorDict
+from tdstore.container.typed import inside
+from tdstore.tensorclass.base import TensorClass
+from tdstore.tensorclass.fields import FieldAccess, Flags
+from tdstore.tensorclass.surface import again, forwarded
+
+_OPTIONAL = re.compile(r"(\w+\.)*NotRequired\[")
+
+
+class _EntryAccess(FieldAccess):
+    """A field as an attribute: what `td[name]` gives, AttributeError where it is not set."""
+
+    __slots__ = ()
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        td = None if obj is None else obj._tensordict
+        if td is None or td._kind(self.name) is None:
+            lacks = "a field of its objects" if td is None else "not set"
+            raise AttributeError(f"{self.name!r} of {(owner or type(obj)).__name__} is {lacks}")
+        return td[self.name]
+
+
+@dataclass_transform(kw_only_default=True)
+class TypedTensorDict(TensorClass, TensorDictBase):
+    """A TensorDict some of whose keys are declared: subclass it, and annotate the fields.
+
+    An object is made of its fields, by name or as a dict, and of `batch_size`, `device`, `names`, `non_blocking` and
+    `lock`. It is a TensorDict in all else, keys that are not declared included, and so `OtherClass(**obj)` works.
+    Fields are attributes too. `from_tensordict` puts the class around any container, of which nothing is copied.
+    Where it is saved, the class is kept, as a tensorclass is.
+
+    Fields that are annotated `NotRequired[...]`, or have a default, may be left out. Flags are those of `TensorClass`
+    that concern names and locks: `shadow` and `frozen`.
+
+    Raises:
+        TypeError: a required field is missing, or a keyword is no field.
+
+    Example:
+        >>> class Step(TypedTensorDict):
+        ...     obs: torch.Tensor
+        ...     reward: NotRequired[torch.Tensor]
+        >>> class Played(Step):
+        ...     action: torch.Tensor
+        >>> step = Step(obs=torch.zeros(3, 4), batch_size=[3])
+        >>> played = Played(**step, action=torch.ones(3), batch_size=[3])
+        >>> played[0].obs.shape, played["action"].shape, "reward" in played
+        (torch.Size([4]), torch.Size([3]), False)
+    """
+
+    __slots__ = ()
+
+    __required_keys__: ClassVar[frozenset[str]] = frozenset()
+    __optional_keys__: ClassVar[frozenset[str]] = frozenset()
+    __expected_keys__: ClassVar[frozenset[str]] = frozenset()
+    _access = _EntryAccess
+    _by_name = True
+
+    @classmethod
+    def _setup(cls, flags: Flags) -> None:
+        super()._setup(flags)
+        optional: set[str] = set().union(*(getattr(base, "__optional_keys__", ()) for base in cls.__bases__))
+        marker: Any = NotRequired
+        for name, hint in inspect.get_annotations(cls).items():
+            may_lack = _OPTIONAL.match(hint) if isinstance(hint, str) else get_origin(hint) is marker
+            (optional.add if may_lack or not cls._plan.requires(name) else optional.discard)(name)
+        cls.__expected_keys__ = cls._field_names
+        cls.__optional_keys__ = cls._field_names & optional
+        cls.__required_keys__ = cls._field_names - optional
+
+    if not TYPE_CHECKING:
+
+        def __init__(
+            self,
+            source: Mapping[str, Any] | None = None,
+            *,
+            batch_size: Any = None,
+            device: Any = None,
+            names: Any = None,
+            non_blocking: bool | None = None,
+            lock: bool = False,
+            **kwargs: Any,
+        ) -> None:
+            cls = type(self)
+            if odd := kwargs.keys() - cls._field_names:
+                raise TypeError(f"{cls.__name__}() has no field {', '.join(map(repr, sorted(odd)))}")
+            if source is not None and not isinstance(source, (Mapping, Container)):
+                raise TypeError(f"{cls.__name__}() takes a dict, or fields by name, not a {type(source).__name__}")
+            entries = {**({} if source is None else source), **kwargs}
+            for name, value in cls._plan.defaults.items():
+                if value is not None:
+                    entries.setdefault(name, value)
+            for name, factory in cls._plan.factories.items():
+                if name not in entries:
+                    entries[name] = factory()
+            cls._check(entries)
+            td = TensorDict(entries, batch_size, device, names, non_blocking)
+            object.__setattr__(self, "_tensordict", td)
+            td._worn = cls
+            cls._type_nested(td)
+            self._settle(lock)
+
+    @classmethod
+    def _check(cls, keys: Any) -> None:
+        if lost := cls.__required_keys__ - set(keys):
+            raise TypeError(f"{cls.__name__}() is missing {', '.join(map(repr, sorted(lost)))}")
+
+    @classmethod
+    def from_tensordict(cls, td: Any, *, check: bool = True) -> Self:  # type: ignore[override]
+        """An object around a TensorDict of any kind, which it shares: nothing is copied.
+
+        Args:
+            check: whether all fields must be there; else they may be set later, in a store that starts empty.
+
+        Raises:
+            TypeError: a required field is missing.
+        """
+        if check:
+            cls._check(inside(td).keys())
+        obj = cls._from_tensordict(td)
+        obj._settle(False)
+        return obj
+
+    @classmethod
+    def from_schema(cls, schema: Mapping[Any, Any], **kwargs: Any) -> Any:
+        """As `TensorDict.from_schema`; the schema may lack fields and have other names."""
+        made = TensorDict.from_schema(schema, **kwargs)
+        cls._stamp(made)
+        return cls._from_tensordict(made)
+
+    # -- keys beside the fields --------------------------------------------------------------
+    @classmethod
+    def _odd(cls, td: Any) -> list[str]:
+        return []
+
+    def _put(self, name: str, value: Any) -> None:
+        self._tensordict.set(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name not in self._field_names:
+            raise self._no_field(name)
+        self._tensordict.del_(name)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._tensordict[index]
+        return found if is_key(index) else again(type(self), found)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._tensordict[index] = value if is_key(index) else inside(value)
+
+    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+        """A TensorDict with copies of all entries; nested classes become TensorDicts."""
+        return self._tensordict.to_tensordict(retain_none=retain_none)
+
+    def __repr__(self) -> str:
+        text = repr(self._tensordict)
+        return type(self).__name__ + text[text.index("(") :]
+
+
+# Where a tensorclass has a way of its own, since its fields are all there is to it, this is a TensorDict.
+for _name in ("get", "set", "update", "select", "to_dict", "_assign"):
+    setattr(TypedTensorDict, _name, forwarded(_name, inspect.getattr_static(TensorDict, _name), TensorDict))

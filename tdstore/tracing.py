@@ -1,0 +1,77 @@
+"""Whether torch watches instead of runs: tensors then have no values to look at, and fused kernels no rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling, is_dynamo_compiling
+
+_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
+
+_mode: Callable[[Any], Any] = torch._C._get_dispatch_mode
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+
+
+def traced() -> bool:
+    """Whether values may be out of reach: under `torch.compile`, `torch.vmap` and the like, or `FakeTensorMode`."""
+    return is_compiling() or _level() is not None or _mode(_FAKE) is not None
+
+
+class _Mapping:
+    depth = 0
+    """How deep in `torch.vmap` the code is that torch.compile traces, which cannot ask torch itself."""
+
+
+class mapping:  # noqa: N801  # read as a word: `with mapping():`
+    """Around what `torch.vmap` runs."""
+
+    def __enter__(self) -> None:
+        if is_dynamo_compiling():
+            _Mapping.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        if is_dynamo_compiling():
+            _Mapping.depth -= 1
+
+
+def mapped() -> bool:
+    """Whether this runs in `torch.vmap`, `torch.func.grad` or their kin, which have no rules for fused kernels."""
+    if is_dynamo_compiling():
+        return _Mapping.depth > 0
+    return _level() is not None
+
+
+def _loop(single: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    def loop(leaves: Sequence[Tensor], *operands: Any) -> list[Tensor]:
+        columns = [o if isinstance(o, list) else [o] * len(leaves) for o in operands]
+        return [single(*row) for row in zip(leaves, *columns, strict=True)]
+
+    return loop
+
+
+_LOOPS: dict[Any, Callable[..., list[Tensor]]] = {
+    getattr(torch, name): _loop(getattr(Tensor, name.removeprefix("_foreach_")))
+    for name in dir(torch)
+    if name.startswith("_foreach_") and hasattr(Tensor, name.removeprefix("_foreach_"))
+}
+
+
+def one_by_one(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch._foreach_add` and its kin as the loops that they stand for, which vmap has rules for; others as given."""
+    return _LOOPS.get(fn, fn)
+
+
+def keep_out(fn: Callable[..., Any]) -> None:
+    """Keep torch.compile out of a function and of all that it calls: files and servers are not to be traced.
+
+    What `torch.compiler.disable` does, but that it would import the compiler now.
+    """
+    fn._torchdynamo_disable = True  # type: ignore[attr-defined]
+    fn._torchdynamo_disable_msg = "it reads or writes a store"  # type: ignore[attr-defined]
+    hook = torch._C._dynamo.eval_frame
+    if hasattr(hook, "set_code_exec_strategy"):
+        skip = hook._FrameAction.SKIP
+        hook.set_code_exec_strategy(fn.__code__, hook._FrameExecStrategy(skip, skip))

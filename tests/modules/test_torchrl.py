@@ -1,0 +1,84 @@
+"""Replay buffers of the released torchrl over stored TensorDicts."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import tensordict as peer
+import torch
+from torchrl import data as rl
+
+import tdstore
+from tdstore import NonTensorStack, TensorDict, interop
+from tdstore.errors import MissingDependencyError
+from tdstore.interop import to_tensordict, torchrl_storage
+
+LOCATIONS = ["run.h5", "run.zarr", "run"]
+
+
+def steps(tmp_path: Any, location: str) -> Any:
+    i = torch.arange(10)
+    td = TensorDict({"obs": torch.stack([i, i], 1).float(), "next": {"r": i}}, [10])
+    td["text"] = NonTensorStack(*map(str, range(10)))
+    td.save(tmp_path / location).close()
+    return tdstore.open(tmp_path / location, "r+")
+
+
+def test_torchrl_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchrl.data", None)
+    interop._storage_class.cache_clear()
+    with pytest.raises(MissingDependencyError, match="pip install torchrl"):
+        torchrl_storage(TensorDict({"a": torch.zeros(2)}, [2]))
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_samples_are_rows(tmp_path: Any, location: str) -> None:
+    stored = steps(tmp_path, location)
+    buffer = rl.TensorDictReplayBuffer(storage=torchrl_storage(stored), batch_size=4)
+    assert len(buffer) == 10
+    batch = buffer.sample()
+    assert isinstance(batch, peer.TensorDict) and torch.equal(batch["next", "r"].float(), batch["obs"][:, 0])
+    assert batch["text"] == [str(int(r)) for r in batch["next", "r"]]
+    assert buffer[2]["next", "r"] == 2 and buffer[torch.tensor([3, 1])]["next", "r"].tolist() == [3, 1]
+    whole = rl.ReplayBuffer(
+        storage=torchrl_storage(stored), sampler=rl.SamplerWithoutReplacement(), batch_size=5, prefetch=2
+    )
+    assert sorted(torch.cat([whole.sample()["next", "r"] for _ in range(2)]).tolist()) == list(range(10))
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_what_a_buffer_is_extended_with_is_written(tmp_path: Any, location: str) -> None:
+    stored = steps(tmp_path, location)
+    buffer = rl.ReplayBuffer(storage=torchrl_storage(stored), batch_size=4)
+    buffer.extend(
+        to_tensordict(TensorDict({"obs": -torch.ones(2, 2), "next": {"r": [-1, -1]}, "text": ["a", "b"]}, [2]))
+    )
+    assert stored["next", "r"][:3].tolist() == [-1, -1, 2] and stored[:3]["text"] == ["a", "b", "2"]
+    state = buffer.state_dict()
+    other = rl.ReplayBuffer(storage=torchrl_storage(steps(tmp_path, f"other-{location}")), batch_size=4)
+    other.load_state_dict(state)
+    assert other[:]["next", "r"].tolist()[:3] == [-1, -1, 2]
+
+
+def test_a_torchrl_storage_made_of_what_is_in_memory(tmp_path: Any) -> None:
+    td = steps(tmp_path, "run").exclude("text").clone()
+    buffer = rl.ReplayBuffer(storage=rl.TensorStorage(to_tensordict(td)), batch_size=4)
+    assert torch.equal((batch := buffer.sample())["next", "r"].float(), batch["obs"][:, 0])
+
+
+class Transition(tdstore.TensorClass):
+    obs: torch.Tensor
+    text: str
+
+
+def test_rows_of_a_tensorclass(tmp_path: Any) -> None:
+    rows = Transition(obs=torch.arange(6.0), text=NonTensorStack(*"abcdef"), batch_size=[6])  # type: ignore[arg-type]
+    rows.save(tmp_path / "x.h5").close()
+    stored = tdstore.open(tmp_path / "x.h5", "r+")
+    buffer = rl.ReplayBuffer(storage=torchrl_storage(stored), batch_size=4)
+    batch = buffer.sample()
+    assert peer.is_tensorclass(batch) and batch.text == ["abcdef"[int(i)] for i in batch.obs]
+    buffer.extend(to_tensordict(Transition(obs=-torch.ones(2), text="new", batch_size=[2])))
+    assert stored.obs.tolist() == [-1, -1, 2, 3, 4, 5] and stored[1].text == "new"
