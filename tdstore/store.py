@@ -167,6 +167,10 @@ class Store(ABC):
         """
         yield False
 
+    def layout(self, path: Path) -> Mapping[str, Any]:
+        """How a leaf lies on the medium, for people to read: chunks, shards, compression. Reads no data."""
+        return {}
+
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
         """Compare leaves with the checksums of the last commit. A store that keeps none finds no fault."""
         return []

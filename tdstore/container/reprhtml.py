@@ -174,8 +174,10 @@ def _options(td: Any, key: str) -> Mapping[str, Any]:
     place = _place(td)
     if place is None or isinstance(td, Container._stack_class):
         return {}
-    spec = place[0].specs.get((*place[1], key))
-    return {} if spec is None else spec.options
+    path = (*place[1], key)
+    if path not in place[0].specs:
+        return {}
+    return {**place[0].specs[path].options, **place[0].store.layout(path)}
 
 
 def _bytes_below(td: Any) -> int | None:

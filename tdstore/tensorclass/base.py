@@ -170,7 +170,7 @@ class TensorClass(_Root):
                 elif name in plan.factories:
                     value = plan.factories[name]()
                 else:
-                    raise plan.missing(kwargs)
+                    raise plan.missing(name, kwargs)
                 if name in plan.passed:
                     passed.append(value)
                 elif value is not None:

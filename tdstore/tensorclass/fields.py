@@ -96,10 +96,12 @@ class Plan:
                 raise ValueError(f"the field {name!r} was given twice")
             kwargs[name] = value
 
-    def missing(self, given: dict[str, Any]) -> TypeError:
-        """The error for fields that were not given."""
-        lost = ", ".join(repr(n) for n in self.order if n not in given and self.requires(n))
-        return TypeError(f"{self.owner.__name__}() is missing {lost}")
+    def missing(self, first: str, given: dict[str, Any]) -> TypeError:
+        """The error for fields that were not given, from `first` on; `given` are the arguments not yet taken."""
+        rest = self.order[self.order.index(first) :]
+        lost = ", ".join(repr(n) for n in rest if n not in given and self.requires(n))
+        odd = ", ".join(repr(n) for n in given if n not in self.order)
+        return TypeError(f"{self.owner.__name__}() is missing {lost}" + (f", and has no field {odd}" if odd else ""))
 
     # -- annotations -------------------------------------------------------------------------
     def hint(self, name: str) -> Any:

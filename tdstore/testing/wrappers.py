@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -80,6 +81,9 @@ class WrappedStore(Store):
     def flush(self) -> None:
         self.before_call("flush", 0)
         self.inner.flush()
+
+    def layout(self, path: Path) -> Mapping[str, Any]:
+        return self.inner.layout(path)
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
         self.before_call("verify", 0 if paths is None else len(paths))

@@ -101,6 +101,7 @@ def test_what_it_says(tmp_path):
     with tdstore.open(tmp_path / "td.h5") as stored:
         text = page(stored).text
         assert "chunks=(100, 84)" in text
+        assert "compression='gzip'" in text
         assert "[10, 84]" in page(stored[10:20]).text
     with tdstore.open(td.save(tmp_path / "td").saved_path) as mapped:
         pass
@@ -168,3 +169,12 @@ def test_nothing_is_read_or_fetched(tmp_path, monkeypatch):
     source = td._repr_html_()
     assert not re.search(r"src=|href=|url\(|@import|http", source)
     assert reprhtml.ROWS_OF_A_LEVEL <= reprhtml.ROWS_IN_ALL
+
+
+def test_html_says_how_zarr_keeps_a_leaf(tmp_path):
+    TensorDict({"obs": torch.zeros(64, 8)}, [64]).save(tmp_path / "td.zarr", chunks=(8, 8), shards=(32, 8))
+    with tdstore.open(tmp_path / "td.zarr") as td:
+        text = td._repr_html_()
+        assert "chunks=(8, 8)" in text
+        assert "shards=(32, 8)" in text
+        assert "codecs=&#x27;" in text

@@ -256,3 +256,13 @@ def test_repr_is_the_one_that_users_know():
         "    device=None,\n"
         "    is_shared=False)"
     )
+
+
+def test_what_is_missing_and_what_is_no_field():
+    @tensorclass
+    class Step:
+        obs: torch.Tensor
+        reward: torch.Tensor
+
+    with pytest.raises(TypeError, match=r"is missing 'reward', and has no field 'rewrad'$"):
+        Step(obs=torch.zeros(2), rewrad=1)

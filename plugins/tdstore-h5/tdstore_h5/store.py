@@ -367,6 +367,22 @@ class H5Store(Store):
         self._leaf(path)
         return path
 
+    def layout(self, path: Path) -> Mapping[str, Any]:
+        """As `Store.layout`."""
+        leaf, session = self._leaf(path), self._open()
+        if leaf.plain:
+            return {}
+        dataset = session.dataset(path)
+        with h5_errors(self.url, f"looking at {path_text(path)}"):
+            filters = {
+                "chunks": dataset.chunks,
+                "compression": dataset.compression,
+                "compression_opts": dataset.compression_opts,
+                "shuffle": dataset.shuffle or None,
+                "fletcher32": dataset.fletcher32 or None,
+            }
+        return {name: value for name, value in filters.items() if value is not None}
+
     def _leaf(self, path: Path) -> Leaf:
         try:
             return self._session.contents.leaves[path]

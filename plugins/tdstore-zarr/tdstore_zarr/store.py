@@ -433,6 +433,16 @@ class ZarrStore(Store):
             self._session.buffers.serial = True
             self.close()
 
+    def layout(self, path: Path) -> Mapping[str, Any]:
+        """As `Store.layout`: chunks are what is encoded as one, shards what one object holds."""
+        self._open()
+        meta = self._leaf(path).meta
+        inner = next((c for c in meta.codecs if c.get("name") == "sharding_indexed"), None)
+        codecs = inner["configuration"]["codecs"] if inner else meta.codecs
+        names = [str(codec.get("name")) for codec in codecs if codec.get("name") != "bytes"]
+        shards = {"shards": meta.chunks} if meta.sharded else {}
+        return {"chunks": meta.inner, **shards, "codecs": ", ".join(names) or None}
+
     def _leaf(self, path: Path) -> Leaf:
         try:
             return self._session.leaves[path]
