@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 
 from tdstore.container.core import GROUP, Container
 from tdstore.container.handle import StoreHandle
+from tdstore.container.locks import LOCKED
 from tdstore.container.stored_writes import StoredWrites
 from tdstore.errors import KeyNotFoundError, UnsupportedError
 from tdstore.indexing import Selection
@@ -65,6 +66,27 @@ class PersistentTensorDict(StoredWrites):
             self.batch_size = batch_size
         if mode in ("w", "x") and not handle.store.load_header():
             handle.commit(handle.groups)
+
+    def _become(self, other: Any) -> Self:
+        place = (other._handle, other._path) if isinstance(other, PersistentTensorDict) else other._home
+        if place is None:
+            return super()._become(other)
+        # The store that it was over stays open for others that look at it; it is closed with the last of them.
+        handle, path = place
+        self._setup(handle, path, None, None, None)
+        self._state = other._state & ~LOCKED
+        return self.lock_() if other.is_locked else self
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove and return the last entry, read into memory. A window forgets it, and the store keeps it."""
+        keys = list(self._first_keys())
+        if self._sel.is_full or not keys:
+            return super().popitem()
+        if self.is_locked:
+            raise self._refuse_locked("pop an entry")
+        entry: Any = self[keys[-1]]
+        self._wanted = {key: (self._wanted or {}).get(key) for key in keys[:-1]}
+        return keys[-1], entry._resident() if isinstance(entry, Container) else entry
 
     def close(self) -> None:
         """Commit and close the store. Twice is fine."""

@@ -15,7 +15,7 @@ from tdstore.container.base import TensorDictBase
 from tdstore.container.core import GROUP, LEAF, VALUE
 from tdstore.container.describe import STACK_KIND
 from tdstore.container.handle import StoreHandle
-from tdstore.container.locks import LOCKED
+from tdstore.container.locks import LOCKED, SHARED
 from tdstore.container.nontensor import SHOWN, NonTensor, stack_text
 from tdstore.container.opening import stored
 from tdstore.container.packed import column_leaves, read_columns, stored_leaves
@@ -452,7 +452,7 @@ class StoredTree(TensorDictBase):
         return self._resident()
 
     def is_shared(self) -> bool:
-        return False
+        return bool(self._state & SHARED)
 
     def _owned(self, what: str) -> tuple[Any, Path]:
         self._handle.check_writable()

@@ -26,7 +26,6 @@ REFUSED: dict[str, dict[str, str]] = {
             'delitem(td, "a")',
             'td.pop("a")',
             'td.pop(("n", "c"))',
-            "td.popitem()[0]",
             "td.clear()",
             'td.rename_key_("a", "x")',
             'td.rename_key_("a", ("n", "a"))',
@@ -66,6 +65,11 @@ OTHERWISE: dict[str, dict[str, str]] = {
         'td.to("cpu")': "it is there already",
         "td.cpu()": "it is there already",
     },
+}
+
+# kinds -> {expression: why}: done to the container, and not to what it shows.
+OF_THE_VIEW: dict[str, dict[str, str]] = {
+    "window": {"td.popitem()[0]": "the window forgets the entry, the store keeps it"},
 }
 
 _KEPT = "a value for the whole batch stays one when the batch is viewed, padded or written to"
