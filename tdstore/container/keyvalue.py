@@ -11,12 +11,11 @@ from typing import Any, Self
 
 from tdstore.container.handle import StoreHandle
 from tdstore.container.lazy import LazyStackedTensorDict
+from tdstore.container.named import REDIS_LIKE, on_server
 from tdstore.container.opening import open_container
 from tdstore.container.persistent import PersistentTensorDict
 from tdstore.container.tensordict import TensorDict
 from tdstore.errors import OptionError, UnsupportedError
-
-_SERVERS = ("redis", "dragonfly", "valkey", "keydb")
 
 
 class TensorDictStore(PersistentTensorDict):
@@ -159,15 +158,9 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
 
 
 def _place(backend: str, name: str, server: dict[str, Any]) -> dict[str, Any]:
-    """Location, backend and options of a dataset, of the arguments that these classes take."""
-    if backend not in _SERVERS:
-        raise OptionError(f"backend={backend!r} is none of {', '.join(_SERVERS)}", hint="they all speak one protocol")
-    options = {"host": "localhost", "port": 6379, "db": 0, **server}
-    prefix = options.pop("prefix", "tensordict")
-    if options.get("unix_socket_path") is not None:
-        options.pop("host")
-        options.pop("port")
-    return {"location": f"{prefix}/{name}", "storage": "redis", **options}
+    if backend not in REDIS_LIKE:
+        raise OptionError(f"backend={backend!r} is none of {', '.join(REDIS_LIKE)}", hint="they all speak one protocol")
+    return on_server(backend, name, server)
 
 
 def _name(handle: StoreHandle) -> str:

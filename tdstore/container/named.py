@@ -180,9 +180,11 @@ class NamedStorageMixin(SavingMixin):
             location: a URL, or the name of the dataset; default: a new name.
             **kwargs: options of the backend.
         """
-        options = _server(backend, host, port, db, unix_socket_path, kwargs)
-        where = f"{prefix}/{uuid.uuid4().hex}" if location is None else location
-        td = self.save(where, **options)
+        server = {"host": host, "port": port, "unix_socket_path": unix_socket_path, "prefix": prefix, **kwargs}
+        place = on_server(backend, uuid.uuid4().hex, {"db": db, **server})
+        if location is not None:
+            place["location"] = location
+        td = self.save(**place)
         return td if device is None else td.to(device)
 
     def share_memory_(self) -> Self:
@@ -244,9 +246,21 @@ def _opened(
     return td if device is None else td.to(device)
 
 
-def _server(backend: str, host: str, port: int, db: int, socket: str | None, more: dict[str, Any]) -> dict[str, Any]:
-    where = {"host": host, "port": port} if socket is None else {"unix_socket_path": socket}
-    return {"storage": "redis" if backend in ("dragonfly", "valkey") else backend, "db": db, **where, **more}
+REDIS_LIKE = ("redis", "dragonfly", "valkey", "keydb")
+"""Servers that speak the protocol of the redis backend."""
+
+
+def on_server(backend: str, name: str, server: dict[str, Any]) -> dict[str, Any]:
+    """Location, backend and options of a dataset on a server, of the arguments by which users name one."""
+    options = {"host": "localhost", "port": 6379, "db": 0, **server}
+    prefix = options.pop("prefix", "tensordict")
+    if options.get("unix_socket_path") is not None:
+        options.pop("host")
+        options.pop("port")
+    else:
+        options.pop("unix_socket_path", None)
+    storage = "redis" if backend in REDIS_LIKE else backend
+    return {"location": f"{prefix}/{name}", "storage": storage, **options}
 
 
 def _to_files(prefix: Location, options: dict[str, Any]) -> None:

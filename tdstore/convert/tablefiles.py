@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -224,23 +225,14 @@ def from_csv(
     pandas = packages.pandas()
     if int(pandas.__version__.split(".")[0]) < 3:  # from then on numbers are read exactly anyway
         kwargs.setdefault("float_precision", "round_trip")
-    how: dict[str, Any] = {"separator": separator, "dtype": dtype}
-    if location is not None or storage is not None:
-        _only_rows(auto_batch_size, batch_size, device)
-
-        def blocks() -> Iterator[Any]:
-            with pandas.read_csv(path, **{"chunksize": ROWS, **kwargs}) as frames:
-                for frame in frames:
-                    yield from_pandas(frame, **how)
-
-        return into_store(blocks, location, storage, options or {})
-    sizes: dict[str, Any] = {
+    sizes = {
         "auto_batch_size": auto_batch_size,
         "batch_dims": batch_dims,
         "batch_size": batch_size,
         "device": device,
     }
-    return from_pandas(pandas.read_csv(path, **kwargs), **sizes, **how)
+    read = functools.partial(pandas.read_csv, path, **kwargs)
+    return _of_frames(read, True, sizes, {"separator": separator, "dtype": dtype}, location, storage, options)
 
 
 def from_json(
@@ -269,26 +261,39 @@ def from_json(
     pandas = packages.pandas()
     lines = lines or str(path).endswith((".jsonl", ".ndjson"))
     kwargs = {"orient": "records", "lines": lines, "dtype": False, "precise_float": True, **kwargs}
-    how: dict[str, Any] = {"separator": separator, "dtype": dtype}
-    if location is not None or storage is not None:
-        _only_rows(auto_batch_size, batch_size, device)
-
-        def blocks() -> Iterator[Any]:
-            if not lines:
-                yield from_pandas(pandas.read_json(path, **kwargs), **how)
-                return
-            with pandas.read_json(path, **{"chunksize": ROWS, **kwargs}) as frames:
-                for frame in frames:
-                    yield from_pandas(frame, **how)
-
-        return into_store(blocks, location, storage, options or {})
-    sizes: dict[str, Any] = {
+    sizes = {
         "auto_batch_size": auto_batch_size,
         "batch_dims": batch_dims,
         "batch_size": batch_size,
         "device": device,
     }
-    return from_pandas(pandas.read_json(path, **kwargs), **sizes, **how)
+    read = functools.partial(pandas.read_json, path, **kwargs)
+    return _of_frames(read, lines, sizes, {"separator": separator, "dtype": dtype}, location, storage, options)
+
+
+def _of_frames(
+    read: functools.partial[Any],
+    in_parts: bool,
+    sizes: dict[str, Any],
+    how: dict[str, Any],
+    location: Location,
+    storage: Storage,
+    options: dict[str, Any] | None,
+) -> Any:
+    """What pandas reads, in memory or (`location`, `storage`) into a store; `in_parts` if it can be read in parts."""
+    if location is None and storage is None:
+        return from_pandas(read(), **sizes, **how)
+    _only_rows(sizes["auto_batch_size"], sizes["batch_size"], sizes["device"])
+
+    def blocks() -> Iterator[Any]:
+        if not in_parts:
+            yield from_pandas(read(), **how)
+            return
+        with read(**({} if "chunksize" in read.keywords else {"chunksize": ROWS})) as frames:
+            for frame in frames:
+                yield from_pandas(frame, **how)
+
+    return into_store(blocks, location, storage, options or {})
 
 
 def _only_rows(auto_batch_size: bool, batch_size: Any, device: Any) -> None:

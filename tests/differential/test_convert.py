@@ -7,13 +7,12 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import pytest
+import pandas
 import torch
 
 from .cases import Case, Cases
 from .structures import t
 
-pandas = pytest.importorskip("pandas")
 case = Cases()
 Pair = collections.namedtuple("Pair", "x y")
 
