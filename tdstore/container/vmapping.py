@@ -144,4 +144,6 @@ def teach_vmap() -> None:
             Box, lambda box: (box.parts, (box.td, box.dim)), lambda parts, of: Box(of[0], of[1], list(parts))
         )
         module: Any = apis
-        module.vmap_impl = through_boxes(module.vmap_impl)
+        # A private name: a torch that has another refuses TensorDicts in vmap, and all else goes on working.
+        if hasattr(module, "vmap_impl"):
+            module.vmap_impl = through_boxes(module.vmap_impl)
