@@ -43,6 +43,9 @@ PART = 16 << 20
 WHOLE = 64 << 20
 """Objects of a server that knows no ranges are fetched whole up to this size, and kept."""
 BULK = 1000
+"""Objects that one request removes."""
+DELETED = 50
+"""Objects a second that a server removes at least."""
 
 
 class Version(NamedTuple):
@@ -381,7 +384,9 @@ class ObstoreEngine(Engine):
 
         nbytes = max(under_way, len(view))
         try:
-            return await self._patience.attempt(call, lambda: self._mapped(call, work()), nbytes=nbytes)
+            return await self._patience.attempt(
+                call, lambda: self._mapped(call, work()), nbytes=nbytes, each=self._patience.one_try(nbytes)
+            )
         except BucketNotFoundError:
             raise
         except StoreNotFoundError as error:
@@ -423,7 +428,8 @@ class ObstoreEngine(Engine):
 
             async with gate:
                 try:
-                    await self._patience.attempt(call, lambda: self._mapped(call, work()))
+                    each = self._patience.one_try() + len(some) / DELETED
+                    await self._patience.attempt(call, lambda: self._mapped(call, work()), each=each)
                 except BucketNotFoundError:
                     raise
                 except StoreNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, TypeVar
@@ -33,13 +34,24 @@ class Patience:
         """Seconds for a call during which this many bytes travel."""
         return self.settings.timeout + max(0, nbytes - FREE) / SLOWEST
 
+    def one_try(self, nbytes: int = 0) -> float:
+        """Seconds for one try of a write, whose bytes all travel before the server says anything."""
+        return self.settings.stall + nbytes / SLOWEST
+
     async def attempt(
-        self, call: Call, once: Callable[[], Awaitable[T]], *, nbytes: int = 0, patient: bool = False
+        self,
+        call: Call,
+        once: Callable[[], Awaitable[T]],
+        *,
+        nbytes: int = 0,
+        each: float = math.inf,
+        patient: bool = False,
     ) -> T:
         """Await `once()` until it works.
 
         Args:
             nbytes: how much may be under way meanwhile, its own and others'.
+            each: seconds for one try (reads need none: their connection notices that no byte comes).
             patient: whether the object must be there, so that "not found" is tried again.
 
         Raises:
@@ -50,12 +62,12 @@ class Patience:
             async for trial in tenacity.AsyncRetrying(**self._rules(seconds, patient)):
                 tries = trial.retry_state.attempt_number
                 with trial:
-                    left = start + seconds - time.monotonic()
+                    left = max(start + seconds - time.monotonic(), 0.001)
                     try:
-                        async with asyncio.timeout(max(left, 0.001)):
+                        async with asyncio.timeout(min(left, each)):
                             return await once()
                     except TimeoutError:
-                        raise Again(f"no answer within {seconds:.3g} s") from None
+                        raise Again(f"no answer within {min(seconds, each):.3g} s") from None
         except Again as error:
             self._give_up(call, error, tries, time.monotonic() - start)
         raise AssertionError("tenacity ends with a result or an error")

@@ -99,14 +99,22 @@ def test_lasting_faults_below_fsspec_too(fault: str, proxy: FaultProxy, faulty: 
 def test_writes_are_tried_again(fault: str, proxy: FaultProxy, faulty: S3Server) -> None:
     options = {**faulty.fsspec_options, "timeout": TIMEOUT, "stall_timeout": 0.4}
     with open_engine(f"{faulty.url}/{name()}", options) as engine:
-        if fault == "no answer":
-            set_fault(proxy, fault, method="PUT")
-            with pytest.raises(TransientError, match="/a: writing"):
-                engine.put("a", b"1")
-        else:
-            set_fault(proxy, fault, times=2, method="PUT")
-            engine.put_many([("a", b"1"), ("b", b"2")])
-            assert bytes(engine.get("b").data) == b"2"
+        set_fault(proxy, fault, times=2, method="PUT")
+        engine.put_many([("a", b"1"), ("b", b"2")])
+        assert bytes(engine.get("b").data) == b"2"
+        set_fault(proxy, fault, method="PUT")
+        with pytest.raises(TransientError, match="/a: writing"):
+            engine.put("a", b"1")
+
+
+def test_a_removal_without_an_answer_is_tried_again(proxy: FaultProxy, faulty: S3Server) -> None:
+    options = {**faulty.fsspec_options, "timeout": TIMEOUT, "stall_timeout": 0.4}
+    with open_engine(f"{faulty.url}/{name()}", options) as engine:
+        engine.put_many([("a", b"1"), ("b", b"2")])
+        for methods in ("DELETE", "POST"):
+            set_fault(proxy, "no answer", times=1, method=methods)
+        engine.delete(["a", "b"])
+        assert list(engine.list()) == []
 
 
 def test_a_server_that_is_down(proxy: FaultProxy, faulty: S3Server) -> None:
@@ -133,7 +141,7 @@ def test_an_object_is_looked_for_again(proxy: FaultProxy, faulty: S3Server) -> N
 # -- the store over a bad wire ----------------------------------------------------------------
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_store_over_a_bad_wire(fault: str, proxy: FaultProxy, faulty: S3Server) -> None:
-    options = {**faulty.fsspec_options, "timeout": 8, "stall_timeout": 0.4}
+    options = {**faulty.fsspec_options, "timeout": 20, "stall_timeout": 1}
     where, td = f"{faulty.url}/{name()}", sample()
     set_fault(proxy, fault, every=4)
     td.save(where, storage_options=options)

@@ -112,9 +112,11 @@ def test_metadata_that_lacks_a_field(missing: str) -> None:
         parse_array({k: v for k, v in GOOD.items() if k != missing}, "x", "u")
 
 
+LEVELS = sys.getrecursionlimit() + 5000
+DEEP = b'{"a":' * LEVELS + b"1" + b"}" * LEVELS
 ROOTS: dict[str, bytes] = {
     "empty": b"", "list": b"[]", "not utf-8": b"\xff\xfe{}", "deep": b"[" * 100_000,
-    "deep attributes": b'{"zarr_format":3,"node_type":"group","attributes":' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
+    "deep attributes": b'{"zarr_format":3,"node_type":"group","attributes":' + DEEP + b"}",
     "attributes": b'{"zarr_format":3,"node_type":"group","attributes":[]}',
     "consolidated": b'{"zarr_format":3,"node_type":"group","consolidated_metadata":[1]}',
     "node": b'{"zarr_format":3,"node_type":"group","attributes":{},"consolidated_metadata":{"metadata":{"a":1}}}',
