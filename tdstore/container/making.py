@@ -85,6 +85,10 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
                 data[key] = fn(column, dim)
             except (RuntimeError, TypeError) as error:
                 raise RuntimeError(f"cannot {what} the entries {(*path, key)!r}: {error}") from error
+        elif _all_plain(column):
+            below = value._batch_size  # the common case, without a look at each
+            wide = new if len(below) == n else torch.Size((*new, *below[n:]))
+            data[key] = _join(column, fn, dim, wide, names and extend_names(names, len(wide)), (*path, key))
         elif isinstance(value, NonTensor):
             if not all(isinstance(v, NonTensor) for v in column):
                 raise RuntimeError(f"cannot {what} the entries {(*path, key)!r}: some are tensors, some are not")
@@ -115,14 +119,16 @@ def stack(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     Raises:
         RuntimeError: no TensorDict, different batch sizes, keys or shapes.
     """
-    worn, tds = undressed(list(tds))
-    if worn is not None:
-        return redressed(worn, stack(tds, dim, out=inside(out)), out)
-    if _legacy and tds:
-        return lazy_stack(tds, dim, out=out)
-    if (together := _side_by_side(tds)) is not None:
-        return _stack_elements(together, dim, out)
-    parts = [td._resident() for td in tds]
+    parts = list(tds)
+    if _legacy and parts:
+        return lazy_stack(parts, dim, out=out)
+    if not _all_plain(parts):
+        worn, parts = undressed(parts)
+        if worn is not None:
+            return redressed(worn, stack(parts, dim, out=inside(out)), out)
+        if (together := _side_by_side(parts)) is not None:
+            return _stack_elements(together, dim, out)
+        parts = [td._resident() for td in parts]
     if not parts:
         raise RuntimeError("stack needs at least one TensorDict")
     batch = parts[0]._batch_size
@@ -142,13 +148,15 @@ def cat(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     Raises:
         RuntimeError: no TensorDict, different batch sizes in other dimensions, different keys.
     """
-    worn, tds = undressed(list(tds))
-    if worn is not None:
-        return redressed(worn, cat(tds, dim, out=inside(out)), out)
-    lazy = next((td for td in tds if isinstance(td, Container._stack_class)), None)
-    if lazy is not None:
-        return _cat_elements(tds, lazy, dim, out)
-    parts = [td._resident() for td in tds]
+    parts = list(tds)
+    if not _all_plain(parts):
+        worn, parts = undressed(parts)
+        if worn is not None:
+            return redressed(worn, cat(parts, dim, out=inside(out)), out)
+        lazy = next((td for td in parts if isinstance(td, Container._stack_class)), None)
+        if lazy is not None:
+            return _cat_elements(parts, lazy, dim, out)
+        parts = [td._resident() for td in parts]
     if not parts:
         raise RuntimeError("cat needs at least one TensorDict")
     batch = parts[0]._batch_size
@@ -165,6 +173,11 @@ def cat(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     new = torch.Size((*batch[:at], length, *batch[at + 1 :]))
     made = _join(parts, torch.cat, at, new, parts[0]._names)
     return made if out is None else _into(out, made)
+
+
+def _all_plain(tds: Sequence[Any]) -> bool:
+    """Whether all are TensorDicts of live tensors: the common case, which need not look at each of them twice."""
+    return set(map(type, tds)) == {Container._resident_class}
 
 
 def _side_by_side(tds: Sequence[Any]) -> list[Any] | None:
