@@ -207,16 +207,17 @@ def index(ops: Ops) -> None:
     ops.row("index", "RL[100:356]", tree_rl(), lambda td: td[100:356], lambda d: tree_map(lambda v: v[100:356], d), n)
     ops.row("index", "deep19[1]", tree_deep(), lambda td: td[1], lambda d: tree_map(lambda v: v[1], d))
     ops.row("index", "100 leaves[1]", tree100(), lambda td: td[1], lambda d: tree_map(lambda v: v[1], d))
-    for name, idx, tree, batch in (
-        ("[1] =", 1, tree3(), (3,)),
-        ("[1:3] =", slice(1, 3), tree3(), (3,)),
-        ("RL[256 rows] =", i256, tree_rl(), n),
+    for group, name, idx, tree, batch in (
+        ("index write", "[1] =", 1, tree3(), (3,)),
+        ("index write", "[1:3] =", slice(1, 3), tree3(), (3,)),
+        ("index write", "RL[256 rows] =", i256, tree_rl(), n),
+        ("write frames", "[256 rows] =", i256, {"pixels": torch.zeros(10_000, 84, 84, dtype=torch.uint8)}, n),
     ):
         value = tree_map(lambda v, i=idx: v[i], tree)
         made = {c: m.TensorDict(value, batch_size=torch.empty(batch)[idx].shape) for c, m in ops.modules.items()}  # type: ignore[attr-defined]
         by_class = {type(v): v for v in made.values()}
         ops.row(
-            "index write",
+            group,
             name,
             tree,
             lambda td, i=idx, b=by_class: td.__setitem__(i, b[type(td)]),

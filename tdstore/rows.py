@@ -18,6 +18,16 @@ from tdstore.types import StoreIndex
 
 _THREADS_PAY = 8 << 20
 """Below this many bytes waking OpenMP threads can cost more (13 ms on a busy machine) than it saves."""
+_ROW = 32
+"""From rows of this many bytes on numpy scatters faster than torch."""
+_ONE_THREAD = 8192
+"""Up to this many elements torch writes rows in the order given; of more, threads may write some at once."""
+_PARALLEL_ROWS = 4096
+"""Up to this many rows `leaf[rows] = value` keeps the order given too."""
+_COPIED = frozenset(
+    getattr(torch, name)
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NO_KERNELS = frozenset(
     getattr(torch, name) for name in ("uint16", "uint32", "uint64", "float8_e8m0fnu") if hasattr(torch, name)
@@ -114,19 +124,58 @@ def scatter(leaf: Tensor, index: StoreIndex, value: Tensor) -> None:
     value = value.to(leaf.device, leaf.dtype)
     if positions is not None:
         value = take(value, at, positions)
+    if len(index) == 1 and _whole_rows(leaf, rows, value):
+        to_numpy(leaf)[rows.numpy()] = to_numpy(value)
+        return
     if leaf.dtype in _NO_KERNELS:
         leaf, value = _bits(leaf), _bits(value)
     leaf[(*index[:at], rows.to(leaf.device), *index[at + 1 :])] = value
 
 
+def put_rows(leaf: Tensor, rows: Tensor, value: Tensor) -> None:
+    """`leaf[rows] = value` for rows that were checked; the last of repeated ones wins, as far as torch knows order.
+
+    Args:
+        value: of the shape `[len(rows), *leaf.shape[1:]]`, on any device.
+    """
+    if value.dtype is not leaf.dtype or value.device != leaf.device:
+        value = value.to(leaf.device, leaf.dtype)
+    if value.numel() <= _ONE_THREAD and leaf.dtype in _COPIED and leaf.device.type == "cpu":
+        leaf.index_copy_(0, rows, value)  # in order, at half the cost
+    elif len(rows) > _PARALLEL_ROWS:
+        scatter(leaf, (rows,), value)
+    else:
+        put(leaf, (rows,), value)
+
+
 def put(leaf: Tensor, terms: tuple[Any, ...], value: Tensor) -> None:
     """`leaf[terms] = value` for any torch index and every dtype; `value` has the leaf's dtype."""
     try:
+        if len(terms) == 1 and _whole_rows(leaf, terms[0], value):
+            to_numpy(leaf)[terms[0].numpy()] = to_numpy(value)
+            return
         leaf[terms] = value
     except NotImplementedError:  # torch lacks the kernel for this dtype, and has written nothing
         if leaf.dtype.itemsize not in _BITS:
             raise
         _bits(leaf)[terms] = _bits(value)
+
+
+def _whole_rows(leaf: Tensor, rows: Any, value: Tensor) -> bool:
+    """Whether numpy may do it, which copies rows whole; torch goes element by element, 100 times slower for frames."""
+    return (
+        type(rows) is Tensor
+        and rows.dtype is torch.int64
+        and rows.ndim == 1
+        and value.ndim == leaf.ndim
+        and len(value) == len(rows)
+        and value.nbytes >= _ROW * len(rows)
+        and value.shape[1:] == leaf.shape[1:]
+        and value.dtype is leaf.dtype
+        and leaf.device.type == value.device.type == rows.device.type == "cpu"
+        and not (leaf.requires_grad or value.requires_grad)
+        and not traced()
+    )
 
 
 # -- putting rows in order ----------------------------------------------------------------
@@ -265,6 +314,8 @@ def check_rows(rows: Tensor, size: int, dim: int = 0) -> Tensor:
         return rows
     if rows.device.type == "cpu" and type(rows) is Tensor:
         array = rows.numpy()  # for the few hundred rows of a batch, half the cost of torch.aminmax
+        if np.maximum.reduce(array.view(np.uint64), None) < size:  # negative ones are the largest of all here
+            return rows
         low, high = int(array.min()), int(array.max())
     else:
         low, high = (int(v) for v in torch.aminmax(rows))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.indexing import Selection, gather, last_wins, runs, scatter, sorted_unique
+from tdstore.rows import put, put_rows
 
 ROWS = st.lists(st.integers(0, 30), max_size=40).map(lambda r: torch.tensor(r, dtype=torch.int64))
 
@@ -145,3 +146,34 @@ def test_gather_refuses_a_buffer_that_only_has_the_same_bits():
     leaf = torch.zeros(4, dtype=torch.uint16)
     with pytest.raises(ValueError, match=r"dtype torch.int16, but what is read has .* torch.uint16"):
         gather(leaf, (torch.tensor([0, 1]),), torch.zeros(2, dtype=torch.int16))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.uint16, torch.complex64])
+@pytest.mark.parametrize("row", [(), (1,), (3, 17), (84, 84)])
+def test_of_rows_written_twice_the_last_one_wins(row, dtype):
+    for count in (3, 300, 5000 if len(row) < 2 else 400):
+        rows = torch.randint(0, 50, (count,))
+        value = torch.randint(0, 200, (count, *row)).to(torch.float32).to(dtype)
+        leaf = torch.zeros(50, *row, dtype=dtype)
+        want = leaf.clone()
+        for i, at in enumerate(rows.tolist()):
+            want[at] = value[i]
+        put_rows(leaf, rows, value)
+        assert torch.equal(leaf.view(torch.uint8), want.view(torch.uint8))
+
+
+def test_rows_are_written_to_leaves_of_every_kind():
+    rows = torch.tensor([3, 0])
+    wide = torch.ones(2, 40, dtype=torch.float64)
+    turned = torch.zeros(40, 5).T  # no row lies in one piece
+    put_rows(turned, rows, wide)
+    assert turned[[0, 3]].eq(1).all() and turned.sum() == 80
+    value = torch.ones(2, 40, requires_grad=True)
+    put_rows(leaf := torch.zeros(5, 40), rows, value)
+    leaf.sum().backward()
+    assert value.grad is not None and value.grad.eq(1).all()
+    with pytest.raises(IndexError):
+        put(torch.zeros(5, 40), (torch.tensor([1, 9]),), torch.ones(2, 40))
+    mine = torch.arange(50.0)[:, None].expand(50, 400).contiguous()
+    put_rows(mine, torch.tensor([1, 2, 3]), mine[:3].clone())
+    assert mine[:5, 0].tolist() == [0, 0, 1, 2, 4]

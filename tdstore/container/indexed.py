@@ -15,9 +15,9 @@ from tdstore.container.terms import indexed_names, spelled_out
 from tdstore.container.tree import VIEW_FLAGS
 from tdstore.container.typed import Typed, inside
 from tdstore.holes import HOLES, reserve
-from tdstore.indexing import as_rows, index_shape, scatter
+from tdstore.indexing import as_rows, index_shape
 from tdstore.ops.base import Names
-from tdstore.rows import put, take
+from tdstore.rows import put_rows, take
 from tdstore.tracing import traced
 
 _ALL = slice(None)
@@ -28,8 +28,6 @@ _NUMPY = frozenset(
     getattr(torch, name)
     for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 )
-_PARALLEL_ROWS = 4096
-"""Above this, torch may write repeated rows in any order; below, in the order given."""
 
 
 class IndexedTree(HomeMixin):
@@ -180,51 +178,44 @@ class IndexedTree(HomeMixin):
         else:
             return False
         pairs: list[tuple[Tensor, Tensor]] = []
-        if value._batch_size != new or not self._pair(value, index, len(new) - len(batch), pairs):
+        if value._batch_size != new or not self._pair(value, len(batch), len(new) - len(batch), pairs):
             return False
         if kind is slice and self._state & MAPPED and self._write_files(index, [theirs for _, theirs in pairs]):
             return True
         if HOLES:
-            at = (index,) if isinstance(index, Tensor) else ()
             for mine, _ in pairs:
-                reserve(mine, at)
-        if not isinstance(index, Tensor):
+                reserve(mine, (index,))
+        if isinstance(index, Tensor):
             for mine, theirs in pairs:
-                mine.copy_(theirs)
-        elif len(index) > _PARALLEL_ROWS:
-            for mine, theirs in pairs:
-                scatter(mine, (index,), theirs.to(mine.dtype))
+                put_rows(mine, index, theirs)
         else:
             for mine, theirs in pairs:
-                put(mine, (index,), theirs if theirs.dtype == mine.dtype else theirs.to(mine.dtype))
+                mine[index] = theirs
         return True
 
-    def _pair(self, other: IndexedTree, index: Any, shift: int, pairs: list[tuple[Tensor, Tensor]]) -> bool:
-        """Match tensors by key: views at an int or slice, whole leaves for rows. False if anything does not fit.
+    def _pair(self, other: IndexedTree, n: int, shift: int, pairs: list[tuple[Tensor, Tensor]]) -> bool:
+        """Match tensors by key. False if anything does not fit.
 
-        `shift` is how many batch dimensions the other side has more.
+        `n` is how many dimensions the index is about, `shift` how many more the other side has of them.
         """
         theirs = other._data
         if len(theirs) != len(self._data):
             return False
-        views = not isinstance(index, Tensor)
-        n = len(self._batch_size)
+        other_n = n + shift
         for key, mine in self._data.items():
             match = theirs.get(key)
-            if isinstance(mine, Typed):
-                mine, match = mine._tensordict, inside(match)
             if isinstance(mine, Tensor):
-                if not isinstance(match, Tensor) or match.device != mine.device:
+                if not isinstance(match, Tensor):
                     return False
-                if views:
-                    mine = mine[index]
-                    if mine.shape != match.shape:
-                        return False
-                elif match.shape[n + shift :] != mine.shape[n:]:
+                shape = match.shape
+                if (shape[other_n:] if other_n else shape) != mine.shape[n:]:
                     return False
                 pairs.append((mine, match))
-            elif isinstance(mine, IndexedTree) and isinstance(match, IndexedTree):
-                if not mine._pair(match, index, shift, pairs):
+                continue
+            if isinstance(mine, Typed):
+                mine, match = mine._tensordict, inside(match)
+            if isinstance(mine, IndexedTree) and isinstance(match, IndexedTree):
+                if not mine._pair(match, n, shift, pairs):
                     return False
             elif type(mine) is NonTensorData and type(match) is NonTensorData:
                 if not (mine.data is match.data or (type(mine.data) is str and mine.data == match.data)):
