@@ -101,25 +101,27 @@ def open(location: Any = None, mode: Mode = "r", *, storage: Any = None, **optio
     return open_container(location, storage=storage, mode=mode, **options)
 
 
-def save(td: TensorDictBase, location: Any, **kwargs: Any) -> Any:
-    """`td.save(location, ...)`."""
-    return td.save(location, **kwargs)
+def save(data: TensorDictBase, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
+    """`data.save(prefix, ...)`."""
+    return data.save(prefix, copy_existing, **kwargs)
 
 
-memmap = save
+def memmap(data: TensorDictBase, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
+    """`data.memmap(prefix, ...)`."""
+    return data.memmap(prefix, copy_existing, **kwargs)
 
 
-def load(location: Any, **kwargs: Any) -> Any:
-    """`TensorDict.load(location, ...)`."""
-    return TensorDict.load(location, **kwargs)
+def load(prefix: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`TensorDict.load(prefix, ...)`."""
+    return TensorDict.load(prefix, *args, **kwargs)
 
 
 load_memmap = load
 
 
-def from_h5(filename: Any, **kwargs: Any) -> Any:
-    """`TensorDict.from_h5(filename, ...)`."""
-    return TensorDict.from_h5(filename, **kwargs)
+def from_h5(h5_file: Any, **kwargs: Any) -> Any:
+    """`TensorDict.from_h5(h5_file, ...)`."""
+    return TensorDict.from_h5(h5_file, **kwargs)
 
 
 def from_consolidated(filename: Any, **kwargs: Any) -> Any:

@@ -20,6 +20,8 @@ FORMAT_VERSION = 1
 MAX_DEPTH = 256
 MAX_BYTES = 64 << 20
 MAX_GROUPS = 1_000_000
+NESTED_VALUES, NESTED_SPANS, NESTED_SHAPES = "nested.values", "nested.spans", "nested.shapes"
+"""Names of the leaves below the key of a nested tensor."""
 
 
 class Group(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -128,6 +128,11 @@ class Selection:
             return None
         return tuple(_as_index(term) for term in self._terms)
 
+    @property
+    def is_one(self) -> bool:
+        """Whether all that is selected is one position of the source."""
+        return all(axis.kind == "new" for axis in self._layout)
+
     def read_plan(self) -> ReadPlan:
         """Plan to read this selection of a leaf whose leading dimensions are `src_shape`."""
         plan: ReadPlan | None = self._plans.get("read")

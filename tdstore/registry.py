@@ -30,6 +30,7 @@ from tdstore.hookspecs import Backend, Codec
 from tdstore.localengine import LocalEngine
 from tdstore.store import Store
 from tdstore.types import MODES, Mode
+from tdstore.values import PICKLE
 
 GROUP = "tdstore"
 BUILTIN = "tdstore.builtin"
@@ -123,7 +124,13 @@ class Registry:
         del claims[name]
 
     def register_codec(self, codec: Codec) -> None:
-        """Declare a codec from this process; one of the same name is replaced."""
+        """Declare a codec from this process; one of the same name is replaced.
+
+        Raises:
+            ValueError: the name is one of ours.
+        """
+        if codec.name == PICKLE:
+            raise ValueError(f"the codec {PICKLE!r} is what trust=True writes; give yours another name")
         self._codecs = [c for c in self._codecs if c.name != codec.name] + [codec]
 
     def unregister_codec(self, name: str) -> None:
@@ -199,7 +206,7 @@ class Registry:
 
     # -- resolving ----------------------------------------------------------------------
     def get(self, name: str) -> Backend:
-        """The backend of that name.
+        """The backend of that name, or the only one for URLs of that scheme: "dragonfly" is redis.
 
         Raises:
             AmbiguousBackendError: two plugins declare it. BrokenPluginError: its plugin failed to load.
@@ -223,6 +230,9 @@ class Registry:
             )
         if name in KNOWN:
             raise MissingDependencyError(f"the {name!r} backend is not installed", hint=KNOWN[name].install)
+        every = [b for named in self._claims().values() for b, _ in named]
+        if meant := [b for b in every if name in b.schemes]:
+            return self._only(meant, name)
         raise self._unknown(f"no backend is named {name!r}", name)
 
     def resolve(self, location: str | os.PathLike[str] | None, storage: str | Backend | None = None) -> Backend | None:
@@ -325,8 +335,11 @@ class Registry:
     ) -> Store:
         """Call the backend's opener, with its options checked by name.
 
-        A location that is neither text nor a path is what the store itself gave as `reopen_token`.
+        A location that is neither text nor a path is what the store itself gave as `reopen_token`. `trust=True` is
+        about values, which backends never look into; what else `trust` may be, they say.
         """
+        if options.get("trust") in (None, True):
+            options.pop("trust", None)
         if mode not in MODES:
             raise OptionError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
         opener = self._opener(backend)

@@ -387,3 +387,29 @@ def mask_mismatch(mask: Sequence[int], dim: int, sizes: Sequence[int]) -> IndexE
     """The error for a mask whose shape is not that of the dimensions it stands for."""
     dims = f"dimension {dim}" if len(mask) == 1 else f"dimensions {dim} to {dim + len(mask) - 1}"
     return IndexError(f"a mask of shape {list(mask)} does not match {dims} of shape {list(sizes)}")
+
+
+def nested_over(values: Tensor, sizes: Tensor) -> Tensor:
+    """A nested tensor (strided) over elements that lie one row after the other, sharing their memory.
+
+    Args:
+        values: the elements `[total]`.
+        sizes: the shape of each row, int64 `[rows, dims]`; there are as many elements as that needs.
+    """
+    if not len(sizes):
+        return torch.nested.nested_tensor([], dtype=values.dtype, device=values.device)
+    steps = torch.ones_like(sizes)
+    for d in range(sizes.shape[1] - 2, -1, -1):
+        steps[:, d] = steps[:, d + 1] * sizes[:, d + 1].clamp(min=1)
+    counts = sizes.prod(1)
+    made: Tensor = torch._nested_view_from_buffer(_alone(values), sizes.clone(), steps, counts.cumsum(0) - counts)
+    return made
+
+
+def _alone(values: Tensor) -> Tensor:
+    """The same elements as the whole of a storage: torch takes the storage of a buffer, wherever in it that begins."""
+    if values.untyped_storage().nbytes() == values.nbytes:
+        return values
+    if values.device.type != "cpu":
+        return values.clone()
+    return torch.from_numpy(values.view(torch.uint8).numpy()).view(values.dtype)

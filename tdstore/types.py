@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -52,7 +53,7 @@ class LeafSpec:
     options: Mapping[str, Any]
 
     def __init__(self, shape: Iterable[int], dtype: object, *, fill_value: Any = 0, **options: Any) -> None:
-        self.shape = tuple(int(n) for n in shape)
+        self.shape = tuple(map(operator.index, shape))
         if any(n < 0 for n in self.shape):
             raise ValueError(f"a leaf cannot have a negative dimension: {self.shape}")
         self.dtype = as_dtype(dtype)

@@ -23,6 +23,8 @@ from tdstore.dtypes import as_dtype, dtype_name
 
 JSON = Any
 MAX_DEPTH = 256
+PICKLE = "pickle"
+"""The codec of what is no plain data, written and read only for those who say `trust=True`."""
 
 Encoder = Callable[[object], "tuple[str, Any] | None"]
 """Gives the name of a codec and plain data for an object that is not plain, or None."""
@@ -82,6 +84,11 @@ def encode_value(value: object, _depth: int = 0, other: Encoder | None = None) -
     if other is not None and (found := other(value)) is not None:
         return {"$codec": [found[0], encode_value(found[1], _depth + 1, other)]}
     raise TypeError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be stored as data")
+
+
+def pickled_form(data: bytes, key: str | None = None) -> JSON:
+    """The form of a value that is a pickle already, or a key of the dict that it is."""
+    return {"$codec": [PICKLE, encode_value(data if key is None else (data, key))]}
 
 
 def decode_value(data: JSON, _depth: int = 0, other: Decoder | None = None) -> Any:

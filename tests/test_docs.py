@@ -153,6 +153,9 @@ def shell(tmp_path: Path) -> dict[str, str]:
         "PIP_NO_BUILD_ISOLATION": "0",  # pip reads it the wrong way round: no isolation
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "COLUMNS": "80",
+        # Only what the reader has installed: other plugins of pytest that are here import zarr and more at each start.
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTEST_PLUGINS": "_hypothesis_pytestplugin",
     }
 
 

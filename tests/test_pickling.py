@@ -8,7 +8,6 @@ import os
 import pickle
 import pickletools
 import subprocess
-import sys
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
@@ -17,6 +16,7 @@ import torch
 import tdstore
 from tdstore import MemoryMappedTensor, NonTensorData, NonTensorStack, PersistentTensorDict, TensorDict, lazy_stack
 from tdstore.errors import ReadOnlyError, StoreNotFoundError, UntrustedDataError
+from tdstore.testing.warm import python
 
 BY_VALUE = ["memory", "locked", "consolidated", "lazy", "anonymous", "shared", "fields"]
 BY_PLACE = ["memmap", "tdz", "h5", "zarr", "window", "rows"]
@@ -159,7 +159,7 @@ def test_another_process_loads_it(tmp_path):
         f"import tdstore, torch; td = torch.load({str(tmp_path / 'x.pt')!r}, weights_only=True); "
         "print(td['memory']['a'].tolist(), td['stored']['b', 'c'].sum().item(), td['memory']['s'])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([*python(), "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[0.0, 1.0, 2.0] 6.0 hi"
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from tdstore.errors import (
 )
 from tdstore.hookspecs import Backend
 from tdstore.registry import KNOWN, Registry, registry, split_scheme
+from tdstore.testing.warm import python
 
 PLUGINS = Path(__file__).parent / "plugins"
 PRELUDE = """
@@ -47,7 +47,7 @@ def run(code: str, *plugins: str, **env: str) -> str:
     paths = [str(PLUGINS / name) for name in plugins]
     assert all(os.path.isdir(p) for p in paths)
     done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
+        [*python(), "-c", PRELUDE + textwrap.dedent(code)],
         capture_output=True,
         text=True,
         env={**os.environ, **env, "PYTHONPATH": os.pathsep.join(paths)},

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import fsspec
 import pytest
 import torch
+from hypothesis import Phase, settings
 
 from tdstore.builtin.memory import MemoryStore
 from tdstore.builtin.resident import full
@@ -42,6 +43,15 @@ def opener(cls: type[Store]) -> Callable[..., Store]:
     function.__qualname__ = f"open_{cls.__name__}"
     setattr(sys.modules[__name__], function.__qualname__, function)
     return staticmethod(function)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def found_is_enough() -> Iterator[None]:
+    """That an example is found is asked here; to shrink it takes Hypothesis most of the time."""
+    settings.register_profile("found is enough", phases=[Phase.generate])
+    settings.load_profile("found is enough")
+    yield
+    settings.load_profile("default")
 
 
 class Memory(StoreTests):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tdstore.checksums import BLOCK, EMPTY, Sums
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
+from tdstore.header import NESTED_SHAPES, NESTED_SPANS, NESTED_VALUES
 from tdstore.holes import Holes
 from tdstore.keys import encode_file_name, encode_names, fold
 from tdstore.manifest import LeafRecord, leaf_record
@@ -155,6 +156,15 @@ class LeafFile:
         return self.written() or (self.probe is not None and self.nbytes <= REHASH_LIMIT)
 
 
+# The names of the files of a nested tensor, as the peer gives them to elements and shapes.
+_PARTS = {NESTED_VALUES: "", NESTED_SPANS: ".spans", NESTED_SHAPES: ".shape"}
+
+
+def _is_part(path: Path) -> bool:
+    """Whether a leaf is one of those of a nested tensor."""
+    return len(path) > 1 and path[-1] in _PARTS
+
+
 class Layout:
     """Gives every group a folder and every leaf a file: injective, also where case does not count.
 
@@ -170,6 +180,8 @@ class Layout:
     def adopt(self, path: Path, file: FileParts) -> None:
         """Take over the place of a leaf that is there."""
         self._files[path] = file
+        if _is_part(path):
+            path = path[:-1]  # its file lies where the peer has that of the entry
         groups = range(1, len(path)) if len(file) == len(path) else (len(path) - 1,)
         for depth in groups:
             self._folders.setdefault(path[:depth], file[: depth - len(path)])
@@ -180,8 +192,10 @@ class Layout:
     def file(self, path: Path) -> FileParts:
         """The file of a leaf; the same each time."""
         if path not in self._files:
-            folder = self.folder(path[:-1])
-            self._files[path] = (*folder, self._fresh(folder, path[-1], group=False) + SUFFIX)
+            *above, name = path[:-1] if _is_part(path) else path
+            stem = name + _PARTS[path[-1]] if _is_part(path) else name
+            folder = self.folder(tuple(above))
+            self._files[path] = (*folder, self._fresh(folder, stem, group=False) + SUFFIX)
         return self._files[path]
 
     def folder(self, path: Path) -> FileParts:

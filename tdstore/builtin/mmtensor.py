@@ -6,6 +6,7 @@ import ctypes
 import math
 import mmap
 import os
+import stat
 import sys
 import tempfile
 import weakref
@@ -18,7 +19,8 @@ from torch import Tensor
 from tdstore import files
 from tdstore.checksums import BLOCK
 from tdstore.dtypes import to_numpy
-from tdstore.errors import CorruptStoreError, StoreExistsError, StoreNotFoundError
+from tdstore.errors import BatchSizeError, CorruptStoreError, StoreExistsError, StoreNotFoundError
+from tdstore.rows import nested_over
 from tdstore.session import Lease
 
 _PROC = "/proc/self/fd"
@@ -100,7 +102,7 @@ class MemoryMappedTensor(Tensor):
     @classmethod
     def from_tensor(
         cls,
-        tensor: Tensor,
+        input: Tensor,
         *,
         filename: str | os.PathLike[str] | None = None,
         existsok: bool = False,
@@ -111,48 +113,157 @@ class MemoryMappedTensor(Tensor):
         """Copy a tensor into a new file (an anonymous one without `filename`) and map it.
 
         Args:
-            tensor: any strided tensor, of any device; expanded and conjugate ones are materialised.
+            input: any strided tensor, of any device; expanded and conjugate ones are materialised.
             existsok: replace a file that is there (old mappings of it stay valid).
             copy_existing: allow a tensor that is mapped from another file already.
-            shape: shape of the new tensor, of as many elements; that of `tensor` by default.
+            shape: shape of the new tensor, of as many elements; that of `input` by default.
             copy_data: False leaves zeros, without touching the disk.
 
         Raises:
             StoreExistsError: the file is there, and `existsok` is False.
             RuntimeError: the tensor is mapped from another file, and `copy_existing` is False.
         """
-        if tensor.layout is not torch.strided or tensor.is_meta:
-            raise TypeError(f"a tensor of layout {tensor.layout} on {tensor.device} cannot be memory-mapped")
+        if input.is_nested and input.layout is torch.strided and shape is None and not input.is_meta:
+            return cls._from_nested(input, filename, existsok=existsok, copy_existing=copy_existing, copy=copy_data)
+        if input.layout is not torch.strided or input.is_nested or input.is_meta:
+            raise TypeError(f"a tensor of layout {input.layout} on {input.device} cannot be memory-mapped")
         name = None if filename is None else os.path.abspath(os.fspath(filename))
-        if isinstance(tensor, MemoryMappedTensor) and tensor._filename is not None:
-            if name == tensor._filename and shape is None:
-                return tensor
+        if isinstance(input, MemoryMappedTensor) and input._filename is not None:
+            if name == input._filename and shape is None:
+                return input
             if not copy_existing:
                 raise RuntimeError(
-                    f"the tensor is mapped from {tensor._filename} already; pass copy_existing=True to copy it"
+                    f"the tensor is mapped from {input._filename} already; pass copy_existing=True to copy it"
                 )
-        size = torch.Size(tensor.shape if shape is None else shape)
-        if copy_data and size.numel() != tensor.numel():
-            raise ValueError(f"a tensor of shape {list(tensor.shape)} does not fit the shape {list(size)}")
-        source = tensor.detach() if copy_data else None
-        return cls._make(size, tensor.dtype, name, existsok=existsok, source=source)
+        size = torch.Size(input.shape if shape is None else shape)
+        if copy_data and size.numel() != input.numel():
+            raise ValueError(f"a tensor of shape {list(input.shape)} does not fit the shape {list(size)}")
+        source = input.detach() if copy_data else None
+        return cls._make(size, input.dtype, name, existsok=existsok, source=source)
+
+    @classmethod
+    def _from_nested(
+        cls, tensor: Tensor, filename: Any, *, existsok: bool, copy_existing: bool, copy: bool
+    ) -> MemoryMappedTensor:
+        rows = tensor.detach().unbind()
+        sizes = torch.tensor([row.shape for row in rows], dtype=torch.int64).reshape(len(rows), tensor.dim() - 1)
+        flat = torch.cat([row.reshape(-1) for row in rows]) if rows else tensor.new_empty(0)
+        made = cls.from_tensor(flat, filename=filename, existsok=existsok, copy_existing=copy_existing, copy_data=copy)
+        return cls.wrap(nested_over(made.as_subclass(Tensor), sizes), made._filename)
 
     @classmethod
     def from_filename(
         cls,
         filename: str | os.PathLike[str],
         dtype: torch.dtype,
-        shape: Sequence[int],
+        shape: Sequence[int] | Tensor,
         index: Any = None,
     ) -> Tensor:
         """Map an existing file; the tensor writes through to it.
+
+        Args:
+            shape: its shape; or, int64 `[rows, dims]`, the shapes of the rows of a nested tensor.
 
         Raises:
             StoreNotFoundError: no such file. CorruptStoreError: its size is not that of the shape.
         """
         name = os.path.abspath(os.fspath(filename))
-        mapped: Tensor = _open_existing(name, dtype, torch.Size(shape), shared=True)
+        mapped: Tensor = _open_existing(name, dtype, shape, shared=True)
         return mapped if index is None else mapped[index]
+
+    @classmethod
+    def from_handler(cls, handler: Any, dtype: torch.dtype, shape: Sequence[int] | Tensor, index: Any = None) -> Tensor:
+        """Map a file that is open already; the tensor writes through to it, and outlives the handler.
+
+        Args:
+            handler: an open file, for reading and writing: a descriptor, or what has one (`fileno()` or `fd`).
+            shape: its shape; or, int64 `[rows, dims]`, the shapes of the rows of a nested tensor.
+
+        Raises:
+            TypeError: not an open file. CorruptStoreError: not a plain file, or its size is not that of the shape.
+
+        Example:
+            >>> with tempfile.TemporaryFile() as file:
+            ...     _ = file.write(bytes(8)), file.flush()
+            ...     MemoryMappedTensor.from_handler(file, torch.float32, [2])
+            MemoryMappedTensor([0., 0.])
+        """
+        own = handler if type(handler) is int else getattr(handler, "fd", None)
+        fd = handler.fileno() if hasattr(handler, "fileno") else own
+        if type(fd) is not int:
+            raise TypeError(f"from_handler needs an open file, not a {type(handler).__name__}; see from_filename")
+        name = _name_of(handler, fd)
+        mapped: Tensor = _map_existing(fd, name or "the open file", dtype, shape, shared=True)
+        made = cls.wrap(mapped, name)
+        return made if index is None else made[index]
+
+    @classmethod
+    def from_storage(
+        cls,
+        storage: Any,
+        *,
+        shape: Sequence[int] | Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        index: Any = None,
+        filename: str | os.PathLike[str] | None = None,
+        handler: Any = None,
+    ) -> Tensor:
+        """Take a storage on the CPU, of a file or of memory, as the tensor's memory. Nothing is copied.
+
+        Args:
+            storage: an `UntypedStorage`, or a typed one, which knows its dtype.
+            shape: shape of all of its elements; by default one dimension. Or shapes as in `from_filename`.
+            filename: for who wants to be sure: that of the storage.
+            handler: not taken; see `from_handler`.
+
+        Raises:
+            TypeError: no dtype is known, or a handler was given. ValueError: another device, or a shape of another
+                number of elements. RuntimeError: the storage is not that of the file.
+        """
+        if handler is not None:
+            raise TypeError("a storage is memory already; to map an open file, use from_handler(file, dtype, shape)")
+        dtype = dtype or (storage.dtype if isinstance(storage, torch.TypedStorage) else None)
+        if dtype is None:
+            raise TypeError("an untyped storage does not say what its elements are: from_storage needs dtype=")
+        for place in (device, storage.device):
+            if place is not None and torch.device(place).type != "cpu":
+                raise ValueError(f"a memory-mapped tensor lives on the CPU, not on {place}")
+        plain = storage.untyped() if isinstance(storage, torch.TypedStorage) else storage
+        mapped = None if plain.filename is None else os.path.abspath(plain.filename)
+        name = mapped if filename is None else os.path.abspath(os.fspath(filename))
+        if name != mapped:
+            raise RuntimeError(f"the storage is not that of the file {name}, but of {mapped or 'memory'}")
+        if plain.nbytes() % dtype.itemsize:
+            raise BatchSizeError(f"a storage of {plain.nbytes()} bytes does not hold elements of {dtype}")
+        flat = torch.empty(0, dtype=dtype).set_(plain, 0, (plain.nbytes() // dtype.itemsize,), (1,))
+        if shape is not None and _size_of(shape).numel() != len(flat):
+            raise BatchSizeError(f"a storage of {len(flat)} elements does not fit the shape {_shown(shape)}")
+        made = cls.wrap(flat if shape is None else _shaped(flat, shape), name)
+        return made if index is None else made[index]
+
+    @classmethod
+    def empty_nested(
+        cls,
+        shape: Tensor | Sequence[Sequence[int]],
+        *,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        filename: str | os.PathLike[str] | None = None,
+        existsok: bool = False,
+    ) -> Self:
+        """Make a nested tensor of zeros over a new file, which has the elements of one row after the other.
+
+        Args:
+            shape: the shapes of the rows, `[rows, dims]`.
+
+        Example:
+            >>> [row.shape for row in MemoryMappedTensor.empty_nested([[1, 2], [3, 2]]).unbind()]
+            [torch.Size([1, 2]), torch.Size([3, 2])]
+        """
+        sizes = torch.as_tensor(shape, dtype=torch.int64)
+        flat = cls.empty(_size_of(sizes), dtype=dtype, device=device, filename=filename, existsok=existsok)
+        return cls.wrap(nested_over(flat.as_subclass(Tensor), sizes), flat._filename)  # type: ignore[return-value]
 
     @classmethod
     def empty(cls, *shape: Any, dtype: Any = None, device: Any = None, filename: Any = None, **kw: Any) -> Self:
@@ -256,7 +367,8 @@ class MemoryMappedTensor(Tensor):
             return torch.Tensor(self.detach()).clone().__reduce_ex__(protocol)
         if self._lease is not None:
             self._lease.escape()
-        return _reopen, (self._filename, self.dtype, tuple(self.shape), self._shared)
+        shape = tuple(map(tuple, self._nested_tensor_size().tolist())) if self.is_nested else tuple(self.shape)
+        return _reopen, (self._filename, self.dtype, shape, self._shared)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         # A copy has no file of its own: as `clone`, it is a plain tensor.
@@ -274,14 +386,42 @@ def _umask() -> int:
     return mask
 
 
-def _reopen(name: str, dtype: torch.dtype, shape: tuple[int, ...], shared: bool) -> Tensor:
-    return _open_existing(name, dtype, torch.Size(shape), shared=shared)
+def _reopen(name: str, dtype: torch.dtype, shape: tuple[Any, ...], shared: bool) -> Tensor:
+    nested = bool(shape) and isinstance(shape[0], tuple)
+    return _open_existing(name, dtype, torch.tensor(shape) if nested else shape, shared=shared)
 
 
-def _open_existing(name: str, dtype: torch.dtype, shape: torch.Size, *, shared: bool) -> MemoryMappedTensor:
-    nbytes = shape.numel() * dtype.itemsize
-    if not nbytes:
-        return MemoryMappedTensor.wrap(torch.empty(shape, dtype=dtype), name, shared=shared)
+def _size_of(shape: Sequence[int] | Tensor) -> torch.Size:
+    """The shape of a dense tensor; of a nested one, that of all of its elements, from the shapes of its rows."""
+    if not isinstance(shape, Tensor):
+        return torch.Size(shape)
+    if shape.ndim != 2 or shape.dtype is not torch.int64 or bool((shape < 0).any()):
+        raise ValueError("the shapes of the rows of a nested tensor are an int64 tensor [rows, dims], none negative")
+    return torch.Size((int(shape.prod(1).sum()),))
+
+
+def _shaped(flat: Tensor, shape: Sequence[int] | Tensor) -> Tensor:
+    return nested_over(flat, shape) if isinstance(shape, Tensor) else flat.view(torch.Size(shape))
+
+
+def _shown(shape: Sequence[int] | Tensor) -> str:
+    return f"{shape.tolist()} of rows" if isinstance(shape, Tensor) else str(list(shape))
+
+
+def _name_of(handler: Any, fd: int) -> str | None:
+    """The absolute name of an open file, if that is still its name."""
+    name = getattr(handler, "name", None)
+    try:
+        same = isinstance(name, (str, os.PathLike)) and os.path.samestat(os.stat(name), os.fstat(fd))
+    except OSError:
+        return None
+    return os.path.abspath(os.fspath(name)) if same else None  # type: ignore[arg-type]
+
+
+def _open_existing(name: str, dtype: torch.dtype, shape: Sequence[int] | Tensor, *, shared: bool) -> MemoryMappedTensor:
+    if not _size_of(shape).numel():
+        empty = _shaped(torch.empty(0, dtype=dtype), shape)
+        return MemoryMappedTensor.wrap(empty, name, shared=shared)
     with files.io_errors(name, "mapping"):
         folder = files.open_dir(os.path.dirname(name))
         try:
@@ -293,15 +433,21 @@ def _open_existing(name: str, dtype: torch.dtype, shape: torch.Size, *, shared: 
         finally:
             os.close(folder)
         try:
-            size = os.fstat(fd).st_size
-            if size != nbytes:
-                raise CorruptStoreError(
-                    f"{name} has {size} bytes, expected {nbytes} for shape {list(shape)} and {dtype}", url=name
-                )
-            mapped = map_fd(fd, shape, dtype, shared=shared, path=name)
+            mapped = _map_existing(fd, name, dtype, shape, shared=shared)
         finally:
             os.close(fd)
     return MemoryMappedTensor.wrap(mapped, name, shared=shared)
+
+
+def _map_existing(fd: int, name: str, dtype: torch.dtype, shape: Sequence[int] | Tensor, *, shared: bool) -> Tensor:
+    info, size = os.fstat(fd), _size_of(shape)
+    if not stat.S_ISREG(info.st_mode):
+        raise CorruptStoreError(f"{name} is not a plain file, and cannot be mapped", url=name)
+    if info.st_size != (nbytes := size.numel() * dtype.itemsize):
+        raise CorruptStoreError(
+            f"{name} has {info.st_size} bytes, expected {nbytes} for shape {_shown(shape)} and {dtype}", url=name
+        )
+    return _shaped(_map_or_empty(fd, torch.Size((size.numel(),)), dtype, shared=shared, path=name), shape)
 
 
 def _map_or_empty(fd: int, shape: torch.Size, dtype: torch.dtype, *, shared: bool, path: str) -> Tensor:

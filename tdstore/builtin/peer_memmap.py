@@ -12,21 +12,25 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
+
 from tdstore import files
 from tdstore.builtin.memmap_layout import SUFFIX, Layout, LeafFile
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
 from tdstore.errors import CorruptStoreError, StoreError, UnsupportedError, UntrustedDataError
-from tdstore.header import MAX_DEPTH, MAX_GROUPS, Group, Header
+from tdstore.header import MAX_DEPTH, MAX_GROUPS, NESTED_SHAPES, NESTED_VALUES, Group, Header
 from tdstore.manifest import MAX_DIMS, is_plain_name
 from tdstore.session import FileParts
 from tdstore.types import Path, path_text
-from tdstore.values import decode_value, encode_value
+from tdstore.values import decode_value, encode_value, pickled_form
 
 META = "meta.json"
+SHAPE_SUFFIX = ".shape" + SUFFIX
 MAX_META = 64 << 20
 INNER = "_tensordict"
 """Where the peer puts the entries of a tensorclass."""
 PICKLES = ("other.pickle", "pickle.pkl")
+MAX_PICKLE = 256 << 20
 # Names that its meta.json uses for itself: it writes such leaves and then cannot find them.
 SCALARS = ("shape", "device", "_type")
 
@@ -52,7 +56,7 @@ def read_peer(root: int, url: str) -> tuple[Header, list[LeafFile]]:
 
     Raises:
         CorruptStoreError: damaged, or a folder that is named is missing.
-        UntrustedDataError: a value is pickled. UnsupportedError: a strided nested tensor.
+        UntrustedDataError: a value is pickled.
     """
     reader = PeerReader(url)
     with files.Tree(root) as tree:
@@ -91,11 +95,14 @@ class PeerReader:
         below: list[tuple[Path, FileParts]] = []
         values: dict[str, Any] = {}
         keys = []
+        batch = self._shape(_even(meta.get("shape")), path)
         for key, entry in meta.items():
             if not isinstance(entry, dict):
                 continue
             keys.append(key)
-            if "type" not in entry:
+            if entry.get("is_nested"):
+                values[key] = self._nested((*path, key), folder, entry, batch)
+            elif "type" not in entry:
                 self._leaf((*path, key), folder, entry)
             elif (found := self._value((*path, key), folder, key)) is not None:
                 values[key] = found
@@ -103,7 +110,7 @@ class PeerReader:
                 below.append(((*path, key), (*folder, self._folder_name(folder, key, path))))
         device = meta.get("device")
         self.groups[path] = Group(
-            batch_size=self._shape(meta.get("shape"), path),
+            batch_size=batch,
             device=device if isinstance(device, str) and device != "None" else None,
             kind=kind,
             keys=tuple(keys),
@@ -137,15 +144,7 @@ class PeerReader:
         return "TensorDict" if named[1] in _PLAIN_TYPES else f"tensorclass:{full}"
 
     def _leaf(self, path: Path, folder: FileParts, entry: dict[str, Any]) -> None:
-        if entry.get("is_nested"):
-            raise UnsupportedError(
-                f"{self.url}: leaf {path_text(path)} is a nested (ragged) tensor, which tdstore does not read",
-                url=self.url,
-                hint="pad it, or store its values and offsets as two leaves",
-            )
-        dtype = NAME_TO_DTYPE.get(str(entry.get("dtype")).removeprefix("torch."))
-        if dtype is None:
-            raise self._corrupt(f"has the unknown dtype {entry.get('dtype')!r}", path)
+        dtype = self._dtype(entry, path)
         shape = self._shape(entry.get("shape"), path)
         leaf = LeafFile(path, (), dtype, 0, ())
         total = dtype.itemsize
@@ -158,6 +157,35 @@ class PeerReader:
             leaf.file = (*folder, self._file_name(folder, path[-1], path))
         self.leaves.append(leaf)
 
+    def _dtype(self, entry: dict[str, Any], path: Path) -> torch.dtype:
+        dtype = NAME_TO_DTYPE.get(str(entry.get("dtype")).removeprefix("torch."))
+        if dtype is None:
+            raise self._corrupt(f"has the unknown dtype {entry.get('dtype')!r}", path)
+        return dtype
+
+    def _nested(self, path: Path, folder: FileParts, entry: dict[str, Any], batch: tuple[int, ...]) -> dict[str, Any]:
+        """Take in a strided nested tensor, elements and the shapes of its rows: its envelope."""
+        dtype, size = self._dtype(entry, path), self._shape(entry.get("shape"), path)
+        if len(size) != 2 or batch[:1] not in ((), size[:1]) or size[1] > MAX_DIMS or len(batch) > size[1] + 1:
+            raise self._corrupt(f"is a nested tensor whose shapes have the impossible shape {list(size)}", path)
+        values = LeafFile((*path, NESTED_VALUES), (0,), dtype, 0, ())
+        name = (*folder, self._file_name(folder, path[-1], path))
+        if (length := self._size(name)) is not None:
+            values = LeafFile(values.path, (length // dtype.itemsize,), dtype, 0, name)
+        shapes = LeafFile((*path, NESTED_SHAPES), size, torch.int64, 0, ("?",))
+        if shapes.nbytes:
+            shapes.file = (*folder, self._name(folder, path[-1], SHAPE_SUFFIX, path))
+        self.leaves += [values, shapes]
+        shape = [size[0], *batch[1:], *[-1] * (size[1] + 1 - max(len(batch), 1))]
+        return {"nested": {"layout": "strided", "shape": shape, "spans": False}}
+
+    def _size(self, parts: FileParts) -> int | None:
+        """Bytes of a file; None if it is not there."""
+        try:
+            return os.stat(parts[-1], dir_fd=self.tree.folder(parts[:-1]), follow_symlinks=False).st_size
+        except FileNotFoundError:
+            return None
+
     def _value(self, path: Path, folder: FileParts, key: str) -> dict[str, Any] | None:
         """The envelope of a non-tensor value; None when the folder is a group."""
         inner = (*folder, self._folder_name(folder, key, path))
@@ -167,7 +195,7 @@ class PeerReader:
             return None
         data = meta.get("data")
         if "data" not in meta or (named[1] == "NonTensorStack" and not isinstance(data, list)):
-            raise self._pickled(path)
+            return self._pickled_value(inner, path, stacked=named[1] == "NonTensorStack")
         try:
             if named[1] == "NonTensorStack":
                 return {"stack": encode_value(data), "dim": int(meta.get("stack_dim", 0))}
@@ -234,12 +262,31 @@ class PeerReader:
     def _corrupt(self, reason: str, path: Path) -> CorruptStoreError:
         return CorruptStoreError(f"{self.url}: {path_text(path)} {reason}", url=self.url)
 
+    def _pickled_value(self, folder: FileParts, path: Path, *, stacked: bool) -> dict[str, Any]:
+        """The envelope of a value that is pickled: nothing is unpickled here, nor anywhere without `trust=True`."""
+        try:
+            data = self._read_pickle((*folder, PICKLES[1 if stacked else 0]))
+        except FileNotFoundError:
+            raise self._corrupt("is a value without data", path) from None
+        return {"stack": pickled_form(data)} if stacked else {"data": pickled_form(data, "data")}
+
+    def _read_pickle(self, parts: FileParts) -> bytes:
+        try:
+            return files.read_small(parts[-1], self.tree.folder(parts[:-1]), MAX_PICKLE)
+        except StoreError as error:
+            raise files.with_url(error, self.url) from None
+
     def _pickled(self, path: Path) -> UntrustedDataError:
         return UntrustedDataError(
             f"{self.url}: the value {path_text(path)} is pickled; reading it could run code",
             url=self.url,
             hint="if you trust it, load it with the tensordict package and save it again without that value",
         )
+
+
+def _even(shape: Any) -> Any:
+    """A batch size up to where it is ragged (-1): what follows, the entries tell."""
+    return shape[: shape.index(-1)] if isinstance(shape, list) and -1 in shape else shape
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -265,14 +312,14 @@ def meta_files(header: Header, leaves: Iterable[LeafFile], layout: Layout) -> di
             subgroups.setdefault(path[:-1], []).append(path[-1])
     out: dict[FileParts, bytes] = {}
     for path, group in (header or Header({(): Group()})).groups.items():
-        _write_group(path, group, below.get(path, {}), subgroups.get(path, []), header.groups, layout, out)
+        _write_group(path, group, below, subgroups.get(path, []), header.groups, layout, out)
     return out
 
 
 def _write_group(
     path: Path,
     group: Group,
-    leaves: Mapping[str, LeafFile],
+    below: Mapping[Path, Mapping[str, LeafFile]],
     subgroups: list[str],
     groups: Mapping[Path, Group],
     layout: Layout,
@@ -283,21 +330,22 @@ def _write_group(
         out[(*folder, META)] = _dump({"_type": _LAZY, "stack_dim": group.extra["stack_dim"]})
         return
     meta: dict[str, Any] = {}
+    leaves = below.get(path, {})
     for key in dict.fromkeys((*group.keys, *leaves, *subgroups, *group.values)):
         if key in SCALARS:
             continue
         if key in leaves:
             if (leaf := leaves[key]).file in ((), (*folder, peer_name(key) + SUFFIX)):
-                meta[key] = {
-                    "device": "cpu",
-                    "shape": list(leaf.shape),
-                    "dtype": f"torch.{dtype_name(leaf.dtype)}",
-                    "is_nested": False,
-                }
+                meta[key] = _peer_leaf(leaf.shape, leaf.dtype, nested=False)
         elif (*path, key) in groups:
             if layout.folder((*path, key)) == (*folder, peer_name(key)):
                 lazy = groups[(*path, key)].kind == "LazyStackedTensorDict"
                 meta[key] = {"type": "LazyStackedTensorDict" if lazy else "TensorDict"}
+        elif NESTED_SHAPES in (parts := below.get((*path, key), {})):
+            values, shapes = parts[NESTED_VALUES], parts[NESTED_SHAPES]
+            files = tuple((*folder, peer_name(key) + suffix) for suffix in (SUFFIX, SHAPE_SUFFIX))
+            if (values.file, shapes.file) == files:
+                meta[key] = _peer_leaf(shapes.shape, values.dtype, nested=True)
         elif key in group.values and (found := _peer_value(group.values[key])) is not None:
             name = peer_name(key)
             if is_plain_name(name) and layout.is_free(folder, name):
@@ -305,6 +353,11 @@ def _write_group(
                 out[(*folder, name, META)] = _dump(found)
     meta |= {"shape": list(group.batch_size or ()), "device": group.device or "None", "_type": _TENSORDICT}
     out[(*folder, META)] = _dump(meta)
+
+
+def _peer_leaf(shape: Iterable[int], dtype: torch.dtype, *, nested: bool) -> dict[str, Any]:
+    """What the peer writes for a leaf; of a nested one, the shape of its shapes."""
+    return {"device": "cpu", "shape": list(shape), "dtype": f"torch.{dtype_name(dtype)}", "is_nested": nested}
 
 
 def _peer_value(envelope: Any) -> dict[str, Any] | None:

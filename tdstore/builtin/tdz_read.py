@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tdstore import manifest
 from tdstore.builtin.memmap_layout import LeafFile
-from tdstore.builtin.peer_memmap import MAX_META, META, PeerReader, unique
+from tdstore.builtin.peer_memmap import MAX_META, MAX_PICKLE, META, PeerReader, unique
 from tdstore.checksums import BLOCK, Summer, Sums
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreError, UnsupportedError
@@ -363,6 +363,15 @@ class _ArchiveReader(PeerReader):
             found.add(name)
             at = bisect.bisect_left(self._names, (*folder, name + "\0"), at)  # behind all that is below that one
         return found
+
+    def _read_pickle(self, parts: FileParts) -> bytes:
+        if parts not in self._members:
+            raise FileNotFoundError(parts[-1])
+        return read_member(self._fd, self._members[parts], MAX_PICKLE, self.url)
+
+    def _size(self, parts: FileParts) -> int | None:
+        member = self._members.get(parts)
+        return None if member is None else member.info.file_size
 
     def _is_there(self, parts: FileParts) -> bool:
         at = bisect.bisect_left(self._names, parts)

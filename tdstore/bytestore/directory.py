@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tdstore.builtin.memmap_layout import LeafFile
-from tdstore.builtin.peer_memmap import INNER, MAX_META, META, PICKLES, PeerReader, peer_name
+from tdstore.builtin.peer_memmap import INNER, MAX_META, MAX_PICKLE, META, PICKLES, PeerReader, peer_name
 from tdstore.bytestore.table import NOTHING, UNCHECKED, Extents, Leaf, Pieces, StoredObject, Table
 from tdstore.checksums import BLOCK
 from tdstore.engine import Engine, EngineCap
@@ -159,6 +159,18 @@ class _PeerReader(PeerReader):
             return name
         place = "/".join((*folder, name)) + ("" if suffix else f"/{META}")
         return name if self._there(place) else bare
+
+    def _size(self, parts: FileParts) -> int | None:
+        try:
+            return self._engine.size("/".join(parts))
+        except StoreNotFoundError:
+            return None
+
+    def _read_pickle(self, parts: FileParts) -> bytes:
+        try:
+            return bytes(self._engine.get("/".join(parts), MAX_PICKLE).data)
+        except StoreNotFoundError as error:
+            raise FileNotFoundError(*error.args) from None
 
     def _there(self, key: str) -> bool:
         try:

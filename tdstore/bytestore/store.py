@@ -6,11 +6,13 @@ round; writes are kept in memory, packed into new objects, and become visible by
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -44,6 +46,8 @@ from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_
 
 Verify = Literal["full", "size", "none"]
 Reopen = tuple[Any, dict[str, Any]]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 VERIFY_BYTES = 64 << 20
 DIRECTORY_HINT = "a directory of files that was uploaded can be read only: save it anew somewhere else to change it"
@@ -219,6 +223,19 @@ def _check_budget(table: Table, max_bytes: int | None, place: str) -> None:
         )
 
 
+def _in_turn(fn: Callable[Concatenate[ByteStore, P], R]) -> Callable[Concatenate[ByteStore, P], R]:
+    """Let the threads that change a store do so one after another: what each writes is laid over what is there."""
+
+    @functools.wraps(fn)
+    def run(self: ByteStore, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self._pid != os.getpid():  # a thread of the parent may have had its turn when this process was forked
+            return fn(self, *args, **kwargs)
+        with self._turn:
+            return fn(self, *args, **kwargs)
+
+    return run
+
+
 class ByteStore(Store):
     """Leaves as pieces of immutable objects. Made by `open_objects` and `open_directory`.
 
@@ -255,6 +272,7 @@ class ByteStore(Store):
         self._conflict: ConflictError | None = None
         self._closed = False
         self._pid = os.getpid()
+        self._turn = threading.RLock()
         view.memory = self._buffer.pieces
 
     @property
@@ -276,6 +294,7 @@ class ByteStore(Store):
         """As `Store.load_header`."""
         return self._open().header
 
+    @_in_turn
     def save_header(self, header: Header) -> None:
         """As `Store.save_header`: puts what is in memory, then the manifest, on the condition that it is unchanged.
 
@@ -286,6 +305,7 @@ class ByteStore(Store):
         self._commit(self._changing(), header)
 
     # -- data ----------------------------------------------------------------------------
+    @_in_turn
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         """As `Store.create`. There are no leaf options."""
         view = self._changing()
@@ -314,6 +334,7 @@ class ByteStore(Store):
         view = self._open()
         return await view.aread([(r, self._leaf(r.path)) for r in reads])
 
+    @_in_turn
     def write(self, writes: Sequence[Write]) -> None:
         """As `Store.write`: into memory, and on to new objects when that is full."""
         view = self._changing()
@@ -336,6 +357,7 @@ class ByteStore(Store):
                 if self._buffer.nbytes >= self._buffer_bytes:
                     self._flush_buffer(view)
 
+    @_in_turn
     def delete(self, paths: Sequence[Path]) -> None:
         """As `Store.delete`."""
         view = self._changing()
@@ -345,6 +367,7 @@ class ByteStore(Store):
         for path in dict.fromkeys(paths):
             view.remove(path)
 
+    @_in_turn
     def resize(self, lengths: Mapping[Path, int]) -> None:
         """As `Store.resize`: no byte moves."""
         view = self._changing()
@@ -355,6 +378,7 @@ class ByteStore(Store):
         for path, length in lengths.items():
             view.replace(path, self._leaf(path).resized(length))
 
+    @_in_turn
     def rename(self, moves: Mapping[Path, Path]) -> None:
         """As `Store.rename`: no byte moves."""
         view = self._changing()
@@ -368,12 +392,14 @@ class ByteStore(Store):
             view.replace(moves[path], leaf)
 
     # -- life ----------------------------------------------------------------------------
+    @_in_turn
     def flush(self) -> None:
         """Commit changes to a store that was committed before; a new one waits for its first `save_header`."""
         view = self._open()
         if self.writable and self._committed and self._dirty:
             self._commit(self._changing(), view.header)
 
+    @_in_turn
     def refresh(self) -> bool:
         """Move to the newest generation; True if it is another one than before.
 
@@ -443,6 +469,7 @@ class ByteStore(Store):
         self.flush()
         return None if self._reopen is None else (self._reopen[0], "r", dict(self._reopen[1]))
 
+    @_in_turn
     def collect(self, older_than: float = 86400.0) -> list[str]:
         """Remove objects that no manifest names: of writers that were killed. Needs an engine that can list.
 
@@ -457,6 +484,7 @@ class ByteStore(Store):
             raise StoreError(f"{self.url} has changes that are not committed", url=self.url, hint="commit them first")
         return self._publisher.collect(older_than)
 
+    @_in_turn
     def close(self) -> None:
         """Commit in-place changes, remove what was put for nothing, and close the engine. Twice is fine."""
         if self._closed:

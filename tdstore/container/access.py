@@ -96,13 +96,15 @@ class AccessMixin(Container):
         return None if node._kind(path[-1]) is None else (node, path[-1])
 
     def get_at(self, key: NestedKey, index: Any, default: Any = AS_SET) -> Any:
-        """`td.get(key)[index]`, reading no more than that; `default` if there is no such entry."""
+        """`td.get(key)[index]`, reading no more than that; `default` if there is no such entry.
+
+        Non-tensor values come wrapped, as `get` gives them.
+        """
         place = self._find(key)
         if place is None:
             return self._default(key, default)
         node, last = place
-        found = node._leaf_at(last, index) if node._kind(last) == LEAF else node._raw(last)[index]
-        return found.plain() if isinstance(found, NonTensor) else found
+        return node._leaf_at(last, index) if node._kind(last) == LEAF else node._raw(last)[index]
 
     def get_non_tensor(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
         """The unwrapped value of a non-tensor entry (or the entry itself), or `default`."""
@@ -181,8 +183,7 @@ class AccessMixin(Container):
         if not is_key(index):
             return self if type(index) is tuple and not index else self._at(index)
         node, last = self._existing(index)
-        entry = node._raw(last)
-        return entry.plain() if isinstance(entry, NonTensor) else entry
+        return node._unwrapped(last, node._raw(last))
 
     def __getitems__(self, indices: list[int]) -> Any:
         """A batch of rows, read at once: what `torch.utils.data.DataLoader` asks of a dataset."""

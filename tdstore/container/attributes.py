@@ -42,6 +42,24 @@ class TensorAttrs(MetaData):
         super().__init__(dict(zip(FIELDS, (at, tgt_dtype, size), strict=True)), batch_size)
 
     @classmethod
+    def from_data(cls, data: Any, batch_size: Any = None) -> Self:
+        """One of what `data` of another is, as it was kept.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        if not isinstance(data, dict) or tuple(data) != FIELDS or not isinstance(data["dtype"], torch.dtype | None):
+            raise ValueError(f"not the attributes of a tensor: {str(data)[:80]}")
+        try:
+            return cls(*data.values(), batch_size=batch_size)
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(f"not the attributes of a tensor: {error}") from None
+
+    def to_json(self) -> dict[str, Any]:
+        """As of `MetaData`, marked."""
+        return {**super().to_json(), "attrs": True}
+
+    @classmethod
     def from_tensor(cls, tensor: Tensor, *, fields: Sequence[str] = FIELDS) -> Self:
         """What a tensor is, or some of it."""
         return cls(**{f"tgt_{name}": getattr(tensor, name) for name in asked(fields)})

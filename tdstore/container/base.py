@@ -88,7 +88,7 @@ class TensorDictBase(
         name = self.names[dim] if self._names is not None else None
         return self._stack_class(*self.unbind(dim), stack_dim=dim % max(1, self.batch_dims), stack_dim_name=name)
 
-    def densify(self, layout: torch.layout = torch.jagged) -> Any:
+    def densify(self, layout: torch.layout = torch.strided) -> Any:
         """The same entries with every lazy stack below made: see `LazyStackedTensorDict.densify`."""
         td = self._resident()
         entries: dict[str, Any] = td._data

@@ -20,7 +20,7 @@ from tdstore.container.names import NamesMixin
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.options import list_to_stack
 from tdstore.container.ragged import leaf_shape
-from tdstore.errors import BatchSizeError, KeyNotFoundError, ReadOnlyError, UnsupportedError
+from tdstore.errors import BatchSizeError, KeyNotFoundError, ReadOnlyError
 from tdstore.header import Group
 from tdstore.ops.arithmetic import ArithmeticOps
 from tdstore.ops.base import Names
@@ -29,6 +29,7 @@ from tdstore.ops.pointwise import PointwiseOps
 from tdstore.ops.rearrange import RearrangeOps
 from tdstore.ops.reduce import ReduceOps
 from tdstore.shapes import as_dim, as_size
+from tdstore.types import LeafSpec
 
 LEAF = "leaf"
 GROUP = "group"
@@ -85,6 +86,10 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
         """Memory layout of a first-level LEAF: dense in every store."""
         return torch.strided
 
+    def _nested_parts(self, key: str) -> tuple[dict[str, Any], dict[str, LeafSpec]] | None:
+        """The envelope of a first-level LEAF that is a nested tensor, and the specs of its leaves; else None."""
+        return None
+
     @abstractmethod
     def _leaf_at(self, key: str, index: Any) -> Tensor:
         """`leaf[index]` of a first-level LEAF; the index may reach into feature dimensions."""
@@ -139,7 +144,18 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
     def batch_size(self, batch_size: Any) -> None:
         new = as_size(batch_size)
         self._check_batch(new, ())
+        for above in self._batches_above():
+            if new[: len(above)] != above:
+                raise BatchSizeError(
+                    f"the TensorDict that this one is an entry of has the batch size {list(above)}, "
+                    f"with which {list(new)} does not start",
+                    hint="set the batch_size of the outer TensorDict first",
+                )
         self._set_batch_size(new)
+
+    def _batches_above(self) -> list[torch.Size]:
+        """Batch sizes of the TensorDicts that this one is known to be an entry of: those that are locked."""
+        return [p.batch_size for p in self._locked_parents() if not isinstance(p, self._stack_class)]
 
     def _check_batch(self, new: torch.Size, path: tuple[str, ...]) -> None:
         n = len(new)
@@ -208,7 +224,7 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
             while same < min(len(common), len(shape)) and common[same] == shape[same]:
                 same += 1
             common = common[:same]
-        new = common if common is not None else torch.Size(())
+        new = common if common is not None else self.batch_size[:batch_dims]  # nothing in it that says one
         if new != self.batch_size:
             self._set_batch_size(new)
         return self
@@ -228,7 +244,11 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
         return [self._raw(k) for k in self._first_keys() if self._kind(k) == GROUP]
 
     def _whole(self, what: str) -> None:
-        """Raise `UnsupportedError` if this is a window of stored data, whose entries are not its own."""
+        """Raise `UnsupportedError` if this is a view of stored data, whose entries are not its own."""
+
+    def _unwrapped(self, key: str, entry: Any) -> Any:
+        """A first-level entry as `td[key]` gives it: non-tensor values without their wrapper."""
+        return entry.plain() if isinstance(entry, NonTensor) else entry
 
     def _value_text(self, key: str) -> str:
         """How a VALUE prints."""
@@ -255,17 +275,6 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
     def _live(self) -> Any:
         """Something that the walks over trees can go through: the resident form, or a lazy stack itself."""
         return self._resident()
-
-    def _refuse_row_values(self, what: str) -> None:
-        for key in self._first_keys():
-            kind = self._kind(key)
-            if kind == GROUP:
-                self._raw(key)._refuse_row_values(what)
-            elif kind == VALUE and isinstance(self._raw(key), NonTensorStack):
-                raise UnsupportedError(
-                    f"{what} cannot make new rows for {key!r}, which has one value per row",
-                    hint=f"exclude({key!r}) first, and set its values afterwards",
-                )
 
     def _check_writable(self) -> None:
         if self._state & READONLY:
@@ -332,17 +341,25 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
 
     # -- context manager ---------------------------------------------------------------------
     def __enter__(self) -> Self:
-        if self._undo is None:
+        offered, *running = self._undo if isinstance(self._undo, list) else (self._undo,)
+        if offered is None:
             raise RuntimeError(
                 "with td: needs an operation that can be undone, such as td.unlock_(), td.view(...) or td.unsqueeze(0)"
             )
+        self._undo = [None, *running, offered]
+        return self
+
+    def _unmoved(self) -> Self:
+        self._offer("")
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        undo, self._undo = self._undo, None
+        _, *running, undo = self._undo
+        self._undo = [None, *running] if running else None
         if isinstance(undo, str):
-            getattr(self, undo)()
-            self._undo = None
+            if undo:
+                getattr(self, undo)()
+                self._offer(None)
         elif callable(undo):  # what is lent to a module comes back, whatever happened
             undo(self)
         elif undo is not None and kind is None:

@@ -31,8 +31,7 @@ def describe(
     """Group records and leaf specs of a container, by path under `prefix`. Reads no data.
 
     Args:
-        jagged: for one document with all: takes the jagged nested tensors, which are refused without it, and no
-            value is kept as leaves.
+        jagged: for one document with all: takes the nested tensors, and no value is kept as leaves.
 
     Raises:
         UntrustedDataError: a value that is not plain data; the message names its key.
@@ -43,19 +42,25 @@ def describe(
         if (record := node._own_record()) is not None:
             groups[path] = record
             continue
+        above = groups.get(path[:-1]) if len(path) > len(prefix) else None
+        if above is not None and above.kind != STACK_KIND and len(node.batch_size) < len(above.batch_size or ()):
+            node.batch_size = above.batch_size  # it was given a smaller one behind its parent's back
         values: dict[str, Any] = {}
         for key in node._first_keys():
             kind = node._kind(key)
             if kind == LEAF and jagged is not None and node._leaf_layout(key) is torch.jagged:
                 jagged[(*path, key)] = node._raw(key)
+            elif kind == LEAF and (found := node._nested_parts(key)) is not None:
+                values[key], leaves = found
+                specs.update({(*path, key, name): spec for name, spec in leaves.items()})
             elif kind == LEAF:
                 shape, device, dtype, *_ = node._leaf_facts(key)
                 specs[(*path, key)] = _spec((*path, key), shape, device, dtype, node)
             elif kind != GROUP and jagged is not None:
                 values[key] = value_json(node._raw(key), (*path, key))
             elif kind != GROUP:
-                values[key], leaves = stored_value(node._raw(key), (*path, key))
-                specs.update(leaves)
+                values[key], held = stored_value(node._raw(key), (*path, key))
+                specs.update(held)
         groups[path] = group_of(node, values, worn)
     return groups, specs
 
@@ -67,8 +72,6 @@ def _spec(path: Path, shape: Any, device: Any, dtype: torch.dtype, node: Any) ->
         what = "has no data (it is on the meta device)" if device.type == "meta" else f"has the layout {layout}"
         what = "has no data (it is a FakeTensor)" if fake else what
         hint = "store dense tensors, or exclude the key"
-        if layout is torch.jagged:
-            what, hint = "is a nested tensor", "save td.to_lazystack(), whose rows may differ, or td.to_padded_tensor()"
         raise UnsupportedError(f"entry {path_text(path)} {what} and cannot be stored", hint=hint)
     try:
         return LeafSpec(shape, dtype)
@@ -77,7 +80,17 @@ def _spec(path: Path, shape: Any, device: Any, dtype: torch.dtype, node: Any) ->
 
 
 def group_of(node: Any, values: dict[str, Any], worn: type | None = None) -> Group:
-    """The record of one level."""
+    """The record of one level.
+
+    Raises:
+        UnsupportedError: its batch size has -1, which no window of stored data could be taken of.
+    """
+    if -1 in node.batch_size:
+        ragged = list(node.batch_size)
+        raise UnsupportedError(
+            f"a TensorDict with the batch size {ragged}, which is ragged, cannot be stored",
+            hint=f"set td.batch_size = {ragged[: ragged.index(-1)]} first; its entries stay ragged all the same",
+        )
     return Group(
         kind=kind_of(worn),
         batch_size=tuple(node.batch_size),
@@ -126,7 +139,7 @@ def _named(path: Path) -> Iterator[None]:
             f"the value {path_text(path)} cannot be stored: {error}",
             hint="store plain data (numbers, strings, lists, dicts, bytes, dates, ...), exclude the key before saving, "
             "or declare how to keep it: tdstore.register_codec(Codec(name=..., kind=..., encode=..., decode=...)), "
-            "for an enum tdstore.register_enum(cls)",
+            "for an enum tdstore.register_enum(cls); save(..., trust=True) pickles it, for readers who trust you",
         ) from error
 
 
@@ -135,7 +148,10 @@ def decoded(envelope: Any, batch_size: torch.Size) -> NonTensor:
 
     Raises:
         ValueError: malformed. UntrustedDataError: no installed plugin brings its codec.
+        UnsupportedError: its store could not read it.
     """
+    if isinstance(envelope, dict) and "refused" in envelope:
+        raise UnsupportedError(str(envelope["refused"]), hint=envelope.get("hint") and str(envelope["hint"]))
     if not isinstance(envelope, dict) or "codec" not in envelope:
         return from_json(envelope, batch_size)
     return NonTensorData(codec_value(str(envelope["codec"]), decode_value(envelope["data"])), batch_size)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tdstore.container.attributes import TensorAttrs
 from tdstore.container.nontensor import MetaData, NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.plain import from_plain
 from tdstore.container.unbatched import UnbatchedTensor
@@ -21,19 +22,28 @@ def from_json(envelope: Any, batch_size: torch.Size) -> NonTensor:
     if not isinstance(envelope, dict):
         raise ValueError("not an envelope of a value")
     if "data" in envelope:
-        kind = MetaData if envelope.get("meta") is True else NonTensorData
-        return kind(from_plain(envelope["data"]), batch_size)
+        data = from_plain(envelope["data"])
+        if envelope.get("attrs") is True:
+            return TensorAttrs.from_data(data, batch_size)
+        return (MetaData if envelope.get("meta") is True else NonTensorData)(data, batch_size)
     if "unbatched" in envelope:
         return UnbatchedTensor(from_plain(envelope["unbatched"]), batch_size)
     if "stack" not in envelope:
         raise ValueError("neither one value nor one per position")
     ndim = envelope.get("ndim", max(1, len(batch_size)))
+    if isinstance(envelope["stack"], dict):  # all of it in one codec: another package's pickle
+        stack = NonTensorStack.from_list(from_plain(envelope["stack"]), ndim)
+        return _fitted(stack, ndim, batch_size)
     levels, probe = 0, envelope["stack"]
     while isinstance(probe, list) and levels < ndim:
         levels, probe = levels + 1, probe[0] if probe else None
     if levels < 1:
         raise ValueError("a stack of values must be a list")
-    stack: NonTensor = NonTensorStack.from_list(_map_levels(envelope["stack"], levels, from_plain), levels)
+    stack = NonTensorStack.from_list(_map_levels(envelope["stack"], levels, from_plain), levels)
+    return _fitted(stack, levels, batch_size)
+
+
+def _fitted(stack: NonTensor, levels: int, batch_size: torch.Size) -> NonTensor:
     both = min(levels, len(batch_size))
     if stack.batch_size[:both] != batch_size[:both]:
         raise ValueError(f"values of shape {list(stack.batch_size)} in a batch of {list(batch_size)}")

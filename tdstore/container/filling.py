@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from tdstore.container.access import NO_DEFAULT
 from tdstore.container.core import Container
 from tdstore.container.names import as_names
-from tdstore.container.nontensor import NonTensorStack
+from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.placing import PlacingMixin
 from tdstore.container.streaming import into, rows_of
 from tdstore.errors import BatchSizeError, KeyNotFoundError
@@ -95,8 +96,15 @@ class FillingMixin(PlacingMixin):
             return td.apply(lambda a: pick(a, other), filter_empty=False, propagate_lock=True)
         rhs = other if isinstance(other, Tensor) else other._resident()
         if pad is None or isinstance(other, Tensor):
-            return td._foreach(lambda xs, ys: [pick(x, y) for x, y in zip(xs, ys, strict=True)], rhs)
-        return _where_padded(td, rhs, pick, pad)
+            made = td._foreach(lambda xs, ys: [pick(x, y) for x, y in zip(xs, ys, strict=True)], rhs)
+        else:
+            made = _where_padded(td, rhs, pick, pad)
+        rows = _values_where(condition, td, rhs)
+        if not rows:
+            return made
+        locked = made.is_locked
+        made.unlock_().update(rows)
+        return made.lock_() if locked else made
 
     def _where_into(self, condition: Tensor, other: Any, out: Any) -> bool:
         def run(block: Any, rows: slice) -> Any:
@@ -104,7 +112,10 @@ class FillingMixin(PlacingMixin):
 
         if condition.ndim and condition.shape[0] != self._batch_size[:1].numel():
             return False
-        return into(self, out, run)
+        if not into(self, out, run):
+            return False
+        out.update(_values_where(condition, self, other), inplace=True)
+        return True
 
     # -- new tensors of the same form ----------------------------------------------------------
     def new_zeros(self, *size: Any, **kwargs: Any) -> Any:
@@ -112,20 +123,24 @@ class FillingMixin(PlacingMixin):
 
         The last dimensions of `size` keep the names of the last batch dimensions. Values that differ from row
         to row are left out: the rows are others.
+
+        Args:
+            **kwargs: those of `Tensor.new_zeros`; the result has the `device` that is given. `empty_lazy` is taken
+                for compatibility: the result is never a lazy stack.
         """
-        return self._new_leaves(size, lambda t, shape: t.new_zeros(shape, **kwargs))
+        return self._new_leaves(size, Tensor.new_zeros, kwargs)
 
     def new_ones(self, *size: Any, **kwargs: Any) -> Any:
         """Ones, likewise."""
-        return self._new_leaves(size, lambda t, shape: t.new_ones(shape, **kwargs))
+        return self._new_leaves(size, Tensor.new_ones, kwargs)
 
     def new_empty(self, *size: Any, **kwargs: Any) -> Any:
         """Uninitialised memory, likewise."""
-        return self._new_leaves(size, lambda t, shape: t.new_empty(shape, **kwargs))
+        return self._new_leaves(size, Tensor.new_empty, kwargs)
 
     def new_full(self, size: Any, fill_value: Any, **kwargs: Any) -> Any:
         """`fill_value`, likewise."""
-        return self._new_leaves((size,), lambda t, shape: t.new_full(shape, fill_value, **kwargs))
+        return self._new_leaves((size,), Tensor.new_full, {**kwargs, "fill_value": fill_value})
 
     def new_tensor(
         self,
@@ -162,13 +177,20 @@ class FillingMixin(PlacingMixin):
         how = {"batch_size": tensor.shape, "device": own or tensor.device, "names": None, "filter_empty": False}
         return td.apply(lambda leaf: copy(leaf, tensor), **how)
 
-    def _new_leaves(self, size: tuple[Any, ...], make: Any) -> Any:
+    def _new_leaves(self, size: tuple[Any, ...], make: Callable[..., Tensor], how: dict[str, Any]) -> Any:
         batch = as_size(flat_args(size))
         n = len(self._batch_size)
         names = (None,) * len(batch) + (self._names or ())
-        return _without_row_values(self._resident())._move(
-            lambda t: make(t, (*batch, *t.shape[n:])), batch, self._names and as_names(names[-len(batch) :], len(batch))
+        device = how.get("device", NO_DEFAULT)
+        how = {key: value for key, value in how.items() if value is not NO_DEFAULT and key != "empty_lazy"}
+        made = _without_row_values(self._resident())._move(
+            lambda t: make(t, (*batch, *t.shape[n:]), **how),
+            batch,
+            self._names and as_names(names[len(names) - len(batch) :], len(batch)),
         )
+        if device is not NO_DEFAULT:
+            made._set_device(None if device is None else torch.device(device))
+        return made
 
     # -- equality ------------------------------------------------------------------------------
     def __eq__(self, other: object) -> Any:
@@ -197,11 +219,27 @@ def _without_row_values(td: Any) -> Any:
     return td._new(data, td._batch_size, td._device, td._names)
 
 
+def _values_where(condition: Tensor, td: Any, other: Any) -> dict[Any, NonTensor]:
+    """What `where` chooses, row by row, for the values of `td` from which those of `other` differ."""
+    rows: dict[Any, NonTensor] = {}
+    for key, mine in td.non_tensor_items(True) if isinstance(other, Container) else ():
+        theirs = other.get(key, None)
+        if isinstance(theirs, NonTensor) and not mine.same(theirs):
+            wide = condition.reshape((*condition.shape, *(1,) * (mine.ndim - condition.ndim))).expand(mine.batch_size)
+            pairs = zip(wide.flatten().tolist(), mine.flat(), theirs.flat(), strict=True)
+            values = [a if chosen else b for chosen, a, b in pairs]
+            at = torch.arange(len(values)).reshape(mine.batch_size)
+            rows[key] = NonTensorStack._make(values, at) if mine.ndim else NonTensorData(values[0])
+    return rows
+
+
 def _where_padded(td: Any, other: Any, pick: Any, pad: Any) -> Any:
     data: dict[str, Any] = {}
     for key in dict.fromkeys([*td._data, *other._data]):
         a, b = td._data.get(key, pad), other._data.get(key, pad)
-        if isinstance(a, Container) and isinstance(b, Container):
+        if isinstance(a, NonTensor) or isinstance(b, NonTensor):
+            data[key] = a if isinstance(a, NonTensor) else b
+        elif isinstance(a, Container) and isinstance(b, Container):
             data[key] = _where_padded(a, b, pick, pad)
         elif isinstance(a, Container):
             data[key] = a.apply(lambda x: pick(x, pad))  # type: ignore[attr-defined]

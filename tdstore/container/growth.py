@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.describe import describe, stored_value
+from tdstore.container.nestedleaves import leaf_below
 from tdstore.container.nontensor import NonTensor, NonTensorData, merge
 from tdstore.container.packed import column_leaves
 from tdstore.container.texts import ValuePlan, give_back
@@ -121,6 +122,11 @@ class Growth:
             if kind == GROUP:
                 self._walk(node._raw(key), None if rows is None else rows._raw(key), (*path, key))
             elif kind == LEAF:
+                if node._nested_parts(key) is not None:
+                    raise UnsupportedError(
+                        f"the nested tensor {path_text((*path, key))} cannot be given another length",
+                        hint="set the whole entry anew; or keep such rows as td.to_lazystack(0), which grows",
+                    )
                 if rows is not None:
                     _compare_shapes(node._leaf_shape(key), rows._leaf_shape(key), (*path, key))
                 self.leaves.append(Entry(node, key, rows))
@@ -321,7 +327,7 @@ class _Plan:
             groups, specs = describe(td, (*path, str(i)))
             self.groups.update(groups)
             self.fresh.update(specs)
-            self.made += [(leaf, _leaf_below(td, leaf[len(path) + 1 :])) for leaf in specs]
+            self.made += [(leaf, leaf_below(td, leaf[len(path) + 1 :])) for leaf in specs]
         for i in range(count, len(node._tds)):
             below = (*path, str(i))
             self.gone += self.handle.leaves_below(below)
@@ -418,13 +424,6 @@ def _follow(growth: Growth) -> None:
         node._follow_elements(growth.length if elements is None else len(node._tds) + len(elements))
     for node in growth.nodes:
         node._catch_up()
-
-
-def _leaf_below(td: Any, path: Path) -> Tensor:
-    for key in path[:-1]:
-        td = td._child(key)
-    leaf: Tensor = td._raw(path[-1])
-    return leaf
 
 
 # -- comparing ---------------------------------------------------------------------------------

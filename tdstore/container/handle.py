@@ -13,17 +13,12 @@ import torch
 from tdstore.container.core import GROUP, LEAF, VALUE
 from tdstore.container.describe import STACK_KIND, decoded
 from tdstore.container.kept import kept
+from tdstore.container.nestedleaves import VALUES, Nested, is_nested
 from tdstore.container.nontensor import NonTensor
-from tdstore.container.packed import (
-    LiveText,
-    PackedStack,
-    check_leaves,
-    column_leaves,
-    is_column,
-    read_columns,
-    value_leaves,
-)
+from tdstore.container.packed import LiveText, PackedStack, column_leaves, is_column, value_leaves
+from tdstore.container.packedreads import check_leaves, read_columns
 from tdstore.container.packing import pack_crowded
+from tdstore.container.plain import trusting
 from tdstore.container.unbatched import UnbatchedTensor
 from tdstore.errors import CorruptStoreError, KeyNotFoundError, ReadOnlyError, StoreError, UntrustedDataError
 from tdstore.header import Group, Header
@@ -40,7 +35,9 @@ class StoreHandle:
     Nothing here changes before the store took it: a failed write leaves the catalogue as it was.
     """
 
-    __slots__ = ("__weakref__", "backend", "crowded", "groups", "location", "mode", "options", "specs", "store")
+    __slots__ = (
+        "__weakref__", "backend", "crowded", "groups", "location", "mode", "options", "specs", "store", "trusted",
+    )  # fmt: skip
 
     def __init__(
         self, store: Store, backend: Backend, location: str | None, mode: Mode, options: Mapping[str, Any]
@@ -50,6 +47,8 @@ class StoreHandle:
         self.location = location
         self.mode = mode
         self.options = dict(options)
+        self.trusted = self.options.get("trust") is True
+        """Whether values may be unpickled: the caller said `trust=True`."""
         self.crowded: set[Path] = set()
         """Columns of live tensors whose text may have to be packed anew."""
         self.specs: dict[Path, LeafSpec] = {}
@@ -94,15 +93,42 @@ class StoreHandle:
         if path in self.groups:
             return GROUP
         group = self.groups.get(path[:-1])
-        return VALUE if group is not None and path[-1] in group.values else None
+        if group is None or path[-1] not in group.values:
+            return None
+        return LEAF if is_nested(group.values[path[-1]]) else VALUE
+
+    def batch_above(self, path: Path) -> list[torch.Size]:
+        """The batch size with which that of a group has to start, if its parent has one; elements of stacks do not."""
+        above = self.groups.get(path[:-1]) if path else None
+        return [] if above is None or above.kind == STACK_KIND else [torch.Size(above.batch_size or ())]
 
     def column(self, path: Path) -> bool:
         """Whether the values at a path lie in leaves of their own."""
         group = self.groups.get(path[:-1])
         return group is not None and bool(path) and is_column(group.values.get(path[-1]))
 
+    def nested(self, path: Path) -> Nested | None:
+        """The nested tensor at a path; None if there is something else, or nothing."""
+        group = self.groups.get(path[:-1])
+        envelope = None if group is None or not path else group.values.get(path[-1])
+        if not is_nested(envelope):
+            return None
+        return Nested(self.store, path, envelope, self.specs[(*path, VALUES)])
+
+    def refusal(self, path: Path) -> str | None:
+        """Why the store could not read a value; None where it could."""
+        group = self.groups.get(path[:-1])
+        envelope = None if group is None else group.values.get(path[-1])
+        return str(envelope["refused"]) if isinstance(envelope, dict) and "refused" in envelope else None
+
     def value(self, path: Path) -> NonTensor:
         """The non-tensor entry at a path; live where leaves are."""
+        if not self.trusted:
+            return self._value(path)
+        with trusting():
+            return self._value(path)
+
+    def _value(self, path: Path) -> NonTensor:
         group = self.groups[path[:-1]]
         if not is_column(group.values[path[-1]]) and (leaves := value_leaves(path, group.values[path[-1]])):
             live = Cap.VIEW in self.store.caps
@@ -181,16 +207,18 @@ class StoreHandle:
         self.check_writable()
         if self.kind(old) is None:
             raise KeyNotFoundError(f"no entry {path_text(old)} in {self.store.url}")
-        if self.kind(new) is not None:
+        order = [key for key in self.groups[old[:-1]].keys if key != old[-1]]
+        if self.kind(new) is not None:  # its place is taken, too
             self.remove([new])
+        else:
+            order.append(new[-1])
         moves = {leaf: new + leaf[len(old) :] for leaf in self.leaves_below(old)}
         parent = self.groups[old[:-1]]
-        keys = (*(k for k in parent.keys if k != old[-1]), new[-1])
         values = {(new[-1] if k == old[-1] else k): v for k, v in parent.values.items()}
         groups: dict[Path, Group] = {}
         for path, group in self.groups.items():
             if path == old[:-1]:
-                groups[path] = msgspec.structs.replace(group, keys=keys, values=values)
+                groups[path] = msgspec.structs.replace(group, keys=tuple(order), values=values)
             elif path[: len(old)] == old:
                 groups[new + path[len(old) :]] = group
             else:
@@ -220,6 +248,8 @@ class StoreHandle:
                     hint="save() it first",
                 )
             token = (self.location, mode, self.options)
+        if self.trusted:
+            token = (*token[:2], {**token[2], "trust": True})
         return _reopen, (self.backend.name, token)
 
 
@@ -279,6 +309,7 @@ def _complete(groups: dict[Path, Group], specs: Mapping[Path, LeafSpec], url: st
         batch = group.batch_size
         if batch is None:
             below += [groups[(*path, k)].batch_size or () for k in keys if (*path, k) in groups]
+            below += [specs[column_leaves((*path, k))[0]].shape[:-1] for k, v in group.values.items() if is_column(v)]
             batch = tuple(common_prefix(below))
         for key in keys:
             spec = specs.get((*path, key))

@@ -7,10 +7,12 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from tdstore.container.core import Container
 from tdstore.container.handle import StoreHandle
-from tdstore.container.locks import HOME, LOCKED, MAPPED, READONLY, SHARED, THROUGH
+from tdstore.container.locks import CONSOLIDATED, HOME, LOCKED, MAPPED, READONLY, SHARED, THROUGH
+from tdstore.container.nestedleaves import leaf_below, parts_of_nested, specs_of_nested
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.onebuffer import is_one_buffer, reduced
 from tdstore.container.opening import entry, over
@@ -70,6 +72,13 @@ class HomeMixin(ResidentTree):
         leaf: Tensor = self._data[key]
         return torch.jagged if leaf.is_nested else leaf.layout
 
+    def _nested_parts(self, key: str) -> tuple[dict[str, Any], dict[str, LeafSpec]] | None:
+        leaf: Tensor = self._data[key]
+        if not leaf.is_nested or leaf.is_meta or isinstance(leaf, FakeTensor):
+            return None
+        envelope, parts = parts_of_nested(leaf)
+        return envelope, specs_of_nested(parts)
+
     def is_shared(self) -> bool:
         """Whether other processes of this machine see writes to the leaves (always so on CUDA)."""
         return bool(self._state & SHARED) or (self._device is not None and self._device.type == "cuda")
@@ -111,15 +120,17 @@ class HomeMixin(ResidentTree):
         if (stored := self._stored()) is None:
             super()._rename(old, new)
         else:
+            order = list(dict.fromkeys([*(key for key in self._data if key != old), new]))
             stored._rename(old, new)
             self._data.pop(new, None)
             del self._data[old]
             self._take_entries([new])
+            super()._reorder(order)
 
     def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
         write = super()._prepared(entries, at)
         values = [key for key in entries if isinstance(self._data.get(key), NonTensor)]
-        if values and self._home is None and self._state & MAPPED:
+        if values and self._home is None and self._state & (MAPPED | SHARED) and not self._state & CONSOLIDATED:
             self._check_slice(entries, values)
         if not values or self._home is None or not self._home[0].store.writable:
             return write
@@ -131,7 +142,7 @@ class HomeMixin(ResidentTree):
         return both
 
     def _check_slice(self, entries: Mapping[str, Any], keys: list[str]) -> None:
-        """What is one value in some rows of a dataset has no place there that a write could reach."""
+        """What is one value in some rows of a dataset, or of shared memory, has no place there for a write to reach."""
         for key in keys:
             held, given = self._data[key], entries[key]
             part = given if isinstance(given, NonTensor) else NonTensorData(given)
@@ -176,6 +187,9 @@ class HomeMixin(ResidentTree):
         if (stored := self._stored()) is not None:
             stored._set_names(names)
         super()._set_names(names)
+
+    def _batches_above(self) -> list[torch.Size]:
+        return super()._batches_above() + ([] if self._home is None else self._home[0].batch_above(self._home[1]))
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         self._refuse_readonly()
@@ -272,10 +286,7 @@ class HomeMixin(ResidentTree):
     def _read_pieces(self, batch: Any) -> list[Tensor]:
         out = []
         for path, index in batch:
-            node: Any = self
-            for key in path[:-1]:
-                node = node._child(key)
-            leaf = node._data[path[-1]] if isinstance(node, ResidentTree) else node._raw(path[-1])
+            leaf = leaf_below(self, path)
             out.append((leaf[index] if index else leaf).detach().cpu())
         return out
 
@@ -290,7 +301,7 @@ class HomeMixin(ResidentTree):
         handle, root = self._home
         start, stop, step = rows.indices(self._batch_size[0])
         paths = [(*root, *unravel(key)) for key in self.keys(True, True)]
-        if any(handle.specs[p].dtype != v.dtype for p, v in zip(paths, values, strict=True)):
+        if any(p not in handle.specs or handle.specs[p].dtype != v.dtype for p, v in zip(paths, values, strict=True)):
             return False
         at = (slice(start, max(start, stop), step),)
         handle.store.write([Write(p, at, v.detach()) for p, v in zip(paths, values, strict=True)])

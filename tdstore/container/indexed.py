@@ -98,6 +98,7 @@ class IndexedTree(HomeMixin):
                 if len(below) == n:
                     data[key] = value._view_at(index, new, names, n)
                 else:
+                    below = self._fitting(value)._batch_size
                     deeper = indexed_names(value._names, index, len(below))
                     data[key] = value._view_at(index, torch.Size((*new, *below[n:])), deeper, len(below))
             else:
@@ -118,8 +119,8 @@ class IndexedTree(HomeMixin):
                 data[key] = _take_rows(value, rows, array)
             elif isinstance(value, IndexedTree):
                 below = value._batch_size
-                wide = new if len(below) == n else torch.Size((*new, *below[n:]))
-                data[key] = value._take(rows, wide, value._names, len(below))
+                wide = new if len(below) == n else torch.Size((*new, *self._fitting(value)._batch_size[n:]))
+                data[key] = value._take(rows, wide, value._names, len(value._batch_size))
             else:
                 data[key] = value[rows]
         return self._new(data, new, self._device, names)

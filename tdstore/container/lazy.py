@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,6 +74,38 @@ class LazyStackedTensorDict(LazyOps):
             raise BatchSizeError(f"batch_size={list(as_size(batch_size))} for a stack of {list(self._batch_size)}")
         if names is not None:
             self._set_names(as_names(names, len(self._batch_size)))
+
+    @classmethod
+    def from_dict(
+        cls,
+        input_dict: Any,
+        *other: Any,
+        auto_batch_size: bool | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+        batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
+        stack_dim_name: str | None = None,
+        stack_dim: int = 0,
+    ) -> Any:
+        """A lazy stack of dicts: a list of them, or a dict of them by their number. Any other dict is a TensorDict.
+
+        Args:
+            *other: more dicts to stack, after those of `input_dict`.
+            batch_size, batch_dims, auto_batch_size, device: of every element.
+            names: of the stack's batch dimensions.
+
+        Example:
+            >>> LazyStackedTensorDict.from_dict([{"x": torch.ones(2)}, {"x": torch.ones(3)}]).get_item_shape("x")
+            torch.Size([2, -1])
+        """
+        how = {"auto_batch_size": auto_batch_size, "batch_size": batch_size, "batch_dims": batch_dims, "device": device}
+        parts = list(input_dict.values()) if isinstance(input_dict, Mapping) else list(input_dict)
+        numbered = isinstance(input_dict, Mapping) and list(input_dict) == [str(i) for i in range(len(parts))]
+        if isinstance(input_dict, Mapping) and not (numbered and parts and all(isinstance(p, Mapping) for p in parts)):
+            return super().from_dict(input_dict, names=names, **how)
+        tds = [cls._resident_class.from_dict(part, **how) for part in (*parts, *other)]
+        return cls(*tds, stack_dim=stack_dim, stack_dim_name=stack_dim_name, names=names)
 
     def __repr__(self) -> str:
         common = set(self._first_keys())

@@ -18,7 +18,8 @@ from tdstore.container.locks import LOCKED
 from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.structure import Mapper
 from tdstore.container.tree import ResidentTree
-from tdstore.errors import BatchSizeError, UnevenError
+from tdstore.container.typed import untyped
+from tdstore.errors import BatchSizeError, UnevenError, UnsupportedError
 from tdstore.ops.base import Names
 from tdstore.ops.reduce import Over
 from tdstore.ops.reductions import Reduction, State
@@ -113,6 +114,8 @@ class LazyOps(LazyWrites):
 
     def _chosen(self, condition: Tensor, other: Any, pad: Any) -> Any:
         d = self._stack_dim
+        if 1 in condition.shape and condition.ndim <= len(self._batch_size) and not self._ragged:
+            condition = condition.expand(self._batch_size[: condition.ndim])
         conditions = [condition] * len(self._tds) if condition.ndim <= d else condition.unbind(d)
         if len(conditions) != len(self._tds):
             raise BatchSizeError(f"a condition of shape {list(condition.shape)} for {list(self._batch_size)}")
@@ -174,7 +177,7 @@ class LazyOps(LazyWrites):
         Raises:
             UnsupportedError: elements that differ in shape; `densify()` takes them, as nested tensors.
         """
-        return self._resident()
+        return untyped(self._resident(), retain_none)
 
     def to_dict(
         self,
@@ -403,8 +406,7 @@ class LazyOps(LazyWrites):
                 hint="go over td.tensordicts, or td.apply(...) leaf by leaf",
             )
         made = self._gathered(there)
-        if names is not None:
-            made._set_names(names)
+        made._set_names(names)
         return made
 
     def _fan_out(
@@ -470,16 +472,18 @@ class LazyOps(LazyWrites):
 
     def view(self, *shape: Any, size: Any = None, batch_size: Any = None) -> Any:
         """View the batch as `shape`, sharing memory; where the stack dimension is merged, row by row."""
+        if shape and isinstance(shape[0], torch.dtype):
+            return self._bytes_as(shape[0], batch_size)
         self._even("view")
         old = self._batch_size
         wanted = size if size is not None else batch_size if batch_size is not None else flat_args(shape)
         new = view_shape(old, as_size(wanted))
         if new == old:
-            return self
+            return self._unmoved()
         n = len(old)
 
         def fn(t: Tensor) -> Tensor:
-            return t.view(*new, *t.shape[n:])
+            return t.view((*new, *t.shape[n:]))
 
         if trace(fn, old, self._stack_dim) is not None:
             return self._move(fn, new, None, lambda v: v.reshape(old))
@@ -488,15 +492,22 @@ class LazyOps(LazyWrites):
         return made.lock_() if self._state & LOCKED else made
 
     # -- dense -------------------------------------------------------------------------------
-    def densify(self, layout: torch.layout = torch.jagged) -> Any:
+    def densify(self, layout: torch.layout = torch.strided) -> Any:
         """One TensorDict: entries that cannot be stacked become nested tensors, what some lack has no rows there.
 
         Args:
-            layout: of the nested tensors, `torch.jagged` or `torch.strided`.
+            layout: of the nested tensors, `torch.strided` or `torch.jagged`, which has one ragged dimension only.
+
+        Raises:
+            UnsupportedError: something is ragged, and the stack dimension is not the first. RuntimeError: tensors that
+                the layout cannot hold.
+
+        Example:
+            >>> stack = lazy_stack([TensorDict({"x": torch.ones(n)}, [n]) for n in (1, 3)])
+            >>> stack.densify().batch_size
+            torch.Size([2, -1])
         """
         batch, d = self._batch_size, self._stack_dim
-        if self._ragged:
-            batch = batch[: next(i for i, n in enumerate(batch) if n < 0)]
         keys = dict.fromkeys(k for td in self._tds for k in td._first_keys())
         data: dict[str, Any] = {}
         for key in keys:
@@ -513,9 +524,24 @@ class LazyOps(LazyWrites):
                 data[key] = self._stacked(key, values, d)
             else:
                 parts = [known.new_empty((0, *known.shape[1:])) if v is None else v for v in column]
-                same = len({p.shape for p in parts}) == 1
-                data[key] = torch.stack(parts, d) if same else torch.nested.as_nested_tensor(parts, layout=layout)
+                if len({p.shape for p in parts}) == 1:
+                    data[key] = torch.stack(parts, d)
+                    continue
+                self._stacked_first(key)
+                data[key] = torch.nested.as_nested_tensor(parts, layout=layout)
+        if self._ragged:
+            self._stacked_first("its batch size")
+            if any(isinstance(v, NonTensor) for v in data.values()):  # whose rows are the elements
+                batch = batch[: batch.index(-1)]
         return self._resident_class._new(data, batch, self._device, None)
+
+    def _stacked_first(self, what: str) -> None:
+        if self._stack_dim:
+            raise UnsupportedError(
+                f"densify: {what!r} is ragged, and a nested tensor is stacked along its first dimension, "
+                f"not along {self._stack_dim}",
+                hint="LazyStackedTensorDict(*td.tensordicts).densify()",
+            )
 
     def to_lazystack(self, dim: int = 0) -> Any:
         """This stack, or one along another dimension over the same memory."""

@@ -16,8 +16,8 @@ from tdstore.container.home import HomeMixin
 from tdstore.container.lazy_index import Route, positions, route, unravel
 from tdstore.container.locks import LOCKED
 from tdstore.container.names import extend_names
-from tdstore.container.nontensor import NonTensor, merge
-from tdstore.container.terms import as_terms, spelled_out
+from tdstore.container.nontensor import LinkedList, NonTensor, NonTensorData, NonTensorStack, merge
+from tdstore.container.terms import as_terms, indexed_names, spelled_out
 from tdstore.container.typed import redressed, undressed
 from tdstore.errors import BatchSizeError, UnevenError
 from tdstore.header import Group
@@ -142,6 +142,11 @@ class LazyTree(TensorDictBase):
             return None
         return kinds.pop() if len(kinds) == 1 else LEAF  # reading one of several kinds says what to do
 
+    def _unwrapped(self, key: str, entry: Any) -> Any:
+        if isinstance(entry, NonTensorStack):  # a copy: what is written into it goes to the elements, too
+            return LinkedList.over(entry, (self, key))
+        return super()._unwrapped(key, entry)
+
     def _raw(self, key: str) -> Any:
         return self._stacked(key, [td._raw(key) for td in self._tds], self._stack_dim)
 
@@ -158,7 +163,11 @@ class LazyTree(TensorDictBase):
                     return torch.stack(parts, place)
                 return merge(parts, lambda columns: torch.stack(columns, place))
             except (RuntimeError, TypeError, AttributeError):
-                pass  # told below
+                if all(isinstance(p, (NonTensorData, NonTensorStack)) for p in parts) and (
+                    made := _lists(parts, place)
+                ):
+                    return made
+                # the others are told below
         raise UnevenError(
             f"the entries {key!r} of this lazy stack cannot be stacked: {_forms(parts)}",
             hint=f"td.get({key!r}, as_list=True), or as_padded_tensor=True, or as_nested_tensor=True",
@@ -169,6 +178,13 @@ class LazyTree(TensorDictBase):
         if merged is None:
             return torch.Size((-1,))
         return torch.Size((*merged[: self._stack_dim], len(self._tds), *merged[self._stack_dim :]))
+
+    def _value_size(self, key: str) -> torch.Size:
+        sizes = [td._value_size(key) for td in self._tds]
+        if len(set(sizes)) < 2:
+            return super()._value_size(key)
+        merged, d = _merged(sizes) or torch.Size(()), self._stack_dim
+        return torch.Size((*merged[:d], len(sizes), *merged[d:]))
 
     def _merged_leaf(self, key: str) -> torch.Size | None:
         """Shape of an entry in the elements, -1 where it differs; None unless all are tensors of one rank."""
@@ -239,6 +255,11 @@ class LazyTree(TensorDictBase):
                 data[key] = self._stacked("/".join((*path, key)), column, d)
         return self._resident_class._new(data, batch, first._device, names)
 
+    def _plain_entries(self) -> Iterable[tuple[str, Any]]:
+        if self._ragged:  # there is no TensorDict of these, but values have lists
+            return [(key, self._raw(key)) for key in self._first_keys()]
+        return super()._plain_entries()
+
     # -- get, in all its forms ---------------------------------------------------------------
     def _raw_as(self, key: str, **form: Any) -> Any:
         """The entry in the form asked for; nested TensorDicts stay lazy stacks."""
@@ -250,7 +271,11 @@ class LazyTree(TensorDictBase):
         )
         if self._kind(key) == GROUP or not (as_list or as_padded_tensor or as_nested_tensor):
             return self._raw(key)
-        parts = [td._raw(key) for td in self._tds]
+        # Of stacks of stacks, each in the form asked for.
+        parts = [
+            td._raw_as(key, **form) if isinstance(td, LazyTree) and not as_nested_tensor else td._raw(key)
+            for td in self._tds
+        ]
         if as_list:
             return [p.plain() if isinstance(p, NonTensor) else p for p in parts]
         if not all(isinstance(p, Tensor) for p in parts):
@@ -284,7 +309,7 @@ class LazyTree(TensorDictBase):
             return quick
         ndim = len(self._inner) + 1
         terms = spelled_out(as_terms(index), ndim)
-        if all(type(t) is slice and t == _ALL for t in terms):
+        if len(terms) <= ndim and all(type(t) is slice and t == _ALL for t in terms):
             return self
         found = route(terms, self._stack_dim, len(self._tds), ndim)
         if found is None:
@@ -293,7 +318,8 @@ class LazyTree(TensorDictBase):
             return self._cut(self._tds[found.rows], found)
         elements = self._taken(found.rows.flatten().tolist(), found)
         hollow = () if elements else index_shape(self._inner, found.rest)
-        return self._nest(elements, found.rows.shape, found.place, hollow)
+        name = self._dim_name if found.rows.ndim == 1 else None
+        return self._nest(elements, found.rows.shape, found.place, hollow, name)
 
     def _quick_rows(self, index: Any) -> Any:
         """Elements at a slice or at rows of the first dimension; None for any other index."""
@@ -331,11 +357,17 @@ class LazyTree(TensorDictBase):
             seen.add(row)
         return out
 
-    def _nest(self, elements: list[Any], shape: Sequence[int], place: int, hollow: Sequence[int] = ()) -> Any:
+    def _nest(
+        self,
+        elements: list[Any],
+        shape: Sequence[int],
+        place: int,
+        hollow: Sequence[int] = (),
+        name: str | None = None,
+    ) -> Any:
         """Stacks in stacks, for elements that go through several dimensions from `place` on."""
         if not shape:
             return elements[0]
-        name = self._dim_name if len(shape) == 1 else None
         if len(shape) > 1:
             width = torch.Size(shape[1:]).numel()
             parts = [elements[i * width : (i + 1) * width] for i in range(shape[0])]
@@ -346,11 +378,12 @@ class LazyTree(TensorDictBase):
     def _scattered(self, terms: tuple[Any, ...]) -> Any:
         """Any other index: positions are copied one by one, into a TensorDict if they can be stacked."""
         self._even("this index")
-        places = positions(self._batch_size, terms)
-        return self._gathered(places)
+        made = self._gathered(positions(self._batch_size, terms))
+        made._set_names(indexed_names(self._names, terms, len(self._batch_size)))
+        return made
 
     def _gathered(self, places: Tensor) -> Any:
-        """The batch positions that `places` tells, in its shape."""
+        """The batch positions that `places` tells, in its shape; the caller names the dimensions."""
         numbers, inner = unravel(places.flatten(), self._batch_size, self._stack_dim)
         parts, order = [], []
         for number in numbers.unique().tolist():
@@ -413,6 +446,9 @@ class LazyTree(TensorDictBase):
     def _leaves(self) -> list[Any]:
         return [leaf for td in self._tds for leaf in td._leaves()]
 
+    def _nested_keys(self) -> list[Any]:
+        return [path for td in self._tds for path in td._nested_keys()]
+
     def _columns(self) -> list[Any]:
         return [column for td in self._tds for column in td._columns()]
 
@@ -465,12 +501,14 @@ class LazyTree(TensorDictBase):
             self.unlock_()
 
     def unlock_(self) -> Self:
-        if not self._state & LOCKED:
-            for td in self._tds:
-                td.unlock_()
-            self._undo = "lock_"
-            return self
-        return super().unlock_()
+        if self._state & LOCKED:
+            return super().unlock_()
+        if not self.is_locked:
+            return self._unmoved()
+        for td in self._tds:
+            td.unlock_()
+        self._offer("lock_")
+        return self
 
 
 def _leaf_cutter(key: str, found: Route) -> Callable[[Any], Tensor]:
@@ -498,6 +536,19 @@ def _merged(shapes: Sequence[Sequence[int]]) -> torch.Size | None:
 def _forms(parts: Sequence[Any]) -> str:
     forms = [list(p.shape) if isinstance(p, Tensor) else type(p).__name__ for p in parts]
     return ", ".join(map(str, dict.fromkeys(map(str, forms))))
+
+
+def _lists(parts: Sequence[Any], place: int) -> NonTensorStack | None:
+    """Values of any lengths as one entry, whose values are the nested lists of what comes behind `place`."""
+    leading = {part.batch_size[:place] for part in parts}
+    if len(leading) > 1:
+        return None
+    size = torch.Size((*leading.pop(), len(parts)))
+    columns = [part.tolist() for part in parts]
+    for _ in range(place):
+        columns = [[value for row in column for value in row] if _ else column for column in columns]
+    flat = list(columns) if not place else [column[i] for i in range(size[:-1].numel()) for column in columns]
+    return NonTensorStack._make(flat, torch.arange(size.numel()).reshape(size))
 
 
 def _nested(parts: list[Tensor], layout: torch.layout) -> Tensor:

@@ -291,10 +291,10 @@ class LazyWrites(LazyTree):
         """A TensorDict or a dict as one for each element."""
         if isinstance(source, LazyTree) and source._stack_dim == self._stack_dim:
             parts = source._tds
-        elif isinstance(source, Container):
-            parts = list(source.unbind(self._stack_dim))
-        else:
+        elif not isinstance(source, Container):
             return self._split("", dict(_pairs(source)))
+        else:
+            parts = list(source.unbind(self._stack_dim)) if self._stack_dim < len(source.batch_size) else []
         if len(parts) != len(self._tds):
             raise BatchSizeError(f"a TensorDict of batch size {list(source.batch_size)} for {list(self._batch_size)}")
         return parts
@@ -313,6 +313,13 @@ class LazyWrites(LazyTree):
         return self
 
     def _resized(self, source: Any) -> list[Any]:
+        lost = [key for key in self.keys(True, True) if key not in source.keys(True, True)]
+        if lost and source.batch_size != self._batch_size:
+            raise BatchSizeError(f"entry {lost[0]!r} does not fit the batch size {list(source.batch_size)}")
+        if len(source.batch_size) <= self._stack_dim:
+            raise BatchSizeError(
+                f"a lazy stack along dimension {self._stack_dim} cannot have the batch size {list(source.batch_size)}"
+            )
         count = source.batch_size[self._stack_dim]
         more = source.unbind(self._stack_dim)[len(self._tds) :]
         return [*self._tds[:count], *(td.empty() for td in more)]
@@ -356,7 +363,7 @@ class LazyWrites(LazyTree):
         if self._find(key) is None:
             return entry
         self.del_(key)
-        return entry.plain() if isinstance(entry, NonTensor) else entry
+        return entry
 
     def clear(self) -> Self:
         self._free("clear")

@@ -34,6 +34,16 @@ class LockMixin:
     _state: int
     _parents: list[weakref.ref[Any]] | None
     _undo: Any
+    """What leaving a `with` of this object undoes: the name of a method ("" for nothing), a function of this
+    object, or where this view came from and how to turn it back. While `with` blocks run, a list: what is
+    offered to the next one, then theirs."""
+
+    def _offer(self, undo: Any) -> None:
+        """Say what leaving a `with` that is entered next undoes; those that run keep theirs."""
+        if isinstance(self._undo, list):
+            self._undo[0] = undo
+        else:
+            self._undo = undo
 
     def _groups(self) -> list[Any]:
         """Nested containers, one level down."""
@@ -53,9 +63,10 @@ class LockMixin:
 
     def lock_(self) -> Self:
         """Freeze the key set of this TensorDict and all nested ones. As a context manager: for its body."""
-        if not self._state & LOCKED:
+        new = not self._state & LOCKED
+        if new:
             self._lock(None)
-            self._undo = "unlock_"
+        self._offer("unlock_" if new else "")
         return self
 
     def _lock(self, parent: weakref.ref[Any] | None) -> None:
@@ -79,13 +90,15 @@ class LockMixin:
         Raises:
             LockedError: part of another TensorDict that is locked.
         """
-        if self._state & LOCKED:
-            if self._locked_parents():
-                raise LockedError(
-                    "cannot unlock a TensorDict that is part of a locked one", hint="unlock the outermost one"
-                )
-            self._unlock()
-            self._undo = "lock_"
+        if not self._state & LOCKED:
+            self._offer("")
+            return self
+        if self._locked_parents():
+            raise LockedError(
+                "cannot unlock a TensorDict that is part of a locked one", hint="unlock the outermost one"
+            )
+        self._unlock()
+        self._offer("lock_")
         return self
 
     def _locked_parents(self) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdstore.container.core import Container
+from tdstore.container.core import GROUP, Container
 from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, merge
 from tdstore.container.paths import entry_path
@@ -111,7 +111,7 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
     return first._new(data, new, device, names)
 
 
-def stack(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     """Stack TensorDicts of one batch size and one set of keys along a new batch dimension.
 
     Lazy stacks of equal length give a lazy stack of their elements, stacked; see also `set_lazy_legacy`.
@@ -119,7 +119,7 @@ def stack(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     Raises:
         RuntimeError: no TensorDict, different batch sizes, keys or shapes.
     """
-    parts = list(tds)
+    parts = list(input)
     if _legacy and parts:
         return lazy_stack(parts, dim, out=out)
     if not _all_plain(parts):
@@ -142,13 +142,13 @@ def stack(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     return made if out is None else _into(out, made)
 
 
-def cat(tds: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     """Concatenate TensorDicts with one set of keys along a batch dimension; lazily if one of them is a lazy stack.
 
     Raises:
         RuntimeError: no TensorDict, different batch sizes in other dimensions, different keys.
     """
-    parts = list(tds)
+    parts = list(input)
     if not _all_plain(parts):
         worn, parts = undressed(parts)
         if worn is not None:
@@ -219,7 +219,7 @@ def _cat_elements(tds: list[Any], lazy: Any, dim: int, out: Any) -> Any:
 
 
 def lazy_stack(
-    items: Iterable[Any],
+    input: Iterable[Any],
     dim: int = 0,
     *,
     device: Any = None,
@@ -230,7 +230,7 @@ def lazy_stack(
     """A `LazyStackedTensorDict` of TensorDicts, which may differ in shapes and keys; a key is stacked when it is read.
 
     Args:
-        items: TensorDicts, or tensors, which are stacked.
+        input: TensorDicts, or tensors, which are stacked.
         dim: the new batch dimension.
         device: move the elements there.
         out: write into this one instead.
@@ -238,9 +238,9 @@ def lazy_stack(
         strict_shape: refuse different batch sizes, which otherwise show as -1.
 
     Raises:
-        RuntimeError: no items. TypeError: not a TensorDict. BatchSizeError: batch sizes that differ in length.
+        RuntimeError: nothing to stack. TypeError: not a TensorDict. BatchSizeError: batch sizes that differ in length.
     """
-    tds = list(items)
+    tds = list(input)
     if not tds:
         raise RuntimeError("lazy_stack needs at least one TensorDict")
     if all(isinstance(td, Tensor) for td in tds):
@@ -257,15 +257,35 @@ def lazy_stack(
     return made if out is None else out.update(made, inplace=True)
 
 
-def maybe_dense_stack(items: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
-    """As `torch.stack` where keys and shapes allow it, else as `lazy_stack`."""
-    tds = list(items)
+def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    """As `torch.stack` where keys and shapes allow it, else as `lazy_stack`; nested TensorDicts each by themselves."""
+    tds = list(input)
     try:
         return stack(tds, dim, out=out)
     except (RuntimeError, KeyNotFoundError):
         if not tds:
             raise
-        return lazy_stack(tds, dim, out=out, **kwargs)
+        made = None if out is not None or kwargs else _dense_outside(tds, dim)
+        return lazy_stack(tds, dim, out=out, **kwargs) if made is None else made
+
+
+def _dense_outside(tds: list[Any], dim: int) -> Any:
+    """Stacked for real but for nested TensorDicts that cannot be; None if it is not they that are in the way."""
+    plain = Container._resident_class
+    if any(type(td) is not plain or td.batch_size != tds[0].batch_size for td in tds):
+        return None
+    groups = [k for k in tds[0]._first_keys() if tds[0]._kind(k) == GROUP]
+    columns = [[td._data.get(k) for td in tds] for k in groups]
+    if any(type(e) is not plain or e.batch_size != c[0].batch_size for c in columns for e in c):
+        return None
+    try:
+        made = stack([td.exclude(*groups) for td in tds], dim)
+    except (RuntimeError, KeyNotFoundError):
+        return None
+    for key, column in zip(groups, columns, strict=True):
+        made.set(key, maybe_dense_stack(column, dim))
+    made._reorder(list(tds[0]._first_keys()))
+    return made
 
 
 _legacy = False

@@ -298,7 +298,9 @@ def _stored_chunks(td: Any, dim: int) -> Iterator[int]:
     for node, key in td._leaf_places():
         if node._kind(key) != LEAF or getattr(node, "_sel", None) is None or not node._sel.is_full:
             continue
-        chunks = handle.specs[(*node._path, key)].options.get("chunks")
+        if (spec := handle.specs.get((*node._path, key))) is None:
+            continue  # a nested tensor
+        chunks = spec.options.get("chunks")
         if isinstance(chunks, (tuple, list)) and len(chunks) > dim:
             yield int(chunks[dim])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from typing import Any, Self
 
@@ -10,13 +11,15 @@ from torch import Tensor
 
 from tdstore.container.core import Container
 from tdstore.container.describe import describe
+from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import LOCKED, MAPPED, SHARED
+from tdstore.container.nestedleaves import places_among
 from tdstore.container.opening import allocate, open_container, over
 from tdstore.container.saving import SavingMixin, later
 from tdstore.errors import UnsupportedError
 from tdstore.io.opening import Location
 from tdstore.shapes import flat_args
-from tdstore.types import LeafSpec, Mode, NestedKey
+from tdstore.types import LeafSpec, Mode, NestedKey, Path, StoreIndex, Write
 
 
 class NamedStorageMixin(SavingMixin):
@@ -28,9 +31,19 @@ class NamedStorageMixin(SavingMixin):
     def memmap(self, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> Any:
         """Save as memory-mapped files under `prefix` (default: temporary ones); the result is locked, on the CPU.
 
-        See `save`. A URL goes to its own backend.
+        See `save`. A URL goes to its own backend. What is mapped from files already stays in these without a
+        `prefix`, and with another one is copied only if `copy_existing` says so.
+
+        Raises:
+            RuntimeError: the entries are mapped from files somewhere else, and `copy_existing` is False.
         """
+        files = _files_of(self)
+        if prefix is None and files is not None and not kwargs.keys() - {"return_early"}:
+            kept = over(*self._home).lock_()
+            return later(lambda: kept) if kwargs.get("return_early") else kept
         _to_files(prefix, kwargs)
+        if not copy_existing and kwargs.get("storage") == "memmap" and prefix is not None:
+            _refuse_copy(self, files, str(prefix))
 
         def run() -> Any:
             td = self.save(prefix, copy_existing, **kwargs)
@@ -49,7 +62,14 @@ class NamedStorageMixin(SavingMixin):
 
     def memmap_(self, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> Self:
         """As `memmap`, and this TensorDict becomes the one over the files."""
-        return self._become(self.memmap(prefix, copy_existing, **kwargs))
+        early: Any = kwargs.pop("return_early", False)
+
+        def run() -> Any:  # self
+            if prefix is None and not kwargs and _files_of(self) is not None:
+                return self.lock_()
+            return self._become(self.memmap(prefix, copy_existing, **kwargs))
+
+        return later(run) if early else run()  # type: ignore[return-value]  # or a future of self
 
     def memmap_like(
         self, prefix: Location = None, copy_existing: bool = False, *, existsok: bool = True, **kwargs: Any
@@ -58,7 +78,10 @@ class NamedStorageMixin(SavingMixin):
 
         An expanded TensorDict of a million rows takes no time and no memory.
         """
-        parts = describe(self)
+        groups, specs = describe(self)
+        # Where the rows of nested tensors are is no data: without it there are no rows.
+        places: list[tuple[Path, StoreIndex]] = [(path, ()) for path in places_among(groups, specs)]
+        writes = [Write(path, (), part) for (path, _), part in zip(places, self._read_pieces(places), strict=True)]
         _to_files(prefix, kwargs)
         storage = kwargs.pop("storage", None)
         early = kwargs.pop("return_early", False)
@@ -66,7 +89,7 @@ class NamedStorageMixin(SavingMixin):
             kwargs.pop(name, None)
 
         def run() -> Any:
-            td = over(allocate(*parts, prefix, storage, "w" if existsok else "x", kwargs))
+            td = over(allocate(groups, specs, prefix, storage, "w" if existsok else "x", kwargs, writes))
             td._set_device(torch.device("cpu"))
             td._mark_mapped()
             return td.lock_()
@@ -86,10 +109,15 @@ class NamedStorageMixin(SavingMixin):
         """Whether the entries are views of memory-mapped files."""
         return bool(self._state & MAPPED)
 
+    def _place(self) -> tuple[StoreHandle, Path] | None:
+        """The store that the tensors are views of, and where in it."""
+        place: tuple[StoreHandle, Path] | None = getattr(self, "_home", None)
+        return place
+
     @property
     def saved_path(self) -> str:
         """Where the memory-mapped files are; `AttributeError` if there are none."""
-        home = getattr(self, "_home", None)
+        home = self._place()
         if home is None or not self._state & MAPPED:
             raise AttributeError("saved_path: this TensorDict is not memory-mapped")
         handle, path = home
@@ -116,6 +144,11 @@ class NamedStorageMixin(SavingMixin):
         An entry of that name is an error, whatever `existsok` says: a file that others may have mapped is not
         made anew below them.
         """
+        if tensor.is_nested:
+            raise UnsupportedError(
+                f"make_memmap_from_tensor makes one file, and the nested tensor {key!r} needs several",
+                hint="open the dataset with mode='r+', and set() it there",
+            )
         return self._add_leaf(key, LeafSpec(tensor.shape, tensor.dtype), tensor if copy_data else None)
 
     def make_memmap_from_storage(
@@ -138,15 +171,16 @@ class NamedStorageMixin(SavingMixin):
 
     def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
         """Read the dataset again: entries that other processes added appear, removed ones go."""
-        home = getattr(self, "_home", None)
+        home = self._place()
         if home is None:
             raise RuntimeError("memmap_refresh_: this TensorDict is not over memory-mapped files")
         handle, path = home
         fresh = open_container(
             handle.location, storage=handle.backend, mode="r+" if handle.store.writable else "r", subpath=path or None
         )
-        locked = self._state & LOCKED
+        locked, device = self._state & LOCKED, self._device
         self._become(fresh)
+        self._set_device(device)
         return self.lock_() if locked else self
 
     # -- others ------------------------------------------------------------------------------
@@ -261,6 +295,21 @@ def on_server(backend: str, name: str, server: dict[str, Any]) -> dict[str, Any]
         options.pop("unix_socket_path", None)
     storage = "redis" if backend in REDIS_LIKE else backend
     return {"location": f"{prefix}/{name}", "storage": storage, **options}
+
+
+def _files_of(td: Any) -> str | None:
+    """The directory that the entries of a TensorDict are mapped from, exactly these; None for temporary files."""
+    if not td._state & MAPPED or getattr(td, "_home", None) is None or td._home[0].location is None:
+        return None
+    return str(td.saved_path)
+
+
+def _refuse_copy(td: Any, files: str | None, prefix: str) -> None:
+    part = td._state & MAPPED and getattr(td, "_home", None) is None  # rows, or some of the keys, of a dataset
+    if part or (files is not None and os.path.realpath(files) != os.path.realpath(prefix)):
+        raise RuntimeError(
+            f"the entries are mapped from {files or 'files'} already: pass copy_existing=True to copy them to {prefix}"
+        )
 
 
 def _to_files(prefix: Location, options: dict[str, Any]) -> None:

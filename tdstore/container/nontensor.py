@@ -13,9 +13,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.container.lists import as_text, levels_of, nested, stack_text
 from tdstore.container.options import capture_non_tensor_stack
 from tdstore.container.plain import to_plain
 from tdstore.errors import BatchSizeError
+from tdstore.ops.rearrange import Padding
 from tdstore.shapes import as_size
 
 
@@ -240,6 +242,11 @@ class NonTensorData(NonTensor):
     def flat(self) -> list[Any]:
         return [self.data] * self.numel()
 
+    def same(self, other: object) -> bool:
+        if isinstance(other, NonTensorData):
+            return self.batch_size == other.batch_size and _equal(self.data, other.data)
+        return super().same(other)
+
     def tolist(self) -> Any:
         """Nested lists of the value, one level per batch dimension; without any, the value itself."""
         return super().tolist() if self.batch_size else self.data
@@ -374,7 +381,9 @@ class NonTensorStack(NonTensor):
 
     # -- shapes ------------------------------------------------------------------------------
     def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensor:
-        """The values where the operation puts them."""
+        """The values where the operation puts them; None where it makes new rows."""
+        if isinstance(fn, Padding):
+            return NonTensorStack._make(*fn.of_values(self.flat(), self.batch_size))
         return self._taken(fn(self._at))
 
     def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
@@ -455,17 +464,8 @@ class NonTensorStack(NonTensor):
 
     def __repr__(self) -> str:
         if self.numel() <= SHOWN:
-            return _text(repr(self.tolist()), self.batch_size)
+            return as_text(repr(self.tolist()), self.batch_size)
         return stack_text(self[:3].flat() if self.ndim == 1 else ["..."], self.batch_size)
-
-
-def stack_text(first: list[Any], size: torch.Size) -> str:
-    """How a stack of many values prints, of which these are the first."""
-    return _text(f"{repr(first)[:-1]}, ... {size.numel()} values]", size)
-
-
-def _text(values: str, size: torch.Size) -> str:
-    return f"NonTensorStack(\n    {values},\n    batch_size={size},\n    device=None)"
 
 
 def _repeats(at: Tensor) -> bool:
@@ -478,35 +478,54 @@ class LinkedList(list[Any]):
 
     _stack: NonTensorStack
     _place: tuple[int, ...]
+    _home: tuple[Any, str] | None
 
     @classmethod
-    def over(cls, stack: NonTensorStack, values: list[Any] | None = None, place: tuple[int, ...] = ()) -> LinkedList:
-        """The values of a stack; `place` leads to a nested list."""
-        values = stack.tolist() if values is None else values
+    def over(cls, stack: NonTensorStack, home: tuple[Any, str] | None = None) -> LinkedList:
+        """The values of a stack; `home` is the container that it was read from, and the key, if it is a copy."""
+        return cls._part(stack, home, stack.tolist(), ())
+
+    @classmethod
+    def _part(cls, stack: NonTensorStack, home: Any, values: list[Any], place: tuple[int, ...]) -> LinkedList:
         if stack.ndim > len(place) + 1:
-            values = [cls.over(stack, part, (*place, i)) for i, part in enumerate(values)]
+            values = [cls._part(stack, home, part, (*place, i)) for i, part in enumerate(values)]
         made = cls(values)
-        made._stack, made._place = stack, place
+        made._stack, made._home, made._place = stack, home, place
         return made
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if hasattr(self, "_stack"):
-            part = NonTensorStack.from_list(list(value)) if isinstance(index, slice) else value
-            self._stack[(*self._place, index)] = part
-        super().__setitem__(index, value)
+        if not hasattr(self, "_stack"):
+            super().__setitem__(index, value)
+            return
+        at = (*self._place, index)
+        whole = isinstance(index, slice)
+        levels = self._stack.ndim - len(at) + whole  # of lists in what is set
+        if whole or (levels and isinstance(value, list)):
+            self._put(at, NonTensorStack.from_list(value := list(value), levels_of(value, levels)))
+        else:
+            self._put(at, NonTensorData(value))
+        if levels > whole:  # the lists below are new ones
+            values = self._stack.tolist()
+            for i in self._place:
+                values = values[i]
+            super().__setitem__(slice(None), self._part(self._stack, self._home, values, self._place))
+        else:
+            super().__setitem__(index, value)
+
+    def _put(self, at: tuple[Any, ...], part: NonTensor) -> None:
+        if self._home is None:
+            self._stack[at] = part
+            return
+        td, key = self._home
+        if len(at) <= td.batch_dims:
+            td[at] = {key: part}
+        else:  # the value has rows of its own below those of the batch
+            self._stack[at] = part
+            td.set_(key, self._stack)
+        self._stack = td.get(key)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, (list(self),)
-
-
-def nested(values: list[Any], shape: Sequence[int]) -> Any:
-    """A flat list as nested lists of a shape; its one value if the shape is empty."""
-    if not shape:
-        return values[0]
-    for dim in range(len(shape) - 1, 0, -1):
-        n, rows = shape[dim], torch.Size(shape[:dim]).numel()
-        values = [values[i * n : (i + 1) * n] for i in range(rows)]
-    return values
 
 
 def spread_over(part: NonTensor, shape: torch.Size) -> list[Any]:

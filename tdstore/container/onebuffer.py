@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tdstore.container.core import Container
 from tdstore.container.locks import CONSOLIDATED
-from tdstore.container.typed import Typed, inside
+from tdstore.container.typed import Typed, class_of, inside, maker_of
 from tdstore.errors import CorruptStoreError, UnsupportedError
 from tdstore.io.buffer import Slot, arrange
 
@@ -125,7 +125,7 @@ _DENSE, _JAGGED, _OTHER, _TREE, _STACK, _CLASS = range(6)
 def packed(td: Any) -> tuple[Any, ...]:
     """Everything but the buffer, as tuples."""
     if isinstance(td, Typed):
-        return _CLASS, type(td), packed(inside(td))
+        return _CLASS, maker_of(type(td)), packed(inside(td))
     if isinstance(td, Container._stack_class):
         return _STACK, [packed(element) for element in td._tds], td._stack_dim, td._dim_name, td._hollow
     entries: list[tuple[Any, ...]] = []
@@ -155,7 +155,7 @@ def unpacked(parts: tuple[Any, ...], buffer: Tensor) -> Any:
 
 def _unpacked(parts: tuple[Any, ...], buffer: Tensor) -> Any:
     if parts[0] == _CLASS:
-        return parts[1]._dress(_unpacked(parts[2], buffer))
+        return class_of(parts[1])._dress(_unpacked(parts[2], buffer))
     if parts[0] == _STACK:
         _, elements, *rest = parts
         return Container._stack_class._of([_unpacked(element, buffer) for element in elements], *rest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,13 +13,13 @@ from tdstore.container.describe import STACK_KIND, describe, let_go
 from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import HOME, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.container.typed import dressed, redressed, undressed
-from tdstore.errors import CorruptStoreError, KeyNotFoundError
+from tdstore.errors import CorruptStoreError, KeyNotFoundError, OptionError
 from tdstore.header import Group, Header
 from tdstore.io.blocks import BLOCK_BYTES, leaf_batches
 from tdstore.io.opening import Location, Storage, find_backend, open_store
 from tdstore.io.progress import Progress
 from tdstore.keys import unravel
-from tdstore.store import Cap
+from tdstore.store import Cap, Store
 from tdstore.types import LeafSpec, Mode, Path, Write, path_text
 
 
@@ -92,7 +92,7 @@ def _resident(handle: StoreHandle, path: Path, flags: int) -> Any:
     view = _viewer(handle)
     for key in group.keys:
         data[key] = entry(handle, (*path, key), flags, view)
-    device = None if group.device is None else _device_of(handle)
+    device = None if group.device is None else _device_of(handle.store)
     td = Container._resident_class._new(data, torch.Size(group.batch_size or ()), device, group.names, flags)
     td._home = (handle, path) if flags else None
     return dressed(group.kind, td)
@@ -101,6 +101,8 @@ def _resident(handle: StoreHandle, path: Path, flags: int) -> Any:
 def entry(handle: StoreHandle, path: Path, flags: int, view: Any = None) -> Any:
     """One entry of a resident store as its TensorDict holds it."""
     kind = handle.kind(path)
+    if kind == LEAF and (nested := handle.nested(path)) is not None:
+        return nested.viewed()
     if kind == LEAF:
         return (view or handle.store.view)(path)
     return _resident(handle, path, flags) if kind == GROUP else handle.value(path)
@@ -123,9 +125,17 @@ def _real_tensors() -> AbstractContextManager[Any]:
     return torch.utils._python_dispatch._disable_current_modes() if _fake_mode() else nullcontext()
 
 
-def _device_of(handle: StoreHandle) -> torch.device:
-    direct = Cap.DIRECT_DEVICE in handle.store.caps
-    return torch.device(getattr(handle.store, "device", "cpu") if direct else "cpu")
+def _device_of(store: Store) -> torch.device:
+    return torch.device(getattr(store, "device", "cpu") if Cap.DIRECT_DEVICE in store.caps else "cpu")
+
+
+def _check_device(store: Store, wanted: Any) -> None:
+    if Cap.VIEW in store.caps and wanted is not None and torch.device(wanted).type != _device_of(store).type:
+        raise OptionError(
+            f"{store.url}: entries live on {_device_of(store)}, where they are stored, and not on {wanted}",
+            url=store.url,
+            hint="leave out device=, and td.to(device) copies them there",
+        )
 
 
 def open_container(
@@ -149,12 +159,21 @@ def allocate(
     storage: Storage,
     mode: Mode,
     options: dict[str, Any],
+    writes: Sequence[Write] = (),
+    device: Any = None,
 ) -> StoreHandle:
-    """A new store with leaves that read as their fill value, and a header; wholly there or not at all."""
+    """A new store with leaves that read as their fill value but for `writes`, and a header; all or nothing.
+
+    Raises:
+        OptionError: its leaves are live tensors, and not on that `device`.
+    """
     backend, text = find_backend(location, storage, mode)
     store, backend = open_store(text, storage=backend, mode=mode, **options)
     try:
+        _check_device(store, device)
         store.create(specs)
+        if writes:
+            store.write(writes)
         store.save_header(Header(groups))
         return StoreHandle(store, backend, text, mode, options)
     except BaseException:

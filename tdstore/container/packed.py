@@ -14,8 +14,8 @@ A row is written by adding its bytes and then its span: what others took before 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -23,21 +23,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.container.nontensor import NonTensor, NonTensorStack, nested, spread_over
-from tdstore.container.plain import from_plain, to_plain
+from tdstore.container.lists import nested
+from tdstore.container.nestedleaves import is_nested, nested_leaves
+from tdstore.container.nontensor import NonTensor, NonTensorStack, spread_over
+from tdstore.container.plain import to_plain, trusting
+from tdstore.container.rowbytes import decode_rows, encode_rows
 from tdstore.container.terms import as_terms
 from tdstore.container.unbatched import LEAF, UnbatchedTensor
 from tdstore.errors import CorruptStoreError, UntrustedDataError
 from tdstore.holes import HOLES, reserve
-from tdstore.store import Cap, Store
-from tdstore.types import LeafSpec, Path, Read, StoreIndex, Write, path_text
+from tdstore.store import Cap
+from tdstore.strings import COLUMN_FROM, HEAD, SPANS, TEXT, mark_of, text_of
+from tdstore.types import LeafSpec, Path, Write, path_text
 
-COLUMN_FROM = 256
-"""So many values are leaves; fewer are in the header."""
-SPANS, TEXT = "spans", "text"
-HEAD = 16
-_GAP = 4096
-"""Values closer than this in the text are read by one request."""
 _SPARE = 1 << 16
 
 # A span is one element of this dtype in memory, so that shape operations see the batch and nothing else.
@@ -49,6 +47,8 @@ def value_leaves(path: Path, envelope: Any) -> tuple[Path, ...]:
     """The paths of the leaves that hold a value; none if its envelope does."""
     if is_column(envelope):
         return column_leaves(path)
+    if is_nested(envelope):
+        return nested_leaves(path, envelope)
     return ((*path, LEAF),) if isinstance(envelope, dict) and envelope.get("unbatched") == 1 else ()
 
 
@@ -91,123 +91,10 @@ def as_spans(pairs: Tensor) -> Tensor:
     return torch.view_as_real(pairs).view(torch.int64)
 
 
-# -- values as bytes -------------------------------------------------------------------------
-def encode_rows(values: Sequence[Any], start: int) -> tuple[np.ndarray[Any, Any], bytes]:
-    """Spans `[n, 2]` and the bytes of values that are to lie from `start` on.
-
-    Neighbours that are one object may share theirs.
-
-    Raises:
-        TypeError: a value that is not plain data. ValueError: a string with a lone surrogate.
-    """
-    if len(values) > 1 and set(map(type, values)) == {str}:
-        return _encode_strings(values, start)
-    parts: list[bytes] = []
-    begins: list[int] = []
-    ends: list[int] = []
-    at = start
-    before: Any = parts  # equal to nothing that may come
-    for value in values:
-        if value is before:
-            begins.append(begins[-1])
-            ends.append(ends[-1])
-            continue
-        before = value
-        if type(value) is str:
-            data = _utf8(value)
-            begins.append(at)
-            at += len(data)
-            ends.append(at)
-        elif value is None:
-            begins.append(-1)
-            ends.append(-1)
-            continue
-        else:
-            data = msgspec.json.encode(to_plain(value))
-            begins.append(~at)
-            at += len(data)
-            ends.append(~at)
-        parts.append(data)
-    spans = np.empty((len(begins), 2), np.int64)
-    spans[:, 0], spans[:, 1] = begins, ends
-    return spans, b"".join(parts)
-
-
-def _encode_strings(values: Sequence[str], start: int) -> tuple[np.ndarray[Any, Any], bytes]:
-    parts = list(map(_utf8, values))
-    ends = np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts))) + start
-    return np.stack([np.concatenate(([start], ends[:-1])), ends], 1), b"".join(parts)
-
-
-def _utf8(value: str) -> bytes:
-    try:
-        return value.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"the string {value!r} has a lone surrogate and cannot be written as UTF-8") from None
-
-
-def decode_rows(spans: Tensor, text: np.ndarray[Any, Any], base: int = 0) -> list[Any]:
-    """The values of spans `[n, 2]`; `text[0]` is the byte number `base`.
-
-    Raises:
-        ValueError: a span outside of the text, or bytes that are no value.
-    """
-    pairs = spans.reshape(-1, 2).numpy()
-    if not len(pairs):
-        return []
-    first, last = bounds(pairs)
-    low, high = int(first.min()), int(last.max())
-    inside = np.flatnonzero(last)
-    lowest = int(first[inside].min()) if len(inside) else base
-    if low < 0 or lowest < base or high - base > len(text) or (first > last).any():
-        raise ValueError(f"a span reaches beyond the {len(text)} bytes of its text")
-    used = int((last - first).sum())
-    dense = high - lowest <= 4 * used + _GAP
-    begins, ends = pairs[:, 0].tolist(), pairs[:, 1].tolist()
-    if dense:
-        data: Any = text[lowest - base : high - base].tobytes()
-        shift = lowest
-    else:
-        data, shift = memoryview(text), base  # type: ignore[arg-type]
-    out: list[Any] = []
-    for begin, end in zip(begins, ends, strict=True):
-        if begin >= 0:
-            out.append(str(data[begin - shift : end - shift], "utf-8") if end > begin else "")
-        elif begin == end == -1:
-            out.append(None)
-        else:
-            out.append(from_plain(msgspec.json.decode(data[~begin - shift : ~end - shift])))
-    return out
-
-
-def bounds(pairs: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Where the bytes of each span begin and end, of whatever kind it is; 0 and 0 where there are none.
-
-    Raises:
-        ValueError: one end of a span is of another kind than the other.
-    """
-    begins, ends = pairs[:, 0], pairs[:, 1]
-    if ((begins < 0) != (ends < 0)).any():
-        raise ValueError("a span has one negative end")
-    first, last = np.where(begins < 0, ~begins, begins), np.where(ends < 0, ~ends, ends)
-    return np.where(first == last, 0, first), np.where(first == last, 0, last)
-
-
+# -- the text -------------------------------------------------------------------------------------
 def end_of(text: np.ndarray[Any, Any]) -> int:
     """Where the next value goes, from the first bytes of a text."""
     return int.from_bytes(text[:8].tobytes(), "little", signed=True)
-
-
-def mark_of(text: np.ndarray[Any, Any]) -> int:
-    """The mark of a text, from its first bytes."""
-    return int.from_bytes(text[8:HEAD].tobytes(), "little", signed=True)
-
-
-def text_of(data: bytes, unlike: int = 0) -> Tensor:
-    """The leaf for the bytes of values, whose mark depends on them, and is another one than `unlike`."""
-    mark = (len(data) & 0x3FFFFFFF) << 32 | zlib.crc32(data)
-    head = (HEAD + len(data)).to_bytes(8, "little") + (mark + (mark == unlike)).to_bytes(8, "little")
-    return torch.frombuffer(bytearray(head + data), dtype=torch.uint8)
 
 
 def pack(values: Sequence[Any], shape: torch.Size) -> dict[str, Tensor]:
@@ -232,12 +119,19 @@ def specs_of(leaves: dict[str, Tensor], path: Path) -> dict[Path, LeafSpec]:
 class Text:
     """The bytes of the values of a stack, in memory."""
 
-    __slots__ = ("_base", "_bytes", "_url", "_what")
+    __slots__ = ("_base", "_bytes", "_url", "_what", "trusted")
 
     def __init__(
-        self, data: Tensor, base: int = 0, what: str = "the values of a stack", url: str | None = None
+        self,
+        data: Tensor,
+        base: int = 0,
+        what: str = "the values of a stack",
+        url: str | None = None,
+        trusted: bool = False,
     ) -> None:
         self._bytes, self._base, self._what, self._url = data, base, what, url
+        self.trusted = trusted
+        """Whether values may be unpickled."""
 
     def values(self, spans: Tensor) -> list[Any]:
         """The values of spans `[n, 2]`.
@@ -246,7 +140,8 @@ class Text:
             CorruptStoreError: they are not what was written.
         """
         try:
-            return decode_rows(spans, self._bytes.as_subclass(Tensor).numpy(), self._base)
+            with trusting() if self.trusted else nullcontext():
+                return decode_rows(spans, self._bytes.as_subclass(Tensor).numpy(), self._base)
         except UntrustedDataError as error:
             raise UntrustedDataError(f"{self._what}: {error.message}", url=self._url, hint=error.hint) from error
         except (ValueError, TypeError, msgspec.DecodeError) as error:
@@ -260,7 +155,7 @@ class Text:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Text, (self._bytes.as_subclass(Tensor), self._base, self._what, self._url)
+        return Text, (self._bytes.as_subclass(Tensor), self._base, self._what, self._url, self.trusted)
 
 
 class LiveText(Text):
@@ -270,7 +165,8 @@ class LiveText(Text):
 
     def __init__(self, handle: Any, path: Path) -> None:
         url = handle.store.url
-        super().__init__(handle.store.view((*path, TEXT)), 0, f"the values {path_text(path)} of {url}", url)
+        what = f"the values {path_text(path)} of {url}"
+        super().__init__(handle.store.view((*path, TEXT)), 0, what, url, handle.trusted)
         self._handle, self._path = handle, path
 
     def is_at(self, handle: Any, path: Path) -> bool:
@@ -278,22 +174,30 @@ class LiveText(Text):
         return self._handle is handle and self._path == path
 
     def values(self, spans: Tensor) -> list[Any]:
-        if len(spans) and int(spans.max()) > len(self._bytes):
-            self._bytes = self._handle.store.view((*self._path, TEXT))
+        self._follow(spans)
         return super().values(spans)
+
+    def _follow(self, spans: Tensor) -> None:
+        """Look at the text again where others over the same store have made it longer."""
+        if spans.numel() and int(spans.max()) > len(self._bytes):
+            self._bytes = self._handle.store.view((*self._path, TEXT))
 
     def _hint(self) -> str | None:
         shared = Cap.SHARED in self._handle.store.caps
         return "if another process added values, open the store again to see them" if shared else None
 
     def taken(self, spans: Tensor) -> Text:
-        # Bytes are only ever added, so a mapping of now serves a copy for good. Shared memory that a text has
-        # outgrown is used for something else, so there a copy takes its bytes along.
-        if Cap.SHARED in self._handle.store.caps:
-            leaves = pack(self.values(spans.reshape(-1, 2)), spans.shape[:-1])
+        # Bytes are only ever added, so a mapping of now serves a copy for good: files that a text has outgrown
+        # are let go of, and stay as they are. Shared memory is used for something else, so there a copy takes its
+        # bytes along.
+        caps = self._handle.store.caps
+        if Cap.SHARED in caps and Cap.PERSISTENT not in caps:
+            with trusting(self.trusted):
+                leaves = pack(self.values(spans.reshape(-1, 2)), spans.shape[:-1])
             spans.copy_(leaves[SPANS])
-            return Text(leaves[TEXT])
-        return Text(self._bytes, 0, self._what, self._url)
+            return Text(leaves[TEXT], trusted=self.trusted)
+        self._follow(spans)
+        return Text(self._bytes, 0, self._what, self._url, self.trusted)
 
     def add(self, values: list[Any]) -> Tensor:
         """Write values behind the others: their spans `[n, 2]`."""
@@ -302,7 +206,8 @@ class LiveText(Text):
         path = (*self._path, TEXT)
         self._bytes = store.view(path)  # others over the same store may have made it longer
         end = checked_end(self._bytes, len(self._bytes), self._what, self._url)
-        spans, data = encode_rows(values, end)
+        with trusting(self.trusted):
+            spans, data = encode_rows(values, end)
         if end + len(data) > len(self._bytes):
             grow(self._handle, path, end + len(data))
             self._handle.crowded.add(self._path)
@@ -313,7 +218,7 @@ class LiveText(Text):
         return torch.from_numpy(spans)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Text, (self._bytes.as_subclass(Tensor).clone(), 0, self._what, self._url)
+        return Text, (self._bytes.as_subclass(Tensor).clone(), 0, self._what, self._url, self.trusted)
 
 
 def checked_end(head: Tensor, length: int, what: str, url: str | None) -> int:
@@ -391,138 +296,14 @@ class PackedStack(NonTensorStack):
         return isinstance(text, LiveText) and text.is_at(handle, path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        leaves = pack(self.flat(), self.batch_size)
-        return _packed, (leaves[SPANS], leaves[TEXT])
+        with trusting(self._pool.trusted):
+            leaves = pack(self.flat(), self.batch_size)
+        return _packed, (leaves[SPANS], leaves[TEXT], self._pool.trusted)
 
     def to_json(self) -> dict[str, Any]:
         values = nested([to_plain(v) for v in self.flat()], self.batch_size)
         return {"stack": values, "dim": 0, "ndim": self.ndim}
 
 
-def _packed(spans: Tensor, text: Tensor) -> PackedStack:
-    return PackedStack.over(spans, Text(text))
-
-
-# -- reading from a store that gives no live tensors --------------------------------------------
-def text_reads(spans: Tensor, path: Path, length: int, *, whole: bool) -> list[Read]:
-    """The requests for the bytes of some spans: neighbours together, so that few are left.
-
-    Raises:
-        ValueError: a span reaches beyond a text of that length.
-    """
-    first, last = bounds(spans.reshape(-1, 2).numpy())
-    if (last > length).any() or (first > last).any():
-        raise ValueError(f"a span reaches beyond the {length} bytes of its text")
-    some = np.flatnonzero(last > first)
-    if not len(some):
-        return []
-    if whole:
-        return [Read(path)]
-    order = some[np.argsort(first[some], kind="stable")]
-    begin, end = first[order], np.maximum.accumulate(last[order])
-    cuts = np.flatnonzero(begin[1:] > end[:-1] + _GAP) + 1
-    starts = begin[np.concatenate(([0], cuts))].tolist()
-    stops = end[np.concatenate((cuts - 1, [len(end) - 1]))].tolist()
-    return [Read(path, (slice(a, b, 1),)) for a, b in zip(starts, stops, strict=True)]
-
-
-def from_reads(spans: Tensor, reads: Sequence[Read], values: Sequence[Tensor], what: str, url: str) -> PackedStack:
-    """The stack of spans whose bytes were read by `text_reads`."""
-    if len(reads) == 1:
-        return PackedStack.over(spans, Text(values[0], _start(reads[0].index), what, url))
-    spans = spans.clone()
-    flat = spans.reshape(-1, 2).numpy()
-    first, last = bounds(flat)
-    starts = np.array([_start(read.index) for read in reads], np.int64)
-    sizes = np.array([len(v) for v in values], np.int64)
-    if reads:
-        group = np.maximum(np.searchsorted(starts, first, side="right") - 1, 0)
-        shift = np.where(last > first, (np.cumsum(sizes) - sizes)[group] - starts[group], 0)
-        flat[:, 0] += np.where(flat[:, 0] < 0, -shift, shift)
-        flat[:, 1] += np.where(flat[:, 1] < 0, -shift, shift)
-    text = torch.cat(list(values)) if reads else torch.zeros(0, dtype=torch.uint8)
-    return PackedStack.over(spans, Text(text, 0, what, url))
-
-
-def _start(index: StoreIndex) -> int:
-    return index[0].start if index and isinstance(index[0], slice) else 0
-
-
-def check_leaves(path: Path, envelope: Any, specs: Any, batch: Sequence[int], url: str) -> None:
-    """Refuse a value whose leaves are not those that its group needs.
-
-    Raises:
-        CorruptStoreError: one is missing, or has another dtype or shape.
-    """
-    if is_column(envelope):
-        _check_column(path, envelope, specs, batch, url)
-    elif any(leaf not in specs for leaf in value_leaves(path, envelope)):
-        raise CorruptStoreError(f"the tensor {path_text(path)} of {url} is not there", url=url)
-
-
-def _check_column(path: Path, envelope: Any, specs: Any, batch: Sequence[int], url: str) -> None:
-    spans, text = (specs.get(leaf) for leaf in column_leaves(path))
-    sound = (
-        spans is not None
-        and text is not None
-        and (spans.dtype, text.dtype) == (torch.int64, torch.uint8)
-        and len(text.shape) == 1
-        and text.shape[0] >= HEAD
-        and spans.shape[-1:] == (2,)
-        and spans.shape[: len(batch)] == tuple(batch)
-        and len(spans.shape) > len(batch)
-        and type(envelope["column"]) is int
-    )
-    if not sound:
-        raise CorruptStoreError(
-            f"the values {path_text(path)} of {url} are not there: {spans!r} and {text!r} do not hold values "
-            f"of a batch of {list(batch)}",
-            url=url,
-        )
-
-
-def read_columns(handle: Any, wanted: Sequence[tuple[Path, Tensor]]) -> list[NonTensor]:
-    """The entries of columns whose spans were read, by one more batched read.
-
-    Raises:
-        CorruptStoreError: the spans are none, or not those of the text that is there.
-    """
-    store: Store = handle.store
-    whole = Cap.PARTIAL_READ not in store.caps
-    asked = []
-    for path, spans in wanted:
-        text = (*path, TEXT)
-        try:
-            reads = text_reads(spans, text, store.specs([text])[0].shape[0], whole=whole)
-        except ValueError as error:
-            raise CorruptStoreError(
-                f"the values {path_text(path)} of {store.url} are damaged: {error}", url=store.url
-            ) from error
-        asked.append(reads if whole or not reads else [Read(text, (slice(0, HEAD, 1),)), *reads])
-    found = iter(store.read([read for reads in asked for read in reads]))
-    out: list[NonTensor] = []
-    for (path, spans), reads in zip(wanted, asked, strict=True):
-        what = f"the values {path_text(path)} of {store.url}"
-        values = [next(found) for _ in reads]
-        if reads:
-            check_mark(values[0], handle, path)
-        if not whole:
-            reads, values = reads[1:], values[1:]
-        stack = from_reads(spans.reshape(-1, 2), reads, values, what, store.url)
-        out.append(stack.reshape(spans.shape[:-1]))
-    return out
-
-
-def check_mark(head: Tensor, handle: Any, path: Path) -> None:
-    """Refuse a text that is another one than that which the header was written with; `head`: its first bytes.
-
-    Raises:
-        CorruptStoreError: so it is.
-    """
-    if mark_of(head.as_subclass(Tensor).numpy()) != handle.groups[path[:-1]].values[path[-1]]["column"]:
-        url = handle.store.url
-        raise CorruptStoreError(
-            f"the text of the values {path_text(path)} of {url} is not the one that was there when it was opened",
-            url=url,
-            hint="if another process writes there, it has packed the column anew: open the store again",
-        )
+def _packed(spans: Tensor, text: Tensor, trusted: bool = False) -> PackedStack:
+    return PackedStack.over(spans, Text(text, trusted=trusted))

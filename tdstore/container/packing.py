@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 
-from tdstore.container.packed import HEAD, SPANS, TEXT, as_envelope, bounds, end_of, mark_of, specs_of, text_of
+from tdstore.container.packed import as_envelope, end_of, specs_of
+from tdstore.container.rowbytes import bounds, moved, pieces
+from tdstore.strings import HEAD, SPANS, TEXT, mark_of, text_of
 from tdstore.types import Path, Read, Write
 
 AT_ONCE = 2 << 30
@@ -39,20 +40,17 @@ def _pack_one(handle: Any, path: Path) -> None:
         first, last = bounds(flat)
     except ValueError:
         return  # damaged: who reads it is told, and it is left as it was found
-    starts, stops = _pieces(first, last)
+    starts, stops = pieces(first, last)
     live = int((stops - starts).sum())
     text = store.read([Read(text_path)])[0].numpy()
     end = end_of(text)
     damaged = (first > last).any() or (len(stops) and (starts[0] < HEAD or stops[-1] > min(end, len(text))))
     if damaged or end - HEAD < 2 * live + _FEW:
         return
-    moved = np.cumsum(stops - starts) - (stops - starts) + HEAD - starts
-    if len(starts):
-        shift = np.where(last > first, moved[np.searchsorted(starts, first, side="right") - 1], 0)
-        flat[:, 0] += np.where(flat[:, 0] < 0, -shift, shift)
-        flat[:, 1] += np.where(flat[:, 1] < 0, -shift, shift)
     data = b"".join(text[a:b].tobytes() for a, b in zip(starts.tolist(), stops.tolist(), strict=True))
-    leaves = {TEXT: text_of(data, unlike=mark_of(text)), SPANS: torch.from_numpy(flat).reshape(spans.shape)}
+    head = np.zeros(1, np.int64)
+    spans = moved(spans, np.concatenate((head, starts)), np.concatenate((head + HEAD, stops)))
+    leaves = {TEXT: text_of(data, unlike=mark_of(text)), SPANS: spans}
     specs = specs_of(leaves, path)
     store.create(specs)
     store.write([Write((*path, name), (), leaf) for name, leaf in leaves.items()])  # the text, with its mark, first
@@ -60,14 +58,3 @@ def _pack_one(handle: Any, path: Path) -> None:
     values = {**group.values, path[-1]: as_envelope(leaves[TEXT])}
     groups = {**handle.groups, path[:-1]: msgspec.structs.replace(group, values=values)}
     handle.commit(groups, {**handle.specs, **specs})
-
-
-def _pieces(first: Any, last: Any) -> tuple[Any, Any]:
-    """Where the bytes that some span shows begin and end, pieces that touch or overlap as one."""
-    some = np.flatnonzero(last > first)
-    order = some[np.argsort(first[some], kind="stable")]
-    begin, end = first[order], np.maximum.accumulate(last[order])
-    cuts = np.flatnonzero(begin[1:] > end[:-1]) + 1
-    if not len(begin):
-        return begin, end
-    return begin[np.concatenate(([0], cuts))], end[np.concatenate((cuts - 1, [len(end) - 1]))]

@@ -122,6 +122,9 @@ def _values(column: Sequence[NonTensor], dim: int, batch: torch.Size) -> NonTens
     if all(isinstance(entry, NonTensorData) for entry in column):
         wide = batch[1:]
         return merge([type(e)(e.plain(), wide) for e in column], torch.stack)  # type: ignore[call-arg]
+    sizes = {(*entry.batch_size[:dim], *entry.batch_size[dim + 1 :]) for entry in column}
+    if dim >= len(batch) - 1 or len(sizes) > 1:  # they differ beyond the batch: lists of any lengths
+        return NonTensorStack._make([entry.tolist() for entry in column], torch.arange(len(column)))
     rows = []
     for entry in column:
         size = list(entry.batch_size)

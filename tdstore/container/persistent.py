@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from tdstore.container.core import GROUP, Container
 from tdstore.container.handle import StoreHandle
-from tdstore.container.locks import LOCKED
+from tdstore.container.locks import LOCKED, MAPPED
 from tdstore.container.stored_writes import StoredWrites
+from tdstore.container.windows import View
 from tdstore.errors import KeyNotFoundError, UnsupportedError
 from tdstore.indexing import Selection
 from tdstore.ops.base import Names
@@ -29,6 +31,7 @@ class PersistentTensorDict(StoredWrites):
         mode: "r", "r+", "w", "x" or "a", see `tdstore.store.Store`.
         backend: name of the backend; None finds it from the location.
         device: where reads land.
+        validate_batch_size: taken for compatibility: the leaves' shapes are known, and always looked at.
         **options: of the backend, such as `chunks=` and `compression=`.
 
     Example:
@@ -53,6 +56,7 @@ class PersistentTensorDict(StoredWrites):
         backend: str | None = None,
         device: Any = None,
         location: Any = None,
+        validate_batch_size: bool = True,
         **options: Any,
     ) -> None:
         if self.LOCKING is not None:
@@ -67,26 +71,82 @@ class PersistentTensorDict(StoredWrites):
         if mode in ("w", "x") and not handle.store.load_header():
             handle.commit(handle.groups)
 
+    def _place(self) -> tuple[StoreHandle, Path] | None:
+        return (self._handle, self._path) if self._state & MAPPED else None
+
     def _become(self, other: Any) -> Self:
         place = (other._handle, other._path) if isinstance(other, PersistentTensorDict) else other._home
         if place is None:
             return super()._become(other)
         # The store that it was over stays open for others that look at it; it is closed with the last of them.
-        handle, path = place
-        self._setup(handle, path, None, None, None)
+        (handle, path), undo = place, self._undo
+        self._setup(handle, path, None, None, other._device)
+        self._undo = undo  # of a `with` that runs
         self._state = other._state & ~LOCKED
         return self.lock_() if other.is_locked else self
 
-    def popitem(self) -> tuple[str, Any]:
-        """Remove and return the last entry, read into memory. A window forgets it, and the store keeps it."""
-        keys = list(self._first_keys())
-        if self._sel.is_full or not keys:
-            return super().popitem()
-        if self.is_locked:
-            raise self._refuse_locked("pop an entry")
-        entry: Any = self[keys[-1]]
-        self._wanted = {key: (self._wanted or {}).get(key) for key in keys[:-1]}
-        return keys[-1], entry._resident() if isinstance(entry, Container) else entry
+    def load_(self, prefix: Any, *args: Any, **kwargs: Any) -> Self:
+        """Write the entries of a dataset into the store, those of rows into a window; others are removed.
+
+        Raises:
+            UnsupportedError: a window cannot take entries of another batch size.
+        """
+        source: Any = self.load(prefix, *args, **kwargs)
+        place = (source._handle, source._path) if isinstance(source, PersistentTensorDict) else source._place()
+        if place is not None and (place[0].store.url, place[1]) == (self._handle.store.url, self._path):
+            return self
+        locked = self.is_locked
+        if locked:
+            self.unlock_()
+        try:
+            if self._sel.is_full:
+                self.clear()
+            if source.batch_size != self.batch_size:
+                self.batch_size = source.batch_size
+            kept = set(source.keys())
+            self.exclude(*[key for key in self.keys() if key not in kept], inplace=True)
+            self.update(source)
+        finally:
+            if locked:
+                self.lock_()
+        return self
+
+    @classmethod
+    def from_dict(
+        cls,
+        input_dict: Mapping[Any, Any],
+        filename: Any = None,
+        *,
+        auto_batch_size: bool | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+        batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
+        backend: str | None = "h5",
+        **options: Any,
+    ) -> Any:
+        """Save nested dicts at a location, and give what is stored there; without `filename`, a TensorDict.
+
+        Args:
+            filename: replaced if it is there.
+            batch_size: the largest one that all entries share by default.
+            device: where reads land.
+            backend: name of the backend; None finds it from the location.
+            **options: of the backend, such as `chunks=` and `compression=`.
+
+        Example:
+            >>> stored = PersistentTensorDict.from_dict({"a": torch.zeros(3)}, "a.h5")  # doctest: +SKIP
+            >>> stored.batch_size  # doctest: +SKIP
+            torch.Size([3])
+        """
+        auto = batch_size is None if filename is not None else auto_batch_size
+        td = super().from_dict(
+            input_dict, auto_batch_size=auto, batch_size=batch_size, batch_dims=batch_dims, names=names
+        )
+        if filename is None:
+            return td if device is None else td.to(device)
+        saved = td.save(filename, storage=backend, **options)
+        return saved if device is None else saved.to(device)
 
     def close(self) -> None:
         """Commit and close the store. Twice is fine."""
@@ -120,13 +180,15 @@ class PersistentTensorDict(StoredWrites):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._handle, self._path, self._own_sel(), self._wanted, self._device, self._names)
+        view = None if self._view is None else self._view.parts()
+        return _restore, (self._handle, self._path, self._window, view, self._device, self._names)
 
 
 def _restore(
-    handle: StoreHandle, path: Path, sel: Selection | None, wanted: Any, device: Any, names: Names
+    handle: StoreHandle, path: Path, sel: Selection | None, view: Any, device: Any, names: Names
 ) -> PersistentTensorDict:
-    return PersistentTensorDict._over(handle, path, sel, wanted, device, names)
+    own = None if view is None else View(*view)
+    return PersistentTensorDict._over(handle, path, sel, own, device, names)
 
 
 Container._stored_class = PersistentTensorDict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
@@ -13,13 +14,31 @@ from tdstore.container.attributes import FIELDS, TensorAttrs, asked, converted, 
 from tdstore.container.columns import ColumnsMixin
 from tdstore.container.core import Container
 from tdstore.container.onebuffer import is_one_buffer, moved
-from tdstore.errors import UnsupportedError
+from tdstore.errors import BatchSizeError, UnsupportedError
+from tdstore.shapes import as_size
 
 
 class PlacingMixin(ColumnsMixin):
     """to, cpu, cuda, detach, requires_grad_, ..."""
 
     __slots__ = ()
+
+    def _bytes_as(self, dtype: torch.dtype, batch_size: Any) -> Self:
+        shape = self.batch_size if batch_size is None else as_size(batch_size)
+
+        def seen(leaf: Tensor) -> Tensor:
+            view = leaf.view(dtype)
+            if view.shape[: len(shape)] != shape:
+                raise BatchSizeError(
+                    f"a leaf of shape {list(leaf.shape)} and {leaf.dtype}, viewed as {dtype}, has the shape "
+                    f"{list(view.shape)}, which does not start with the batch size {list(shape)}"
+                )
+            return view
+
+        made: Any = self._resident().apply(seen, batch_size=shape, filter_empty=False, propagate_lock=True)
+        old = list(self.keys(True, True))
+        made._offer((weakref.ref(self), lambda v: v.exclude(*old)))
+        return made  # type: ignore[no-any-return]
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Convert to a device, a dtype, both, or those of another tensor or TensorDict.

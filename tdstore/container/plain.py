@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import enum
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from tdstore.errors import UntrustedDataError
 from tdstore.hookspecs import Codec
 from tdstore.registry import registry
-from tdstore.values import decode_value, encode_value
+from tdstore.values import PICKLE, decode_value, encode_value
 
 AnyEnum = TypeVar("AnyEnum", bound=type[enum.Enum])
+_trusting: ContextVar[bool] = ContextVar("trusting", default=False)
+
+
+@contextmanager
+def trusting(yes: bool = True) -> Iterator[None]:
+    """While this runs values may be pickled, and unpickled, which runs code: the caller has asked for it."""
+    before = _trusting.set(yes)
+    try:
+        yield
+    finally:
+        _trusting.reset(before)
 
 
 def to_plain(value: object) -> Any:
@@ -33,15 +48,24 @@ def from_plain(data: Any) -> Any:
 
 def _encoded(value: object) -> tuple[str, Any] | None:
     codec = next((c for c in registry().codecs() if c.kind is type(value)), None)
-    return None if codec is None else (codec.name, codec.encode(value))
+    if codec is None:
+        return (PICKLE, pickle.dumps(value)) if _trusting.get() else None
+    return codec.name, codec.encode(value)
 
 
 def codec_value(name: str, data: Any) -> Any:
     """The object that a codec took apart.
 
     Raises:
-        UntrustedDataError: nobody declared the codec.
+        UntrustedDataError: nobody declared the codec, or it is pickled and the caller did not say `trust=True`.
     """
+    if name == PICKLE:
+        if not _trusting.get():
+            raise UntrustedDataError(
+                "it is pickled, and reading it may run any code",
+                hint="open it with trust=True if you trust whoever wrote it",
+            )
+        return pickle.loads(data[0])[data[1]] if isinstance(data, tuple) else pickle.loads(data)
     codec = next((c for c in registry().codecs() if c.name == name), None)
     if codec is None:
         raise UntrustedDataError(

@@ -13,6 +13,7 @@ from tdstore.container.filling import FillingMixin
 from tdstore.container.locks import LOCKED, MAPPED, SHARED
 from tdstore.container.making import flat_schema
 from tdstore.container.opening import allocate, open_container, over, write
+from tdstore.container.plain import trusting
 from tdstore.errors import OptionError, StoreError, StoreExistsError, UnsupportedError
 from tdstore.header import Group
 from tdstore.io.opening import Location, Storage
@@ -45,6 +46,7 @@ class SavingMixin(FillingMixin):
         robust_key: bool = True,
         archive: Any = None,
         progress: bool = False,
+        trust: bool | str | None = None,
         **options: Any,
     ) -> Any:
         """Save as a new dataset, and return the TensorDict over it.
@@ -60,6 +62,8 @@ class SavingMixin(FillingMixin):
             archive: True makes one file, an archive as `.tdz` names do (backend "tdz", with `compression=`); False
                 makes a directory, whatever the name.
             progress: show a bar.
+            trust: True pickles values that are not plain data and have no codec: who reads them must say `trust=True`,
+                too, since reading a pickle may run any code. Anything else it may be is the backend's.
             **options: of the backend, and `leaf_options={key: {...}}` for single entries (h5: chunks, ...).
 
         Raises:
@@ -77,8 +81,12 @@ class SavingMixin(FillingMixin):
             raise OptionError(f"save takes mode 'w' or 'x', not {mode!r}")
         how: Mode = mode if existsok else "x"
 
+        if trust is not None:
+            options["trust"] = trust
+
         def run() -> Any:
-            td = over(write(self, where, storage, how, options, progress))
+            with trusting(trust is True):
+                td = over(write(self, where, storage, how, options, progress))
             if td._state & (MAPPED | SHARED):
                 td.lock_()
             td._undo = "close"  # with td.save(...) as saved: closes it
@@ -124,15 +132,19 @@ class SavingMixin(FillingMixin):
             device: move leaves there; `"meta"` gives shapes and dtypes only.
             storage: name of the backend; default: found from the location.
             out: a TensorDict that takes over what is loaded; keys that are not there leave it.
+            allow_pickle: the same as `trust=True`: pickled values are read, which may run any code that who wrote them
+                chose. Without it they are an `UntrustedDataError`.
             **kwargs: `subpath=` (a nested TensorDict only), and options of the backend.
 
         Raises:
             StoreNotFoundError, CorruptStoreError, DirtyStoreError, UntrustedDataError, PluginError.
         """
         if allow_pickle:
-            raise UnsupportedError("values are never unpickled", hint="read the dataset with the package that wrote it")
+            kwargs["trust"] = True
         td = open_container(location if location is not None else prefix, storage=storage, mode=mode, **kwargs)
         if device is not None and torch.device(device).type == "meta":
+            if odd := [key for node, key in td._leaf_places() if node._leaf_layout(key) is torch.jagged]:
+                raise UnsupportedError(f"the nested tensor {odd[0]!r} has no shape without its rows", hint="exclude it")
             td = td._as_meta()
         elif device is not None:
             td = td.to(device)
@@ -185,10 +197,13 @@ class SavingMixin(FillingMixin):
         if how not in ("w", "x"):
             raise OptionError(f"from_schema takes mode 'x' or 'w', not {how!r}")
         try:
-            td = over(allocate(groups, specs, location, storage, how, options))
+            td = over(allocate(groups, specs, location, storage, how, options, device=device))
         except StoreExistsError as error:
             error.hint = "pass mode='w' to replace it"
             raise
+        if storage == "memmap":  # as memmap() says it, of temporary files too
+            td._set_device(torch.device("cpu"))
+            td._mark_mapped()
         if td._state & (MAPPED | SHARED):
             td.lock_()
         td._undo = "close"

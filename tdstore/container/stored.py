@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import EllipsisType
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from tdstore.container.base import TensorDictBase
 from tdstore.container.core import GROUP, LEAF, VALUE
-from tdstore.container.describe import STACK_KIND
-from tdstore.container.handle import StoreHandle
+from tdstore.container.lists import stack_text
 from tdstore.container.locks import LOCKED, SHARED
-from tdstore.container.nontensor import SHOWN, NonTensor, stack_text
-from tdstore.container.opening import stored
-from tdstore.container.packed import column_leaves, read_columns, stored_leaves
-from tdstore.container.terms import indexed_names, spelled_out
-from tdstore.container.typed import dressed
+from tdstore.container.nestedleaves import parts_of_nested, specs_of_nested
+from tdstore.container.nontensor import SHOWN, LinkedList, NonTensor, NonTensorData, NonTensorStack, merge
+from tdstore.container.packed import column_leaves, stored_leaves
+from tdstore.container.packedreads import read_columns
+from tdstore.container.typed import dressed, untyped
+from tdstore.container.windows import WindowTree
 from tdstore.errors import BatchSizeError, KeyNotFoundError, UnsupportedError
-from tdstore.header import Group
 from tdstore.holes import HOLES, reserve
 from tdstore.indexing import Selection
 from tdstore.io.blocks import row_ranges
@@ -30,65 +26,15 @@ from tdstore.ops.base import Names
 from tdstore.ops.reduce import Over, common_dtype
 from tdstore.ops.reductions import Reduction, State
 from tdstore.store import Cap
-from tdstore.types import Path, Read
+from tdstore.types import LeafSpec, Path, Read, path_text
 
 
-class StoredTree(TensorDictBase):
+class StoredTree(WindowTree):
     """The entries of a group of a store, or a window of them."""
 
-    __slots__ = ("_handle", "_path", "_texts", "_wanted", "_window")
-
-    _handle: StoreHandle
-    _path: Path
-    _window: Selection | None
-    """Which rows; None for all, however many there are by now."""
-    _texts: tuple[Path, dict[str, Tensor]] | None
-    """What `_packed` made last."""
-    _wanted: dict[str, Any] | None
-
-    def _setup(
-        self,
-        handle: StoreHandle,
-        path: Path,
-        sel: Selection | None,
-        wanted: dict[str, Any] | None,
-        device: Any,
-        names: Names | EllipsisType = ...,
-    ) -> None:
-        group = handle.groups[path]
-        self._handle, self._path, self._wanted = handle, path, wanted
-        self._window = None if sel is None or sel.is_full else sel
-        self._names = group.names if isinstance(names, EllipsisType) else names
-        self._device = torch.device(device) if device is not None else _usable_device(group.device)
-        self._parents = self._undo = self._texts = None
-        self._state = 0
-
-    @classmethod
-    def _over(
-        cls,
-        handle: StoreHandle,
-        path: Path = (),
-        sel: Selection | None = None,
-        wanted: dict[str, Any] | None = None,
-        device: Any = None,
-        names: Names | EllipsisType = ...,
-    ) -> Self:
-        """`names`: those of this view; default the store's."""
-        td = cls.__new__(cls)
-        td._setup(handle, path, sel, wanted, device, names)
-        return td
+    __slots__ = ()
 
     # -- looking -----------------------------------------------------------------------------
-    @property
-    def _sel(self) -> Selection:
-        return _whole_of(self._group().batch_size or ()) if self._window is None else self._window
-
-    @property
-    def _batch_size(self) -> torch.Size:  # type: ignore[override]
-        if self._window is None:
-            return torch.Size(self._group().batch_size or ())
-        return torch.Size(self._window.shape)
-
     @property
     def store(self) -> Any:
         """The open store behind this container."""
@@ -99,43 +45,76 @@ class StoredTree(TensorDictBase):
         """The location it was opened from."""
         return self._handle.location
 
-    def _group(self) -> Group:
-        try:
-            return self._handle.groups[self._path]
-        except KeyError:
-            raise KeyNotFoundError(f"the group {self._path!r} of {self._handle.store.url} was removed") from None
-
-    def _first_keys(self) -> Iterable[str]:
-        keys = self._group().keys
-        if self._wanted is None:
-            return keys
-        there = set(keys)
-        return [k for k in self._wanted if k in there]
-
-    def _kind(self, key: str) -> str | None:
-        if self._wanted is not None and key not in self._wanted:
-            return None
-        return self._handle.kind((*self._path, key))
-
     def _leaf_shape(self, key: str) -> torch.Size:
-        spec = self._handle.specs[(*self._path, key)]
-        return torch.Size((*self._batch_size, *spec.shape[len(self._sel.src_shape) :]))
+        if (nested := self._handle.nested((*self._path, key))) is not None:
+            return nested.shape(self._sel)
+        spec, sel = self._handle.specs[(*self._path, key)], self._sel
+        return torch.Size((*sel.shape, *spec.shape[len(sel.src_shape) :]))
 
     def _leaf_facts(self, key: str) -> tuple[Any, ...]:
-        dtype = self._handle.specs[(*self._path, key)].dtype
-        return self._leaf_shape(key), self._device or torch.device("cpu"), dtype, False, "Tensor"
+        nested = self._handle.nested((*self._path, key))
+        dtype = self._handle.specs[(*self._path, key)].dtype if nested is None else nested.dtype
+        jagged = nested is not None and nested.layout is torch.jagged and not nested.is_row(self._sel)
+        name = "NestedTensor" if jagged else "Tensor"
+        return self._leaf_shape(key), self._device or torch.device("cpu"), dtype, False, name
+
+    def _leaf_layout(self, key: str) -> torch.layout:
+        nested = self._handle.nested((*self._path, key))
+        return torch.strided if nested is None or nested.is_row(self._sel) else torch.jagged
+
+    def _nested_parts(self, key: str) -> tuple[dict[str, Any], dict[str, LeafSpec]] | None:
+        path = (*self._path, key)
+        nested = self._handle.nested(path)
+        if nested is None or nested.is_row(self._sel):
+            return None
+        if not self._sel.is_full:
+            envelope, parts = parts_of_nested(self._raw(key))
+            return envelope, specs_of_nested(parts)
+        leaves = {leaf[-1]: self._handle.specs[leaf] for leaf in self._handle.leaves_below(path)}
+        return self._group().values[key], leaves
 
     def _raw(self, key: str) -> Any:
         kind = self._kind(key)
         path = (*self._path, key)
         if kind == GROUP:
             return dressed(self._handle.groups[path].kind, self._child(key))
+        if (nested := self._handle.nested(path)) is not None:
+            found = nested.at(self._sel)
+            return found if self._device is None else found.to(self._device)
         if kind == LEAF:
             return self._fetch([(path, self._sel)])[0]
-        if self._handle.column(path):
-            return read_columns(self._handle, [(path, self._fetch([self._spans(key)])[0].cpu())])[0]
-        value = self._handle.value(path)
-        return value if self._sel.is_full else value.move(self._sel_on_tensor)
+        if self._by_column(key):
+            return self._value_shown(key, self._column_read(path, self._fetch([self._spans(key)])[0]))
+        return self._value_shown(key, self._value_here(self._handle.value(path)))
+
+    def _column_read(self, path: Path, spans: Tensor) -> NonTensor:
+        return read_columns(self._handle, [(path, spans.cpu())])[0]
+
+    def _value_here(self, value: NonTensor) -> NonTensor:
+        """A value of the store, for the rows and the batch dimensions of this container."""
+        if self._view is None:
+            return value
+        size = value.batch_size
+        if more := self._sel.src_shape[len(size) :]:
+            value = value.move(lambda t: t.reshape(*size, *(1,) * len(more)).expand(*size, *more))
+        return value if self._window is None else value.move(self._sel_on_tensor)
+
+    def _value_shown(self, key: str, value: NonTensor) -> NonTensor:
+        """As one value for all rows, if it was given to this view so and is so still."""
+        if self._view is None:
+            return value
+        one_row = self._window is not None and self._window.is_one
+        if (one_row or key in self._view.single) and isinstance(value, NonTensorStack) and value.numel():
+            rows: list[NonTensor] = [NonTensorData(v) for v in value.flat()]
+            size = value.batch_size
+            value = merge(rows, lambda parts: torch.stack(parts).reshape(size), collapse=True)
+        one = value.for_batch(self._batch_size)
+        return value if one is None else one
+
+    def _by_column(self, key: str) -> bool:
+        """Whether the rows of a value are read by themselves."""
+        batch = self._group().batch_size or ()
+        return self._handle.column((*self._path, key)) and len(self._sel.src_shape) <= len(batch)
 
     def _spans(self, key: str) -> tuple[Path, Selection]:
         """Where the spans of a value per row are, for the rows of this window."""
@@ -143,64 +122,22 @@ class StoredTree(TensorDictBase):
 
     def _value_size(self, key: str) -> torch.Size:
         path, sel = self._spans(key)
-        if not self._handle.column((*self._path, key)):
+        if not self._by_column(key):
             return super()._value_size(key)
         return torch.Size((*sel.shape, *self._handle.specs[path].shape[len(sel.src_shape) : -1]))
 
+    def _unwrapped(self, key: str, entry: Any) -> Any:
+        if isinstance(entry, NonTensorStack):  # a copy: what is written into it goes to the store, too
+            return LinkedList.over(entry, (self, key))
+        return super()._unwrapped(key, entry)
+
     def _value_text(self, key: str) -> str:
+        if (why := self._handle.refusal((*self._path, key))) is not None:
+            return f"<cannot be read: {why}>"
         size = self._value_size(key)
-        if size.numel() <= SHOWN or not self._handle.column((*self._path, key)) or len(self._batch_size) != 1:
+        if size.numel() <= SHOWN or not self._by_column(key) or len(self._batch_size) != 1:
             return super()._value_text(key)
         return stack_text(self._at(slice(0, 3))._raw(key).flat(), size)  # a million values are not read to show three
-
-    def _child(self, key: str) -> Any:
-        path = (*self._path, key)
-        if path not in self._handle.groups and self._kind(key) == VALUE:
-            return self._raw(key)
-        group = self._handle.groups[path]
-        full = self._sel.is_full
-        if group.kind == STACK_KIND:
-            return self._stack_child(key)
-        n = len(self._sel.src_shape)
-        further = (group.batch_size or ())[n:]
-        sel = None if full else self._sel.extend(further)
-        names: Names | EllipsisType = ...
-        if not full or self._names != self._group().names:
-            mine = self._names or (None,) * len(self._batch_size)
-            every = mine + (group.names[n:] if group.names else (None,) * len(further))
-            names = every if any(every) else None
-        wanted = None if self._wanted is None else self._wanted[key]
-        child = self._over(self._handle, path, sel, wanted, self._device, names)
-        if self._state & LOCKED:
-            child._state |= LOCKED
-            child._parents = [weakref.ref(self)]
-        return child
-
-    def _stack_child(self, key: str) -> Any:
-        """A lazy stack as this window sees it."""
-        td = stored(self._handle, (*self._path, key), self._device)
-        if not self._sel.is_full:
-            terms = self._sel.by_dimension()
-            if terms is None:
-                raise UnsupportedError(
-                    f"the lazy stack {key!r} cannot be seen through a window with new or zipped dimensions",
-                    hint=f"index td[{key!r}] instead",
-                )
-            for dim in reversed(range(len(terms))):
-                td = td._at((*(slice(None),) * dim, terms[dim]))
-        if self._wanted is not None and self._wanted[key] is not None:
-            td = td._kept(self._wanted[key])
-        if self._state & LOCKED:
-            td._state |= LOCKED
-            td._parents = [weakref.ref(self)]
-        return td
-
-    def _groups(self) -> list[Any]:
-        return []  # children are made when asked for, and inherit the lock then
-
-    def _sel_on_tensor(self, t: Tensor) -> Tensor:
-        plan = self._sel.read_plan()
-        return plan.finish(t[plan.index])
 
     # -- reading -----------------------------------------------------------------------------
     def _fetch(self, wanted: Sequence[tuple[Path, Selection]], outs: Sequence[Tensor] | None = None) -> list[Tensor]:
@@ -233,10 +170,20 @@ class StoredTree(TensorDictBase):
         out: list[tuple[Path, Selection]] = []
         for key in self._first_keys():
             kind = self._kind(key)
-            if kind == LEAF:
+            if kind == LEAF and self._handle.nested((*self._path, key)) is None:
                 out.append(((*self._path, key), self._sel))
             elif kind == GROUP:
                 out += self._child(key)._leaves()
+        return out
+
+    def _nested_keys(self) -> list[Path]:
+        """The paths of the nested tensors under this container, which are read by themselves."""
+        out: list[Path] = []
+        for key in self._first_keys():
+            if self._kind(key) == GROUP:
+                out += self._child(key)._nested_keys()
+            elif self._handle.nested((*self._path, key)) is not None:
+                out.append((*self._path, key))
         return out
 
     def _columns(self) -> list[tuple[Path, Selection]]:
@@ -246,7 +193,7 @@ class StoredTree(TensorDictBase):
             kind = self._kind(key)
             if kind == GROUP:
                 out += self._child(key)._columns()
-            elif kind == VALUE and self._handle.column((*self._path, key)):
+            elif kind == VALUE and self._by_column(key):
                 out.append(self._spans(key))
         return out
 
@@ -263,16 +210,21 @@ class StoredTree(TensorDictBase):
         for key in self._first_keys():
             kind = self._kind(key)
             if kind == LEAF:
-                data[key] = next(leaves)
+                data[key] = next(leaves) if (*self._path, key) in self._handle.specs else self._raw(key)
             elif kind == GROUP:
                 data[key] = self._raw(key)._built(leaves, columns)
-            elif self._handle.column((*self._path, key)):
-                data[key] = next(columns)
+            elif self._by_column(key):
+                data[key] = self._value_shown(key, next(columns))
             else:
                 data[key] = self._raw(key)
         return self._resident_class._new(data, self._batch_size, self._device, self._names)
 
     def _read_into(self, out: Any) -> Any:
+        if nested := self._nested_keys():
+            raise UnsupportedError(
+                f"the nested tensor {path_text(nested[0])} of {self._handle.store.url} cannot be read into a buffer",
+                hint="read the other keys with keys=, and this entry by td[key]",
+            )
         buffers = []
         for path, _ in self._leaves():
             buffer = out.get(path[len(self._path) :])
@@ -291,27 +243,12 @@ class StoredTree(TensorDictBase):
         return out
 
     def _leaf_list(self) -> list[Tensor]:
+        if self._nested_keys():
+            found: list[Tensor] = self._resident()._leaf_list()
+            return found
         return self._fetch(self._leaves())
 
     # -- windows -----------------------------------------------------------------------------
-    def _at(self, index: Any) -> Self:
-        if isinstance(index, tuple):
-            index = spelled_out(index, len(self._batch_size))
-        sel = self._sel[index]
-        names = indexed_names(self._names, index, len(self._batch_size))
-        window = self._over(self._handle, self._path, sel, self._wanted, self._device, names)
-        if self._state & LOCKED:
-            window._state |= LOCKED
-        return window
-
-    def _kept(self, wanted: dict[str, Any]) -> Self:
-        if self._wanted is not None:
-            wanted = _intersect(self._wanted, wanted)
-        return self._over(self._handle, self._path, self._own_sel(), wanted, self._device, self._names)
-
-    def _own_sel(self) -> Selection | None:
-        return self._window
-
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
         """A tuple of windows along `dim`; nothing is read."""
         places = torch.empty((), device="meta").expand(self._batch_size).split(split_size, dim)
@@ -337,6 +274,8 @@ class StoredTree(TensorDictBase):
             total += torch.Size(sel.shape).numel() * feature * spec.dtype.itemsize
         for path, _ in self._columns():
             total += sum(self._handle.specs[leaf].nbytes for leaf in column_leaves(path[:-1]))
+        for path in self._nested_keys():
+            total += sum(self._handle.specs[leaf].nbytes for leaf in self._handle.leaves_below(path))
         return row_ranges(rows, total // max(1, rows))
 
     def _detached(self) -> Any:
@@ -437,7 +376,11 @@ class StoredTree(TensorDictBase):
         """An in-memory copy, or with `recurse=False` another container over the same store."""
         if recurse:
             return self._resident()
-        return self._over(self._handle, self._path, self._own_sel(), self._wanted, self._device, self._names)
+        return self._again(self._device, lambda td: td.clone(recurse=False))
+
+    def _shallow(self) -> Any:
+        """With a batch size and names of its own, for a place in another container."""
+        return self._at(()) if self._view is None else self.clone(recurse=False)
 
     def _called(self, names: Names) -> Any:
         td = self.clone(recurse=False)
@@ -449,7 +392,7 @@ class StoredTree(TensorDictBase):
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
         """The entries in memory, by one batched read."""
-        return self._resident()
+        return untyped(self._resident(), retain_none)
 
     def is_shared(self) -> bool:
         return bool(self._state & SHARED)
@@ -463,11 +406,21 @@ class StoredTree(TensorDictBase):
         packed: dict[int, Tensor] = {}
         for number, (path, index) in enumerate(batch):
             node: Any = self
-            for key in path[:-1]:
+            for key in path[:-2]:
                 node = node._child(key)
-            if isinstance(node, NonTensor):
+            if len(path) > 1 and isinstance(node, StoredTree) and node._nested_whole(path[-2]):
+                wanted.append(((*node._path, path[-2], path[-1]), node._sel, index))
+                continue
+            node = node._child(path[-2]) if len(path) > 1 else node
+            if isinstance(node, Tensor):
+                leaf = parts_of_nested(node)[1][path[-1]]
+                packed[number] = (leaf[index] if index else leaf).cpu()
+            elif isinstance(node, NonTensor):
                 leaf = self._packed(path[:-1], node)[path[-1]]
                 packed[number] = leaf[index] if index else leaf
+            elif node._handle.nested((*node._path, path[-1])) is not None:
+                leaf = node._raw(path[-1])  # one row
+                packed[number] = (leaf[index] if index else leaf).cpu()
             else:
                 wanted.append(((*node._path, path[-1]), node._sel, index))
         if self._sel.is_full:
@@ -478,6 +431,10 @@ class StoredTree(TensorDictBase):
             values = [v.cpu()[index] if index and not sel.shape else v.cpu() for (_, sel, index), v in pairs]
         rest = iter(values)
         return [packed[number] if number in packed else next(rest) for number in range(len(batch))]
+
+    def _nested_whole(self, key: str) -> bool:
+        """Whether an entry is a nested tensor that is seen as it is stored: its leaves are those of the store."""
+        return self._sel.is_full and self._handle.nested((*self._path, key)) is not None
 
     def _packed(self, path: Path, value: Any) -> dict[str, Tensor]:
         """The leaves of values per row, packed once for all the pieces of a copy."""
@@ -506,29 +463,4 @@ class StoredTree(TensorDictBase):
     def _to(self, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool) -> Any:
         if dtype is not None:
             return super()._to(device, dtype, non_blocking)
-        return self._over(self._handle, self._path, self._own_sel(), self._wanted, device, self._names)
-
-
-_whole_of = functools.lru_cache(256)(Selection.full)
-
-
-def _usable_device(device: str | None) -> torch.device | None:
-    """The stored device, or the CPU where this machine lacks it, or knows of no such device."""
-    if device is None:
-        return None
-    try:
-        found = torch.device(device)
-    except RuntimeError:
-        return torch.device("cpu")
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        return torch.device("cpu")
-    return found
-
-
-def _intersect(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, sub in b.items():
-        if key in a:
-            mine = a[key]
-            out[key] = sub if mine is None else mine if sub is None else _intersect(mine, sub)
-    return out
+        return self._again(device, lambda td: td._to(device, None, non_blocking))

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
 import torch
 from torch import Tensor
 
-from tdstore.container.core import GROUP, LEAF, Container
+from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.describe import describe
 from tdstore.container.handle import without
 from tdstore.container.names import extend_names
-from tdstore.container.nontensor import NonTensor, NonTensorStack, assign, spread_over
+from tdstore.container.nestedleaves import leaf_below
+from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack, spread_over
 from tdstore.container.packed import column_leaves
 from tdstore.container.paths import is_key
 from tdstore.container.stored import StoredTree
 from tdstore.container.streaming import into, rows_of
+from tdstore.container.terms import as_terms
 from tdstore.container.texts import ValuePlan
+from tdstore.container.typed import inside
+from tdstore.container.widening import is_of_value, put_rows, rows_below, widened
 from tdstore.errors import BatchSizeError, UnsupportedError
 from tdstore.header import Group
 from tdstore.indexing import Selection
 from tdstore.ops.base import Names
 from tdstore.rows import scatter
 from tdstore.store import Cap
-from tdstore.types import LeafSpec, Path, Read, Write
+from tdstore.types import LeafSpec, Path, Read, Write, path_text
 
 
 class StoredWrites(StoredTree):
@@ -35,7 +39,15 @@ class StoredWrites(StoredTree):
 
     # -- writing -----------------------------------------------------------------------------
     def _whole(self, what: str) -> None:
-        if not self._sel.is_full:
+        if self._view is not None:
+            raise UnsupportedError(
+                f"cannot {what} in a view of {self._handle.store.url}: it would change what is outside of it",
+                url=self._handle.store.url,
+                hint="do it on the TensorDict that was indexed, or that these keys were selected from",
+            )
+
+    def _all_rows(self, what: str) -> None:
+        if self._window is not None:
             raise UnsupportedError(
                 f"cannot {what} in a window of {self._handle.store.url}: it would change rows outside of it",
                 url=self._handle.store.url,
@@ -44,12 +56,6 @@ class StoredWrites(StoredTree):
 
     def _refuse_part(self, what: str) -> None:
         self._whole(what)
-        if self._wanted is not None:
-            raise UnsupportedError(
-                f"cannot {what} with some of the keys of {self._handle.store.url}: its other entries grow, too",
-                url=self._handle.store.url,
-                hint="do it on the TensorDict that these keys were selected from",
-            )
 
     def _assign(self, entries: Mapping[str, Any]) -> None:
         self._handle.check_writable()
@@ -59,14 +65,22 @@ class StoredWrites(StoredTree):
         fresh = plan.fresh
         data: list[tuple[Path, Any]] = []
         gone = plan.gone
-        src = tuple(self._sel.src_shape)
-        n = len(self._batch_size)
+        src, sel = self._source(), self._sel
+        n = len(sel.shape)
         for key, entry in entries.items():
             path = (*self._path, key)
             old = handle.kind(path)
-            if isinstance(entry, Tensor):
+            if isinstance(entry, Tensor) and entry.is_nested:
+                self._all_rows(f"set the nested tensor {key!r}")
+                data += plan.nest(path, entry)
+                if old is not None:
+                    gone.append(path)
+            elif isinstance(entry, Tensor):
+                self._check_rows(key, entry.shape)
                 spec = LeafSpec((*src, *entry.shape[n:]), entry.dtype)
-                if old != LEAF or handle.specs[path] != spec:
+                if old != LEAF or handle.specs.get(path) != spec:
+                    if old == LEAF and path not in handle.specs:
+                        self._all_rows(f"replace the nested tensor {key!r}")
                     fresh[path] = spec
                     if old is not None:
                         gone.append(path)
@@ -76,13 +90,20 @@ class StoredWrites(StoredTree):
                 if old in (LEAF, GROUP):
                     gone.append(path)
             else:
-                self._whole(f"set the TensorDict {key!r}")
-                below, more = describe(entry, path)
+                found, rows = self._whole_rows(key, entry)
+                below, more = describe(found, path)
                 records.update(below)
                 fresh.update(more)
                 if old is not None:
                     gone.append(path)
-                data += [(leaf, _leaf_below(entry, leaf[len(path) :])) for leaf in more]
+                for leaf in more:
+                    rest = leaf[len(path) :]
+                    if found is rows:
+                        data.append((leaf, leaf_below(rows, rest)))
+                    elif is_of_value(found, rest):
+                        plan.writes.append(Write(leaf, (), leaf_below(found, rest)))
+                    else:
+                        data.append((leaf, rows_below(rows, rest)))
         store = handle.store
         writes = [w for path, value in data for w in self._writes(path, value, fresh.get(path))]
         values = plan.values.get(self._path, {})
@@ -107,51 +128,105 @@ class StoredWrites(StoredTree):
             left = {p: s for p, s in handle.specs.items() if p not in set(stale)}
             handle.commit(groups, {**left, **fresh})
         plan.tidy()
+        if self._view is not None:
+            self._added(self._view, entries.items())
+
+    def _whole_rows(self, key: str, entry: Any) -> tuple[Any, Any]:
+        """A nested TensorDict for all rows of the store, and the same with those of this container."""
+        lead = self._sel.shape
+        if len(entry.batch_size) < len(lead):
+            entry = entry._shallow()
+            try:
+                entry.batch_size = lead
+            except BatchSizeError:
+                self._check_rows(key, entry.batch_size)
+        self._check_rows(key, entry.batch_size)
+        if self._window is None:
+            return entry, entry
+        source = self._source()
+        return widened(entry, self._sel, source, extend_names(self._group().names, len(source))), entry
+
+    def _check_rows(self, key: str, shape: Sequence[int]) -> None:
+        """Refuse what fits the batch size of this view, but not the larger one that the store has."""
+        sel, batch = self._sel, self._group().batch_size or ()
+        if tuple(shape[: len(sel.shape)]) != tuple(sel.shape) or len(sel.src_shape) < len(batch):
+            raise UnsupportedError(
+                f"cannot set {key!r} of shape {list(shape)} in a view of {self._handle.store.url}: what is selected "
+                f"there has the batch size {list(sel.shape)}",
+                url=self._handle.store.url,
+                hint="give it those dimensions, or set it in td.to_tensordict()",
+            )
 
     def _plan_value(self, key: str, entry: NonTensor, plan: ValuePlan) -> None:
-        path = (*self._path, key)
-        if not self._sel.is_full and self._handle.column(path):
+        path, sel = (*self._path, key), self._sel
+        batch = torch.Size(self._group().batch_size or ())
+        more = len(sel.src_shape) - len(batch)
+        one = entry.for_batch(entry.batch_size) is not None
+        if self._view is not None and not one:
+            lack = len(sel.shape) - len(entry.batch_size)
+            if 0 < lack <= more:
+                entry = entry.move(lambda t: t.reshape(*t.shape, *(1,) * lack).expand(*t.shape, *sel.shape[-lack:]))
+            self._check_rows(key, entry.batch_size)
+        if self._window is None:
+            plan.keep(path, entry)
+            return
+        if self._handle.column(path) and not more:
             leaf = column_leaves(path)[0]
-            further = self._handle.specs[leaf].shape[len(self._sel.src_shape) :]
-            shape = torch.Size((*self._batch_size, *further))
+            further = self._handle.specs[leaf].shape[len(sel.src_shape) :]
+            shape = torch.Size((*sel.shape, *further))
             if isinstance(entry, NonTensorStack):
                 spans = plan.place(path, spread_over(entry, shape[:-1])).reshape(shape)
             else:
                 spans = plan.place(path, [entry.plain()])[0].expand(shape)
-            plan.writes += self._parts(leaf, self._sel, spans)
+            plan.writes += self._parts(leaf, sel, spans)
             return
-        if not self._sel.is_full:
-            old = self._handle.value(path) if self._kind(key) not in (None, LEAF, GROUP) else None
-            if old is None:
-                self._whole(f"set the value {key!r}")
-                raise AssertionError("unreachable")
-            places = torch.arange(torch.Size(self._sel.src_shape).numel()).reshape(self._sel.src_shape)
-            at = self._sel_on_tensor(places)
-            flat = old.move(lambda t: t.reshape(-1))
-            entry = assign(flat, at, entry).move(lambda t: t.reshape(self._sel.src_shape))
-        plan.keep(path, entry)
+        old = self._handle.value(path) if self._handle.kind(path) == VALUE else NonTensorData(None, batch)
+        if one and isinstance(old, NonTensorData) and self._view is not None:
+            self._view.single.add(key)
+        new = put_rows(key, old, sel, entry)
+        if more and not one and not self._value_here(new).same(entry):
+            raise UnsupportedError(
+                f"cannot write values of the batch size {list(entry.batch_size)} into {key!r}: in "
+                f"{self._handle.store.url} they have {list(batch)}",
+                url=self._handle.store.url,
+                hint="set one value for each of those rows, or set them in td.to_tensordict()",
+            )
+        plan.keep(path, new)
 
     def _writes(self, path: Path, value: Tensor, spec: LeafSpec | None) -> list[Write]:
         """The writes that put `value`, of this window's batch size, into a leaf."""
-        spec = spec or self._handle.specs[path]
+        fresh, spec = spec, spec or self._handle.specs[path]
         value = value.detach()
         value = value.to(device="cpu", dtype=spec.dtype)
         if self._sel.is_full:
             return [Write(path, (), value)]
-        return self._parts(path, self._sel, value)
+        return self._parts(path, self._sel, value, fresh)
 
-    def _parts(self, path: Path, sel: Selection, value: Tensor) -> list[Write]:
+    def _parts(self, path: Path, sel: Selection, value: Tensor, fresh: LeafSpec | None = None) -> list[Write]:
         """The writes that put `value` at a selection; whole leaves where the store has no others."""
         pieces = sel.write_plan().pieces(value)
         if Cap.PARTIAL_WRITE in self._handle.store.caps:
             return [Write(path, index, part) for index, part in pieces]
-        whole = self._handle.store.read([Read(path)])[0]
+        if fresh is None:
+            whole = self._handle.store.read([Read(path)])[0]
+        else:
+            whole = torch.zeros(fresh.shape, dtype=fresh.dtype)
         for index, part in pieces:
             scatter(whole, index, part)
         return [Write(path, (), whole)]
 
     def _leaf_at(self, key: str, index: Any) -> Tensor:
+        if self._handle.nested((*self._path, key)) is not None:
+            return self._nested_at(key, as_terms(index))
         return self._fetch([((*self._path, key), self._leaf_sel(key)[index])])[0]
+
+    def _nested_at(self, key: str, terms: tuple[Any, ...]) -> Tensor:
+        """Rows of a nested tensor as the batch is indexed, and then what the rest of the index leaves of them."""
+        n = len(self._batch_size)
+        plain = all(isinstance(t, (int, slice)) for t in terms)
+        window, rest = (self._at(terms[:n]), terms[n:]) if plain and n else (self, terms)
+        found: Tensor = window._raw(key)
+        return found[rest] if rest else found
 
     def _leaf_sel(self, key: str) -> Selection:
         """This window over all dimensions of a leaf, feature dimensions too."""
@@ -161,6 +236,7 @@ class StoredWrites(StoredTree):
     def _write_leaf_at(self, key: str, index: Any, value: Any) -> None:
         self._handle.check_writable()
         path = (*self._path, key)
+        self._refuse_nested(key)
         sel = self._leaf_sel(key)[index]
         spec = self._handle.specs[path]
         tensor = _expanded(torch.as_tensor(value), torch.Size(sel.shape), key).to(device="cpu", dtype=spec.dtype)
@@ -214,16 +290,29 @@ class StoredWrites(StoredTree):
                 else:
                     child._plan_writes(dict(pairs.items()), writes, plan)
             elif kind == LEAF:
+                self._refuse_nested(key)
                 writes += self._writes(path, self._leaf_value(key, value), None)
             else:
                 entry = value if isinstance(value, NonTensor) else self._coerce(key, value)
                 self._plan_value(key, entry, plan)
 
+    def _refuse_nested(self, key: str) -> None:
+        path = (*self._path, key)
+        if self._handle.nested(path) is not None:
+            raise UnsupportedError(
+                f"the rows of the nested tensor {path_text(path)} of {self._handle.store.url} cannot be written: they "
+                "lie one after the other, each with its own shape",
+                url=self._handle.store.url,
+                hint="set the whole entry: td.set(key, nested); or keep rows that change as td.to_lazystack(0)",
+            )
+
     def _leaf_value(self, key: str, value: Any) -> Tensor:
         return _expanded(torch.as_tensor(value), self._leaf_shape(key), key)
 
     def _drop(self, keys: Iterable[str]) -> None:
-        self._whole("remove entries")
+        if self._view is not None:
+            self._forget(self._view, keys)
+            return
         self._handle.remove([(*self._path, key) for key in keys])
 
     def _rename(self, old: str, new: str) -> None:
@@ -231,13 +320,20 @@ class StoredWrites(StoredTree):
         self._handle.rename((*self._path, old), (*self._path, new))
 
     def _reorder(self, keys: list[str]) -> None:
-        self._whole("reorder entries")
+        if self._view is not None:
+            self._view.keys = dict.fromkeys(keys)
+            return
         groups = dict(self._handle.groups)
         groups[self._path] = msgspec.structs.replace(groups[self._path], keys=tuple(keys))
         self._handle.commit(groups)
 
+    def _batches_above(self) -> list[torch.Size]:
+        return super()._batches_above() + (self._handle.batch_above(self._path) if self._view is None else [])
+
     def _set_batch_size(self, batch_size: torch.Size) -> None:
-        self._whole("change the batch size")
+        if self._view is not None:
+            self._take_batch(self._view, batch_size)
+            return
         groups = dict(self._handle.groups)
         kept = extend_names(self._names and self._names[: len(batch_size)], len(batch_size))
         names = kept if kept and any(kept) else None
@@ -256,7 +352,10 @@ class StoredWrites(StoredTree):
 
     def _set_names(self, names: Names) -> None:
         self._names = names
-        if self._sel.is_full:
+        if self._view is not None:
+            for td in self._view.nested.values():
+                inside(td)._set_names(extend_names(names, td.batch_dims))
+        else:
             groups = dict(self._handle.groups)
             for path, group in groups.items():
                 if path[: len(self._path)] == self._path:
@@ -274,8 +373,8 @@ class StoredWrites(StoredTree):
             # As users of stored TensorDicts expect: an existing entry of the same form is written in place.
             if len(rest) == 1 and isinstance(node, StoredWrites) and node._kind(rest[0]) == LEAF:
                 made = node._coerce(rest[0], value)
-                spec = node._handle.specs[(*node._path, rest[0])]
-                if isinstance(made, Tensor) and made.shape == node._leaf_shape(rest[0]) and made.dtype == spec.dtype:
+                shape, _, dtype, *_ = node._leaf_facts(rest[0])
+                if isinstance(made, Tensor) and -1 not in shape and made.shape == shape and made.dtype == dtype:
                     node._write({rest[0]: made})
                     return
             self.set(index, value)
@@ -327,14 +426,6 @@ class StoredWrites(StoredTree):
             block.update_(block.apply(fn, *parts, **kwargs))
 
         return self._stream(change, others)
-
-
-def _leaf_below(node: Any, path: Path) -> Tensor:
-    """A leaf by its path in a store, where the groups of a lazy stack are its elements."""
-    for key in path[:-1]:
-        node = node._child(key)
-    leaf: Tensor = node._raw(path[-1])
-    return leaf
 
 
 def _expanded(tensor: Tensor, shape: torch.Size, key: str) -> Tensor:

@@ -15,7 +15,7 @@ from tdstore.container.names import as_names
 from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.paths import entry_path
 from tdstore.container.writing import WritingMixin
-from tdstore.errors import KeyNotFoundError
+from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.shapes import as_size
 from tdstore.types import NestedKey, Path
 
@@ -257,6 +257,7 @@ class StructureMixin(WritingMixin):
         if inplace:
             if self.is_locked:
                 raise self._refuse_locked("change the key structure")
+            self._whole("change the key structure")
             self._drop(list(self._first_keys()))
             self._assign(data)
             return self
@@ -349,7 +350,7 @@ class StructureMixin(WritingMixin):
             if isinstance(value, NonTensor):
                 data[key] = value.apart()
             else:
-                data[key] = value.clone() if isinstance(value, Tensor) else value.to_tensordict()
+                data[key] = value.clone() if isinstance(value, Tensor) else value.to_tensordict(retain_none=retain_none)
         return self._resident_class._new(data, td._batch_size, td._device, td._names)
 
     def to_dict(
@@ -367,8 +368,7 @@ class StructureMixin(WritingMixin):
             tolist_first: nested TensorDicts with batch dimensions become lists of dicts, and values lists of them.
         """
         out: dict[str, Any] = {}
-        td = self._resident()
-        for key, value in td._data.items():
+        for key, value in self._plain_entries():
             if isinstance(value, NonTensor):
                 plain = value.tolist() if tolist_first else value.plain()
                 if plain is not None or retain_none:
@@ -382,6 +382,10 @@ class StructureMixin(WritingMixin):
                     retain_none=retain_none, convert_tensors=convert_tensors, tolist_first=tolist_first
                 )
         return out
+
+    def _plain_entries(self) -> Iterable[tuple[str, Any]]:
+        """The first-level entries in memory, by one batched read."""
+        return self._resident()._data.items()  # type: ignore[no-any-return]
 
     # -- mapping -----------------------------------------------------------------------------
     def apply(
@@ -469,8 +473,8 @@ class StructureMixin(WritingMixin):
             return target
         if made is None:
             return None
-        if device is not NO_DEFAULT and device is not None:
-            made = made.to(device)
+        if device is not NO_DEFAULT:
+            made = made.clear_device_() if device is None else made.to(device)
         if names is not NO_DEFAULT:
             made._set_names(as_names(names, len(batch)))
         if propagate_lock and self.is_locked:
@@ -490,7 +494,7 @@ class StructureMixin(WritingMixin):
 class Mapper:
     """One walk of `apply`: a function over the leaves of a tree and of others beside it."""
 
-    __slots__ = ("call_on_nested", "default", "filter_empty", "fn", "named")
+    __slots__ = ("call_on_nested", "default", "filter_empty", "fn", "least", "named")
 
     def __init__(
         self,
@@ -502,9 +506,13 @@ class Mapper:
     ) -> None:
         self.fn, self.named, self.default = fn, named, default
         self.filter_empty, self.call_on_nested = filter_empty, call_on_nested
+        self.least: torch.Size | None = None
 
     def run(self, td: Any, others: list[Any], path: Path, batch: torch.Size) -> Any:
         fn, named, n = self.fn, self.named, len(td._batch_size)
+        # Below another batch size, a larger one of its own stays only where the results have it.
+        above, self.least = self.least, None
+        least = above if above is not None and len(above) < len(batch) and batch[: len(above)] == above else None
         data: dict[str, Any] = {}
         dropped = False
         names = td._names if batch == td._batch_size else None
@@ -523,13 +531,23 @@ class Mapper:
                 if len(nested._batch_size) != n:
                     wide = torch.Size((*batch, *nested._batch_size[n:]))
                 below = [_or_empty(r, self.default, nested) for r in rest]
+                self.least = batch
                 made = nested._mapped(self, below, (*path, key) if named or others else (), wide)
             if made is None:
                 dropped = True
-            elif type(made) is Tensor and td._device is None and made.shape[: len(batch)] == batch:
+            elif (
+                type(made) is Tensor and td._device is None and not made.is_nested and made.shape[: len(batch)] == batch
+            ):
                 data[key] = made
             else:
-                data[key] = built._coerce(key, made)
+                try:
+                    data[key] = built._coerce(key, made)
+                except BatchSizeError:
+                    if least is None:
+                        raise
+                    batch, least = least, None
+                    built = td._resident_class._new(data, batch, td._device, None)
+                    data[key] = built._coerce(key, made)
         if not data and (self.filter_empty or (self.filter_empty is None and dropped)):
             return None
         return built

@@ -241,7 +241,7 @@ class TensorDict(IndexedTree):
             if mine is None:
                 raise KeyNotFoundError(f"update_: key {key!r} not found in a TensorDict with keys {list(self._data)}")
             if isinstance(mine, Tensor) and isinstance(value, Tensor):
-                if mine.shape != value.shape:
+                if mine.is_nested or mine.shape != value.shape:
                     return False
                 pairs.append((mine, value))
             elif type(mine) is not TensorDict or type(value) is not TensorDict or not mine._pair_existing(value, pairs):

@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from tdstore.container.describe import stored_value
+from tdstore.container.nestedleaves import parts_of_nested, specs_of_nested
 from tdstore.container.nontensor import NonTensor, spread_over
-from tdstore.container.packed import HEAD, TEXT, check_mark, checked_end, column_leaves, encode_rows, grow, text_writes
+from tdstore.container.packed import checked_end, column_leaves, grow, text_writes
+from tdstore.container.packedreads import check_mark
 from tdstore.container.packing import pack_crowded
+from tdstore.container.rowbytes import encode_rows
 from tdstore.store import Cap
+from tdstore.strings import HEAD, TEXT
 from tdstore.types import LeafSpec, Path, Read, Write, path_text
 
 
@@ -37,6 +41,12 @@ class ValuePlan:
         self.writes += [Write(leaf, (), entry._raw(leaf[-1]).detach().cpu()) for leaf in leaves]  # type: ignore[attr-defined]
         if path not in self.handle.specs and set(self.handle.leaves_below(path)) - set(leaves):
             self.gone.append(path)
+
+    def nest(self, path: Path, tensor: Tensor) -> list[tuple[Path, Tensor]]:
+        """Store a nested tensor anew: the leaves to be written."""
+        self.values.setdefault(path[:-1], {})[path[-1]], parts = parts_of_nested(tensor)
+        self.fresh.update({(*path, name): spec for name, spec in specs_of_nested(parts).items()})
+        return [((*path, name), part) for name, part in parts.items()]
 
     def place(self, path: Path, values: Sequence[Any]) -> Tensor:
         """Add values to a column: their spans `[n, 2]`, to be written by the caller."""

@@ -216,6 +216,12 @@ class ResidentTree(TensorDictBase):
                 td.lock_()
         return td
 
+    def _fitting(self, value: Any) -> Any:
+        """A nested TensorDict, with this batch size again if it was given a smaller one behind its parent's back."""
+        if len(value.batch_size) < len(self._batch_size):
+            value.batch_size = self._batch_size
+        return value
+
     def _move_tree(self, fn: Callable[[Tensor], Tensor], new: torch.Size, names: Names, n: int) -> Self:
         data: dict[str, Any] = {}
         for key, value in self._data.items():
@@ -224,7 +230,7 @@ class ResidentTree(TensorDictBase):
             elif isinstance(value, NonTensor):
                 data[key] = value.move(fn)
             else:
-                below = value.batch_size
+                below = self._fitting(value).batch_size
                 wide = new if len(below) == n else torch.Size((*new, *below[n:]))
                 data[key] = value._live()._move_tree(fn, wide, extend_names(names, len(wide)), len(below))
         return self._new(data, new, self._device, names)
@@ -254,7 +260,7 @@ class ResidentTree(TensorDictBase):
             elif isinstance(value, NonTensor):
                 columns.append(value.spread(fn))
             else:
-                wide = [torch.Size((*b, *value.batch_size[n:])) for b in batch_sizes]
+                wide = [torch.Size((*b, *self._fitting(value).batch_size[n:])) for b in batch_sizes]
                 deeper = extend_names(names, len(wide[0])) if wide else None
                 columns.append(value._live()._fan_tree(fn, wide, deeper))
         keys = tuple(self._data)
@@ -306,7 +312,14 @@ class ResidentTree(TensorDictBase):
             return self._with_leaves(iter(()))
         if mapped():
             fn = one_by_one(fn)
-        td = self._with_leaves(iter(fn(leaves, *[self._operand(o, leaves) for o in operands])))
+        parts = [self._operand(o, leaves) for o in operands]
+        try:
+            made = fn(leaves, *parts)
+        except RuntimeError as error:
+            if "Autograd not support dtype" not in str(error):
+                raise
+            made = one_by_one(fn)(leaves, *parts)  # integers beside parameters, as in a batch norm
+        td = self._with_leaves(iter(made))
         if self._state & LOCKED:
             td.lock_()
         return td
@@ -435,7 +448,10 @@ class ResidentTree(TensorDictBase):
 
     def _reduced(self, kind: Reduction, over: Over, keepdim: bool, batch_size: torch.Size, names: Names) -> Self:
         def stack(value: Any, batch: torch.Size, deeper: Names) -> Any:
-            return value._reduced(kind, over, keepdim, batch, deeper)
+            if not over.features:
+                return value._reduced(kind, over, keepdim, batch, deeper)
+            n = len(value._batch_size)  # the features below are those right of its own batch
+            return value._reduced(kind, Over(None, True, n), keepdim, value._batch_size, extend_names(names, n))
 
         return self._over_leaves_of(lambda leaf: kind.whole(*over.of(leaf), keepdim), over, batch_size, names, stack)
 
@@ -473,6 +489,8 @@ class ResidentTree(TensorDictBase):
                 deeper = extend_names(names, len(wide))
                 if stack is not None and isinstance(value, self._stack_class):
                     data[key] = stack(value, wide, deeper)
+                elif stack is not None and over.features and further:
+                    data[key] = stack(value._resident(), wide, deeper)
                 else:
                     data[key] = value._resident()._over_leaves_of(fn, over, wide, deeper, stack)
             elif isinstance(value, NonTensor) and (made := value.for_batch(batch_size)) is not None:

@@ -7,10 +7,12 @@ again. The class itself is in `tdstore.tensorclass`, above this folder.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any, ClassVar
 
 import msgspec
+from torch.serialization import add_safe_globals
 
 from tdstore.container.core import Container
 
@@ -25,6 +27,8 @@ class Typed(Container):
 
     _tensordict: Any
     _field_names: ClassVar[frozenset[str]]
+    _open: ClassVar[bool] = False
+    """Whether it may have entries beside its fields."""
 
     @classmethod
     def _dress(cls, td: Any) -> Any:
@@ -34,7 +38,7 @@ class Typed(Container):
     @classmethod
     def _odd(cls, td: Any) -> list[str]:
         """Entries that a container of this class cannot have."""
-        return [key for key in td._first_keys() if key not in cls._field_names]
+        return [] if cls._open else [key for key in td._first_keys() if key not in cls._field_names]
 
 
 # -- the classes of this process -------------------------------------------------------------
@@ -48,7 +52,22 @@ def full_name(cls: type) -> str:
 
 def register(cls: type[Typed]) -> None:
     """Make a class known to `load`; the newest of a name counts, as in a notebook where a cell is run again."""
-    _known[full_name(cls)] = cls
+    name = full_name(cls)
+    if name not in _known:
+        # To torch.load(weights_only=True) the name means what gives the class to `_rebuilt`, and not the class itself:
+        # a file from a stranger cannot call its constructor.
+        add_safe_globals([(functools.partial(_known.__getitem__, name), name)])
+    _known[name] = cls
+
+
+def maker_of(cls: type[Typed]) -> Any:
+    """What a pickle refers to for a class: the class, or what makes one that no module has by its name."""
+    return vars(cls).get("_made_by", cls)
+
+
+def class_of(found: Any) -> Any:
+    """The class that a pickle refers to: `found`, or what that gives."""
+    return found if isinstance(found, type) else found()
 
 
 def known() -> list[type[Typed]]:
@@ -107,6 +126,12 @@ def dressed(kind: str, td: Any) -> Any:
     return cls._dress(td)
 
 
+def takes(td: Any, key: str) -> bool:
+    """Whether a container may get an entry of that name: one of a tensorclass is a field."""
+    cls = worn_by(inside(td))
+    return cls is None or cls._open or key in cls._field_names
+
+
 # -- several at once -------------------------------------------------------------------------
 def undressed(tds: list[Any]) -> tuple[type[Typed] | None, list[Any]]:
     """Containers without their class, and the class that they share; None, and the same, if none has one.
@@ -130,6 +155,21 @@ def redressed(cls: type[Typed] | None, made: Any, out: Any = None) -> Any:
 def inside(td: Any) -> Any:
     """The container that a typed one has; any other as it is."""
     return td._tensordict if isinstance(td, Typed) else td
+
+
+def untyped(td: Any, retain_none: bool | None = None) -> Any:
+    """A tree in memory that only the caller has, with plain containers in the places of its tensorclasses."""
+    found = inside(td)
+    if found is not td:
+        found._worn = None
+        for name in td._non_tensordict if retain_none else ():
+            found.set_non_tensor(name, None)
+    for key, value in getattr(found, "_data", {}).items():
+        if isinstance(value, Container):
+            found._data[key] = untyped(value, retain_none)
+    for number, element in enumerate(getattr(found, "_tds", ())):
+        found._tds[number] = untyped(element, retain_none)
+    return found
 
 
 def stamp(td: Any, cls: type[Typed]) -> None:

@@ -13,8 +13,9 @@ from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.keysview import IsLeaf
 from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.paths import entry_path, is_key
+from tdstore.container.ragged import leaf_shape
 from tdstore.container.terms import as_terms, spelled_out
-from tdstore.container.typed import redressed, worn_by
+from tdstore.container.typed import redressed, takes, worn_by
 from tdstore.errors import BatchSizeError, KeyNotFoundError, NotAGroupError
 from tdstore.indexing import index_shape
 from tdstore.types import NestedKey, Path
@@ -82,7 +83,10 @@ class WritingMixin(AccessMixin):
         if kind == LEAF:
             if not isinstance(value, Tensor):
                 raise ValueError(f"entry {key!r} is a tensor; cannot write a {type(item).__name__} into it in place")
-            if value.shape != self._leaf_shape(key):
+            if value.is_nested:
+                if leaf_shape(value) != self._leaf_shape(key):
+                    raise BatchSizeError(f"cannot write a nested tensor into entry {key!r}, which has other shapes")
+            elif value.shape != self._leaf_shape(key):
                 if whole and value.shape[: len(self._batch_size)] != self._batch_size:
                     raise BatchSizeError(
                         f"batch dimension mismatch: shape {list(value.shape)} for entry {key!r} "
@@ -110,9 +114,10 @@ class WritingMixin(AccessMixin):
         """
         node, last = self._existing(key)
         value = node._coerce_existing(last, item, whole=True)
-        if node._kind(last) == LEAF and isinstance(item, Tensor) and item.shape != node._leaf_shape(last):
+        shape = leaf_shape(item) if isinstance(item, Tensor) and node._kind(last) == LEAF else None
+        if shape is not None and shape != node._leaf_shape(last):
             raise BatchSizeError(
-                f"cannot write shape {list(item.shape)} into entry {key!r} of shape {list(node._leaf_shape(last))}"
+                f"cannot write shape {list(shape)} into entry {key!r} of shape {list(node._leaf_shape(last))}"
             )
         node._write({last: value})
         return self
@@ -153,7 +158,7 @@ class WritingMixin(AccessMixin):
         ignore_lock: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """Merge entries, going into nested TensorDicts that are on both sides.
+        """Merge entries, going into nested TensorDicts that are on both sides; nothing is set unless everything fits.
 
         Args:
             clone: store copies of the tensors.
@@ -197,9 +202,13 @@ class WritingMixin(AccessMixin):
                 if clone:
                     made = made.clone()
                 fresh[first] = made
+        if fresh and self.is_locked and not ignore_lock:
+            raise self._refuse_locked(f"update {', '.join(map(repr, fresh))}")
+        if len(below) + bool(fresh or writes) > 1:  # what is checked by being done is the last that can fail
+            for node, part, sub in below:
+                if sub is None:
+                    _check_update(node, part, inplace, is_leaf)
         if fresh:
-            if self.is_locked and not ignore_lock:
-                raise self._refuse_locked(f"update {', '.join(map(repr, fresh))}")
             self._assign(fresh)
         if writes:
             self._write(writes)
@@ -294,7 +303,7 @@ class WritingMixin(AccessMixin):
         return self
 
     def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
-        """Remove an entry and return it (non-tensor values unwrapped), or `default`."""
+        """Remove an entry and return it (non-tensor values wrapped, as `get` gives them), or `default`."""
         found = self._find(key)
         if found is None:
             if default is NO_DEFAULT:
@@ -306,8 +315,10 @@ class WritingMixin(AccessMixin):
         entry: Any = node._raw(last)
         if isinstance(entry, Container):
             entry = entry._detached()  # type: ignore[attr-defined]
+        elif isinstance(entry, NonTensor):
+            entry = entry.apart()  # what it may have in the store goes now
         node._drop([last])
-        return entry.plain() if isinstance(entry, NonTensor) else entry
+        return entry
 
     def popitem(self) -> tuple[str, Any]:
         """Remove the last first-level entry and return `(key, entry)`."""
@@ -345,7 +356,7 @@ class WritingMixin(AccessMixin):
         if target is not None and target is node:
             node._rename(last, new[-1])
             return self
-        node._whole("remove entries")
+        node._whole("rename entries")
         entry = node._raw(last)
         self.set(new, entry)
         node._drop([last])
@@ -441,6 +452,25 @@ def _flat_pairs(source: Any, prefix: Path = (), *, stacks: bool = True) -> Itera
             yield from _flat_pairs(value, path, stacks=stacks)
         else:
             yield path, value
+
+
+def _check_update(node: Any, source: Any, inplace: bool, is_leaf: IsLeaf | None) -> None:
+    """Raise what `node.update(source)` would."""
+    for key, value in _pairs(source):
+        first, *rest = entry_path(key)
+        value = _nest(tuple(rest), value) if rest else value
+        kind = node._kind(first)
+        nested = isinstance(value, Mapping) or (isinstance(value, Container) and not _leaf(is_leaf, value))
+        if kind == GROUP and nested:
+            _check_update(node._raw(first), value, inplace, is_leaf)
+        elif not takes(node, first):
+            node.update({first: value})  # refuses it
+        elif kind is not None and inplace:
+            node._coerce_existing(first, value, whole=True)
+        elif value is not None:
+            if node.is_locked:
+                raise node._refuse_locked(f"update {first!r}")
+            node._coerce(first, value)
 
 
 def _as_list(keys: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tdstore.container.core import GROUP, LEAF, Container
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.errors import UnevenError
 from tdstore.shapes import as_size
 
 
@@ -51,14 +52,27 @@ def _stacked(td: Any, padding: float) -> dict[str, Any]:
     for key in td._first_keys():
         kind = td._kind(key)
         if kind == LEAF:
-            parts = [part for element in td._tds for part in [element._raw(key)]]
-            parts = [padded_together(p.unbind(), padding) if p.is_nested else p for p in parts]
+            parts = [_one(element, key, padding) for element in td._tds]
+            if len({part.ndim for part in parts}) > 1:
+                raise UnevenError(
+                    f"the entries {key!r} have different numbers of dimensions and cannot be padded to one shape",
+                    hint=f"td.get({key!r}, as_list=True)",
+                )
             data[key] = padded_together(parts, padding).movedim(0, td._stack_dim)
         elif kind == GROUP:
             data[key] = _padded(td._raw(key), padding, None)
         else:
             data[key] = [element._raw(key) for element in td._tds]
     return data
+
+
+def _one(element: Any, key: str, padding: float) -> Tensor:
+    """The entry of an element as one tensor; of a stack in the stack, too."""
+    if isinstance(element, Container._stack_class):
+        found: Tensor = _stacked(element.select(key), padding)[key]
+        return found
+    part: Tensor = element._raw(key)
+    return padded_together(part.unbind(), padding) if part.is_nested else part
 
 
 def padded_together(parts: Sequence[Tensor], padding: float) -> Tensor:

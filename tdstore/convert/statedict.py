@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.nontensor import NonTensor
-from tdstore.container.typed import inside, worn_by
+from tdstore.container.typed import inside, takes, worn_by
 from tdstore.container.unbatched import UnbatchedTensor
 from tdstore.convert.stateforms import Tree, read, write_flat, write_legacy, write_nested
 from tdstore.errors import BatchSizeError, StateDictError
@@ -156,7 +156,8 @@ class _Loading:
                 value = UnbatchedTensor(value, td.batch_size)
             if kind is None:
                 self._extra.append(name)
-                part.fresh[key] = _entry(td, value)
+                if takes(td, key):
+                    part.fresh[key] = _entry(td, value)
             elif kind != _kind_of(value):
                 raise StateDictError(
                     f"{name!r} is a {kind} in the TensorDict, and a {_kind_of(value)} in the state dict"

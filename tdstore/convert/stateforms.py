@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdstore.container.attributes import TensorAttrs
 from tdstore.container.core import GROUP
 from tdstore.container.nontensor import MetaData, NonTensor, NonTensorData, NonTensorStack
 from tdstore.errors import StateDictError
@@ -68,11 +69,12 @@ def _is_value(note: Mapping[str, Any]) -> bool:
 
 
 def _value_metadata(value: NonTensor) -> dict[str, Any]:
-    wrapped = {"data": value.tolist() if isinstance(value, NonTensorStack) else value.plain()}
+    rows = isinstance(value, NonTensorStack)  # of any kind: where they lie is of no interest here
+    wrapped = {"data": value.tolist() if rows else value.plain()}
     return {
         "batch_size": value.batch_size,
         "device": None,
-        "_type": type(value).__name__,
+        "_type": NonTensorStack.__name__ if rows else type(value).__name__,
         "_non_tensor": wrapped | {"_is_non_tensor": True, "_metadata": None},
     }
 
@@ -196,13 +198,16 @@ def _value(note: Mapping[str, Any]) -> NonTensor:
     data, batch = note["_non_tensor"]["data"], as_size(note.get("batch_size"))
     if note.get("_type") == NonTensorStack.__name__:
         return NonTensorStack.from_list(data, len(batch))
+    if note.get("_type") == TensorAttrs.__name__:
+        return TensorAttrs.from_data(data, batch)
     return (MetaData if note.get("_type") == MetaData.__name__ else NonTensorData)(data, batch)
 
 
 def _read_nested(state: Mapping[str, Any]) -> Tree:
     if state.keys() == {"_tensordict", "_non_tensordict"}:  # of an older tensorclass
         tree = _read_nested(state["_tensordict"])
-        tree.entries |= {key: NonTensorData(value) for key, value in state["_non_tensordict"].items()}
+        values = state["_non_tensordict"].items()
+        tree.entries |= {key: NonTensorData(value, tree.batch) for key, value in values if value is not None}
         return tree
     note = (getattr(state, "_metadata", None) or {}).get("", {})
     tree = Tree(told="batch_size" in note)

@@ -103,7 +103,8 @@ def _object(group: Group, leaves: dict[str, Any], groups: dict[str, Any]) -> dic
         values, stacks, odd = _split(group, batch)
         hidden = {key: groups.pop(key) for key in list(groups) if key in _OWN}
         made = {"cls": "TensorDict", "non_tensors": values, "leaves": leaves, "cls_metadata": facts, **stacks, **groups}
-        extra = {name: part for name, part in (("values", odd), ("groups", hidden)) if part}
+        meta = [key for key in values if group.values[key].get("meta") is True]
+        extra = {name: part for name, part in (("values", odd), ("meta", meta), ("groups", hidden)) if part}
         if group.kind != "TensorDict":
             extra["kind"] = group.kind
         shown = [*_leaf_names(leaves), *values, *stacks, *groups, *odd, *hidden]
@@ -230,6 +231,11 @@ class _Reader:
         if kind not in _PLAIN:
             raise self._corrupt(f"has the class {str(kind)[:80]!r}", path)
         envelopes = {key: self._value(record, (*path, key)) for key, record in values.items()}
+        meta = extra.get("meta", [])
+        if not isinstance(meta, list) or not all(isinstance(key, str) and key in envelopes for key in meta):
+            raise self._corrupt("marks values that it does not have", path)
+        for key in meta:
+            envelopes[key]["meta"] = True
         for key in [key for key, part in below.items() if isinstance(part, dict) and part.get("cls") == _VALUES]:
             levels, stack = self._stack(below.pop(key), (*path, key))
             envelopes[key] = {"stack": stack, "dim": 0, "ndim": levels}

@@ -181,7 +181,7 @@ class ArithmeticOps(OpsBase):
         """Add to every leaf in place, as `Tensor.add_`."""
         return self._foreach_(_add_scaled_(alpha), other)
 
-    def sub_(self, other: Any, *, alpha: float | None = None) -> Self:
+    def sub_(self, other: Any, alpha: float | None = None) -> Self:
         """Subtract from every leaf in place, as `Tensor.sub_`."""
         return self._foreach_(_sub_scaled_(alpha), other)
 

@@ -67,6 +67,14 @@ class OpsBase:
     ) -> tuple[Self, ...]:
         """As `_move`, for a `fn` that gives one tensor per result."""
 
+    @abstractmethod
+    def _unmoved(self) -> Self:
+        """This container, as the result of an operation that had nothing to do."""
+
+    @abstractmethod
+    def _bytes_as(self, dtype: torch.dtype, batch_size: Any) -> Self:
+        """The bytes of every leaf as another dtype, sharing memory; `batch_size` None keeps this one's."""
+
     def _in_rows(self) -> Any:
         """This container with leaves whose first dimensions are its batch, down to the last level."""
         return self
@@ -74,10 +82,6 @@ class OpsBase:
     @abstractmethod
     def _given(self, result: Any, what: str, inplace: bool) -> Self:
         """A result; or, `inplace`, this container after taking over its entries, nested ones staying the same."""
-
-    @abstractmethod
-    def _refuse_row_values(self, what: str) -> None:
-        """Raise `UnsupportedError` if an entry has one non-tensor value per row."""
 
     @abstractmethod
     def _leaf_list(self) -> list[Tensor]:

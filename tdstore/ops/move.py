@@ -16,6 +16,10 @@ def _without(names: Names, dims: Sequence[int]) -> Names:
     return None if names is None else tuple(n for i, n in enumerate(names) if i not in dims)
 
 
+def _first_given(*shapes: Any) -> Any:
+    return next(shape for shape in shapes if shape is not None)
+
+
 class MoveOps(OpsBase):
     """view, reshape, permute, squeeze, split, ... over two primitives."""
 
@@ -24,25 +28,30 @@ class MoveOps(OpsBase):
     def view(self, *shape: Any, size: Any = None, batch_size: Any = None) -> Self:
         """View the batch as `shape`, sharing memory: leaves `[*B, ...]` become `[*shape, ...]`.
 
+        `view(dtype)` reads the bytes of every leaf as another dtype, as `Tensor.view` does: the last dimension of a
+        leaf, which must not be of the batch, grows or shrinks with the size of an element. `batch_size` is that of
+        the result, then.
+
         Raises:
             BatchSizeError: another number of elements. RuntimeError: a leaf's strides do not allow a view.
         """
+        if shape and isinstance(shape[0], torch.dtype):
+            return self._bytes_as(shape[0], batch_size)
         old = self.batch_size
-        wanted = size if size is not None else batch_size if batch_size is not None else flat_args(shape)
-        new = view_shape(old, as_size(wanted))
+        new = view_shape(old, as_size(_first_given(size, batch_size, flat_args(shape))))
         if new == old:
-            return self
+            return self._unmoved()
         n = len(old)
-        return self._move(lambda t: t.view(*new, *t.shape[n:]), new, None, lambda v: v.reshape(old))
+        return self._move(lambda t: t.view((*new, *t.shape[n:])), new, None, lambda v: v.reshape(old))
 
-    def reshape(self, *shape: Any) -> Self:
-        """As `view`, copying leaves where a view is impossible."""
+    def reshape(self, *args: Any, shape: Any = None, size: Any = None) -> Self:
+        """As `view`, copying leaves where a view is impossible. The shape may be given as `shape` or `size`, too."""
         old = self.batch_size
-        new = view_shape(old, as_size(flat_args(shape)))
+        new = view_shape(old, as_size(_first_given(shape, size, flat_args(args))))
         if new == old:
-            return self
+            return self._unmoved()
         n = len(old)
-        return self._move(lambda t: t.reshape(*new, *t.shape[n:]), new, None)
+        return self._move(lambda t: t.reshape((*new, *t.shape[n:])), new, None, lambda v: v.reshape(old))
 
     def permute(self, *args: Any, dims: Sequence[int] | None = None) -> Self:
         """Reorder the batch dimensions: each is named once, as for tensors.
@@ -56,12 +65,12 @@ class MoveOps(OpsBase):
         if sorted(order) != list(range(n)):
             raise ValueError(f"permute needs each of the {n} batch dimensions once, not {wanted}")
         if order == list(range(n)):
-            return self
+            return self._unmoved()
         names = self._dim_names()
         new = torch.Size(self.batch_size[d] for d in order)
         back = sorted(range(n), key=order.__getitem__)
         return self._move(
-            lambda t: t.permute(*order, *range(n, t.ndim)),
+            lambda t: t.permute((*order, *range(n, t.ndim))),
             new,
             names and tuple(names[d] for d in order),
             lambda v: v.permute(*back),
@@ -83,7 +92,7 @@ class MoveOps(OpsBase):
             at = as_dim(dim, len(old))
             gone = [at] if at in gone else []
         if not gone:
-            return self
+            return self._unmoved()
         new = torch.Size(n for i, n in enumerate(old) if i not in gone)
         return self._move(
             lambda t: t.squeeze(tuple(gone)), new, _without(self._dim_names(), gone), lambda v: v.reshape(old)
@@ -104,7 +113,7 @@ class MoveOps(OpsBase):
         old = self.batch_size
         new = expand_shape(old, as_size(flat_args(shape)))
         n, names = len(old), self._dim_names()
-        return self._move(lambda t: t.expand(*new, *t.shape[n:]), new, names and ((None,) * (len(new) - n) + names))
+        return self._move(lambda t: t.expand((*new, *t.shape[n:])), new, names and ((None,) * (len(new) - n) + names))
 
     def expand_as(self, other: Any) -> Self:
         """Expand to the batch size of `other` (a TensorDict or a tensor)."""
@@ -127,7 +136,7 @@ class MoveOps(OpsBase):
         if end < start:
             raise ValueError(f"flatten from dimension {start} to {end}: the end comes first")
         if start == end:
-            return self
+            return self._unmoved()
         names = self._dim_names()
         new = torch.Size((*old[:start], old[start : end + 1].numel(), *old[end + 1 :]))
         return self._move(

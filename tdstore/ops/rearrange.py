@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -15,6 +16,33 @@ from tdstore.shapes import as_dim, flat_args
 
 def _dims(dims: Any, n: int) -> tuple[int, ...]:
     return tuple(as_dim(d, n) for d in (dims if isinstance(dims, (tuple, list)) else (dims,)))
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Makes the batch dimensions of a tensor larger."""
+
+    ndim: int
+    new: torch.Size
+    where: tuple[slice, ...]
+    """Where the old rows go."""
+    value: float
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """A larger tensor, with `value` around the old one."""
+        return self.filled(tensor, self.value)
+
+    def filled(self, tensor: Tensor, value: float) -> Tensor:
+        """The same with another value around it."""
+        out = tensor.new_full((*self.new, *tensor.shape[self.ndim :]), value)
+        out[self.where] = tensor
+        return out
+
+    def of_values(self, values: list[Any], shape: torch.Size) -> tuple[list[Any], Tensor]:
+        """The same for values that are no numbers, None around them: those of all rows, and numbers for each."""
+        places = self.filled(torch.arange(len(values)).reshape(shape), len(values))
+        made = [*values, None]
+        return [made[i] for i in places.flatten().tolist()], torch.arange(places.numel()).reshape(places.shape)
 
 
 class RearrangeOps(MoveOps):
@@ -39,9 +67,9 @@ class RearrangeOps(MoveOps):
         """Alias of `transpose`."""
         return self.transpose(axis0, axis1)
 
-    def swapdims(self, dim0: int, dim1: int) -> Self:
+    def swapdims(self, axis0: int, axis1: int) -> Self:
         """Alias of `transpose`."""
-        return self.transpose(dim0, dim1)
+        return self.transpose(axis0, axis1)
 
     def atleast_1d(self) -> Self:
         """At least one batch dimension: `[]` becomes `[1]`."""
@@ -61,9 +89,9 @@ class RearrangeOps(MoveOps):
             td = td.unsqueeze(0)
         return td
 
-    def broadcast_to(self, *shape: Any) -> Self:
-        """Alias of `expand`."""
-        return self.expand(*shape)
+    def broadcast_to(self, *args: Any, shape: Any = None) -> Self:
+        """Alias of `expand`; the shape may be given as `shape`, too."""
+        return self.expand(*(args if shape is None else shape))
 
     # -- rows ----------------------------------------------------------------------------------
     def narrow(self, dim: int, start: int, length: int) -> Self:
@@ -74,9 +102,9 @@ class RearrangeOps(MoveOps):
         first = start + old[at] if start < 0 else start
         return self._move(lambda t: t.narrow(at, first, length), new, self._dim_names())
 
-    def flip(self, *dims: Any) -> Self:
+    def flip(self, *args: Any, dims: Any = None) -> Self:
         """Reverse the order along batch dimensions, as [`torch.flip`][]. Copies."""
-        which = _dims(flat_args(dims), len(self.batch_size))
+        which = _dims(flat_args(args) if dims is None else dims, len(self.batch_size))
         return self._move(lambda t: t.flip(which), self.batch_size, self._dim_names())
 
     def fliplr(self) -> Self:
@@ -122,9 +150,9 @@ class RearrangeOps(MoveOps):
             raise ValueError(f"repeat needs one number for each of the {len(old)} batch dimensions, not {list(times)}")
         return self._given(self._repeated(tuple(times), self._dim_names()), "repeat", inplace)
 
-    def tile(self, *dims: Any) -> Self:
+    def tile(self, *args: Any, dims: Sequence[int] | None = None) -> Self:
         """Repeat the batch as [`torch.tile`][]: fewer numbers stand for the last dimensions."""
-        times, n = tuple(flat_args(dims)), len(self.batch_size)
+        times, n = tuple(flat_args(args) if dims is None else dims), len(self.batch_size)
         if len(times) > n:
             td = self
             for _ in range(len(times) - n):
@@ -155,11 +183,13 @@ class RearrangeOps(MoveOps):
     def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> Self:
         """Pad batch dimensions with `value`: `pad_size` is (before, after) of dimension 0, then of 1, and so on.
 
+        New rows of entries that have one non-tensor value per row are None.
+
         Args:
             safe: taken for compatibility: what cannot be padded is always found before anything changes.
 
         Raises:
-            ValueError: not one pair for each of some leading batch dimensions. UnsupportedError: values per row.
+            ValueError: not one pair for each of some leading batch dimensions.
 
         Example:
             >>> TensorDict({"x": torch.ones(2, 3)}, [2]).pad([1, 0])["x"][:, 0]
@@ -172,12 +202,7 @@ class RearrangeOps(MoveOps):
         new = torch.Size(n + sum(pairs[d]) if d < len(pairs) else n for d, n in enumerate(old))
         where = tuple(slice(a, a + n) for (a, _), n in zip(pairs, old, strict=False))
 
-        def padded(t: Tensor) -> Tensor:
-            out = t.new_full((*new, *t.shape[len(old) :]), value)
-            out[where] = t
-            return out
-
-        self._refuse_row_values("pad")
+        padded = Padding(len(old), new, where, value)
         return self._given(self._move(padded, new, self._dim_names(), keep_lock=False), "pad", inplace)
 
     def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Self, ...]:

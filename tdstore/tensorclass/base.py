@@ -21,10 +21,11 @@ from tdstore.container.nontensor import NonTensor
 from tdstore.container.paths import entry_path, is_key
 from tdstore.container.repr import entry_text, indent
 from tdstore.container.tensordict import TensorDict
-from tdstore.container.typed import Typed, inside, register, stamp
+from tdstore.container.typed import Typed, class_of, inside, maker_of, register, stamp
 from tdstore.errors import KeyNotFoundError, LockedError, StoreClosedError
+from tdstore.tensorclass.below import NAMING, check_schema, guarded, unmark
 from tdstore.tensorclass.casting import as_container, cast_of
-from tdstore.tensorclass.fields import Arguments, FieldAccess, Flags, Plan, declare, entry_of, refuse_frozen
+from tdstore.tensorclass.fields import Arguments, FieldAccess, Flags, Plan, declare, entry_of, named, refuse_frozen
 from tdstore.tensorclass.surface import again, install, late
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class TensorClass(_Root):
             **kwargs: Any,
         ) -> None:
             plan = self._plan
-            td = TensorDict(None, batch_size, device, names)
+            td = TensorDict(None, batch_size, device, named(names))
             object.__setattr__(self, "_tensordict", td)
             td._worn = type(self)
             if args:
@@ -273,15 +274,18 @@ class TensorClass(_Root):
         """As `TensorDict.from_schema`, for fields of the class; those that the schema lacks are None.
 
         Raises:
-            ValueError: the schema has a name that is no field.
+            ValueError: the schema has a name that is no field, at any level.
         """
-        for key in schema:
-            if (first := entry_path(key)[0]) not in cls._field_names:
-                raise ValueError(f"{cls.__name__} has no field {first!r}; its fields are {', '.join(cls._plan.names)}")
+        check_schema(cls, schema)
         made = TensorDict.from_schema(schema, **kwargs)
         obj = cls._from_tensordict(made)
         cls._stamp(made)
         return obj
+
+    @classmethod
+    def from_pytree(cls, pytree: Any, **kwargs: Any) -> Any:
+        """As `TensorDict.from_pytree`, of a dict of fields: the class says what it was, and no entry."""
+        return cls._received(unmark(cls, TensorDict.from_pytree(pytree, **kwargs)))
 
     @classmethod
     def _stamp(cls, td: Any) -> None:
@@ -369,6 +373,11 @@ class TensorClass(_Root):
             found = self._tensordict.get(key, default if below else None, **kwargs)
         return found.plain() if isinstance(found, NonTensor) else found
 
+    def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Any:
+        """As `TensorDict.get_at`, unwrapped."""
+        found = self._tensordict.get_at(key, index, default)
+        return found.plain() if isinstance(found, NonTensor) else found
+
     def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any) -> Self:
         """Set a field, or an entry below it.
 
@@ -404,10 +413,10 @@ class TensorClass(_Root):
         td = self._tensordict
         for key in [k for k, v in source.items() if v is None]:
             self.set(key, source.pop(key))
-        td.update({k: self._fitting(k, v) for k, v in source.items()}, *args, **kwargs)
+        td.update({k: self._as_field(k, v) for k, v in source.items()}, *args, **kwargs)
         return self
 
-    def _fitting(self, key: Any, value: Any) -> Any:
+    def _as_field(self, key: Any, value: Any) -> Any:
         """What `update` gives the container inside for a field: mappings go into a nested one that is there."""
         td = self._tensordict
         if not isinstance(key, str) or (isinstance(value, Mapping) and td._kind(key) == GROUP):
@@ -433,6 +442,8 @@ class TensorClass(_Root):
                     f"rows of {type(self).__name__} take {type(self).__name__} or a class with the same entries; "
                     f"{type(value).__name__} differs in {sorted(mine ^ theirs)}"
                 )
+        elif isinstance(value, Container) and not isinstance(value, Typed) and (odd := self._odd(value)):
+            raise ValueError(f"{type(self).__name__} has no field {odd[0]!r}, which the rows have")
         elif not isinstance(value, (Container, Tensor, bool, int, float, complex)):
             raise ValueError(
                 f"rows of {type(self).__name__} take an object of the class, a TensorDict, a number or a tensor, "
@@ -469,10 +480,8 @@ class TensorClass(_Root):
             retain_none: fields that are None become values that are None.
         """
         td = self._tensordict.to_tensordict(retain_none=retain_none)
-        if retain_none:
-            for name in self._plan.names:
-                if td._kind(name) is None:
-                    td.set_non_tensor(name, None)
+        for name in self._non_tensordict if retain_none else ():
+            td.set_non_tensor(name, None)
         return td
 
     def to_dict(
@@ -520,8 +529,7 @@ class TensorClass(_Root):
         return f"{type(self).__name__}(\n" + ",\n".join(indent(line) for line in lines) + ")"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        cls = type(self)
-        return _rebuilt, (vars(cls).get("_made_by", cls), self._tensordict)
+        return _rebuilt, (maker_of(type(self)), self._tensordict)
 
     @classmethod
     def __torch_function__(
@@ -542,6 +550,8 @@ class TensorClass(_Root):
 TensorClass.__dataclass_fields__ = dict(Arguments.__dataclass_fields__)
 TensorClass.__dataclass_params__ = Arguments.__dataclass_params__  # type: ignore[attr-defined]
 install(TensorClass, TensorDict)
+for _name, _parameter in NAMING.items():
+    setattr(TensorClass, _name, guarded(getattr(TensorClass, _name), _parameter))
 TensorClass._settable = frozenset(n for n in dir(TensorClass) if hasattr(getattr(TensorClass, n, None), "__set__"))
 
 
@@ -563,8 +573,7 @@ class _OnClass:
 
 def _rebuilt(found: Any, td: Any) -> Any:
     """An object that was pickled; `found` is its class, or gives it."""
-    cls: Any = found if isinstance(found, type) else found()
-    return cls._wrap(td._tensordict if isinstance(td, Typed) else td)
+    return class_of(found)._wrap(td._tensordict if isinstance(td, Typed) else td)
 
 
 def _flatten(obj: TensorClass) -> tuple[list[Any], Any]:
@@ -576,5 +585,5 @@ def _unflatten(children: Any, cls: Any) -> Any:
     return again(cls, td) if isinstance(td, Container) else td
 
 
-# torch.load(weights_only=True) may put a class that its caller allowed (`add_safe_globals([Step])`) around its data.
+# torch.load(weights_only=True) may put a class that was declared in this process around its data; see `register`.
 add_safe_globals([_rebuilt])

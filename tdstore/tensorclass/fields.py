@@ -110,6 +110,11 @@ class Plan:
             self._hints = _resolved(self.owner)
         return _single(self._hints.get(name))
 
+    def allowed(self, name: str) -> list[Any]:
+        """All that a field may be by its annotation, as far as that can be told."""
+        self.hint(name)
+        return _members(self._hints[name]) if self._hints and name in self._hints else []
+
     def forget(self) -> None:
         """Look at the annotations anew when they are needed."""
         self._hints = None
@@ -145,6 +150,21 @@ def _single(hint: Any) -> Any:
         return _single(typing.get_args(hint)[0])
     hint = hint if origin is None else origin
     return hint if isinstance(hint, type) and hint not in (Any, object) else None
+
+
+def _members(hint: Any) -> list[Any]:
+    """What a field may be by its annotation, None taken off: classes, `Any`, and forms that are no class."""
+    origin = typing.get_origin(hint)
+    if origin in (Union, UnionType):
+        return [part for arg in typing.get_args(hint) for part in _members(arg)]
+    if origin is typing.Annotated:
+        return _members(typing.get_args(hint)[0])
+    return [] if hint is NoneType else [hint if origin is None else origin]
+
+
+def named(names: Any) -> Any:
+    """The argument `names`, None where it names nothing: `dataclasses.replace` passes it with another batch size."""
+    return None if isinstance(names, list) and not any(name is not None for name in names) else names
 
 
 # -- access ----------------------------------------------------------------------------------
@@ -210,9 +230,11 @@ def declare(cls: Any, flags: Flags, root: type) -> Plan:
     plan = Plan(cls, flags)
     if flags.tensor_only:
         for name in names:
-            hint = plan.hint(name)
-            if hint is not None and not issubclass(hint, (Tensor, Container)):
-                raise TypeError(f"the field {name!r} of a tensor_only class is annotated {hint.__name__}, not Tensor")
+            for part in plan.allowed(name):
+                if part is Any or (isinstance(part, type) and not issubclass(part, (Tensor, Container))):
+                    raise TypeError(
+                        f"the field {name!r} of a tensor_only class is annotated {part.__name__}, not Tensor"
+                    )
         plan.forget()  # a class that names itself is not there yet
     return plan
 

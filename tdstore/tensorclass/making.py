@@ -91,7 +91,8 @@ def from_dataclass(
 
     Args:
         obj: a dataclass, or an object of one.
-        dest_cls: make an object of this tensorclass; default: one with the fields of the dataclass.
+        dest_cls: make an object of this tensorclass, nested ones of the classes that its fields are annotated with;
+            default: one with the fields of the dataclass.
         auto_batch_size: give it the largest batch size that its fields share.
         **flags: of the class that is made; see `TensorClass`.
 
@@ -107,12 +108,15 @@ def from_dataclass(
     cls = dest_cls if dest_cls is not None else _class_like(kind, tuple(flags.items()))
     if isinstance(obj, type):
         return cls
-    more = {"dest_cls": None, "auto_batch_size": auto_batch_size, "batch_dims": batch_dims, "device": device, **flags}
+    more = {"auto_batch_size": auto_batch_size, "batch_dims": batch_dims, "device": device, **flags}
     values = {}
     for field in dataclasses.fields(obj):
         value = getattr(obj, field.name)
-        nested = dataclasses.is_dataclass(value) and not isinstance(value, (type, Typed))
-        values[field.name] = from_dataclass(value, **{**more, "batch_size": batch_size}) if nested else value
+        if dataclasses.is_dataclass(value) and not isinstance(value, (type, Typed)):
+            hint = cls._plan.hint(field.name)
+            dest = hint if dest_cls is not None and hint is not None and issubclass(hint, TensorClass) else None
+            value = from_dataclass(value, **{**more, "dest_cls": dest, "batch_size": batch_size})
+        values[field.name] = value
     made = cls._wrap(TensorDict({}, batch_size, device))
     for name, value in values.items():
         made._put(name, value)

@@ -6,6 +6,7 @@ signature and docstring. A call is passed on to the container inside, and of wha
 - the container inside is the object itself: methods that change in place return `self`;
 - a container, or a tuple of containers, is of the same kind: it gets the class again, unless it has entries that
   are not fields of the class, as after `flatten_keys`: then it stays a TensorDict;
+- a future is one of what its result becomes by these rules;
 - all else is returned as it is, and so is what a method with a parameter `key` gives: that is an entry.
 
 A class method is passed on to `TensorDict`; what comes back gets the class. No list of names is kept: a method
@@ -17,10 +18,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import FunctionType, MemberDescriptorType
 from typing import Any
 
 from tdstore.container.core import Container
+from tdstore.container.saving import later
 from tdstore.container.typed import Typed, inside
 
 _OWN = {"__new__", "__init__", "__init_subclass__", "__class_getitem__", "__getattr__", "__setattr__", "__delattr__"}
@@ -79,6 +82,8 @@ def _method(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         td = self._tensordict
         made = getattr(td, name)(*map(bare, args), **kwargs)
+        if isinstance(made, Future):
+            return later(lambda: self if made.result() is td else again(type(self), made.result()))
         return self if made is td else again(type(self), made)
 
     return functools.wraps(fn)(call)
@@ -94,7 +99,8 @@ def bare(value: Any) -> Any:
 def _class_method(name: str, fn: Callable[..., Any], source: type) -> Any:
     @functools.wraps(fn)
     def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return cls._received(getattr(source, name)(*args, **kwargs))
+        made = getattr(source, name)(*args, **kwargs)
+        return again(cls, made) if name.startswith("_") else cls._received(made)  # one of ours is no new object
 
     return classmethod(call)
 

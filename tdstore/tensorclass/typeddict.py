@@ -13,7 +13,7 @@ from tdstore.container.paths import is_key
 from tdstore.container.tensordict import TensorDict
 from tdstore.container.typed import inside
 from tdstore.tensorclass.base import TensorClass
-from tdstore.tensorclass.fields import FieldAccess, Flags
+from tdstore.tensorclass.fields import FieldAccess, Flags, named
 from tdstore.tensorclass.surface import again, forwarded
 
 _OPTIONAL = re.compile(r"(\w+\.)*NotRequired\[")
@@ -30,6 +30,19 @@ class _EntryAccess(FieldAccess):
             lacks = "a field of its objects" if td is None else "not set"
             raise AttributeError(f"{self.name!r} of {(owner or type(obj)).__name__} is {lacks}")
         return td[self.name]
+
+
+class _FieldsThatAreSet:
+    """The fields of a class; of an object, those that it has: `asdict` and `replace` pass over the rest."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self._fields = fields
+
+    def __get__(self, obj: Any, owner: Any = None) -> dict[str, Any]:
+        if obj is None:
+            return self._fields
+        td, names = obj._tensordict, owner._field_names
+        return {name: f for name, f in self._fields.items() if name not in names or td._kind(name) is not None}
 
 
 @dataclass_transform(kw_only_default=True)
@@ -66,10 +79,12 @@ class TypedTensorDict(TensorClass, TensorDictBase):
     __expected_keys__: ClassVar[frozenset[str]] = frozenset()
     _access = _EntryAccess
     _by_name = True
+    _open = True
 
     @classmethod
     def _setup(cls, flags: Flags) -> None:
         super()._setup(flags)
+        cls.__dataclass_fields__ = _FieldsThatAreSet(cls.__dataclass_fields__)  # type: ignore[assignment]
         optional: set[str] = set().union(*(getattr(base, "__optional_keys__", ()) for base in cls.__bases__))
         marker: Any = NotRequired
         for name, hint in inspect.get_annotations(cls).items():
@@ -105,7 +120,7 @@ class TypedTensorDict(TensorClass, TensorDictBase):
                 if name not in entries:
                     entries[name] = factory()
             cls._check(entries)
-            td = TensorDict(entries, batch_size, device, names, non_blocking)
+            td = TensorDict(entries, batch_size, device, named(names), non_blocking)
             object.__setattr__(self, "_tensordict", td)
             td._worn = cls
             cls._type_nested(td)
@@ -140,10 +155,6 @@ class TypedTensorDict(TensorClass, TensorDictBase):
         return cls._from_tensordict(made)
 
     # -- keys beside the fields --------------------------------------------------------------
-    @classmethod
-    def _odd(cls, td: Any) -> list[str]:
-        return []
-
     def _put(self, name: str, value: Any) -> None:
         self._tensordict.set(name, value)
 
@@ -162,6 +173,11 @@ class TypedTensorDict(TensorClass, TensorDictBase):
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
         """A TensorDict with copies of all entries; nested classes become TensorDicts."""
         return self._tensordict.to_tensordict(retain_none=retain_none)
+
+    @property
+    def _non_tensordict(self) -> dict[str, None]:
+        """Nothing: a field that is not set is no None."""
+        return {}
 
     def __repr__(self) -> str:
         text = repr(self._tensordict)

@@ -18,6 +18,7 @@ from tdstore.hookspecs import Backend
 from tdstore.registry import registry
 from tdstore.store import Store
 from tdstore.testing.samples import bits
+from tdstore.testing.warm import python
 from tdstore.types import Path, Read, Write
 from tdstore.values import decode_value, encode_value
 
@@ -53,7 +54,7 @@ class Child:
         code = "import sys, json; job = json.loads(sys.stdin.readline()); sys.path[:] = job['path']; "
         code += "from tdstore.testing.child import serve; serve(job)"
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", code],
+            [*python(), "-W", "ignore", "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

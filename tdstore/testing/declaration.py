@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
 
@@ -11,6 +10,7 @@ from tdstore.errors import OptionError
 from tdstore.registry import registry
 from tdstore.store import Cap
 from tdstore.testing.setup import Location, StoreSetup, import_root
+from tdstore.testing.warm import python
 
 _LIST_BACKENDS = """
 import sys
@@ -28,7 +28,7 @@ class DeclarationTests(StoreSetup):
         if self.backend is None:
             pytest.skip("no backend name was given: nothing is declared")
         code = _LIST_BACKENDS.format(name=self.backend, heavy=self.heavy)
-        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+        done = subprocess.run([*python(), "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == [], f"declaring the backends imports {done.stdout.strip()}"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ import tdstore
 from tdstore.hookspecs import Backend
 from tdstore.localengine import LocalEngine
 from tdstore.registry import registry
+from tdstore.testing.warm import python
 from tests.bytestore.support import contents, numbered, open_local, save
 
 BACKEND = Backend(
@@ -82,9 +82,7 @@ def test_rival_processes_lose_nothing_that_was_acknowledged(tmp_path):
     place = tmp_path / "s"
     save(LocalEngine(place, durable=False), {("n",): torch.zeros(1, dtype=torch.int64)}, n=1).close()
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    rivals = [
-        subprocess.Popen([sys.executable, "-c", RIVAL, str(place)], stdout=subprocess.PIPE, env=env) for _ in range(3)
-    ]
+    rivals = [subprocess.Popen([*python(), "-c", RIVAL, str(place)], stdout=subprocess.PIPE, env=env) for _ in range(3)]
     outputs = [rival.communicate()[0] for rival in rivals]
     assert [rival.returncode for rival in rivals] == [0, 0, 0], outputs
     assert contents(open_local(str(place)))[("n",)].item() == 45

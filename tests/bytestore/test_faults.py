@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -17,6 +16,7 @@ from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError, Tr
 from tdstore.files import is_temp
 from tdstore.header import Header
 from tdstore.localengine import LocalEngine
+from tdstore.testing.warm import python
 from tdstore.types import LeafSpec, Read, Write
 from tests.bytestore.memory_engine import Bucket, MemoryEngine
 from tests.bytestore.support import contents, equal, numbered, save
@@ -126,7 +126,7 @@ def test_killed_writers_leave_a_whole_generation(tmp_path):
     last = 0
     pipe = subprocess.PIPE
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([sys.executable, "-c", WRITERS, str(location)], stdin=pipe, stdout=pipe, env=env) as writers:
+    with subprocess.Popen([*python(), "-c", WRITERS, str(location)], stdin=pipe, stdout=pipe, env=env) as writers:
         for _ in range(25):
             writers.stdin.write(b"go\n")
             writers.stdin.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,9 +19,8 @@ AOT = ["construct", "index with a tensor", "arithmetic with TensorDicts", "updat
 
 
 @pytest.fixture(autouse=True)
-def fresh(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """No program finds another's graphs. (torch writes a trace of megabytes wherever a log handler takes it.)"""
-    caplog.set_level(logging.ERROR, "torch.__trace")
+def fresh() -> Iterator[None]:
+    """No program finds another's graphs."""
     torch._dynamo.reset()
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         yield

@@ -7,12 +7,15 @@
     def test_access(case):
         case.check()
 
-A difference that is meant is listed, with its reason and our value, in `intended.py`.
+A difference that is meant is listed, with its reason and our value, in `intended.py`. Some cases in a row are one
+test, which tells of each that fails; to run one alone, say `case.all["get a nested leaf"].check()`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -20,6 +23,48 @@ import torch
 
 from .intended import INTENDED
 from .oracle import OURS, PEER, SELF_CHECK, Side, differences, outcome
+
+GROUP = 40  # what pytest itself does for one test costs as much as several cases
+
+
+def seed(number: int) -> None:
+    """Seed the CPU's generator. (`torch.manual_seed` also writes a stack trace for each device that is not there.)"""
+    torch.default_generator.manual_seed(number)
+
+
+def check_all(checks: Iterable[tuple[str, Callable[[], object]]]) -> None:
+    """Make all named checks, and fail with what each that fails has to say."""
+    problems: list[str] = []
+    for name, check in checks:
+        try:
+            check()
+        except AssertionError as error:
+            problems.append(f"{name}: {error}")
+        except Exception as error:
+            error.add_note(f"in {name}")
+            raise
+    assert not problems, f"{len(problems)} failed\n" + "\n".join(problems)
+
+
+def grouped(names: tuple[str, str], values: Iterable[tuple[Any, Any]]) -> Any:
+    """Parametrise a test over the first name; each test checks all values that the second has there."""
+    groups: dict[Any, list[Any]] = {}
+    for first, second in values:
+        groups.setdefault(first, []).append(second)
+
+    def decorate(test: Callable[..., None]) -> Any:
+        @functools.wraps(test)
+        def run(**given: Any) -> None:
+            group = groups[given[names[0]]]
+            check_all((f"{names[1]}={x!r}", functools.partial(test, **given, **{names[1]: x})) for x in group)
+
+        taken = inspect.signature(test)
+        run.__signature__ = taken.replace(  # type: ignore[attr-defined]  # what pytest has to give
+            parameters=[p for name, p in taken.parameters.items() if name != names[1]]
+        )
+        return pytest.mark.parametrize(names[0], list(groups))(run)
+
+    return decorate
 
 
 class Case:
@@ -33,7 +78,7 @@ class Case:
         return self.name
 
     def run(self, side: Side) -> object:
-        torch.manual_seed(0)
+        seed(0)
         return outcome(lambda: self.program(side), forgive=side.is_peer)
 
     def check(self) -> None:
@@ -46,6 +91,20 @@ class Case:
         assert not found, "\n".join([f"{self.name}:", *found[:8], *(["..."] if len(found) > 8 else [])])
 
 
+class Group:
+    """Cases that are one test."""
+
+    def __init__(self, cases: list[Case]) -> None:
+        self.cases = cases
+
+    def __repr__(self) -> str:
+        first, last = self.cases[0].name, self.cases[-1].name
+        return first if first == last else f"{first} to {last}"
+
+    def check(self) -> None:
+        check_all((case.name, case.check) for case in self.cases)
+
+
 class Cases:
     """The cases of one test module."""
 
@@ -56,5 +115,7 @@ class Cases:
         assert name not in self.all, f"two cases are called {name!r}"
         self.all[name] = Case(name, program)
 
-    def parametrize(self, test: Callable[[Case], None]) -> Any:
-        return pytest.mark.parametrize("case", list(self.all.values()), ids=list(self.all))(test)
+    def parametrize(self, test: Callable[[Group], None]) -> Any:
+        cases = list(self.all.values())
+        groups = [Group(cases[at : at + GROUP]) for at in range(0, len(cases), GROUP)]
+        return pytest.mark.parametrize("case", groups, ids=repr)(test)

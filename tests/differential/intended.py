@@ -173,6 +173,15 @@ def on(M: Side, case: str, step: Callable[[Any], Any]) -> object:
     return step(td), "a" in td.keys(), td
 
 
+def written_within(M: Side, case: str) -> object:
+    """What a `with` of a view that is the TensorDict itself leaves behind."""
+    td = M.sample("named" if case.endswith("named") else "nested")
+    seen = M.snap(td)
+    td["new"] = t(*td.batch_size, 2)
+    td["a"] = td["a"] + 1
+    return seen, td
+
+
 def left(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return x.reshape(*x.shape, *[1] * (like.ndim - x.ndim))
 
@@ -515,6 +524,11 @@ INTENDED: list[Intended] = [
         "-1 means what it means for tensors; the peer refuses it",
         [r"\w+\.expand\(-1\)"],
         program=lambda M, case: on(M, case, lambda td: td.expand(2, *td.batch_size)),
+    ),
+    Intended(
+        "leaving `with td.squeeze()` gives back the dimensions that were squeezed, here none; the peer refuses",
+        [r"with squeeze( of named)?"],
+        program=written_within,
     ),
     Intended(
         "torch.reshape is reshape; the peer has no such function",

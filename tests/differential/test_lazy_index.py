@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from .cases import Case, Cases
+from .cases import Case, Cases, grouped
 from .oracle import OURS, differences, outcome
 from .stacks import STACKS, content, exact
 from .structures import t
@@ -103,7 +103,7 @@ def test_same_elements(case: Case) -> None:
     case.check()
 
 
-@pytest.mark.parametrize(("stack", "name"), ALL)
+@grouped(("stack", "name"), ALL)
 def test_read(stack: str, name: str) -> None:
     index, lazy = ALL[stack, name], STACKS[stack](OURS)
     want = outcome(lambda: content(lazy.to_tensordict()[index]))
@@ -113,8 +113,8 @@ def test_read(stack: str, name: str) -> None:
     assert not list(differences(want, got))
 
 
-@pytest.mark.parametrize(("stack", "name"), ALL)
 @pytest.mark.parametrize("what", ["number", "td", "lazy", "dict"])
+@grouped(("stack", "name"), ALL)
 def test_write(stack: str, name: str, what: str) -> None:
     index = ALL[stack, name]
 
@@ -135,7 +135,7 @@ def test_write(stack: str, name: str, what: str) -> None:
     assert not list(differences(dense, lazy))
 
 
-@pytest.mark.parametrize(("stack", "name"), [(s, n) for s, n in ALL if s in SQUARE])
+@grouped(("stack", "name"), [(s, n) for s, n in ALL if s in SQUARE])
 def test_leaf(stack: str, name: str) -> None:
     index = ALL[stack, name]
 

@@ -13,6 +13,7 @@ import tdstore
 import tdstore.container.stored as stored
 from tdstore.io.blocks import row_ranges
 
+from .cases import seed
 from .oracle import OURS, PEER, Values, differences, outcome
 
 UNARY = """abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal
@@ -51,7 +52,7 @@ def label(kwargs: dict[str, Any]) -> str:
 
 
 def build(cls: Any, dtype: torch.dtype = torch.float32, text: bool = True) -> Any:
-    torch.manual_seed(0)
+    seed(0)
     x = (torch.rand(6, 3, 4) * 4 - 1).to(dtype)
     y = (torch.rand(6, 3) * 4 - 1).to(torch.float64 if dtype.is_floating_point else dtype)
     nested = cls({"y": y, **({"s": "hi"} if text else {})}, [6, 3])

@@ -74,9 +74,7 @@ def test_names_and_values_move_along() -> None:
     assert td.roll(1, 0)["s"] == ["y", "x"]
     assert td.roll(1, 0).names == ["t"]
     assert td.flip(0)["one"] == "v"
-    with pytest.raises(tdstore.errors.UnsupportedError, match="'s'"):
-        td.pad([1, 0])
-    assert td.exclude("s").pad([1, 0])["one"] == "v"
+    assert td.pad([1, 0])["s"] == [None, "x", "y"] and td.pad([1, 0])["one"] == "v"
 
 
 def test_bad_numbers() -> None:

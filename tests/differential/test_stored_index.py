@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from .cases import grouped
 from .indices import INTO_FEATURES, TOO_MANY, index_of, indices_for
 from .intended import INTENDED, NAMES_AFTER
 from .oracle import OURS, PEER, SELF_CHECK, Raised, describe, differences, outcome, raises
@@ -87,7 +88,7 @@ def test_whole(sample: str, read_only: dict[str, Any]) -> None:
         assert_equal(f"keys{flags}", describe(PEER.sample(sample).keys(*flags)), describe(td.keys(*flags)))
 
 
-@pytest.mark.parametrize(("sample", "text"), READS)
+@grouped(("sample", "text"), READS)
 def test_read(sample: str, text: str, read_only: dict[str, Any]) -> None:
     index = index_of(text, SAMPLES[sample].batch)
     want = meant(f"{sample}[{text}]", outcome(lambda: peer_read(sample, text), forgive=True))
@@ -101,7 +102,7 @@ def test_read(sample: str, text: str, read_only: dict[str, Any]) -> None:
     )
 
 
-@pytest.mark.parametrize(("sample", "text"), FEWER)
+@grouped(("sample", "text"), FEWER)
 def test_read_one_leaf(sample: str, text: str, read_only: dict[str, Any]) -> None:
     index = index_of(text, SAMPLES[sample].batch)
     keys = list(PEER.sample(sample).keys(True, True))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import tdstore
 from tdstore import TensorDict
 from tdstore.errors import DirtyStoreError, StoreNotFoundError
 from tdstore.io.copying import StoreReader
+from tdstore.testing.warm import python
 
 ROWS = 512
 
@@ -60,7 +60,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _child(source: Path, target: Path, at: int, options: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", CHILD, str(source), str(target), str(at), json.dumps(options)]
+    command = [*python(), "-c", CHILD, str(source), str(target), str(at), json.dumps(options)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

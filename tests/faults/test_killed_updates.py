@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 
 from tdstore import TensorDict
 from tdstore.errors import DirtyStoreError
+from tdstore.testing.warm import python
 
 ROWS = 4096
 
@@ -54,7 +54,7 @@ def _dataset(value: float) -> TensorDict:
 
 def _child(path: Path, at: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", CHILD, str(path), str(at)], capture_output=True, text=True, timeout=60, check=False
+        [*python(), "-c", CHILD, str(path), str(at)], capture_output=True, text=True, timeout=60, check=False
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+import tempfile
 from pathlib import Path as FsPath
 
 import pytest
+import tensordict
 import torch
 
 from tdstore.builtin.memmap import open_memmap
@@ -101,3 +103,102 @@ def test_leaves_of_a_store(tmp_path: FsPath) -> None:
     with open_memmap(str(tmp_path / "d")) as store:
         pickle.loads(pickle.dumps(store.view(("a",)))).fill_(5)
     assert torch.equal(load(tmp_path / "d")[("a",)], torch.full((2000,), 4.0))
+
+
+# -- from what is open or mapped already -----------------------------------------------------------
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:TypedStorage is deprecated")
+def test_from_storage(tmp_path: FsPath) -> None:
+    name = tmp_path / "x"
+    MMT.from_tensor(torch.arange(6.0), filename=name)
+    storage = torch.UntypedStorage.from_file(str(name), True, 24)
+    made = MMT.from_storage(storage, shape=[2, 3], dtype=torch.float32)
+    assert isinstance(made, MMT) and made.filename == str(name) and made.tolist() == [[0, 1, 2], [3, 4, 5]]
+    made[0, 0] = 9
+    assert torch.from_file(str(name), size=6)[0] == 9 and pickle.loads(pickle.dumps(made))[0, 0] == 9
+    assert MMT.from_storage(storage, shape=[2, 3], dtype=torch.float32, filename=name, index=1).tolist() == [3, 4, 5]
+    assert MMT.from_storage(storage, dtype=torch.uint8, device="cpu").shape == (24,)
+    memory = torch.arange(3)
+    typed = MMT.from_storage(memory.storage())
+    typed[0] = 5
+    assert typed.dtype == torch.int64 and memory[0] == 5
+    with pytest.raises(RuntimeError, match="anonymous"):
+        _ = typed.filename
+    rows = MMT.from_storage(memory.untyped_storage(), dtype=torch.int64, shape=torch.tensor([[1], [2]]))
+    assert [row.tolist() for row in rows.unbind()] == [[5], [1, 2]]
+
+
+def test_what_is_no_storage_for_it(tmp_path: FsPath) -> None:
+    storage = torch.arange(6.0).untyped_storage()
+    with pytest.raises(TypeError, match="dtype="):
+        MMT.from_storage(storage, shape=[6])
+    with pytest.raises(TypeError, match="from_handler"):
+        MMT.from_storage(storage, dtype=torch.float32, handler=object())
+    with pytest.raises(ValueError, match="cuda"):
+        MMT.from_storage(storage, dtype=torch.float32, device="cuda")
+    with pytest.raises(RuntimeError, match="memory"):
+        MMT.from_storage(storage, dtype=torch.float32, filename=tmp_path / "x")
+    for shape in ([5], [7]):
+        with pytest.raises(RuntimeError, match="6 elements"):
+            MMT.from_storage(storage, dtype=torch.float32, shape=shape)
+    with pytest.raises(RuntimeError, match="3 bytes"):
+        MMT.from_storage(torch.zeros(3, dtype=torch.uint8).untyped_storage(), dtype=torch.int64)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:TypedStorage is deprecated")
+def test_from_handler(tmp_path: FsPath) -> None:
+    name = tmp_path / "x"
+    MMT.from_tensor(torch.arange(6.0), filename=name)
+    with open(name, "r+b") as file:
+        made = MMT.from_handler(file, torch.float32, (2, 3))
+        assert MMT.from_handler(file, torch.float32, (2, 3), 1).tolist() == [3, 4, 5]
+        assert MMT.from_handler(file.fileno(), torch.float32, torch.tensor([[2, 2], [1, 2]])).unbind()[1].tolist() == [
+            [4, 5]
+        ]
+        for shape in ((5,), (7,)):
+            with pytest.raises(CorruptStoreError, match="24 bytes"):
+                MMT.from_handler(file, torch.float32, shape)
+    made.fill_(3)  # it outlives the file
+    assert isinstance(made, MMT) and made.filename == str(name)
+    assert torch.from_file(str(name), size=6).tolist() == [3] * 6 and pickle.loads(pickle.dumps(made))[0, 0] == 3
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(8))
+        file.flush()
+        anonymous = MMT.from_handler(file, torch.int64, [1])
+    anonymous += 1
+    assert pickle.loads(pickle.dumps(anonymous)).tolist() == [1]
+    with pytest.raises(RuntimeError, match="anonymous"):
+        _ = anonymous.filename
+    with pytest.raises(TypeError, match="from_filename"):
+        MMT.from_handler(str(name), torch.float32, (6,))  # type: ignore[arg-type]
+    with open("/dev/zero", "r+b") as device, pytest.raises(CorruptStoreError, match="plain file"):
+        MMT.from_handler(device, torch.float32, (6,))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested(tmp_path: FsPath) -> None:
+    sizes = torch.tensor([[1, 2], [3, 2], [0, 2]])
+    made = MMT.empty_nested(sizes, dtype=torch.int64, filename=tmp_path / "x")
+    assert isinstance(made, MMT) and made.filename == str(tmp_path / "x") and made.is_nested
+    made[1].fill_(4)
+    assert [row.tolist() for row in MMT.from_filename(tmp_path / "x", torch.int64, sizes).unbind()] == [
+        [[0, 0]],
+        [[4, 4]] * 3,
+        [],
+    ]
+    assert [row.sum().item() for row in pickle.loads(pickle.dumps(made)).unbind()] == [0, 24, 0]
+    assert MMT.empty_nested([[2], [1]]).unbind()[0].tolist() == [0, 0] and not MMT.empty_nested(sizes[:0]).size(0)
+    with pytest.raises(StoreExistsError):
+        MMT.empty_nested(sizes, filename=tmp_path / "x")
+    with pytest.raises(ValueError, match="none negative"):
+        MMT.empty_nested([[-1, 2]])
+    with pytest.raises(CorruptStoreError, match="64 bytes"):
+        MMT.from_filename(tmp_path / "x", torch.int64, sizes[:1])
+    copied = MMT.from_tensor(torch.nested.nested_tensor([torch.ones(2), torch.zeros(1)]), filename=tmp_path / "y")
+    assert [row.tolist() for row in copied.unbind()] == [[1, 1], [0]] and (tmp_path / "y").stat().st_size == 12
+    with pytest.raises(TypeError, match="jagged"):
+        MMT.from_tensor(torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged))
+
+
+def test_every_name_of_the_peer() -> None:
+    public = {name for name in set(dir(tensordict.MemoryMappedTensor)) - set(dir(torch.Tensor)) if name[0] != "_"}
+    assert public <= set(dir(MMT))

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+import tdstore
 from tdstore.builtin.memmap import open_memmap
 from tdstore.dtypes import NAME_TO_DTYPE
-from tdstore.errors import UnsupportedError, UntrustedDataError
+from tdstore.errors import UntrustedDataError
 from tdstore.header import Group, Header
 from tdstore.types import LeafSpec, Write
 from tdstore.values import encode_value
@@ -106,13 +107,16 @@ def test_non_tensors_from_the_peer(tmp_path: FsPath) -> None:
 def test_pickled_value_from_the_peer_is_refused(tmp_path: FsPath) -> None:
     TD({"n": TD({"obj": tensordict.NonTensorData(object)})}).memmap(tmp_path / "p")
     with pytest.raises(UntrustedDataError, match="'n' / 'obj'"):
-        open_memmap(str(tmp_path / "p"))
+        tdstore.open(tmp_path / "p")
 
 
-def test_nested_tensor_from_the_peer_is_refused(tmp_path: FsPath) -> None:
+def test_nested_tensor_from_the_peer(tmp_path: FsPath) -> None:
     TD({"nt": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, [2]).memmap(tmp_path / "p")
-    with pytest.raises(UnsupportedError, match="'nt'"):
-        open_memmap(str(tmp_path / "p"))
+    with open_memmap(str(tmp_path / "p")) as store:
+        paths = [("nt", "nested.values"), ("nt", "nested.shapes")]
+        assert list(store.paths()) == paths and [s.shape for s in store.specs(paths)] == [(5,), (2, 1)]
+        group = store.load_header().groups[()]
+    assert group.values == {"nt": {"nested": {"layout": "strided", "shape": [2, -1], "spans": False}}}
 
 
 def test_lazy_stack_from_the_peer(tmp_path: FsPath) -> None:

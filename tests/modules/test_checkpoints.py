@@ -22,7 +22,7 @@ OPTIMIZERS: dict[str, Make] = {
     "lr is a tensor": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1)),
     "groups": lambda p: torch.optim.Adam([{"params": p[:2], "lr": 0.2}, {"params": p[2:], "betas": (0.5, 0.6)}]),
 }
-LOCATIONS = {"memmap": "run", "h5": "run.h5", "zarr": "run.zarr", "remote": None, "redis": None}
+LOCATIONS = {"memmap": "run", "h5": "run.h5", "zarr": "run.zarr", "tdz": "run.tdz", "remote": None, "redis": None}
 
 
 def network() -> nn.Module:
@@ -78,6 +78,27 @@ def test_two_lines_there_and_two_back(kind: str, tmp_path: Any, request: Any) ->
         run["net"].to_module(other, inplace=True)
         run["optimizer"].to_optimizer(other_optimizer)
     check_that_they_go_on_alike(net, optimizer, other, other_optimizer)
+
+
+def test_one_file_there_and_back(tmp_path: Any) -> None:
+    """The files that other programs read: safetensors, one buffer, torch.save."""
+    net, optimizer = trained(ADAM)
+    run = TensorDict({"net": TensorDict.from_module(net), "optimizer": TensorDict.from_optimizer(optimizer)})
+    run.to_safetensors(tmp_path / "run.safetensors")
+    run.consolidate(tmp_path / "run.td")
+    torch.save(run, tmp_path / "run.pt")
+    for loaded in (
+        TensorDict.from_safetensors(tmp_path / "run.safetensors"),
+        TensorDict.from_consolidated(tmp_path / "run.td"),
+        torch.load(tmp_path / "run.pt", weights_only=True),
+    ):
+        other = network()
+        other_optimizer = ADAM(list(other.parameters()))
+        loaded["net"].to_module(other, inplace=True)
+        loaded["optimizer"].to_optimizer(other_optimizer)
+        state = other.state_dict()
+        assert repr(other_optimizer.state_dict()) == repr(optimizer.state_dict())
+        assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
 
 
 def test_states_of_every_kind_of_optimizer(tmp_path: Any) -> None:

@@ -62,6 +62,25 @@ def test_what_a_buffer_is_extended_with_is_written(tmp_path: Any, location: str)
     assert other[:]["next", "r"].tolist()[:3] == [-1, -1, 2]
 
 
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_batches_are_cut_and_joined_as_trainers_do(tmp_path: Any, location: str) -> None:
+    """What verl's DataProto asks of a TensorDict: select, split, chunk, cat, and TensorDicts of the other package."""
+    stored = steps(tmp_path, location)
+    assert [len(part) for part in stored.split(3)] == [3, 3, 3, 1]
+    assert set(stored.select("obs", "text").keys()) == {"obs", "text"} and stored.select("obs").batch_size == (10,)
+    halves = stored.chunk(2)
+    for whole in (torch.cat(list(halves)), TensorDict.cat([half.to_tensordict() for half in halves])):
+        assert whole["next", "r"].tolist() == list(range(10)) and whole["text"] == list(map(str, range(10)))
+    theirs = torch.cat([to_tensordict(half) for half in halves])
+    assert type(theirs) is peer.TensorDict and theirs["next", "r"].tolist() == list(range(10))
+    rows = to_tensordict(stored[torch.tensor([7, 2])])
+    assert rows["next", "r"].tolist() == [7, 2] and rows["text"] == ["7", "2"]
+    lazy = rl.TensorDictReplayBuffer(storage=rl.LazyTensorStorage(10), batch_size=4)
+    lazy.extend(to_tensordict(stored))
+    batch = interop.from_tensordict(lazy.sample())
+    assert type(batch) is TensorDict and batch["text"] == [str(int(r)) for r in batch["next", "r"]]
+
+
 def test_a_torchrl_storage_made_of_what_is_in_memory(tmp_path: Any) -> None:
     td = steps(tmp_path, "run").exclude("text").clone()
     buffer = rl.ReplayBuffer(storage=rl.TensorStorage(to_tensordict(td)), batch_size=4)

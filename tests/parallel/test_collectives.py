@@ -5,10 +5,11 @@ from __future__ import annotations
 import pickle
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tdstore.testing.warm import python
 
 from .world import KINDS, SCENARIOS, SIZE, plain, rich, told, tree
 
@@ -22,7 +23,7 @@ def said(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.parallel.world"]
+    command = [*python(), "-m", "tests.parallel.world"]
     ranks = [
         subprocess.Popen([*command, str(r), str(port), str(folder)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         for r in range(SIZE)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 import textwrap
 import venv
@@ -20,6 +19,7 @@ import safetensors.torch
 import torch
 
 from tdstore.testing.__main__ import main as kit
+from tdstore.testing.warm import python
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tdstore-safetensors"
 
@@ -181,7 +181,7 @@ def test_the_kit_tells_authors_of_readers_what_to_do(tmp_path, monkeypatch, caps
 
 def test_the_kit_tells_authors_what_failed_and_what_to_do(tmp_path):
     (tmp_path / "forgetful.py").write_text(FORGETFUL)
-    command = [sys.executable, "-W", "ignore", "-m", "tdstore.testing", "forgetful:open_forgetful"]
+    command = [*python(), "-W", "ignore", "-m", "tdstore.testing", "forgetful:open_forgetful"]
     path = os.pathsep.join([str(tmp_path), str(EXAMPLE)])
     done = subprocess.run(
         [*command, "-k", "header_minimal", "--suffix", ".st"],

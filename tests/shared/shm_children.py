@@ -59,11 +59,18 @@ def rival(name: str, barrier, answers) -> None:
     barrier.wait(60)
 
 
-def python(code: str, **options) -> subprocess.CompletedProcess[str]:
-    """Run code in an unrelated process."""
+def python(code: str, *, fresh: bool = False, **options) -> subprocess.CompletedProcess[str]:
+    """Run code in an unrelated process; `fresh` where it matters how an interpreter itself ends."""
+    from tdstore.testing import warm  # not above: spawned children import this module
+
     start = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom shm_children import *\n"
     return subprocess.run(
-        [sys.executable, "-c", start + code], capture_output=True, text=True, timeout=120, check=False, **options
+        [*([sys.executable] if fresh else warm.python()), "-c", start + code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,
     )
 
 

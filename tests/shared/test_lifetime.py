@@ -42,7 +42,7 @@ class Owner:
 
 @pytest.mark.parametrize("end", ["s.close()", "1 / 0"])
 def test_a_normal_end_removes(shm, end):
-    python(f"import os\ns = made('shm://x')\nassert os.listdir({shm!r})\n{end}")
+    python(f"import os\ns = made('shm://x')\nassert os.listdir({shm!r})\n{end}", fresh=True)
     assert os.listdir(shm) == []
 
 

@@ -54,7 +54,7 @@ def test_it_takes_over_another_dataset(stored: Any, tmp_path: Any) -> None:
 def test_a_window_forgets_what_is_popped(stored: Any) -> None:
     window = stored[1:3]
     key, value = window.popitem()
-    assert (key, value) == ("s", "text")
+    assert (key, value.data) == ("s", "text")
     key, value = window.popitem()
     assert key == "n"
     assert value["b"].tolist() == [1, 2]

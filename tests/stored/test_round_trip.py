@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import pickle
 import subprocess
-import sys
 
 import pytest
 import torch
 
 import tdstore
 from tdstore import PersistentTensorDict, TensorDict
+from tdstore.testing.warm import python
 
 from .conftest import assert_same
 
@@ -70,7 +70,7 @@ def test_another_process_reads_it(reopened, place, rich):
     where = place(reopened)
     owner = rich.save(**where)
     code = f"from tdstore import TensorDict; td = TensorDict.load({where['location']!r}); print(float(td['a'].sum()))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run([*python(), "-c", code], capture_output=True, text=True, check=True).stdout
     assert float(out) == pytest.approx(float(rich["a"].sum()), rel=1e-6)
     owner.close()
 

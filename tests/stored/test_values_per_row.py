@@ -69,7 +69,7 @@ def test_read_in_every_way(where: dict[str, Any], rows: int) -> None:
         assert td[1:5]["caption"] == want[1:5]
         assert td[torch.tensor([4, 0, 4])]["caption"] == [want[4], want[0], want[4]]
         assert td[1:][::2][1]["caption"] == want[3]
-        assert td.get_at("caption", 2) == want[2]
+        assert td.get_at("caption", 2).data == want[2]
         assert td.get("caption").batch_size == (rows,)
         assert td.is_non_tensor("caption")
         assert [k for k, _ in td.non_tensor_items()] == ["caption"]

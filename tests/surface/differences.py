@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 _STACKED = "a stack has one value per row, and says so"
-_WINDOW = "the rows outside of the window would lose the entry, or get one that nobody gave them"
+_WINDOW = "what is written through a window goes to the entry of the store, whose name is another"
+_FORGOTTEN = "the window forgets the entry, the store keeps it"
 _ROWS = "what stands for a value in new rows, nobody can say"
 
 # kinds -> {expression: why}
 REFUSED: dict[str, dict[str, str]] = {
-    "lazy 0, lazy 1": {
-        "td.pad([1, 0])": _ROWS,
-    },
     "lazy 1": {
         'assign(td, "batch_size", [4])': "the stack dimension is the second",
     },
     "window": dict.fromkeys(
         [
-            'td.set("t", "text")',
-            'td.set(("new", "z"), other["b"])',
-            'td.set_non_tensor("t", {"k": 1})',
-            'td.create_nested("x")',
-            'td.create_nested(("n", "x"))',
-            'td.del_("a")',
-            'td.del_(("n", "c"))',
-            'delitem(td, "a")',
-            'td.pop("a")',
-            'td.pop(("n", "c"))',
-            "td.clear()",
             'td.rename_key_("a", "x")',
             'td.rename_key_("a", ("n", "a"))',
-            'td.select("a", inplace=True)',
-            'td.exclude("a", inplace=True)',
             'td.flatten_keys(".", inplace=True)',
             'td.flatten_keys(".", inplace=True).unflatten_keys(".", inplace=True)',
-            'assign(td, "batch_size", [4])',
-            "td.auto_batch_size_(1)",
         ],
         _WINDOW,
     ),
@@ -47,6 +30,7 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "td.to_dict()": _STACKED,
         "td.to_dict(convert_tensors=True)": _STACKED,
         "td.numpy()": _STACKED,
+        "td.pad([1, 0])": _STACKED,
         "td.apply(lambda x: x.flatten(0, 1), batch_size=[8])": _ROWS,
         "td.apply(lambda x: x[0], batch_size=[2])": _ROWS,
         "M.TensorDict.from_dict(td.to_dict(), auto_batch_size=True)": "a list in a dict has one value per row",
@@ -69,7 +53,20 @@ OTHERWISE: dict[str, dict[str, str]] = {
 
 # kinds -> {expression: why}: done to the container, and not to what it shows.
 OF_THE_VIEW: dict[str, dict[str, str]] = {
-    "window": {"td.popitem()[0]": "the window forgets the entry, the store keeps it"},
+    "window": dict.fromkeys(
+        [
+            'td.del_("a")',
+            'td.del_(("n", "c"))',
+            'delitem(td, "a")',
+            'td.pop("a")',
+            'td.pop(("n", "c"))',
+            "td.popitem()[0]",
+            "td.clear()",
+            'td.select("a", inplace=True)',
+            'td.exclude("a", inplace=True)',
+        ],
+        _FORGOTTEN,
+    ),
 }
 
 _KEPT = "a value for the whole batch stays one when the batch is viewed, padded or written to"

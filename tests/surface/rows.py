@@ -94,7 +94,8 @@ get: td.get("a") | td.get(("n", "c")) | td.get("no") | td.get("no", 3) | td.get(
     | td[::-1]
     | td[torch.tensor([True, False, True, False]), 1] | td[[0, 2], [1, 0]] | td[()] | td[np.array([1, 2])]
     | td[range(2)]
-get_at: td.get_at("a", 0) | td.get_at(("n", "c"), slice(1, 3)) | td.get_at("no", 0, None) | td.get_at("a", mask)
+get_at: td.get_at("a", 0) | td.get_at("s", 0).tolist() | td.get_at(("n", "c"), slice(1, 3)) | td.get_at("no", 0, None)
+    | td.get_at("a", mask)
 get_item_shape: td.get_item_shape("a") | td.get_item_shape("no")
 get_non_tensor: td.get_non_tensor("s") | td.get_non_tensor("no", 1)
 entry_class: td.entry_class("a") | issubclass(td.entry_class("n"), M.TensorDictBase)
@@ -114,7 +115,7 @@ empty: td.empty() | td.empty(recurse=True)
 to_tensordict: td.to_tensordict()
 to_dict: td.to_dict() | td.to_dict(convert_tensors=True)
 replace: td.replace({"a": other["a"]}) | td.replace(a=other["a"]) | td.replace({}) is td
-new_zeros: td.new_zeros(3, 2) | td.new_zeros((3, 2))
+new_zeros: td.new_zeros(3, 2) | td.new_zeros((3, 2)) | td.new_zeros(td.batch_size, empty_lazy=True).batch_size
 new_ones: td.new_ones(2)
 new_full: td.new_full((2,), 1)
 new_empty: td.new_empty(3, 2).shape | td.new_empty((5, 2))["a"].shape
@@ -148,15 +149,16 @@ tensor_split: td.tensor_split(3) | td.tensor_split([1, 2], 1)
 unbind: td.unbind(0) | td.unbind(-1)
 expand: td.expand(3, 4, 2) | td.expand(2) | td[:, :1].expand(4, 2)
 expand_as: td.expand_as(torch.zeros(3, 4, 2))
-broadcast_to: td.broadcast_to(3, 4, 2)
+broadcast_to: td.broadcast_to(3, 4, 2) | td.broadcast_to(shape=(3, 4, 2)).batch_size
 flatten: td.flatten() | td.flatten(0, 1)
 unflatten: td.unflatten(0, (2, 2))
-view: td.view(8) | td.view(-1, 2, 2) | td.view(3)
-reshape: td.reshape(8) | td.reshape(2, -1)
+view: td.view(8) | td.view(-1, 2, 2) | td.view(3) | td.select("a").view(torch.int32)
+    | td.select("a").view(torch.uint8, batch_size=[4])
+reshape: td.reshape(8) | td.reshape(2, -1) | td.reshape(size=(2, 4))
 permute: td.permute(1, 0) | td.permute((0, 1)) is td
 transpose: td.transpose(0, 1)
 swapaxes: td.swapaxes(0, 1)
-swapdims: td.swapdims(0, 1)
+swapdims: td.swapdims(0, 1) | td.swapdims(axis0=0, axis1=1)
 movedim: td.movedim(0, 1)
 moveaxis: td.moveaxis(1, 0)
 squeeze: td.squeeze() | td[:, :1].squeeze() | td[:, :1].squeeze(1)
@@ -166,7 +168,7 @@ atleast_2d: td[0].atleast_2d()
 atleast_3d: td.atleast_3d()
 gather: td.gather(0, torch.tensor([[0, 1], [2, 3], [0, 0]])) | td.gather(1, torch.tensor([[0], [1], [1], [0]]))
 narrow: td.narrow(0, 1, 2)
-flip: td.flip(0) | td.flip((0, 1))
+flip: td.flip(0) | td.flip((0, 1)) | td.flip(dims=(0,))
 fliplr: td.fliplr()
 flipud: td.flipud()
 roll: td.roll(1, 0) | td.roll(1)
@@ -285,7 +287,7 @@ set: td.set("a", other["a"], inplace=True) | td.set(("n", "c"), other["n", "c"],
 # In-place maths, over the floats.
 MATHS_IN_PLACE = """
 add_: td.add_(1) | td.add_(other) | iadd(td, 1) | td.add_(other, alpha=2) | td.add_(reordered(other))
-sub_: td.sub_(1) | isub(td, other)
+sub_: td.sub_(1) | isub(td, other) | td.sub_(other, 2)
 mul_: td.mul_(2) | imul(td, other)
 div_: td.div_(2) | idiv(td, other)
 pow_: td.pow_(2) | td.pow_(other)

@@ -136,7 +136,7 @@ class Machine(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(self.leaves()))
         self.both(lambda td: td.del_(key))
 
-    @precondition(lambda self: self.leaves())
+    @precondition(lambda self: self.leaves() and self.kind != "window")  # which refuses
     @rule(data=st.data(), new=st.sampled_from(NAMES))
     def rename(self, data: Any, new: str) -> None:
         key = data.draw(st.sampled_from(self.leaves()))
@@ -164,6 +164,7 @@ class Machine(RuleBasedStateMachine):
     def set_what_does_not_fit(self, key: Any, bad: tuple[int, ...]) -> None:
         self.both(lambda td: td.set(key, torch.zeros(bad)))
 
+    @precondition(lambda self: self.kind != "window")  # what it shows is its own, and ends with it
     @rule()
     def close_and_open(self) -> None:
         if isinstance(self.ours, tdstore.PersistentTensorDict):
@@ -181,7 +182,7 @@ class Machine(RuleBasedStateMachine):
             self.ours.close()
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "window"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_never_drifts_from_the_peer(kind: str, tmp_path: Any, request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue("redis") if kind == "redis" else None
     machine = type(f"Machine{uuid.uuid4().hex}", (Machine,), {"kind": kind, "folder": tmp_path, "server": server})

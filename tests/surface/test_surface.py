@@ -16,6 +16,7 @@ import torch
 import tdstore
 from tdstore import TensorDict
 from tdstore.errors import LockedError, UnsupportedError
+from tests.differential.cases import seed
 from tests.differential.oracle import OURS, PEER, Raised, Side, Values, describe, differences, outcome
 
 from . import rows
@@ -63,7 +64,7 @@ def seen(value: Any) -> Any:
 
 def run(expression: str, td: Any, names: dict[str, Any]) -> Any:
     """What an expression gives or raises; whether it returned `td` itself is part of it."""
-    torch.manual_seed(0)
+    seed(0)
 
     def program() -> Any:
         result = eval(expression, {**names, "td": td})
@@ -207,7 +208,7 @@ def test_as_the_peer(section: str, name: str) -> None:
 
 def _run_side(side: Side, expression: str, td: Any, sample: Callable[..., Any]) -> Any:
     names = namespace(side.module, sample, side.TensorDict)
-    torch.manual_seed(0)
+    seed(0)
     return outcome(lambda: eval(expression, {**names, "td": td}), forgive=side.is_peer)
 
 

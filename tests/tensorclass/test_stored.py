@@ -157,11 +157,12 @@ def test_a_class_that_lost_a_field_does_not_hide_data(tmp_path):
 
 def test_names_of_scripts_are_found_again():
     assert lookup(full_name(Outer)) is Outer and lookup("elsewhere.Outer") is None
-    name = "__main__." + Counted.__qualname__
-    assert lookup(name) is Counted
-    twin = type("Counted", (Counted,), {"__module__": "twin"})
+    only = type("OnlyOnce", (Counted,), {"__module__": "here"})
+    register(only)
+    assert lookup("__main__.OnlyOnce") is only
+    twin = type("OnlyOnce", (Counted,), {"__module__": "twin"})
     register(twin)
-    assert lookup(name) is None and lookup("twin.Counted") is twin
+    assert lookup("__main__.OnlyOnce") is None and lookup("twin.OnlyOnce") is twin
 
 
 @tensordict.tensorclass

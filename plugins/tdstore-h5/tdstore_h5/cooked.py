@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
+from h5py import h5s
 from torch import Tensor
 
 from tdstore.dtypes import to_numpy
@@ -119,8 +120,10 @@ def _read_rows(dataset: h5py.Dataset, index: StoreIndex, at: int, rows: np.ndarr
     """Increasing rows, chunk by chunk: a list of rows takes HDF5 several times longer to select than to decode."""
     if not out.size:
         return
+    block = _Block(dataset)
     before, after = _slices(index[:at]), _slices(index[at + 1 :])
     head = (slice(None),) * at
+    scratch: Any = None
     chunk = dataset.chunks[at] if dataset.chunks else 1
     edges = np.flatnonzero(np.diff(rows // chunk)) + 1
     for first, last in itertools.pairwise([0, *edges.tolist(), len(rows)]):
@@ -128,18 +131,42 @@ def _read_rows(dataset: h5py.Dataset, index: StoreIndex, at: int, rows: np.ndarr
         target = out[(*head, slice(first, last))]
         where = (*before, slice(low, high), *after)
         if high - low == last - first:
-            _read_block(dataset, where, target)
-        else:
-            target[...] = dataset[where][(*head, rows[first:last] - low)]
+            block.read(where, target)
+            continue
+        if scratch is None or scratch.shape[at] < high - low:
+            scratch = np.empty((*out.shape[:at], chunk, *out.shape[at + 1 :]), out.dtype)
+        part = scratch[(*head, slice(0, high - low))]
+        block.read(where, part)
+        target[...] = part[(*head, rows[first:last] - low)]
+
+
+class _Block:
+    """Blocks of one dataset, without what h5py does for indices of every kind: it takes longer than a small chunk."""
+
+    def __init__(self, dataset: h5py.Dataset) -> None:
+        self._id = dataset.id
+        self._space = dataset.id.get_space()
+        self._shape = dataset.shape
+
+    def read(self, slices: tuple[slice, ...], out: Any) -> None:
+        """Fill `out` with what some slices of the leading dimensions select."""
+        if not out.size:
+            return
+        if not out.flags.c_contiguous:
+            whole = np.empty(out.shape, out.dtype)
+            self.read(slices, whole)
+            out[...] = whole
+            return
+        if not self._shape:
+            self._id.read(h5s.ALL, h5s.ALL, out)
+            return
+        terms = (*slices, *(slice(0, n, 1) for n in self._shape[len(slices) :]))
+        self._space.select_hyperslab(tuple(t.start for t in terms), out.shape, stride=tuple(t.step or 1 for t in terms))
+        self._id.read(h5s.create_simple(out.shape), self._space, out)
 
 
 def _read_block(dataset: h5py.Dataset, slices: tuple[slice, ...], out: Any) -> None:
-    if not out.size:
-        return
-    if out.flags.c_contiguous and out.ndim:
-        dataset.read_direct(out, slices or None)
-    else:
-        out[...] = dataset[slices or ()]
+    _Block(dataset).read(slices, out)
 
 
 def _pieces(rows: np.ndarray[Any, Any]) -> list[tuple[slice, slice | np.ndarray[Any, Any]]]:

@@ -12,10 +12,6 @@ from tdstore_h5.tree import VALUE_ATTRIBUTE, Contents
 
 def write_copies(file: h5py.File, contents: Contents, header: Header) -> None:
     """Make the file's groups and string datasets follow the header. Readers of ours look at the header alone."""
-    for path in header.groups:
-        if path and path not in contents.groups:
-            file.require_group(encode_path(path))
-            contents.groups[path] = []
     wanted = _strings(contents, header)
     kept = {(*path, key) for path, group in header.groups.items() for key in group.values}
     for path in [*contents.copies, *contents.values]:
@@ -25,7 +21,14 @@ def write_copies(file: h5py.File, contents: Contents, header: Header) -> None:
         del file[encode_path(path) if known else contents.values[path]]
         contents.copies.discard(path)
         contents.values.pop(path, None)
+    _drop_empty_groups(file, contents, header)
+    for path in header.groups:  # now that no string is in their place
+        if path and path not in contents.groups:
+            file.require_group(encode_path(path))
+            contents.groups[path] = []
     for path, text in wanted.items():
+        if path in contents.groups:  # with something in it that is not ours
+            continue
         name = encode_path(path)
         if path in contents.copies:
             dataset = file[name]
@@ -35,7 +38,6 @@ def write_copies(file: h5py.File, contents: Contents, header: Header) -> None:
         dataset = file.create_dataset(name, (), h5py.string_dtype(), data=text)
         dataset.attrs.create(VALUE_ATTRIBUTE.decode(), 1)
         contents.copies.add(path)
-    _drop_empty_groups(file, contents, header)
 
 
 def _strings(contents: Contents, header: Header) -> dict[Path, str]:
@@ -45,7 +47,7 @@ def _strings(contents: Contents, header: Header) -> dict[Path, str]:
         for key, envelope in group.values.items():
             text = envelope.get("data") if isinstance(envelope, dict) and len(envelope) == 1 else None
             place = (*path, key)
-            if type(text) is str and "\0" not in text and place not in contents.leaves and place not in contents.groups:
+            if type(text) is str and "\0" not in text and place not in contents.leaves and place not in header.groups:
                 found[place] = text
     return found
 

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore_h5.faults import option_error
 
@@ -29,6 +31,7 @@ PRESETS = {"random": 32 << 10, "scan": 1 << 20}
 """Values of `layout`: about so many bytes to a chunk (HDF5 caches one MiB of decoded chunks)."""
 _ROW = 4 << 10
 """With "random", rows from here on are a chunk each."""
+_SMALLEST = 8 << 10
 _LARGEST = 64 << 20
 _OUTSIDE = ("external", "efile_prefix", "virtual_prefix")
 
@@ -62,6 +65,8 @@ def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path) -> di
         OptionError: an unknown option, or a value of the wrong kind.
     """
     check_names(spec.options, url, path)
+    if _is_column(path[-1], spec):
+        defaults = _column_options(path[-1], spec, defaults)
     if "layout" in spec.options and "chunks" not in spec.options:
         defaults = {**defaults, "chunks": None}  # the leaf's own choice goes over the file's
     merged = {k: v for k, v in {**defaults, **spec.options}.items() if v is not None and v is not False}
@@ -83,6 +88,40 @@ def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path) -> di
         # (HDF5 has no chunks for a dimension that stays empty.)
         return {k: v for k, v in merged.items() if k == "track_times"}
     return merged
+
+
+def _is_column(name: str, spec: LeafSpec) -> bool:
+    """Whether a leaf is one of the two of values per row (docs/reference/values.md)."""
+    if name == "text":
+        return spec.dtype is torch.uint8 and len(spec.shape) == 1
+    return name == "spans" and spec.dtype is torch.int64 and spec.shape[-1:] == (2,)
+
+
+def _column_options(name: str, spec: LeafSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Small chunks, if any: of random rows, nearly every one touches a chunk of its own.
+
+    What was given for rows says nothing about a text, whose "rows" are bytes.
+    """
+    found = dict(given)
+    if name == "text":
+        rows = [key for key in ("chunks", "maxshape") if found.get(key) not in (None, False)]
+        found |= dict.fromkeys(rows, True)
+    chosen = spec.options.get("chunks", found.get("chunks"))
+    chunked = any(found.get(key) not in (None, False) for key in CHUNKED)
+    if chunked and chosen in (None, True) and found.get("layout") != "scan":
+        found["chunks"] = _column_chunks(spec)
+    return found
+
+
+def _column_chunks(spec: LeafSpec) -> tuple[int, ...]:
+    nbytes = min(max(_SMALLEST, spec.nbytes >> 20), PRESETS["random"])
+    row = math.prod(spec.shape[1:]) * spec.dtype.itemsize
+    return (max(1, nbytes // max(1, row)), *(max(1, n) for n in spec.shape[1:]))
+
+
+def growing_chunks(path: Path, spec: LeafSpec) -> tuple[int, ...]:
+    """Chunks for a leaf that had none, and begins to grow."""
+    return _column_chunks(spec) if _is_column(path[-1], spec) else preset_chunks("random", spec, None)
 
 
 def preset_chunks(preset: str, spec: LeafSpec, most: int | None) -> tuple[int, ...]:

@@ -37,7 +37,8 @@ from tdstore_h5 import cooked
 from tdstore_h5.document import DIRTY, MANIFEST, Document, decode_dirty, decode_document, get_attribute
 from tdstore_h5.enginefile import EngineFile
 from tdstore_h5.faults import h5_errors
-from tdstore_h5.tree import Contents, Leaf, Walker, check_believable, foreign_header
+from tdstore_h5.foreign import foreign_header
+from tdstore_h5.tree import Contents, Leaf, Walker, check_believable
 
 _NO_ROWS: Ints = np.empty((0, 2), np.int64)
 VERIFY_BLOCKS = 8
@@ -173,7 +174,7 @@ class RemoteH5Store(Store):
             return self._document.header
         with self._lock, self._h5("reading values"):
             assert self._file is not None
-            return foreign_header(self._file, contents, self.url)
+            return foreign_header(self._file, contents, self.url, self._source.read_at)
 
     # -- data ----------------------------------------------------------------------------
     def read(self, reads: Sequence[Read]) -> list[Tensor]:

@@ -43,7 +43,7 @@ from tdstore_h5.document import (
 from tdstore_h5.faults import h5_errors
 from tdstore_h5.handle import Handle, Replaced, open_plain
 from tdstore_h5.names import encode_path
-from tdstore_h5.options import preset_chunks
+from tdstore_h5.options import growing_chunks
 from tdstore_h5.publish import publish
 from tdstore_h5.raw import Bytes, RawFile
 from tdstore_h5.sums import Sums
@@ -219,8 +219,7 @@ class Session:
         leaf = self.contents.leaves.pop(path, None)
         name = leaf.name if leaf else self.contents.values.pop(path, None)
         if name is None and (path in self.contents.groups or path in self.contents.copies):
-            self.contents.groups.pop(path, None)
-            self.contents.copies.discard(path)
+            self.contents.forget(path)
             name = encode_path(path).encode()
         self._datasets.pop(path, None)
         self.sums.drop(path)
@@ -242,17 +241,17 @@ class Session:
                 dataset.resize(length, axis=0)
                 leaf.spec, leaf.stored = new, dataset.id.get_storage_size()
             else:
-                self._remake(path, leaf, new, self._layout_to(leaf, new, dataset))
+                self._remake(path, leaf, new, self._layout_to(path, leaf, new, dataset))
         self.sums.resize(path, old, new)
 
     @staticmethod
-    def _layout_to(leaf: Leaf, new: LeafSpec, dataset: h5py.Dataset | None) -> dict[str, Any]:
+    def _layout_to(path: Path, leaf: Leaf, new: LeafSpec, dataset: h5py.Dataset | None) -> dict[str, Any]:
         """Layout options for a leaf of another length: who grows once grows again, and needs chunks for that."""
         if dataset is not None and dataset.chunks:
             return datasets.options_of(dataset)
         if new.shape[0] <= leaf.spec.shape[0] or 0 in new.shape[1:]:
             return {}
-        return {"chunks": preset_chunks("random", new, None), "maxshape": (None, *new.shape[1:])}
+        return {"chunks": growing_chunks(path, new), "maxshape": (None, *new.shape[1:])}
 
     def _remake(self, path: Path, leaf: Leaf, spec: LeafSpec, layout: dict[str, Any]) -> None:
         temp = encode_path(path[:-1]) + "/" if len(path) > 1 else ""

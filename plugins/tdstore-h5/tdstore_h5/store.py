@@ -33,12 +33,13 @@ from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_
 from tdstore_h5 import cooked, datasets, options
 from tdstore_h5.document import constant_sums
 from tdstore_h5.faults import h5_errors
+from tdstore_h5.foreign import foreign_header
 from tdstore_h5.names import encode_path
 from tdstore_h5.publish import new_file
 from tdstore_h5.raw import Bytes, blocks_of, shape_of
 from tdstore_h5.remote import RemoteH5Store, is_url, open_remote_h5
 from tdstore_h5.session import Session, open_session
-from tdstore_h5.tree import Leaf, foreign_header
+from tdstore_h5.tree import Leaf
 
 Durable = Literal["none", "commit"]
 Verify = Literal["none", "size", "full"]
@@ -206,6 +207,18 @@ class H5Store(Store):
         self._layout = layout
         self._arguments = arguments
         self._closed = False
+        self._foreign: Header | None = None
+        self._strings: dict[Path, Tensor] = {}
+        """Leaves in memory: what a file of another program has of strings."""
+        if not (self.writable or session.ours):
+            self._foreign = self._foreign_header(self._strings)
+
+    def _foreign_header(self, leaves: dict[Path, Tensor] | None) -> Header:
+        session = self._session
+        with h5_errors(self.url, "reading values"):
+            return foreign_header(
+                session.handle.file, session.contents, self.url, lambda a, b: session.raw.bytes_at(a, b - a), leaves
+            )
 
     def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
         """To read: a file has one writer, and that is this store."""
@@ -217,18 +230,20 @@ class H5Store(Store):
 
     # -- catalogue --------------------------------------------------------------------
     def paths(self) -> Iterator[Path]:
-        return iter(tuple(self._open().contents.leaves))
+        return iter((*self._open().contents.leaves, *self._strings))
 
     def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
         self._open()
-        return [self._leaf(path).spec for path in paths]
+        if not self._strings:
+            return [self._leaf(path).spec for path in paths]
+        found = {path: LeafSpec(leaf.shape, leaf.dtype) for path, leaf in self._strings.items()}
+        return [found[path] if path in found else self._leaf(path).spec for path in paths]
 
     def load_header(self) -> Header:
         session = self._open()
         if session.ours or session.handle.temporary:
             return session.document.header
-        with h5_errors(self.url, "reading values"):
-            return foreign_header(session.handle.file, session.contents, self.url)
+        return self._foreign_header(None) if self._foreign is None else self._foreign
 
     def save_header(self, header: Header) -> None:
         self._changing().commit(header)
@@ -254,8 +269,14 @@ class H5Store(Store):
 
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         self._open()
+        if self._strings and any(r.path in self._strings for r in reads):
+            return [self._read_one(r) for r in reads]
         leaves = [self._leaf(r.path) for r in reads]
         return [self._read(leaf, r) for leaf, r in zip(leaves, reads, strict=True)]
+
+    def _read_one(self, r: Read) -> Tensor:
+        strings = self._strings.get(r.path)
+        return self._read(self._leaf(r.path), r) if strings is None else gather(strings, r.index, r.out)
 
     def _read(self, leaf: Leaf, r: Read) -> Tensor:
         session, spec = self._session, leaf.spec
@@ -342,7 +363,8 @@ class H5Store(Store):
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
         session = self._open()
-        return session.faults(list(session.contents.leaves) if paths is None else [self._known(p) for p in paths])
+        chosen = session.contents.leaves if paths is None else [p for p in paths if p not in self._strings]
+        return session.faults([self._known(p) for p in chosen])
 
     def nbytes_stored(self) -> int | None:
         return self._open().raw.size()
@@ -369,8 +391,8 @@ class H5Store(Store):
 
     def layout(self, path: Path) -> Mapping[str, Any]:
         """As `Store.layout`."""
-        leaf, session = self._leaf(path), self._open()
-        if leaf.plain:
+        session = self._open()
+        if path in self._strings or self._leaf(path).plain:
             return {}
         dataset = session.dataset(path)
         with h5_errors(self.url, f"looking at {path_text(path)}"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +13,8 @@ from h5py import h5a, h5d, h5g, h5l, h5o, h5s, h5t
 
 from tdstore.dtypes import NAME_TO_DTYPE, as_dtype, is_bit_pattern, numpy_dtype
 from tdstore.errors import CorruptStoreError, UnsupportedError, UntrustedDataError
-from tdstore.header import MAX_DEPTH, Group, Header
+from tdstore.header import MAX_DEPTH
 from tdstore.types import LeafSpec, Path, path_text
-from tdstore.values import encode_value
 from tdstore_h5.names import decode_name
 
 DTYPE_ATTRIBUTE = b"tdstore_dtype"
@@ -55,6 +53,16 @@ class Contents:
     """Datasets that hold values which are not tensors."""
     copies: set[Path] = field(default_factory=set)
     """Datasets that repeat strings of the header, for other programs."""
+
+    def forget(self, path: Path) -> None:
+        """A group without leaves, or a copy, is removed from the file, with all that is below it."""
+
+        def gone(place: Path) -> bool:
+            return place[: len(path)] == path
+
+        self.groups = {place: keys for place, keys in self.groups.items() if not gone(place)}
+        self.values = {place: name for place, name in self.values.items() if not gone(place)}
+        self.copies = {place for place in self.copies if not gone(place)}
 
 
 class Walker:
@@ -236,45 +244,3 @@ def _fill_value(plist: Any, dtype: np.dtype[Any], torch_dtype: torch.dtype) -> A
     bits = torch.from_numpy(value.reshape(1).astype(dtype.newbyteorder("=")))
     number = bits.view(torch_dtype)
     return complex(number.to(torch.complex64)) if torch_dtype.is_complex else float(number.to(torch.float32))
-
-
-def foreign_header(file: h5py.File, found: Contents, url: str) -> Header:
-    """A header for another program's file: keys as h5py lists them, batch sizes left open, values decoded."""
-    values: dict[Path, dict[str, Any]] = {}
-    for path, name in found.values.items():
-        values.setdefault(path[:-1], {})[path[-1]] = _value(file[name], path, url)
-    groups = {
-        path: Group(keys=tuple(keys), values=values.get(path, {}))
-        for path, keys in sorted(found.groups.items(), key=lambda item: len(item[0]))
-    }
-    return Header(groups)
-
-
-def _value(dataset: h5py.Dataset, path: Path, url: str) -> dict[str, Any]:
-    if math.prod(dataset.shape) * max(1, dataset.dtype.itemsize) > FREE:
-        raise CorruptStoreError(f"{url}: the value {path_text(path)} is larger than {FREE} bytes", url=url)
-    if dataset.id.get_type().get_class() == h5t.STRING:
-        data = dataset[()]
-        if not dataset.shape:
-            return {"data": encode_value(_text(data))}
-        rows = data.tolist()
-        return {"stack": _map(rows, lambda v: encode_value(_text(v))), "dim": 0}
-    data = dataset[()]
-    if isinstance(data, np.void) and data.dtype.names is None:
-        return {"data": encode_value(data.tobytes())}
-    if not dataset.shape:
-        return {"data": encode_value(data.item() if isinstance(data, np.ndarray) else data)}
-    return {"data": encode_value(data.tolist())}
-
-
-def _map(value: Any, fn: Any) -> Any:
-    return [_map(v, fn) for v in value] if isinstance(value, list) else fn(value)
-
-
-def _text(value: Any) -> Any:
-    if not isinstance(value, bytes):
-        return value
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value

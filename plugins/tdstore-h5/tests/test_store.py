@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path as FsPath
 from typing import Any
 
@@ -29,6 +28,7 @@ from tdstore.errors import (
     StoreIOError,
 )
 from tdstore.header import Header
+from tdstore.testing.warm import python
 from tdstore.types import LeafSpec, Read, Write
 
 IN_MEMORY = True
@@ -40,7 +40,7 @@ def test_declaration() -> None:
     assert (backend.name, backend.opener, backend.schemes) == ("h5", "tdstore_h5.store:open_h5", ("h5",))
     assert backend.magic[0].startswith(b"\x89HDF")
     code = "import sys, tdstore_h5; list(tdstore_h5.tdstore_backends()); sys.exit('h5py' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert subprocess.run([*python(), "-c", code]).returncode == 0
 
 
 # -- names ---------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from tdstore.header import MAX_DEPTH, Group, Header
 from tdstore.indexing import gather
 from tdstore.store import Cap, Store
 from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
-from tdstore.values import encode_value
+from tdstore.values import PICKLE, encode_value, pickled_form
 from tdstore_redis.plans import raw, shape_of
 from tdstore_redis.wire import Line, Wire, pack
 
@@ -189,7 +189,7 @@ class PeerStore(Store):
         )
 
     def _value(self, path: Path, key: bytes, encoding: str) -> dict[str, Any]:
-        if encoding not in ("json", "json_array"):
+        if encoding not in ("json", "json_array", PICKLE):
             raise UntrustedDataError(
                 f"{self.url}: the value {path_text(path)} was stored by {encoding!r}, "
                 "and reading it could run code: it is not read",
@@ -198,6 +198,8 @@ class PeerStore(Store):
                 "and open it here again",
             )
         data = self._line.idempotent(lambda wire: wire.raising([pack(b"GET", key)], limit=_LIMIT)[0])
+        if encoding == PICKLE:
+            return {"data": pickled_form(bytes(data))}
         try:
             value = json.loads(data)
         except (TypeError, ValueError, RecursionError) as error:

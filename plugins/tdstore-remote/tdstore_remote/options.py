@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -57,7 +58,7 @@ class StorageOptions(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = dict(self) if get_spawning_popen() is not None else without_secrets(self)
-        return StorageOptions, (kept,)
+        return OrderedDict, (list(kept.items()),)  # which `torch.load(weights_only=True)` knows; opening dresses it
 
     def __repr__(self) -> str:
         return f"StorageOptions({', '.join(sorted(self))})"

@@ -18,6 +18,7 @@ import tdstore
 from tdstore.errors import CorruptStoreError, OptionError, StoreNotFoundError
 from tdstore.localengine import LocalEngine
 from tdstore.ranges import Range
+from tdstore.testing.warm import python
 from tests.servers import FaultProxy, S3Server
 
 PAGE = 100
@@ -168,11 +169,8 @@ for i in range(300):
 
 def test_many_processes_share_a_folder(inner: Counting, tmp_path: FsPath) -> None:
     import subprocess
-    import sys
 
-    commands = [
-        [sys.executable, "-c", WORKER, str(tmp_path / "data"), str(tmp_path / "cache"), str(i)] for i in range(3)
-    ]
+    commands = [[*python(), "-c", WORKER, str(tmp_path / "data"), str(tmp_path / "cache"), str(i)] for i in range(3)]
     workers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     for worker in workers:
         _, text = worker.communicate(timeout=120)

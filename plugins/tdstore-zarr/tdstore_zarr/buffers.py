@@ -23,7 +23,7 @@ from tdstore_zarr.leaf import TAIL, UNKNOWN, Leaf, Stored, seal
 from tdstore_zarr.reader import Array, Pending, Reader, _workers
 
 LIMIT = 64 << 20
-"""Bytes that wait to be written, decoded."""
+"""Bytes that wait to be written, decoded, where `buffer_bytes=` says nothing."""
 
 
 class _Cell:
@@ -49,9 +49,10 @@ class _Cell:
 class Buffers(Pending):
     """The writes of one store that are not on its medium yet."""
 
-    def __init__(self, engine: Engine, reader: Reader) -> None:
+    def __init__(self, engine: Engine, reader: Reader, limit: int) -> None:
         self.engine = engine
         self.reader = reader
+        self.limit = limit
         self._cells: dict[tuple[str, int], _Cell] = {}
         self._bytes = 0
         self.serial = False
@@ -85,7 +86,7 @@ class Buffers(Pending):
             cell.raw[part.inside] = value[part.outside]
             if not cell.patched and _is_complete(cell, part):
                 done.append(cell)
-            if self._bytes > LIMIT:
+            if self._bytes > self.limit:
                 # A cell that this very loop comes back to does not exist: each object is one part.
                 self.flush(list(self._cells.values()))
                 done = []

@@ -27,6 +27,9 @@ Bytes = bytes | bytearray | memoryview
 _CNAMES = ("lz4", "lz4hc", "blosclz", "zstd", "zlib")
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _ZSTD_MAGIC = 0xFD2FB528
+_BY_COPY = 65536
+"""From here on a checksum that takes a memoryview is the faster one."""
+_OTHER = "its bytes have another checksum than when they were written"
 
 
 class ChunkError(ValueError):
@@ -77,17 +80,25 @@ class Pipeline:
             return decompress
         value, unpack = google_crc32c.value, struct.Struct("<I").unpack
 
+        def plain(data: Bytes, out: Memory) -> None:
+            if len(data) != nbytes + 4:
+                raise ChunkError(f"it has {len(data)} bytes instead of {nbytes + 4}")
+            body = bytes(data[:nbytes])
+            if unpack(data[nbytes:])[0] != value(body):
+                raise ChunkError(_OTHER)
+            out[:] = np.frombuffer(body, np.uint8)
+
         def decode(data: Bytes, out: Memory) -> None:
             if len(data) < 4:
                 raise ChunkError(f"it has {len(data)} bytes, too few for a checksum")
             body = memoryview(data)[:-4]
             # (google_crc32c refuses memoryviews.)
-            found = value(bytes(body)) if len(body) < 65536 else crc32c(np.frombuffer(body, np.uint8))
+            found = value(bytes(body)) if len(body) < _BY_COPY else crc32c(np.frombuffer(body, np.uint8))
             if unpack(data[-4:])[0] != found:
-                raise ChunkError("its bytes have another checksum than when they were written")
+                raise ChunkError(_OTHER)
             decompress(body, out)
 
-        return decode
+        return plain if self.compressor is None and nbytes < _BY_COPY else decode
 
 
 def parse_pipeline(codecs: Sequence[Mapping[str, Any]]) -> Pipeline | None:
@@ -191,7 +202,7 @@ def _unblosc(data: Bytes, out: Memory, nbytes: int) -> None:
 
 
 def _unzstd(data: Bytes, out: Memory, nbytes: int) -> None:
-    declared = _zstd_size(data)
+    declared = zstd_size(data)
     if declared is not None and declared != nbytes:
         raise ChunkError(f"it declares {declared} bytes and should have {nbytes}")
     try:
@@ -201,7 +212,7 @@ def _unzstd(data: Bytes, out: Memory, nbytes: int) -> None:
         raise ChunkError(f"zstd cannot decompress it: {error}") from None
 
 
-def _zstd_size(data: Bytes) -> int | None:
+def zstd_size(data: Bytes) -> int | None:
     """The content size that a zstd frame declares; None when it does not."""
     if len(data) < 6 or struct.unpack_from("<I", data)[0] != _ZSTD_MAGIC:
         raise ChunkError("it does not start as zstd")

@@ -7,18 +7,20 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from torch import Tensor
 
 from tdstore.engine import Engine, EngineCap
-from tdstore.errors import CorruptStoreError, StoreNotFoundError, UntrustedDataError
+from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError, UntrustedDataError
 from tdstore.header import MAX_DEPTH, Group, Header
 from tdstore.ranges import Range
 from tdstore.types import Path, path_text
-from tdstore.values import encode_value
+from tdstore.values import PICKLE, encode_value, pickled_form
 from tdstore_zarr.arrays import parse_array
 from tdstore_zarr.document import MAX_NODES, NAME, PEER, PEER_VALUE, Document
 from tdstore_zarr.leaf import UNKNOWN, Leaf, Stored
 from tdstore_zarr.names import decode_nodes
 from tdstore_zarr.place import Place
+from tdstore_zarr.strings import StringArray, kind_of, refuse
 
 MAX_NODE_BYTES = 16 << 20
 MAX_VALUE = 64 << 20
@@ -30,14 +32,20 @@ RATIO = 1100
 class Foreign:
     """What another program's store holds."""
 
-    def __init__(self, place: Place, document: Document, *, trust: bool) -> None:
+    def __init__(self, place: Place, document: Document, *, trust: bool, leaves: bool) -> None:
         self.place = place
         self.url = place.url
         self.document = document
         self.trust = trust
+        self.leaves = leaves
+        """Whether many strings may be leaves, in memory; in a store that is written they are in the header."""
         self.values: dict[Path, Leaf] = {}
         """Arrays that are values, not leaves (the tensordict package's)."""
         self.paths: dict[str, Path] = {}
+        self.strings: dict[Path, dict[str, Any]] = {}
+        """Arrays of strings: their envelopes ..."""
+        self.tensors: dict[Path, Tensor] = {}
+        """... and their leaves."""
 
     def load(self) -> None:
         """Find all nodes, and what was written of each array, and put them into the document."""
@@ -84,12 +92,12 @@ class Foreign:
             return
         if kind != "array":
             raise CorruptStoreError(f"{self.url}: {path_text(path)} is neither a group nor an array", url=self.url)
+        if kind_of(data) is not None:
+            self._add_strings(path, node, data, chunks)
+            return
         meta = parse_array(data, path_text(path), self.url, trust=self.trust)
-        leaf = Leaf(path, node, meta, complete=chunks is not None)
-        for key, size in (chunks or {}).items():
-            number = meta.number_of(key)
-            if number is not None:
-                leaf.objects[number] = Stored(size, UNKNOWN)
+        leaf = Leaf(path, node, meta)
+        _find_objects(leaf, chunks)
         if PEER_VALUE in meta.attributes:
             self.values[path] = leaf
             return
@@ -97,6 +105,16 @@ class Foreign:
         self.document.leaves[path] = leaf
         for depth in range(1, len(path)):
             self.document.groups.setdefault(path[:depth], "/".join(node.split("/")[:depth]))
+
+    def _add_strings(self, path: Path, node: str, data: Any, chunks: dict[str, int] | None) -> None:
+        try:
+            array = StringArray(path, node, data, self.url)
+        except StoreError as error:
+            self.strings[path] = refuse(path, self.url, error)
+            return
+        _find_objects(array.leaf, chunks)
+        self.strings[path], leaves = array.read(self.place.engine, local=self.place.local, leaves=self.leaves)
+        self.tensors.update(leaves)
 
     def _check_believable(self, leaf: Leaf) -> None:
         """Refuse leaves that declare far more than is on the medium."""
@@ -116,7 +134,7 @@ class Foreign:
     def header(self, read: Callable[[Leaf], Any]) -> Header:
         """A header: keys as the store lists them, batch sizes where the tensordict package left them."""
         keys: dict[Path, dict[str, None]] = {(): {}}
-        for path in [*self.document.groups, *self.document.leaves, *self.values]:
+        for path in [*self.document.groups, *self.document.leaves, *self.values, *self.strings]:
             for depth in range(len(path)):
                 keys.setdefault(path[:depth], {})[path[depth]] = None
             if path in self.document.groups:
@@ -124,40 +142,62 @@ class Foreign:
         values: dict[Path, dict[str, Any]] = {}
         for path, leaf in self.values.items():
             values.setdefault(path[:-1], {})[path[-1]] = {"data": self._value(leaf, read)}
+        for path, envelope in self.strings.items():
+            values.setdefault(path[:-1], {})[path[-1]] = envelope
         groups = {}
         for path in sorted(keys, key=len):
             attributes = self.document.attributes
             if path:
                 data = self.document.metadata.get(self.document.groups.get(path, ""), {})
                 attributes = data.get("attributes", {}) if isinstance(data, dict) else {}
-            groups[path] = Group(_batch_size(attributes), keys=tuple(sorted(keys[path])), values=values.get(path, {}))
+            batch, names = _noted(attributes)
+            groups[path] = Group(batch, names, keys=tuple(sorted(keys[path])), values=values.get(path, {}))
         return Header(groups)
 
     def _value(self, leaf: Leaf, read: Callable[[Leaf], Any]) -> Any:
         where = f"{self.url}: the value {path_text(leaf.path)}"
         how = leaf.meta.attributes[PEER_VALUE]
         encoding = how.get("encoding") if isinstance(how, dict) else how
-        if encoding != "json":
+        if encoding not in ("json", PICKLE):
             raise UntrustedDataError(
-                f"{where} is encoded as {encoding!r}, and reading it would run code",
+                f"{where} is encoded as {encoding!r}, and reading it could run code",
                 url=self.url,
                 hint="save it again with values that are plain data, or delete it: "
                 f"zarr.open_group(store, mode='r+').__delitem__({leaf.node!r})",
             )
         if leaf.spec.nbytes > MAX_VALUE or leaf.meta.data_type != "uint8":
-            raise CorruptStoreError(f"{where} is not JSON of a sensible size", url=self.url)
+            raise CorruptStoreError(f"{where} is not a value of a sensible size", url=self.url)
+        data = np.ascontiguousarray(read(leaf)).tobytes()
+        if encoding == PICKLE:
+            return pickled_form(data)
         try:
-            return encode_value(msgspec.json.decode(np.ascontiguousarray(read(leaf)).tobytes()))
+            return encode_value(msgspec.json.decode(data))
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError, TypeError) as error:
             raise CorruptStoreError(f"{where} is not readable: {error}", url=self.url) from error
 
 
-def _batch_size(attributes: Any) -> tuple[int, ...] | None:
+def _find_objects(leaf: Leaf, chunks: dict[str, int] | None) -> None:
+    """Note what was written of an array; `chunks`: None where nothing can tell."""
+    leaf.complete = chunks is not None
+    for key, size in (chunks or {}).items():
+        number = leaf.meta.number_of(key)
+        if number is not None:
+            leaf.objects[number] = Stored(size, UNKNOWN)
+
+
+def _noted(attributes: Any) -> tuple[tuple[int, ...] | None, tuple[str | None, ...] | None]:
+    """The batch size that the tensordict package noted at a group, and the names of its dimensions."""
     noted = attributes.get(PEER) if isinstance(attributes, dict) else None
-    sizes = noted.get("batch_size") if isinstance(noted, dict) else None
-    if isinstance(sizes, list) and all(type(n) is int and n >= 0 for n in sizes):
-        return tuple(sizes)
-    return None
+    if not isinstance(noted, dict):
+        return None, None
+    sizes, names = noted.get("batch_size"), noted.get("names")
+    if not isinstance(sizes, list) or not all(type(n) is int and n >= 0 for n in sizes):
+        return None, None
+    if not isinstance(names, list) or len(names) != len(sizes):
+        return tuple(sizes), None
+    given = [name for name in names if name is not None]
+    sound = given and all(isinstance(name, str) for name in given) and len(set(given)) == len(given)
+    return tuple(sizes), tuple(names) if sound else None
 
 
 def _by_node(sizes: dict[str, int], nodes: Iterable[str]) -> dict[str, dict[str, int]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from tdstore.dtypes import dtype_name, is_bit_pattern, numpy_dtype
 from tdstore.errors import OptionError
@@ -19,6 +20,7 @@ OPTIONS = ("layout", "chunks", "shards", "compressors", "checksum")
 LAYOUTS = ("random", "scan")
 ROW = 4096
 """Rows of this size are chunks of their own: who reads random rows decodes nothing else."""
+SMALLEST = 8 << 10
 INNER = {"random": 32 << 10, "scan": 1 << 20}
 WIDEST = 4 << 20
 LEAST_SHARD, MOST_SHARD, SHARDS = 4 << 20, 64 << 20, 64
@@ -31,6 +33,8 @@ def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, keys:
         OptionError: an unknown option, or a value that cannot be.
     """
     check_names(spec.options, url, path)
+    if _is_column(path[-1], spec):
+        defaults = _column_options(path[-1], spec, defaults)
     options = {k: v for k, v in {**defaults, **spec.options}.items() if v is not None}
     where = path_text(path)
     layout = options.get("layout", "random")
@@ -62,6 +66,26 @@ def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, keys:
             hint="choose other chunks= and shards=",
         )
     return meta
+
+
+def _is_column(name: str, spec: LeafSpec) -> bool:
+    """Whether a leaf is one of the two of values per row (docs/reference/values.md)."""
+    if name == "text":
+        return spec.dtype is torch.uint8 and len(spec.shape) == 1
+    return name == "spans" and spec.dtype is torch.int64 and spec.shape[-1:] == (2,)
+
+
+def _column_options(name: str, spec: LeafSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Chunks that cost little to decode: of random rows, nearly every one touches a chunk of its own.
+
+    What was given for rows says nothing about a text, whose "rows" are bytes.
+    """
+    found = {k: v for k, v in given.items() if v is not None and (name != "text" or k not in ("chunks", "shards"))}
+    if found.get("layout", "random") != "random":
+        return found
+    nbytes = min(max(SMALLEST, spec.nbytes >> 20), INNER["random"])
+    fine = {"chunks": max(1, nbytes // (math.prod(spec.shape[1:]) * spec.dtype.itemsize)), "shards": True}
+    return {"compressors": "none"} | ({} if {"chunks", "shards"} & {*found, *spec.options} else fine) | found
 
 
 def sharding(inner: tuple[int, ...], codecs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -81,10 +81,8 @@ _LOCK = threading.Lock()
 _NAMED: dict[str, dict[str, tuple[bytes, int]]] = {}
 
 
-def memory_engine(name: str | None) -> MemoryEngine:
-    """The named store of this process; None makes one that only its holder has."""
-    if name is None:
-        return MemoryEngine("memory://")
+def memory_engine(name: str) -> MemoryEngine:
+    """The store of that name in this process."""
     return MemoryEngine(f"memory://{name}", _NAMED.setdefault(name, {}))
 
 

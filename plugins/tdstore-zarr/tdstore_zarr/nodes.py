@@ -81,7 +81,8 @@ def dimension_names(leaf: Leaf, group: Group | None) -> tuple[str, ...]:
 def _peer_attributes(group: Group | None) -> dict[str, Any]:
     if group is None or group.batch_size is None:
         return {}
-    return {PEER: {"batch_size": list(group.batch_size), "version": 1}}
+    names = {} if group.names is None else {"names": list(group.names)}
+    return {PEER: {"batch_size": list(group.batch_size), "version": 1, **names}}
 
 
 def _plain_values(header: Header) -> dict[Path, bytes]:

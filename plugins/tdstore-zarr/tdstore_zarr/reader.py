@@ -6,14 +6,16 @@ memory of its own.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from tdstore.types import StoreIndex, path_text
 from tdstore_zarr.codecs import ChunkError
 from tdstore_zarr.grid import Part, count_chunks, full_index, parts, strides
 from tdstore_zarr.leaf import TAIL, UNKNOWN, Leaf, Stored, parse_index, seal
+from tdstore_zarr.rowpath import Rows
 
 Array = np.ndarray[Any, Any]
 Index = np.ndarray[tuple[int, int], np.dtype[np.int64]]
@@ -36,6 +39,7 @@ INDEX_CACHE = 128 << 20
 WHOLE_CACHE = 64 << 20
 MAX_PARTS = 50_000_000
 _THREADS_PAY = 4 << 20
+_ROWS_PAY = 32 << 20
 _GRAIN = 32 << 10
 
 
@@ -55,13 +59,12 @@ class Job:
     index: StoreIndex
     out: Array
     """Of the leaf's numpy dtype (its bits) and the shape of the result."""
-    tasks: list[_Task] = field(default_factory=list)
-
-
-class _Task(NamedTuple):
-    number: int
-    position: int
-    part: Part
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+    """What it needs: the number of an object, and the position of an inner chunk in it."""
+    parts: list[Part] = field(default_factory=list)
+    """What to take of each ..."""
+    rows: Rows | None = None
+    """... or rows of all, at once."""
 
 
 _Place = memoryview | tuple[str, int, int] | None
@@ -128,7 +131,7 @@ class Reader:
         """Fill the `out` of every job."""
         for job in jobs:
             self._plan(job)
-        self.need_indices((job.leaf, {t.number for t in job.tasks}) for job in jobs)
+        self.need_indices((job.leaf, {number for number, _ in job.chunks}) for job in jobs)
         batch: _Runs | _Wire = _Runs() if self.local else _Wire()
         places = [self._want(job, batch) for job in jobs]
         self._fetch(batch, [job.leaf for job in jobs])
@@ -146,58 +149,55 @@ class Reader:
                 url=self.url,
                 hint="read fewer rows at a time",
             )
-        objects, inside = strides(cut.grid), strides(cut.per_object)
+        if (rows := Rows.of(job.index, job.out, job.leaf)) is not None:
+            job.rows, each = rows, cut.per_object[0]
+            job.chunks = [divmod(chunk, each) for chunk in rows.chunks.tolist()]
+            return
         whole = len(cut.grid) == 1 or all(n == 1 for n in (*cut.grid[1:], *cut.per_object[1:]))
         if whole and cut.grid:
             each = cut.per_object[0]
-            job.tasks = [
-                _Task(part.place[0] // each, part.place[0] % each, part) for part in parts(shape, cut.inner, job.index)
-            ]
+            job.parts = list(parts(shape, cut.inner, job.index))
+            job.chunks = [divmod(part.place[0], each) for part in job.parts]
             return
+        objects, inside = strides(cut.grid), strides(cut.per_object)
         for part in parts(shape, cut.inner, job.index):
             number = position = 0
             for place, each, a, b in zip(part.place, cut.per_object, objects, inside, strict=True):
                 number += place // each * a
                 position += place % each * b
-            job.tasks.append(_Task(number, position, part))
+            job.chunks.append((number, position))
+            job.parts.append(part)
 
     def _want(self, job: Job, batch: _Runs | _Wire) -> list[_Place]:
-        """Where each task's bytes lie; None where nothing was written."""
+        """Where the bytes of each chunk lie; None where nothing was written."""
         leaf, cut = job.leaf, job.leaf.cut
         places: list[_Place] = []
-        whole: memoryview | None = None
         wanted: dict[str, list[tuple[int, int]]] = {}
-        number, key, index = -1, "", None
-        stored: Stored | None = None
-        for task in job.tasks:
-            if task.number != number:
-                number = task.number
-                stored = leaf.objects.get(number)
-                if stored is not None:
-                    key = leaf.key(number)
-                    index = self._index(leaf, number) if leaf.meta.sharded else None
-                    whole = self._whole.get((leaf.node, number))
+        for number, run in itertools.groupby(job.chunks, key=operator.itemgetter(0)):
+            positions = [position for _, position in run]
+            stored = leaf.objects.get(number)
             if stored is None:
-                places.append(None)
+                places += [None] * len(positions)
                 continue
-            if index is not None:
-                start, stop = index[task.position].tolist()
-                if start < 0:
-                    places.append(None)
-                    continue
+            if leaf.meta.sharded:
+                index = self._index(leaf, number)
+                found = index[positions].tolist() if len(positions) > 4 else [index[at].tolist() for at in positions]
             elif cut.raw:
-                start, stop = task.position * cut.nbytes, (task.position + 1) * cut.nbytes
-                if stop > stored.size:
+                found = [(at * cut.nbytes, (at + 1) * cut.nbytes) for at in positions]
+                if (max(positions) + 1) * cut.nbytes > stored.size:
                     raise self.corrupt(leaf, number, f"has {stored.size} bytes and should have {leaf.meta.inner_bytes}")
             else:
-                start, stop = 0, stored.size
+                found = [(0, stored.size)] * len(positions)
+            whole = self._whole.get((leaf.node, number))
             if whole is not None:
-                places.append(whole[start:stop])
-            else:
-                places.append((key, start, stop))
-                wanted.setdefault(key, []).append((start, stop))
+                places += [whole[start:stop] if start >= 0 else None for start, stop in found]
+                continue
+            key = leaf.key(number)
+            places += [(key, start, stop) if start >= 0 else None for start, stop in found]
+            wanted.setdefault(key, []).extend((start, stop) for start, stop in found if start >= 0)
         for name, ranges in wanted.items():
-            batch.collect(name, ranges)
+            if ranges:
+                batch.collect(name, ranges)
         return places
 
     def _fetch(self, batch: _Runs | _Wire, leaves: Sequence[Leaf]) -> None:
@@ -212,42 +212,56 @@ class Reader:
             ) from error
 
     def _fill(self, job: Job, places: Sequence[_Place], batch: _Runs | _Wire, pending: Pending | None) -> None:
-        leaf, cut, tasks = job.leaf, job.leaf.cut, job.tasks
-        if not tasks:
+        leaf, cut = job.leaf, job.leaf.cut
+        if not job.chunks:
             return
         assert cut.pipeline is not None
         decode = cut.pipeline.decoder(cut.nbytes)
         fill = np.frombuffer(leaf.meta.fill, job.out.dtype)[0]
-        flat = _flat(job)
+        flat = _flat(job) if job.rows is None else None
         kind = job.out.dtype.newbyteorder(">") if cut.pipeline.big else job.out.dtype
         check = not leaf.meta.sharded and not cut.raw
 
+        def unpack(at: int, place: memoryview | tuple[str, int, int], out: Array) -> None:
+            data = place if isinstance(place, memoryview) else batch.take(*place)
+            number = job.chunks[at][0]
+            try:
+                if check:
+                    _check_whole(data, leaf.objects[number])
+                decode(data, out)
+            except ChunkError as error:
+                raise self.corrupt(leaf, number, f"cannot be decoded: {error}") from None
+
         def work(first: int, last: int) -> None:
             scratch: Array | None = None
-            for task, place in zip(tasks[first:last], places[first:last], strict=True):
-                number, position, part = task
-                waiting = pending.chunk(leaf, number, position) if pending is not None else None
+            for at, place, part in zip(range(first, last), places[first:last], job.parts[first:last], strict=True):
+                waiting = pending.chunk(leaf, *job.chunks[at]) if pending is not None else None
                 if waiting is not None:
                     job.out[part.outside] = waiting[part.inside]
-                    continue
-                if place is None:
+                elif place is None:
                     job.out[part.outside] = fill
-                    continue
-                data = place if isinstance(place, memoryview) else batch.take(*place)
-                try:
-                    if check:
-                        _check_whole(data, leaf.objects[number])
-                    if flat is not None and part.counts == cut.inner and type(outside := part.outside[0]) is slice:
-                        decode(data, flat[outside.start : outside.stop].reshape(-1))
-                        continue
+                elif flat is not None and part.counts == cut.inner and type(outside := part.outside[0]) is slice:
+                    unpack(at, place, flat[outside.start : outside.stop].reshape(-1))
+                else:
                     if scratch is None:
                         scratch = np.empty(cut.nbytes, np.uint8)
-                    decode(data, scratch)
-                except ChunkError as error:
-                    raise self.corrupt(leaf, number, f"cannot be decoded: {error}") from None
-                job.out[part.outside] = scratch.view(kind).reshape(cut.inner)[part.inside]
+                    unpack(at, place, scratch)
+                    job.out[part.outside] = scratch.view(kind).reshape(cut.inner)[part.inside]
 
-        _spread(work, len(tasks), cut.nbytes)
+        def chunk(at: int, out: Array) -> None:
+            waiting = pending.chunk(leaf, *job.chunks[at]) if pending is not None else None
+            place = places[at]
+            if waiting is not None:
+                out.view(kind).reshape(cut.inner)[...] = waiting
+            elif place is None:
+                out.view(kind)[:] = fill
+            else:
+                unpack(at, place, out)
+
+        if job.rows is None:
+            _spread(work, len(job.chunks), cut.nbytes)
+        else:
+            _spread(partial(job.rows.fill, job.out, chunk), len(job.chunks), cut.nbytes, pays=_ROWS_PAY)
 
     # -- indices of shards ------------------------------------------------------------------
     def need_indices(self, wanted: Iterable[tuple[Leaf, Iterable[int]]]) -> None:
@@ -387,10 +401,10 @@ def _check_whole(data: memoryview, stored: Stored) -> None:
         raise ChunkError("it is not the one that was committed")
 
 
-def _spread(work: Callable[[int, int], None], count: int, nbytes: int) -> None:
+def _spread(work: Callable[[int, int], None], count: int, nbytes: int, pays: int = _THREADS_PAY) -> None:
     """Decode in threads where that pays: large chunks, many bytes."""
     workers = _workers()
-    if nbytes < _GRAIN or count * nbytes < _THREADS_PAY or workers < 2:
+    if nbytes < _GRAIN or count * nbytes < pays or workers < 2:
         work(0, count)
         return
     step = -(-count // workers)

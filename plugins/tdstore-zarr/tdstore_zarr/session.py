@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from torch import Tensor
 
 from tdstore.dtypes import numpy_dtype, to_numpy
 from tdstore.engine import EngineCap
@@ -41,7 +42,9 @@ PREFETCH = 1024
 class Session:
     """What a store works with."""
 
-    def __init__(self, place: Place, *, writable: bool, durable: bool, timeout: float, trust: bool) -> None:
+    def __init__(
+        self, place: Place, *, writable: bool, durable: bool, timeout: float, trust: bool, buffer_bytes: int
+    ) -> None:
         self.place = place
         self.url = place.url
         self.writable = writable
@@ -60,12 +63,17 @@ class Session:
         self.stale_nodes = False
         self._dropped: list[tuple[str, list[str]]] = []
         self.reader = Reader(place.engine, self.url, local=place.local)
-        self.buffers = Buffers(place.engine, self.reader)
+        self.buffers = Buffers(place.engine, self.reader, buffer_bytes)
 
     @property
     def leaves(self) -> dict[Path, Leaf]:
         """Every leaf."""
         return self.document.leaves
+
+    @property
+    def strings(self) -> dict[Path, Tensor]:
+        """Leaves in memory: what a store of another program has of strings."""
+        return {} if self.foreign is None else self.foreign.tensors
 
     # -- opening -------------------------------------------------------------------------
     def load(self, *, verify: str, accept: bool) -> None:
@@ -90,7 +98,7 @@ class Session:
                 )
             time.sleep(0.005)
         if not self.document.ours:
-            self.foreign = Foreign(self.place, self.document, trust=self.trust)
+            self.foreign = Foreign(self.place, self.document, trust=self.trust, leaves=not self.writable)
             self.foreign.load()
             self.foreign.document = self.document
         for path, node in [*self.document.groups.items(), *((p, leaf.node) for p, leaf in self.leaves.items())]:

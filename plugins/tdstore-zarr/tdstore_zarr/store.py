@@ -29,10 +29,11 @@ from tdstore.errors import (
 from tdstore.header import Header
 from tdstore.ranges import index_shape
 from tdstore.registry import registry, split_scheme
-from tdstore.rows import last_wins, take
+from tdstore.rows import gather, last_wins, take
 from tdstore.store import Cap, Store
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
 from tdstore_zarr import layout as layouts
+from tdstore_zarr.buffers import LIMIT
 from tdstore_zarr.folderplace import FolderPlace
 from tdstore_zarr.leaf import Leaf
 from tdstore_zarr.memory import MemoryEngine, ZipEngine, memory_engine
@@ -56,6 +57,7 @@ def open_zarr(
     recover: Literal["accept"] | None = None,
     trust: Literal["zarr"] | None = None,
     lock_timeout: float = 10.0,
+    buffer_bytes: int = LIMIT,
     storage_options: Mapping[str, Any] | None = None,
     layout: Literal["random", "scan"] | None = None,
     chunks: int | Sequence[int] | None = None,
@@ -67,7 +69,7 @@ def open_zarr(
 
     Args:
         location: a folder, a `.zip` file, any URL that an engine reaches (`s3://bucket/x.zarr`), or
-            `memory://name`; `zarr://` may stand before each. None is memory that only this store has.
+            `memory://name`; `zarr://` may stand before each.
         mode: "r", "r+", "w", "x" or "a", as `tdstore.Store` says. A zip file is written whole ("w", "x").
         durable: "commit" waits for the medium at every commit; "none" survives the death of the process only.
         verify: "size" compares sizes with the manifest (over a wire, as objects are read), "full" all
@@ -75,6 +77,8 @@ def open_zarr(
         recover: "accept" takes a store as it is that a writer left in the middle, or another program changed.
         trust: "zarr" believes declared sizes, and lets zarr-python apply any installed codec.
         lock_timeout: seconds to wait for other writers.
+        buffer_bytes: writes wait in memory for the rest of their shard, up to so many bytes and one shard; less
+            memory is more rewriting of shards where rows come in no order.
         storage_options: credentials, endpoint, ... of the engine that reaches a URL.
         layout: "random" (the default) makes each row of 4 KiB or more a chunk, "scan" chunks of 1 MiB.
         chunks: shape of a chunk, or of its leading dimensions. Given alone, chunks are not put into shards.
@@ -98,9 +102,9 @@ def open_zarr(
     defaults = {"layout": layout, "chunks": chunks, "shards": shards, "compressors": compressors, "checksum": checksum}
     arguments: dict[str, Any] = {
         "durable": durable, "verify": verify, "recover": recover, "trust": trust, "lock_timeout": lock_timeout,
-        "storage_options": storage_options, **defaults,
+        "buffer_bytes": buffer_bytes, "storage_options": storage_options, **defaults,
     }  # fmt: skip
-    text = "memory://" if location is None else os.fspath(location)
+    text = "" if location is None else os.fspath(location)
     for name, value, allowed in (
         ("mode", mode, MODES),
         ("durable", durable, ("none", "commit")),
@@ -110,18 +114,18 @@ def open_zarr(
     ):
         if value not in allowed:
             raise OptionError(f"{text}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", url=text)
+    if type(buffer_bytes) is not int or buffer_bytes < 0:
+        raise OptionError(f"{text}: buffer_bytes must be a number of bytes, not {buffer_bytes!r}", url=text)
     scheme, rest = split_scheme(text)
     if scheme == "zarr":
         text = rest
         scheme, rest = split_scheme(text)
     if scheme in ("", "file", "local") and "::" not in text:
         return _open_local(rest if scheme else text, mode, defaults, arguments)
-    return open_on(_engine(location, text, storage_options), mode=mode, location=text, **arguments)
+    return open_on(_engine(text, storage_options), mode=mode, location=text, **arguments)
 
 
-def _engine(location: object, text: str, options: Mapping[str, Any] | None) -> Engine:
-    if location is None:
-        return memory_engine(None)
+def _engine(text: str, options: Mapping[str, Any] | None) -> Engine:
     scheme, rest = split_scheme(text)
     try:
         return registry().engine(text, options)
@@ -141,6 +145,7 @@ def open_on(
     recover: Literal["accept"] | None = None,
     trust: Literal["zarr"] | None = None,
     lock_timeout: float = 10.0,
+    buffer_bytes: int = LIMIT,
     storage_options: Mapping[str, Any] | None = None,
     **defaults: Any,
 ) -> ZarrStore:
@@ -150,7 +155,7 @@ def open_on(
     defaults = {k: v for k, v in defaults.items() if v is not None}
     arguments = {
         "durable": durable, "verify": verify, "recover": recover, "trust": trust, "lock_timeout": lock_timeout,
-        "storage_options": storage_options, **defaults,
+        "buffer_bytes": buffer_bytes, "storage_options": storage_options, **defaults,
     }  # fmt: skip
     place: ObjectPlace
     if mode in ("r", "r+", "a"):
@@ -187,6 +192,7 @@ def _session(place: Place, arguments: Mapping[str, Any], *, writable: bool) -> S
         durable=arguments["durable"] == "commit",
         timeout=arguments["lock_timeout"],
         trust=arguments["trust"] == "zarr",
+        buffer_bytes=arguments["buffer_bytes"],
     )
 
 
@@ -278,11 +284,15 @@ class ZarrStore(Store):
 
     # -- catalogue -------------------------------------------------------------------------
     def paths(self) -> Iterator[Path]:
-        return iter(tuple(self._open().leaves))
+        session = self._open()
+        return iter((*session.leaves, *session.strings))
 
     def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        self._open()
-        return [self._leaf(path).spec for path in paths]
+        strings = self._open().strings
+        if not strings:
+            return [self._leaf(path).spec for path in paths]
+        found = {path: LeafSpec(leaf.shape, leaf.dtype) for path, leaf in strings.items()}
+        return [found[path] if path in found else self._leaf(path).spec for path in paths]
 
     def load_header(self) -> Header:
         return self._open().header()
@@ -296,7 +306,11 @@ class ZarrStore(Store):
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         session = self._open()
         jobs, results, copies = [], [], []
+        strings = session.strings
         for r in reads:
+            if r.path in strings:
+                results.append(gather(strings[r.path], r.index, r.out))
+                continue
             leaf = self._leaf(r.path)
             shape = index_shape(leaf.meta.shape, r.index)
             target = r.out
@@ -408,11 +422,12 @@ class ZarrStore(Store):
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
         session = self._open()
-        for path in paths or ():
+        chosen = list(session.leaves if paths is None else (p for p in paths if p not in session.strings))
+        for path in chosen:
             self._leaf(path)
         with self._lock:
             session.buffers.flush()
-            return session.faults(list(session.leaves) if paths is None else list(paths))
+            return session.faults(chosen)
 
     def group_location(self, path: Path) -> str:
         node = self._open().names.nodes.get(path, "")
@@ -435,7 +450,8 @@ class ZarrStore(Store):
 
     def layout(self, path: Path) -> Mapping[str, Any]:
         """As `Store.layout`: chunks are what is encoded as one, shards what one object holds."""
-        self._open()
+        if path in self._open().strings:
+            return {}
         meta = self._leaf(path).meta
         inner = next((c for c in meta.codecs if c.get("name") == "sharding_indexed"), None)
         codecs = inner["configuration"]["codecs"] if inner else meta.codecs

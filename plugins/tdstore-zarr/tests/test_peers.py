@@ -56,13 +56,16 @@ def test_the_peers_store_is_changed_in_place(place: FsPath) -> None:
     assert theirs["obs"][6].tolist() == data()["obs"][6].tolist()
 
 
-def test_pickled_values_are_never_loaded(place: FsPath) -> None:
+def test_pickled_values_are_loaded_on_request_only(place: FsPath) -> None:
     td = tensordict.TensorDict({"a": torch.ones(3), "bad": tensordict.NonTensorData({1, 2}, batch_size=[3])}, [3])
     td.to_zarr(str(place))
     with open_zarr(place) as store:
         assert list(store.paths()) == [("a",)]
-        with pytest.raises(UntrustedDataError, match="'bad'.*pickle"):
-            store.load_header()
+        store.load_header()
+    with tdstore.open(place) as stored, pytest.raises(UntrustedDataError, match="'bad'.*it is pickled"):
+        stored["bad"]
+    with tdstore.open(place, trust=True) as stored:
+        assert stored["bad"] == {1, 2}
 
 
 @pytest.mark.parametrize("consolidated", [False, True])
@@ -122,11 +125,56 @@ def test_zarr_v2_is_named(place: FsPath) -> None:
         open_zarr(place)
 
 
-def test_strings_are_refused_by_name(place: FsPath) -> None:
+def test_strings_are_values(place: FsPath) -> None:
+    """More of them in tests/stored/test_strings_of_others.py."""
     group = zarr.open_group(str(place), mode="w")
-    group.create_array("text", shape=(3,), dtype="U4")
-    with pytest.raises(UnsupportedError, match="'text'"):
+    group.create_array("text", shape=(3,), dtype="str")[:2] = np.array(["a", "bé"], object)
+    group.create_array("times", shape=(3,), dtype="i4")
+    with open_zarr(place) as store:
+        assert store.load_header().groups[()].values == {"text": {"stack": ["a", "bé", ""], "dim": 0}}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_no_tensor_has_is_refused_by_name(place: FsPath) -> None:
+    group = zarr.open_group(str(place), mode="w")
+    group.create_array("when", shape=(3,), dtype="datetime64[s]")
+    with pytest.raises(UnsupportedError, match="'when'"):
         open_zarr(place)
+
+
+CUTS: dict[str, dict[str, Any]] = {
+    "shards": {"chunks": 8, "shards": 64}, "plain": {"chunks": 8, "compressors": "none", "shards": 64},
+    "chunks": {"chunks": 8}, "without checksums": {"chunks": 8, "checksum": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_scattered_rows_of_small_chunks(place: FsPath, cut: str) -> None:
+    """Rows in any order, repeated, waiting to be written, never written, in the last chunk, of every width."""
+    rng = np.random.default_rng(0)
+    values = {
+        ("bytes",): torch.from_numpy(rng.integers(0, 255, 203, dtype=np.uint8)),
+        ("wide",): torch.from_numpy(rng.integers(0, 9, (203, 3, 2))),
+        ("flags",): torch.from_numpy(rng.integers(0, 2, (203, 5)).astype(bool)),
+        ("half",): torch.from_numpy(rng.random((203, 2))).to(torch.bfloat16),
+    }
+    fills = {path: (7 if path == ("wide",) else 0) for path in values}
+    rows = torch.from_numpy(rng.integers(0, 203, 60))
+    with open_zarr(place, mode="w", **CUTS[cut]) as store:
+        store.create({p: LeafSpec(v.shape, v.dtype, fill_value=fills[p]) for p, v in values.items()})
+        store.write([Write(p, (slice(0, 100, 1),), v[:100]) for p, v in values.items()])
+        expected = {p: torch.cat([v[:100], torch.full_like(v[100:], fills[p])]) for p, v in values.items()}
+        for p, got in zip(values, store.read([Read(p, (rows,)) for p in values]), strict=True):
+            assert torch.equal(got, expected[p][rows]), p
+        store.save_header(Header())
+    with open_zarr(place) as store:
+        for p, got in zip(values, store.read([Read(p, (rows,)) for p in values]), strict=True):
+            assert torch.equal(got, expected[p][rows]), p
+        outs = [torch.empty(60, *v.shape[1:], dtype=v.dtype) for v in values.values()]
+        store.read([Read(p, (rows,), out) for p, out in zip(values, outs, strict=True)])
+        assert all(torch.equal(out, expected[p][rows]) for p, out in zip(values, outs, strict=True))
+        assert store.read([Read(("wide",), (rows, slice(1, 3, 1)))])[0].equal(expected[("wide",)][rows, 1:3])
+        assert not store.read([Read(("bytes",), (rows[:0],))])[0].numel()
 
 
 def test_a_lone_array_is_refused(place: FsPath) -> None:

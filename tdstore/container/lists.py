@@ -1,0 +1,36 @@
+"""One value per row as nested lists, and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def nested(values: list[Any], shape: Sequence[int]) -> Any:
+    """A flat list as nested lists of a shape; its one value if the shape is empty."""
+    if not shape:
+        return values[0]
+    for dim in range(len(shape) - 1, 0, -1):
+        n, rows = shape[dim], torch.Size(shape[:dim]).numel()
+        values = [values[i * n : (i + 1) * n] for i in range(rows)]
+    return values
+
+
+def levels_of(values: list[Any], most: int) -> int:
+    """How many levels of lists there are, up to `most`."""
+    levels = 1
+    while levels < most and values and all(isinstance(part, list) for part in values):
+        levels, values = levels + 1, [v for part in values for v in part]
+    return levels
+
+
+def stack_text(first: list[Any], size: torch.Size) -> str:
+    """How a stack of many values prints, of which these are the first."""
+    return as_text(f"{repr(first)[:-1]}, ... {size.numel()} values]", size)
+
+
+def as_text(values: str, size: torch.Size) -> str:
+    """How a stack of values prints."""
+    return f"NonTensorStack(\n    {values},\n    batch_size={size},\n    device=None)"

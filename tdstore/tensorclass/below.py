@@ -1,0 +1,68 @@
+"""What the annotations of a class say of the trees that its objects are made of."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tdstore.container.core import GROUP, Container
+from tdstore.container.paths import entry_path
+from tdstore.container.typed import Typed
+from tdstore.convert.pytree import MARK
+
+
+def _closed(hint: Any) -> bool:
+    """Whether a field is annotated with a class whose entries are its fields, and no others."""
+    return hint is not None and issubclass(hint, Typed) and not hint._open
+
+
+NAMING = {"create_nested": "key", "set_non_tensor": "key", "setdefault": "key", "rename_key_": "new_key"}
+"""Methods of a TensorDict that may make an entry, and the argument that says how it is called."""
+
+
+def guarded(fn: Callable[..., Any], parameter: str) -> Callable[..., Any]:
+    """A method of a tensorclass that first looks whether the entry is a field: AttributeError."""
+    signature = inspect.signature(fn)
+
+    @functools.wraps(fn)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        first = entry_path(signature.bind(self, *args, **kwargs).arguments[parameter])[0]
+        if not self._open and first not in self._field_names:
+            raise self._no_field(first)
+        return fn(self, *args, **kwargs)
+
+    return call
+
+
+def check_schema(cls: Any, schema: Mapping[Any, Any]) -> None:
+    """Look for names that are no fields of a class, or of the classes of its fields.
+
+    Raises:
+        ValueError: there is one.
+    """
+    for key, spec in schema.items():
+        first, *below = entry_path(key)
+        if first not in cls._field_names:
+            raise ValueError(f"{cls.__name__} has no field {first!r}; its fields are {', '.join(cls._plan.names)}")
+        hint = cls._plan.hint(first)
+        if _closed(hint) and (below or isinstance(spec, Mapping)):
+            check_schema(hint, {tuple(below): spec} if below else spec)
+
+
+def unmark(cls: Any, td: Any) -> Any:
+    """What `from_pytree` made, without its marks on the dicts of fields."""
+    if isinstance(td, Container) and not isinstance(td, Typed):
+        made: Any = td
+        if MARK not in cls._field_names and made._kind(MARK) is not None:
+            made.del_(MARK)
+        for hint, value in _nested(cls, td):
+            unmark(hint, value)
+    return td
+
+
+def _nested(cls: Any, td: Any) -> Iterator[tuple[Any, Any]]:
+    for key in [k for k in td._first_keys() if td._kind(k) == GROUP]:
+        if _closed(hint := cls._plan.hint(key)):
+            yield hint, td._raw(key)
