@@ -138,9 +138,10 @@ def put_rows(leaf: Tensor, rows: Tensor, value: Tensor) -> None:
     Args:
         value: of the shape `[len(rows), *leaf.shape[1:]]`, on any device.
     """
-    if value.dtype is not leaf.dtype or value.device != leaf.device:
-        value = value.to(leaf.device, leaf.dtype)
-    if value.numel() <= _ONE_THREAD and leaf.dtype in _COPIED and leaf.device.type == "cpu":
+    dtype = leaf.dtype
+    if value.dtype is not dtype or value.device != leaf.device:
+        value = value.to(leaf.device, dtype)
+    if value.numel() <= _ONE_THREAD and dtype in _COPIED and leaf.is_cpu:
         leaf.index_copy_(0, rows, value)  # in order, at half the cost
     elif len(rows) > _PARALLEL_ROWS:
         scatter(leaf, (rows,), value)

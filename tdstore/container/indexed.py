@@ -17,7 +17,7 @@ from tdstore.container.typed import Typed, inside
 from tdstore.holes import HOLES, reserve
 from tdstore.indexing import as_rows, index_shape
 from tdstore.ops.base import Names
-from tdstore.rows import put_rows, take
+from tdstore.rows import check_rows, put_rows, take
 from tdstore.tracing import traced
 
 _ALL = slice(None)
@@ -76,6 +76,8 @@ class IndexedTree(HomeMixin):
 
     def _rows_of(self, index: Any) -> Tensor | None:
         """Rows of the first dimension for a list, mask, range, array or 1-D tensor, checked once for all leaves."""
+        if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.is_cpu:
+            return check_rows(index, self._batch_size[0])
         if type(index) is list and index and type(index[0]) is int:
             few = _few_rows(index, self._batch_size[0])
             if few is not None:
