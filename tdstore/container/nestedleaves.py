@@ -210,10 +210,14 @@ class Nested:
         """Rows, reading their elements only: those that follow one another by one request."""
         spans, shapes = self._places_at(index)
         path = (*self.path, VALUES)
-        self._check(spans, shapes, self._store.specs([path])[0].shape[0])
-        pairs = [pair for pair in spans.tolist() if pair[0] < pair[1]]
+        length = self._store.specs([path])[0].shape[0]
+        self._check(spans, shapes, length)
+        # A row may be asked for twice; but rows that lie over one another could make any amount of memory.
+        pairs = sorted({(begin, end) for begin, end in spans.tolist() if begin < end})
+        if sum(end - begin for begin, end in pairs) > length:
+            raise self._damaged("its rows lie over one another")
         runs: list[list[int]] = []
-        for begin, end in sorted(pairs):
+        for begin, end in pairs:
             if runs and begin <= runs[-1][1]:
                 runs[-1][1] = max(end, runs[-1][1])
             else:

@@ -361,6 +361,19 @@ def test_headers_that_lie(about: dict[str, Any], spans: list[list[int]], tmp_pat
     store.close()
 
 
+def test_rows_that_lie_over_one_another(tmp_path: Path) -> None:
+    """Which would make any amount of memory of a small file; a row that is asked for twice is another matter."""
+    where = str(tmp_path / "x.h5")
+    TensorDict({"n": nested(torch.jagged, (2,), (3,))}, [2]).save(where).close()
+    with tdstore.open(where) as stored:
+        assert [row.tolist() for row in stored[[1, 0, 1]]["n"].unbind()] == [[10, 11, 12], [0, 1], [10, 11, 12]]
+    store = tdstore.open(where, mode="r+")._handle.store
+    store.write([tdstore.types.Write(("n", "nested.spans"), (), torch.tensor([[0, 5], [0, 4]]))])
+    with pytest.raises(CorruptStoreError, match="lie over one another"):
+        _over(store)[[0, 1]]["n"]
+    store.close()
+
+
 def _over(store: Store) -> Any:
     from tdstore.container.handle import StoreHandle
     from tdstore.container.opening import over
