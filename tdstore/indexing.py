@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import EllipsisType
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.errors import BatchSizeError
 from tdstore.plans import Axis, ReadPlan, Term, WritePlan, Zipped, plan_read, plan_write
 from tdstore.rows import (
     as_index_tensor,
@@ -133,6 +134,21 @@ class Selection:
         """Whether all that is selected is one position of the source."""
         return all(axis.kind == "new" for axis in self._layout)
 
+    def check_there(self, shape: Sequence[int]) -> None:
+        """Look whether a source of that shape has all rows that are selected: some may have been removed since.
+
+        Raises:
+            BatchSizeError: it has not.
+        """
+        last: int | None = self._plans.get("last")
+        if last is None:
+            last = self._plans["last"] = _last(self._terms[0]) if self._terms else -1
+        if last >= 0 and last >= shape[0]:
+            raise BatchSizeError(
+                f"row {last} was selected of {self.src_shape[0]} rows, and by now there are {shape[0]}",
+                hint="take the window again from the TensorDict over the dataset",
+            )
+
     def read_plan(self) -> ReadPlan:
         """Plan to read this selection of a leaf whose leading dimensions are `src_shape`."""
         plan: ReadPlan | None = self._plans.get("read")
@@ -153,6 +169,16 @@ class Selection:
 
     def __repr__(self) -> str:
         return f"Selection({list(self.shape)} of {list(self.src_shape)})"
+
+
+def _last(term: Term) -> int:
+    """The last position of a term; -1 if it has none."""
+    if isinstance(term, int):
+        return term
+    if isinstance(term, range):
+        return term[-1] if term else -1
+    positions = term.positions if isinstance(term, Zipped) else term
+    return int(positions.max()) if positions.numel() else -1
 
 
 def _as_index(term: Term) -> int | slice | Tensor:

@@ -335,10 +335,10 @@ class Registry:
     ) -> Store:
         """Call the backend's opener, with its options checked by name.
 
-        A location that is neither text nor a path is what the store itself gave as `reopen_token`. `trust=True` is
-        about values, which backends never look into; what else `trust` may be, they say.
+        A location that is neither text nor a path is what the store itself gave as `reopen_token`. `trust=True`
+        and `trust=False` are about values, which backends never look into; what else `trust` may be, they say.
         """
-        if options.get("trust") in (None, True):
+        if isinstance(options.get("trust"), bool | None):
             options.pop("trust", None)
         if mode not in MODES:
             raise OptionError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")

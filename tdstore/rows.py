@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
 from tdstore.dtypes import to_numpy
@@ -125,7 +126,7 @@ def scatter(leaf: Tensor, index: StoreIndex, value: Tensor) -> None:
     if positions is not None:
         value = take(value, at, positions)
     if len(index) == 1 and _whole_rows(leaf, rows, value):
-        to_numpy(leaf)[rows.numpy()] = to_numpy(value)
+        _copy_rows(leaf, rows, value)
         return
     if leaf.dtype in _NO_KERNELS:
         leaf, value = _bits(leaf), _bits(value)
@@ -141,6 +142,8 @@ def put_rows(leaf: Tensor, rows: Tensor, value: Tensor) -> None:
     dtype = leaf.dtype
     if value.dtype is not dtype or value.device != leaf.device:
         value = value.to(leaf.device, dtype)
+    elif (value._is_view() or leaf._is_view()) and value.untyped_storage()._cdata == leaf.untyped_storage()._cdata:
+        value = value.clone()  # torch refuses some that lie over one another, others it reads as it writes
     if value.numel() <= _ONE_THREAD and dtype in _COPIED and leaf.is_cpu:
         leaf.index_copy_(0, rows, value)  # in order, at half the cost
     elif len(rows) > _PARALLEL_ROWS:
@@ -153,7 +156,7 @@ def put(leaf: Tensor, terms: tuple[Any, ...], value: Tensor) -> None:
     """`leaf[terms] = value` for any torch index and every dtype; `value` has the leaf's dtype."""
     try:
         if len(terms) == 1 and _whole_rows(leaf, terms[0], value):
-            to_numpy(leaf)[terms[0].numpy()] = to_numpy(value)
+            _copy_rows(leaf, terms[0], value)
             return
         leaf[terms] = value
     except NotImplementedError:  # torch lacks the kernel for this dtype, and has written nothing
@@ -177,6 +180,11 @@ def _whole_rows(leaf: Tensor, rows: Any, value: Tensor) -> bool:
         and not (leaf.requires_grad or value.requires_grad)
         and not traced()
     )
+
+
+def _copy_rows(leaf: Tensor, rows: Tensor, value: Tensor) -> None:
+    to_numpy(leaf)[rows.numpy()] = to_numpy(value)
+    increment_version(leaf)  # as torch does: a backward pass that needs what was there before must notice
 
 
 # -- putting rows in order ----------------------------------------------------------------

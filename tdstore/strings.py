@@ -63,7 +63,7 @@ class Strings:
         sizes = np.fromiter(map(len, values), np.int64, len(values))
         joined = b"".join(values)
         if self._end + len(joined) > MOST:
-            raise ValueError(f"has strings of more than {MOST} bytes")
+            raise _too_many()
         strange = [] if joined.isascii() else [i for i, value in enumerate(values) if not _is_text(value)]
         if strange:
             values = list(values)
@@ -85,13 +85,24 @@ class Strings:
         return {(*path, SPANS): torch.from_numpy(spans), (*path, TEXT): text}, {"column": mark_of(text.numpy())}
 
     def values(self, spans: Ints) -> Any:
-        """The values of spans `[*shape, 2]` as lists in lists."""
+        """The values of spans `[*shape, 2]` as lists in lists.
+
+        Raises:
+            ValueError: as for `add`, where some share their bytes: a header has those of each.
+        """
+        pairs = spans.reshape(-1, 2)
+        if int(np.abs(pairs[:, 1] - pairs[:, 0]).sum()) > MOST:
+            raise _too_many()
         text = b"".join(self._parts)
-        found = [
-            text[a - HEAD : b - HEAD].decode() if a >= 0 else msgspec.json.decode(text[~a - HEAD : ~b - HEAD])
-            for a, b in spans.reshape(-1, 2).tolist()
-        ]
-        return _nested(found, spans.shape[:-1])
+        made = {
+            (a, b): text[a - HEAD : b - HEAD].decode() if a >= 0 else msgspec.json.decode(text[~a - HEAD : ~b - HEAD])
+            for a, b in set(map(tuple, pairs.tolist()))
+        }
+        return _nested([made[a, b] for a, b in pairs.tolist()], spans.shape[:-1])
+
+
+def _too_many() -> ValueError:
+    return ValueError(f"has strings of more than {MOST} bytes")
 
 
 def _nested(values: list[Any], shape: Sequence[int]) -> Any:

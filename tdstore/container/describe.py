@@ -14,7 +14,7 @@ from tdstore.container.core import GROUP, LEAF, Container
 from tdstore.container.envelopes import from_json
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.packed import specs_of, stored_leaves
-from tdstore.container.plain import codec_value
+from tdstore.container.plain import codec_value, to_plain
 from tdstore.container.typed import inside, kind_of, worn_by
 from tdstore.errors import UnsupportedError, UntrustedDataError
 from tdstore.header import Group
@@ -23,6 +23,8 @@ from tdstore.values import decode_value
 
 STACK_KIND = "LazyStackedTensorDict"
 """How the header calls the groups that are lazy stacks, whose own groups are the elements."""
+
+_PLAINEST = (str, int, float, bool, type(None))
 
 
 def describe(
@@ -103,8 +105,20 @@ def group_of(node: Any, values: dict[str, Any], worn: type | None = None) -> Gro
 
 def value_json(value: NonTensor, path: Path) -> Any:
     """The envelope of a value; an error that names its key if it is not plain data."""
-    with _named(path):
+    with naming(path):
         return value.to_json()
+
+
+def check_value(value: NonTensor, path: Path) -> None:
+    """Look whether a value can be stored, before anything of it is written.
+
+    Raises:
+        UntrustedDataError: it is not plain data.
+    """
+    with naming(path):
+        for one in value.flat() if isinstance(value, NonTensorStack) else [value.plain()]:
+            if type(one) not in _PLAINEST:
+                to_plain(one)
 
 
 def stored_value(value: NonTensor, path: Path) -> tuple[Any, dict[Path, LeafSpec]]:
@@ -112,7 +126,7 @@ def stored_value(value: NonTensor, path: Path) -> tuple[Any, dict[Path, LeafSpec
 
     The leaves themselves are kept with the value, for whoever walks down a path to read them.
     """
-    with _named(path):
+    with naming(path):
         if (found := stored_leaves(value)) is None:
             return value.to_json(), {}
     envelope, leaves = found
@@ -131,7 +145,8 @@ def let_go(td: Any) -> None:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
+    """Let the error about a value that is not plain data name its key."""
     try:
         yield
     except (TypeError, ValueError) as error:

@@ -18,6 +18,7 @@ from tdstore.container.describe import describe, stored_value
 from tdstore.container.nestedleaves import leaf_below
 from tdstore.container.nontensor import NonTensor, NonTensorData, merge
 from tdstore.container.packed import column_leaves
+from tdstore.container.plain import pickling
 from tdstore.container.texts import ValuePlan, give_back
 from tdstore.errors import BatchSizeError, KeyNotFoundError, TDStoreError, UnsupportedError
 from tdstore.header import Group
@@ -308,7 +309,8 @@ class _Plan:
                 self.specs[leaf] = handle.specs[leaf].replace(shape=(growth.length, *handle.specs[leaf].shape[1:]))
                 continue
             value = growth.new_value(entry)
-            json, specs = stored_value(value, (*path, entry.key))
+            with pickling(handle.trusted):
+                json, specs = stored_value(value, (*path, entry.key))
             self._record(path, values={**self.groups[path].values, entry.key: json})
             self.fresh.update(specs)
             self.specs.update(specs)
@@ -324,7 +326,8 @@ class _Plan:
         keys = tuple(map(str, range(count)))
         self._record(path, keys=keys, extra={**self.groups[path].extra, "count": count})
         for i, td in enumerate(elements or (), len(node._tds)):
-            groups, specs = describe(td, (*path, str(i)))
+            with pickling(self.handle.trusted):
+                groups, specs = describe(td, (*path, str(i)))
             self.groups.update(groups)
             self.fresh.update(specs)
             self.made += [(leaf, leaf_below(td, leaf[len(path) + 1 :])) for leaf in specs]

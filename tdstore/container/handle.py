@@ -123,9 +123,7 @@ class StoreHandle:
 
     def value(self, path: Path) -> NonTensor:
         """The non-tensor entry at a path; live where leaves are."""
-        if not self.trusted:
-            return self._value(path)
-        with trusting():
+        with trusting(self.trusted):
             return self._value(path)
 
     def _value(self, path: Path) -> NonTensor:

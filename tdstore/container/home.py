@@ -10,12 +10,14 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from tdstore.container.core import Container
+from tdstore.container.describe import check_value
 from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import CONSOLIDATED, HOME, LOCKED, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.container.nestedleaves import leaf_below, parts_of_nested, specs_of_nested
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.onebuffer import is_one_buffer, reduced
 from tdstore.container.opening import entry, over
+from tdstore.container.plain import pickling
 from tdstore.container.ragged import leaf_shape
 from tdstore.container.texts import ValuePlan
 from tdstore.container.tree import ResidentTree
@@ -134,6 +136,11 @@ class HomeMixin(ResidentTree):
             self._check_slice(entries, values)
         if not values or self._home is None or not self._home[0].store.writable:
             return write
+        handle, path = self._home
+        with pickling(handle.trusted):
+            for key in values:
+                given = entries[key]
+                check_value(given if isinstance(given, NonTensor) else NonTensorData(given), (*path, key))
 
         def both() -> None:
             write()

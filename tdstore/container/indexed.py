@@ -173,7 +173,7 @@ class IndexedTree(HomeMixin):
             new = batch[1:]
         elif kind is slice and (index.step is None or index.step > 0):
             new = torch.Size((len(range(*index.indices(batch[0]))), *batch[1:]))
-        elif kind is Tensor or kind is list:
+        elif kind is Tensor or kind is list or kind is np.ndarray:
             rows = None if traced() else self._rows_of(index)
             if rows is None:
                 return False
@@ -237,7 +237,7 @@ def _few_rows(index: list[Any], size: int) -> Tensor | None:
 
 def _take_rows(leaf: Tensor, rows: Tensor, array: np.ndarray[Any, Any] | None) -> Tensor:
     if leaf.device != rows.device:
-        rows = rows.to(leaf.device)
+        rows = check_rows(rows, len(leaf)).to(leaf.device)  # where bad ones are no IndexError
     elif (
         array is not None
         and leaf.ndim > 1
@@ -251,4 +251,6 @@ def _take_rows(leaf: Tensor, rows: Tensor, array: np.ndarray[Any, Any] | None) -
     try:
         return leaf.index_select(0, rows)
     except (NotImplementedError, RuntimeError):
-        return take(leaf, 0, rows) if len(leaf) else leaf[rows]  # dtypes that index_select lacks; no rows at all
+        if not len(leaf):
+            return leaf[rows]  # no rows at all
+        return take(leaf, 0, check_rows(rows, len(leaf)))  # dtypes that index_select lacks

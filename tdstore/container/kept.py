@@ -9,6 +9,7 @@ import torch
 
 from tdstore.container.describe import decoded, value_json
 from tdstore.container.nontensor import NonTensor, NonTensorStack
+from tdstore.container.plain import pickling
 from tdstore.errors import UnsupportedError
 from tdstore.types import Path, path_text
 
@@ -44,7 +45,8 @@ class _Kept(list[Any]):
         """Commit the values."""
         handle, (*above, key) = self.handle, self.path
         stack = NonTensorStack._make(list(self), torch.arange(len(self)).reshape(self.shape))
-        made = value_json(stack, self.path)
+        with pickling(handle.trusted):
+            made = value_json(stack, self.path)
         group = handle.groups[tuple(above)]
         values = {**group.values, key: made}
         handle.commit({**handle.groups, tuple(above): msgspec.structs.replace(group, values=values)})

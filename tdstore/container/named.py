@@ -176,7 +176,11 @@ class NamedStorageMixin(SavingMixin):
             raise RuntimeError("memmap_refresh_: this TensorDict is not over memory-mapped files")
         handle, path = home
         fresh = open_container(
-            handle.location, storage=handle.backend, mode="r+" if handle.store.writable else "r", subpath=path or None
+            handle.location,
+            storage=handle.backend,
+            mode="r+" if handle.store.writable else "r",
+            subpath=path or None,
+            trust=handle.trusted,
         )
         locked, device = self._state & LOCKED, self._device
         self._become(fresh)

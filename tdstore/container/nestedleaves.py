@@ -17,6 +17,7 @@ import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -133,6 +134,7 @@ class Nested:
         taken = len(sel.src_shape)
         if not self.is_row(sel):
             return torch.Size((*sel.shape, *(self.rows, *self.rest)[taken:]))
+        sel.check_there((self.rows,))
         first: Any = sel.by_dimension()[0]  # type: ignore[index]
         spans, shapes = self._places_at(slice(first, first + 1))
         own = list(self.rest) if shapes is None else shapes[0].tolist()
@@ -176,6 +178,7 @@ class Nested:
         """
         if sel.is_full:
             return self.read()
+        sel.check_there((self.rows,))
         terms = sel.by_dimension()
         if terms is None:
             raise UnsupportedError(
@@ -213,9 +216,10 @@ class Nested:
         length = self._store.specs([path])[0].shape[0]
         self._check(spans, shapes, length)
         # A row may be asked for twice; but rows that lie over one another could make any amount of memory.
-        pairs = sorted({(begin, end) for begin, end in spans.tolist() if begin < end})
-        if sum(end - begin for begin, end in pairs) > length:
+        each = spans if isinstance(index, slice) else spans[np.unique(index.numpy(), return_index=True)[1]]
+        if int((each[:, 1] - each[:, 0]).sum()) > length:
             raise self._damaged("its rows lie over one another")
+        pairs = sorted({(begin, end) for begin, end in spans.tolist() if begin < end})
         runs: list[list[int]] = []
         for begin, end in pairs:
             if runs and begin <= runs[-1][1]:

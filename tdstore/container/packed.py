@@ -15,7 +15,6 @@ A row is written by adding its bytes and then its span: what others took before 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -26,7 +25,7 @@ from torch import Tensor
 from tdstore.container.lists import nested
 from tdstore.container.nestedleaves import is_nested, nested_leaves
 from tdstore.container.nontensor import NonTensor, NonTensorStack, spread_over
-from tdstore.container.plain import to_plain, trusting
+from tdstore.container.plain import pickling, to_plain, trusting
 from tdstore.container.rowbytes import decode_rows, encode_rows
 from tdstore.container.terms import as_terms
 from tdstore.container.unbatched import LEAF, UnbatchedTensor
@@ -140,7 +139,7 @@ class Text:
             CorruptStoreError: they are not what was written.
         """
         try:
-            with trusting() if self.trusted else nullcontext():
+            with trusting(self.trusted):
                 return decode_rows(spans, self._bytes.as_subclass(Tensor).numpy(), self._base)
         except UntrustedDataError as error:
             raise UntrustedDataError(f"{self._what}: {error.message}", url=self._url, hint=error.hint) from error
@@ -192,7 +191,7 @@ class LiveText(Text):
         # bytes along.
         caps = self._handle.store.caps
         if Cap.SHARED in caps and Cap.PERSISTENT not in caps:
-            with trusting(self.trusted):
+            with pickling(self.trusted):
                 leaves = pack(self.values(spans.reshape(-1, 2)), spans.shape[:-1])
             spans.copy_(leaves[SPANS])
             return Text(leaves[TEXT], trusted=self.trusted)
@@ -206,7 +205,7 @@ class LiveText(Text):
         path = (*self._path, TEXT)
         self._bytes = store.view(path)  # others over the same store may have made it longer
         end = checked_end(self._bytes, len(self._bytes), self._what, self._url)
-        with trusting(self.trusted):
+        with pickling(self.trusted):
             spans, data = encode_rows(values, end)
         if end + len(data) > len(self._bytes):
             grow(self._handle, path, end + len(data))
@@ -296,7 +295,7 @@ class PackedStack(NonTensorStack):
         return isinstance(text, LiveText) and text.is_at(handle, path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        with trusting(self._pool.trusted):
+        with pickling(self._pool.trusted):
             leaves = pack(self.flat(), self.batch_size)
         return _packed, (leaves[SPANS], leaves[TEXT], self._pool.trusted)
 

@@ -15,12 +15,23 @@ from tdstore.registry import registry
 from tdstore.values import PICKLE, decode_value, encode_value
 
 AnyEnum = TypeVar("AnyEnum", bound=type[enum.Enum])
+_pickling: ContextVar[bool] = ContextVar("pickling", default=False)
 _trusting: ContextVar[bool] = ContextVar("trusting", default=False)
 
 
 @contextmanager
-def trusting(yes: bool = True) -> Iterator[None]:
-    """While this runs values may be pickled, and unpickled, which runs code: the caller has asked for it."""
+def pickling(yes: bool) -> Iterator[None]:
+    """Whether values may be pickled while this runs. None is unpickled: what is saved may come from a stranger."""
+    before = _pickling.set(yes)
+    try:
+        yield
+    finally:
+        _pickling.reset(before)
+
+
+@contextmanager
+def trusting(yes: bool) -> Iterator[None]:
+    """Whether values may be unpickled while this runs, which runs code: who opened their store has said so, or not."""
     before = _trusting.set(yes)
     try:
         yield
@@ -49,7 +60,7 @@ def from_plain(data: Any) -> Any:
 def _encoded(value: object) -> tuple[str, Any] | None:
     codec = next((c for c in registry().codecs() if c.kind is type(value)), None)
     if codec is None:
-        return (PICKLE, pickle.dumps(value)) if _trusting.get() else None
+        return (PICKLE, pickle.dumps(value)) if _pickling.get() else None
     return codec.name, codec.encode(value)
 
 

@@ -43,6 +43,14 @@ def _reopened(found: StoreHandle, path: Any, locked: Any, device: Any, flags: An
     return home._reopened(found, tuple(path), bool(locked), device, int(flags) & THROUGH if found.store.writable else 0)
 
 
+def _packed(spans: Any, text: Any, trusted: Any = False) -> packed.PackedStack:
+    return packed._packed(spans, text)  # whatever the file says: its values are not unpickled
+
+
+def _text(data: Any, base: Any, what: Any, url: Any, trusted: Any = False) -> packed.Text:
+    return packed.Text(data, base, what, url)
+
+
 def _mapped(name: Any, dtype: torch.dtype, shape: Any, shared: Any) -> Tensor:
     return mmtensor._reopen(str(name), dtype, tuple(shape), False)
 
@@ -69,8 +77,8 @@ def safe_globals() -> list[Any]:
         _as_is(home._rebuilt),
         _as_is(lazy._rebuilt),
         _as_is(kept._stack),
-        _as_is(packed._packed),
-        packed.Text,
+        (_packed, _as_is(packed._packed)[1]),
+        (_text, _as_is(packed.Text)[1]),
         packed.PackedStack,
         _as_is(onebuffer.unpickled),
         _as_is(persistent._restore),

@@ -13,7 +13,7 @@ from tdstore.container.filling import FillingMixin
 from tdstore.container.locks import LOCKED, MAPPED, SHARED
 from tdstore.container.making import flat_schema
 from tdstore.container.opening import allocate, open_container, over, write
-from tdstore.container.plain import trusting
+from tdstore.container.plain import pickling
 from tdstore.errors import OptionError, StoreError, StoreExistsError, UnsupportedError
 from tdstore.header import Group
 from tdstore.io.opening import Location, Storage
@@ -85,7 +85,7 @@ class SavingMixin(FillingMixin):
             options["trust"] = trust
 
         def run() -> Any:
-            with trusting(trust is True):
+            with pickling(trust is True):
                 td = over(write(self, where, storage, how, options, progress))
             if td._state & (MAPPED | SHARED):
                 td.lock_()

@@ -18,7 +18,7 @@ from tdstore.container.packed import column_leaves, stored_leaves
 from tdstore.container.packedreads import read_columns
 from tdstore.container.typed import dressed, untyped
 from tdstore.container.windows import WindowTree
-from tdstore.errors import BatchSizeError, KeyNotFoundError, UnsupportedError
+from tdstore.errors import BatchSizeError, KeyNotFoundError, UnsupportedError, UntrustedDataError
 from tdstore.holes import HOLES, reserve
 from tdstore.indexing import Selection
 from tdstore.io.blocks import row_ranges
@@ -134,10 +134,14 @@ class StoredTree(WindowTree):
     def _value_text(self, key: str) -> str:
         if (why := self._handle.refusal((*self._path, key))) is not None:
             return f"<cannot be read: {why}>"
-        size = self._value_size(key)
-        if size.numel() <= SHOWN or not self._by_column(key) or len(self._batch_size) != 1:
-            return super()._value_text(key)
-        return stack_text(self._at(slice(0, 3))._raw(key).flat(), size)  # a million values are not read to show three
+        try:
+            size = self._value_size(key)
+            if size.numel() <= SHOWN or not self._by_column(key) or len(self._batch_size) != 1:
+                return super()._value_text(key)
+            rows = self._at(slice(0, 3))  # a million values are not read to show three
+            return stack_text(rows._raw(key).flat(), size)
+        except UntrustedDataError as error:
+            return f"<cannot be read: {error.message}>"
 
     # -- reading -----------------------------------------------------------------------------
     def _fetch(self, wanted: Sequence[tuple[Path, Selection]], outs: Sequence[Tensor] | None = None) -> list[Tensor]:
@@ -147,6 +151,7 @@ class StoredTree(WindowTree):
         plans = {at: (sel.read_plan(), sel.is_full) for at, sel in distinct.items()}
         reads = []
         for i, (path, sel) in enumerate(wanted):
+            sel.check_there(self._handle.specs[path].shape)
             plan, full = plans[id(sel)]
             out = outs[i] if outs is not None and plan.exact and (parts or full) else None
             reads.append(Read(path, plan.index if parts and not full else (), out))

@@ -17,6 +17,7 @@ from tdstore.container.nestedleaves import leaf_below
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack, spread_over
 from tdstore.container.packed import column_leaves
 from tdstore.container.paths import is_key
+from tdstore.container.plain import pickling
 from tdstore.container.stored import StoredTree
 from tdstore.container.streaming import into, rows_of
 from tdstore.container.terms import as_terms
@@ -91,7 +92,8 @@ class StoredWrites(StoredTree):
                     gone.append(path)
             else:
                 found, rows = self._whole_rows(key, entry)
-                below, more = describe(found, path)
+                with pickling(handle.trusted):
+                    below, more = describe(found, path)
                 records.update(below)
                 fresh.update(more)
                 if old is not None:
@@ -204,6 +206,7 @@ class StoredWrites(StoredTree):
 
     def _parts(self, path: Path, sel: Selection, value: Tensor, fresh: LeafSpec | None = None) -> list[Write]:
         """The writes that put `value` at a selection; whole leaves where the store has no others."""
+        sel.check_there((fresh or self._handle.specs[path]).shape)
         pieces = sel.write_plan().pieces(value)
         if Cap.PARTIAL_WRITE in self._handle.store.caps:
             return [Write(path, index, part) for index, part in pieces]
@@ -294,6 +297,8 @@ class StoredWrites(StoredTree):
                 writes += self._writes(path, self._leaf_value(key, value), None)
             else:
                 entry = value if isinstance(value, NonTensor) else self._coerce(key, value)
+                if not isinstance(entry, NonTensor):  # a number or a tensor is a value here, as it is in memory
+                    entry = NonTensorData(value, self._batch_size)
                 self._plan_value(key, entry, plan)
 
     def _refuse_nested(self, key: str) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdstore.container.describe import stored_value
+from tdstore.container.describe import naming, stored_value
 from tdstore.container.nestedleaves import parts_of_nested, specs_of_nested
 from tdstore.container.nontensor import NonTensor, spread_over
 from tdstore.container.packed import checked_end, column_leaves, grow, text_writes
 from tdstore.container.packedreads import check_mark
 from tdstore.container.packing import pack_crowded
+from tdstore.container.plain import pickling
 from tdstore.container.rowbytes import encode_rows
 from tdstore.store import Cap
 from tdstore.strings import HEAD, TEXT
@@ -36,7 +37,8 @@ class ValuePlan:
 
     def keep(self, path: Path, entry: NonTensor) -> None:
         """Store a whole entry anew."""
-        self.values.setdefault(path[:-1], {})[path[-1]], leaves = stored_value(entry, path)
+        with pickling(self.handle.trusted):
+            self.values.setdefault(path[:-1], {})[path[-1]], leaves = stored_value(entry, path)
         self.fresh.update(leaves)
         self.writes += [Write(leaf, (), entry._raw(leaf[-1]).detach().cpu()) for leaf in leaves]  # type: ignore[attr-defined]
         if path not in self.handle.specs and set(self.handle.leaves_below(path)) - set(leaves):
@@ -58,7 +60,8 @@ class ValuePlan:
             length = self.handle.store.specs([text])[0].shape[0]
             self._added[text] = (checked_end(head, length, what, self.handle.store.url), [])
         end, parts = self._added[text]
-        spans, data = encode_rows(values, end + sum(map(len, parts)))
+        with naming(path), pickling(self.handle.trusted):
+            spans, data = encode_rows(values, end + sum(map(len, parts)))
         parts.append(data)
         return torch.from_numpy(spans)
 

@@ -87,6 +87,7 @@ def put_rows(key: str, old: NonTensor, sel: Selection, value: NonTensor) -> NonT
             hint="set it on the TensorDict that was indexed",
         )
     size = old.batch_size
+    sel.check_there(size)
     plan = sel.read_plan()
     places = torch.arange(size.numel()).reshape(size)
     if more := sel.src_shape[len(size) :]:

@@ -144,6 +144,7 @@ class WindowTree(TensorDictBase):
         return torch.Size((*batch[: len(src)], *src[len(batch) :]))
 
     def _sel_on_tensor(self, t: Tensor) -> Tensor:
+        self._sel.check_there(t.shape)
         plan = self._sel.read_plan()
         return plan.finish(t[plan.index])
 

@@ -65,6 +65,11 @@ def raise_h5(error: Exception, url: str, doing: str, otherwise: type[StoreError]
     raise otherwise(f"{url}: {doing}: {text}", url=url, hint=hint) from error
 
 
+def of_medium(error: OSError) -> bool:
+    """Whether it is the system that failed, and not a file that is damaged."""
+    return error.errno is not None or _ERRNO.search(str(error)) is not None
+
+
 def option_error(url: str, text: str, hint: str | None = None) -> OptionError:
     """An `OptionError` that names the file."""
     return OptionError(f"{url}: {text}", url=url, hint=hint)

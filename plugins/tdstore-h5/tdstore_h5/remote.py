@@ -174,7 +174,10 @@ class RemoteH5Store(Store):
             return self._document.header
         with self._lock, self._h5("reading values"):
             assert self._file is not None
-            return foreign_header(self._file, contents, self.url, self._source.read_at)
+            header = foreign_header(self._file, contents, self.url, self._source.read_at)
+            if self._source.failure is not None:  # what HDF5 then took for damage is none
+                raise self._source.failure
+            return header
 
     # -- data ----------------------------------------------------------------------------
     def read(self, reads: Sequence[Read]) -> list[Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tdstore.strings import MOST, Strings, blocks, entry, refused
 from tdstore.types import Path, path_text
+from tdstore_h5.faults import of_medium
 from tdstore_h5.raw import Bytes
 from tdstore_h5.tree import FREE, RATIO
 
@@ -38,6 +39,10 @@ def read(
         for first, last in blocks(dataset.shape[0], max(1, BLOCK // max(1, row))):
             spans[first * row : last * row] = strings.add(dataset[first:last].reshape(-1).tolist())
         return entry(path, strings, spans.reshape(*dataset.shape, 2), leaves=leaves)
+    except OSError as error:
+        if of_medium(error):
+            raise
+        return refuse(path, url, ValueError(f"is damaged: {' '.join(str(error).split())}")), {}
     except ValueError as error:
         return refuse(path, url, error), {}
 
@@ -87,7 +92,10 @@ def _records(dataset: h5py.Dataset, record: int, raw: Raw) -> Iterator[Bytes]:
             raise ValueError("has strings with a filter that is not known here")
         size = math.prod(plist.get_chunk()) * record
         if used:
-            data = zlib.decompressobj().decompress(data, size + 1)
+            try:
+                data = zlib.decompressobj().decompress(data, size + 1)
+            except zlib.error as error:
+                raise ValueError(f"has a chunk that cannot be decompressed: {error}") from None
         if len(data) != size:
             raise ValueError(f"has a chunk of {len(data)} bytes instead of {size}")
         yield np.frombuffer(data, np.uint8).reshape(-1, record)

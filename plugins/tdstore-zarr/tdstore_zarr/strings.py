@@ -51,7 +51,9 @@ class StringArray:
         kind = data["data_type"]
         settings = kind.get("configuration", {}) if isinstance(kind, dict) else {}
         self.width: Any = settings.get("length_bytes", 0) if isinstance(settings, dict) else 0
-        codecs = [{"name": c} if isinstance(c, str) else c for c in data.get("codecs", []) if isinstance(c, str | dict)]
+        given = data.get("codecs")
+        given = given if isinstance(given, list) else []
+        codecs = [{"name": c} if isinstance(c, str) else c for c in given if isinstance(c, str | dict)]
         self.first = codecs[0] if codecs else {}
         self.fill = data.get("fill_value")
         # Everything but the elements is as in an array of bytes.
@@ -86,7 +88,7 @@ class StringArray:
         stored = leaf.stored
         if not local and stored > MOST_REMOTE:
             raise ValueError(f"has {stored} bytes of strings, more than {MOST_REMOTE}: copy the store here first")
-        sizes = [_SPAN * math.prod(meta.shape)]
+        sizes = [_SPAN * math.prod(meta.shape), _SPAN * math.prod(meta.chunks)]
         if self.kind != VARIABLE:
             letter = FIXED[self.kind]
             if type(self.width) is not int or self.width < letter or self.width % letter:
