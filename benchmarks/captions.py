@@ -1,9 +1,9 @@
 """A million captions: random rows of them beside random rows of integers, on every kind of store.
 
 Run `python benchmarks/captions.py` (about two minutes; a redis too where `redis-server` is installed), `--quick` for
-smaller data. In the first groups "peer" is an int64 leaf of the same dataset: captions cost 2 to 4 times that, on memmap 8.
-In the others it is the tensordict package with 20,000 captions (2,000 rows are its limit where each value is a file). The
-floor is h5py and zarr-python on arrays of strings of their own kind.
+smaller data. In the first groups "peer" is an int64 leaf of the same dataset: captions cost 2 to 4 times that, on
+memmap 8. In the others it is the tensordict package with 20,000 captions (2,000 rows are its limit where each value is
+a file). The floor is h5py and zarr-python on arrays of strings of their own kind.
 """
 
 from __future__ import annotations
