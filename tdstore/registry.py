@@ -52,7 +52,7 @@ def _from_clone(name: str) -> str:
 # What to say of our own plugins when they are not installed.
 KNOWN: dict[str, _Known] = {
     "h5": _Known(_from_clone("h5"), ("h5",), (".h5", ".hdf5")),
-    "zarr": _Known(_from_clone("zarr"), ("zarr",), (".zarr",)),
+    "zarr": _Known(_from_clone("zarr"), ("zarr",), (".zarr", ".zarr.zip")),
     "redis": _Known(_from_clone("redis"), ("redis", "rediss", "dragonfly", "valkey")),
     "remote": _Known(
         _from_clone("remote"), ("s3", "s3a", "gs", "gcs", "az", "abfs", "http", "https", "hf", "sftp", "webdav")
@@ -271,14 +271,22 @@ class Registry:
         # What the bytes say outweighs the name, unless the bytes say nothing or two things.
         if len(claims) != 1:
             claims = [b for b in claims or by_suffix if b in by_suffix] or claims or by_suffix
+        if lower.endswith(".zip") and not by_suffix:  # so many formats are zips that the bytes say little
+            self._refuse_known(lower)
+        if len(claims) > 1 and (name := self._guess(text)):
+            return self.get(name)
         if claims:
             return self._only(claims, text)
         if name := self._guess(text):
             return self.get(name)
+        self._refuse_known(lower)
+        return None
+
+    def _refuse_known(self, lower: str) -> None:
+        """Raise `MissingDependencyError` for a name of a backend of ours that is not installed."""
         for name, known in KNOWN.items():
             if name not in self._claims() and known.suffixes and lower.endswith(known.suffixes):
                 self.get(name)
-        return None
 
     def resolve_url(self, url: str) -> Backend:
         """The backend of a URL, by its scheme; then by suffix for schemes that several formats share."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterable
 
 from tdstore.hookspecs import Backend, hookimpl
@@ -51,3 +52,9 @@ def tdstore_backends() -> Iterable[Backend]:
         summary="a memmap directory as one zip file, memory-mapped where it is not compressed",
         caps=_RESIDENT | Cap.SHARED | Cap.PERSISTENT,
     )
+
+
+@hookimpl
+def tdstore_guess_backend(location: str) -> str | None:
+    """A zip file that no other backend knows: `tdz` says what is missing in it."""
+    return "tdz" if zipfile.is_zipfile(location) else None

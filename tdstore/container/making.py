@@ -13,7 +13,7 @@ from tdstore.container.core import GROUP, Container
 from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, merge
 from tdstore.container.paths import entry_path
-from tdstore.container.typed import inside, redressed, undressed
+from tdstore.container.typed import Typed, inside, redressed, undressed
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.ops.base import Names
 from tdstore.shapes import as_dim, as_size
@@ -123,6 +123,7 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     if _legacy and parts:
         return lazy_stack(parts, dim, out=out)
     if not _all_plain(parts):
+        _check_all(parts, "stack")
         worn, parts = undressed(parts)
         if worn is not None:
             return redressed(worn, stack(parts, dim, out=inside(out)), out)
@@ -150,6 +151,7 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     """
     parts = list(input)
     if not _all_plain(parts):
+        _check_all(parts, "cat")
         worn, parts = undressed(parts)
         if worn is not None:
             return redressed(worn, cat(parts, dim, out=inside(out)), out)
@@ -173,6 +175,12 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     new = torch.Size((*batch[:at], length, *batch[at + 1 :]))
     made = _join(parts, torch.cat, at, new, parts[0]._names)
     return made if out is None else _into(out, made)
+
+
+def _check_all(tds: Sequence[Any], what: str) -> None:
+    odd = next((td for td in tds if not isinstance(td, (Container, Typed))), None)
+    if odd is not None:
+        raise TypeError(f"{what} takes TensorDicts together with TensorDicts only, not with a {type(odd).__name__}")
 
 
 def _all_plain(tds: Sequence[Any]) -> bool:

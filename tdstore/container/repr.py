@@ -9,6 +9,9 @@ from tdstore.container.printing import leaf_parts, level_lines, ordered
 from tdstore.container.reprhtml import html
 from tdstore.errors import StoreClosedError
 
+_LONG = 500
+"""Characters of a value that are shown."""
+
 
 def text(td: Any) -> str:
     """The tree with shapes, devices and dtypes; keys sorted."""
@@ -23,7 +26,11 @@ def text(td: Any) -> str:
 def entry_text(td: Any, key: str) -> str:
     """One entry."""
     if td._kind(key) != LEAF:
-        return td._value_text(key) if td._kind(key) == VALUE else repr(td._raw(key))
+        if td._kind(key) != VALUE:
+            return repr(td._raw(key))
+        text: str = td._value_text(key)
+        # A prompt, or a page of text, must not push all else off the screen.
+        return text if len(text) <= _LONG else f"{text[: _LONG - 100]} ... {text[-80:]}"
     name, parts = leaf_parts(td, key)
     return f"{name}({', '.join(parts)})"
 

@@ -37,10 +37,10 @@ class TensorDict(IndexedTree):
         device: move entries there; default: leave each where it is.
         names: one name (or None) per batch dimension.
         lock: lock it once built.
-        **kwargs: further entries.
+        **kwargs: the entries, where there is no `source`.
 
     Raises:
-        BatchSizeError: an entry does not start with the batch size.
+        BatchSizeError: an entry does not start with the batch size. ValueError: a source and keywords: a typing error.
 
     Example:
         >>> td = TensorDict({"obs": torch.zeros(3, 4), "next": {"obs": torch.ones(3, 4)}}, batch_size=[3])
@@ -68,8 +68,13 @@ class TensorDict(IndexedTree):
         self._state = 0
         self._data = {}
         if source is not None:
+            if kwargs:
+                raise ValueError(
+                    f"a TensorDict is made of a mapping, or of keywords: {next(iter(kwargs))!r} is neither in "
+                    "the mapping nor an argument (batch_size, device, names, non_blocking, lock)"
+                )
             self._fill(source)
-        if kwargs:
+        elif kwargs:
             self._fill(kwargs)
         if lock:
             self.lock_()

@@ -239,3 +239,20 @@ def test_names_in_zarr_that_are_none(names: Any, tmp_path: Path) -> None:
     with tdstore.open(tmp_path / "a.zarr") as td:
         assert td.names == [None, None]
         assert td.batch_size == (4, 2)
+
+
+def test_a_typing_error_in_the_constructor_is_no_entry():
+    with pytest.raises(ValueError, match="'batchsize' is neither"):
+        TensorDict({"a": torch.zeros(2)}, batchsize=[2])
+    assert TensorDict(a=torch.zeros(2), batch_size=[2])["a"].shape == (2,)
+
+
+@pytest.mark.parametrize("join", [torch.stack, torch.cat])
+def test_tensors_are_not_joined_with_tensordicts(join):
+    with pytest.raises(TypeError, match="not with a Tensor"):
+        join([TensorDict({"a": torch.zeros(2)}, [2]), torch.zeros(2)])
+
+
+def test_long_values_are_cut_when_printed():
+    td = TensorDict({"prompt": "word " * 10_000, "n": {"rows": ["x" * 5000] * 3}}, [3])
+    assert len(repr(td)) < 2000 and "batch_size=torch.Size([3]), device=None)" in repr(td)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterable
 
 from tdstore.hookspecs import Backend, hookimpl
@@ -19,5 +20,16 @@ def tdstore_backends() -> Iterable[Backend]:
         schemes=("zarr",),
         suffixes=(".zarr", ".zarr.zip"),
         markers=("zarr.json",),
+        magic=(b"PK\x03\x04",),
         install="pip install ./plugins/tdstore-zarr   # from a clone of tdstore",
     )
+
+
+@hookimpl
+def tdstore_guess_backend(location: str) -> str | None:
+    """A zip file of any name that has a zarr group in it."""
+    try:
+        with zipfile.ZipFile(location) as archive:
+            return "zarr" if "zarr.json" in archive.NameToInfo else None
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return None
