@@ -397,11 +397,17 @@ class WritingMixin(AccessMixin):
                 ) from None
         if self._device is not None and value.device not in (None, self._device):
             value = value.to(self._device)
-        self._make_room(value, shape)
-        self._update_in_place(value, at, None)
+        made: list[tuple[Any, list[str]]] = []
+        try:
+            self._make_room(value, shape, made)
+            self._update_in_place(value, at, None)
+        except BaseException:
+            for node, keys in reversed(made):  # all or nothing: a value that cannot be stored leaves no empty entry
+                node._drop(keys)
+            raise
 
-    def _make_room(self, value: Any, shape: torch.Size) -> None:
-        """Add zero-filled entries for what `value` has and this TensorDict has not."""
+    def _make_room(self, value: Any, shape: torch.Size, made: list[tuple[Any, list[str]]]) -> None:
+        """Add zero-filled entries for what `value` has and this TensorDict has not, and note them in `made`."""
         fresh: dict[str, Any] = {}
         for key in value._first_keys():
             kind, mine = value._kind(key), self._kind(key)
@@ -410,9 +416,10 @@ class WritingMixin(AccessMixin):
                     raise self._refuse_locked(f"add {key!r}")
                 fresh[key] = _zeros_for(value._raw(key), self._batch_size, len(shape))
             elif kind == GROUP and mine == GROUP:
-                self._raw(key)._make_room(value._raw(key), shape)
+                self._raw(key)._make_room(value._raw(key), shape, made)
         if fresh:
             self._assign({k: self._coerce(k, v) for k, v in fresh.items()})
+            made.append((self, list(fresh)))
 
 
 def _zeros_for(entry: Any, batch: torch.Size, ndim: int) -> Any:

@@ -256,3 +256,15 @@ def test_tensors_are_not_joined_with_tensordicts(join):
 def test_long_values_are_cut_when_printed():
     td = TensorDict({"prompt": "word " * 10_000, "n": {"rows": ["x" * 5000] * 3}}, [3])
     assert len(repr(td)) < 2000 and "batch_size=torch.Size([3]), device=None)" in repr(td)
+
+
+@pytest.mark.parametrize("name", ["m", "x.h5", "x.zarr"])
+def test_a_row_with_a_value_that_cannot_be_stored_leaves_nothing(tmp_path, name):
+    TensorDict({"a": torch.zeros(4), "n": {"b": torch.zeros(4)}}, [4]).save(tmp_path / name).close()
+    with tdstore.open(tmp_path / name, mode="r+") as td:
+        row = {"a": torch.ones(()), "bad": object(), "n": {"b": torch.ones(()), "worse": object()}, "z": torch.ones(())}
+        with pytest.raises(tdstore.errors.UntrustedDataError, match="'bad'"):
+            td[1] = TensorDict(row, [])
+        assert set(td.keys(True, True)) == {"a", ("n", "b")} and not td["a"].any() and not td["n", "b"].any()
+    with tdstore.open(tmp_path / name) as td:
+        assert set(td.keys(True, True)) == {"a", ("n", "b")} and not td["a"].any()
