@@ -37,6 +37,14 @@ def proxy(s3: S3Server) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
+def slow(proxy: FaultProxy) -> Iterator[FaultProxy]:
+    """The proxy with so long a way that what is asked for at once overlaps on a busy machine, too."""
+    before, proxy.latency_ms = proxy.latency_ms, 60.0
+    yield proxy
+    proxy.latency_ms = before
+
+
+@pytest.fixture
 def faulty(s3: S3Server, proxy: FaultProxy) -> Iterator[S3Server]:
     """The bucket of moto, seen through `proxy`."""
     yield s3.through(proxy.port)

@@ -54,7 +54,8 @@ def test_raw(url: str, s3: S3Server, tmp_path: FsPath) -> None:
 
 @pytest.mark.parametrize("layout", [{}, {"chunks": 32, "compression": "gzip", "shuffle": True}], ids=["plain", "gzip"])
 @pytest.mark.parametrize("suffix", [".h5", ""])
-def test_h5(layout: dict[str, Any], suffix: str, s3: S3Server, proxy: FaultProxy, tmp_path: FsPath) -> None:
+def test_h5(layout: dict[str, Any], suffix: str, s3: S3Server, slow: FaultProxy, tmp_path: FsPath) -> None:
+    proxy = slow
     sample().save(tmp_path / "x.h5", **layout)
     upload(s3, tmp_path / "x.h5", (key := name()) + suffix)
     faulty = s3.through(proxy.port)
@@ -170,7 +171,8 @@ def test_a_directory_of_ours(s3: S3Server, tmp_path: FsPath) -> None:
         tdstore.open(where, mode="r+", storage_options=s3.fsspec_options)
 
 
-def test_a_directory_of_the_peer(s3: S3Server, proxy: FaultProxy, tmp_path: FsPath) -> None:
+def test_a_directory_of_the_peer(s3: S3Server, slow: FaultProxy, tmp_path: FsPath) -> None:
+    proxy = slow
     peer = pytest.importorskip("tensordict")
     numbers = torch.arange(300)
     peer.TensorDict({"a": numbers, "n": {"b": numbers * 2}}, [300]).memmap(str(tmp_path / "d"))
