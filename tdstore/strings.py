@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.types import Path
+from tdstore.types import LeafSpec, Path
 from tdstore.values import encode_value
 
 SPANS, TEXT = "spans", "text"
@@ -27,6 +27,21 @@ MOST = 1 << 30
 """Bytes of strings that are taken into memory when a file of another program is opened."""
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def column_leaves(leaves: Mapping[Path, LeafSpec]) -> set[Path]:
+    """Those of some leaves that hold values per row: what suits rows of tensors does not suit them.
+
+    Both are there, and what nobody wrote reads as None: `spans` and `text` of a user are other leaves.
+    """
+    found: set[Path] = set()
+    for path, spec in leaves.items():
+        if path[-1] != SPANS or spec.dtype != torch.int64 or spec.shape[-1:] != (2,) or spec.fill_value != -1:
+            continue
+        text = leaves.get(beside := (*path[:-1], TEXT))
+        if text is not None and text.dtype == torch.uint8 and len(text.shape) == 1:
+            found |= {path, beside}
+    return found
 
 
 def text_of(data: bytes, unlike: int = 0) -> Tensor:

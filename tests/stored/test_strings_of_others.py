@@ -250,3 +250,20 @@ def test_strings_of_a_file_over_a_wire(tmp_path: Path) -> None:
         store.load()
         store.check(verify="size", accept=False)
         assert store.load_header().groups[("g",)].values["caption"]["stack"] == CAPTIONS
+
+
+def test_leaves_of_a_user_that_are_called_as_ours_keep_their_layout(tmp_path):
+    """Only the container's own leaves of values are laid out as such: not any that are named spans and text."""
+    own = {"text": torch.zeros(3000, dtype=torch.uint8), "spans": torch.zeros(3000, 2, dtype=torch.int64)}
+    td = TensorDict({**own, "x": own["spans"].clone(), "said": ["words"] * 3000}, [3000])
+    td.save(tmp_path / "x.h5", chunks=64).close()
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert file["text"].chunks == (64,) and file["spans"].chunks == (64, 2) == file["x"].chunks
+        assert file["said/text"].chunks == (8192,)
+    td.save(tmp_path / "x.zarr").close()
+    group = zarr.open_group(str(tmp_path / "x.zarr"), mode="r")
+    assert group["spans"].chunks == group["x"].chunks and group["spans"].compressors == group["x"].compressors
+    assert group["said/spans"].compressors != group["x"].compressors
+    tdstore.copy(tmp_path / "x.zarr", tmp_path / "copy.h5", chunks=64)  # what is a column stays one
+    with h5py.File(tmp_path / "copy.h5") as file:
+        assert file["text"].chunks == (64,) and file["said/text"].chunks == (8192,)

@@ -7,8 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
+from tdstore.strings import TEXT
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore_h5.faults import option_error
 
@@ -55,17 +54,18 @@ def check_names(options: Mapping[str, Any], url: str, path: Path | None = None) 
             )
 
 
-def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path) -> dict[str, Any]:
+def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, *, column: bool = False) -> dict[str, Any]:
     """The options of one leaf: its own over the file's, cut to its shape.
 
     `chunks` and `maxshape` may name the leading dimensions only (`chunks=64`: 64 rows), are cut to
     the leaf's number of dimensions, and chunks to its size. A scalar has no layout to choose.
+    `column`: it is one of the two leaves of values per row.
 
     Raises:
         OptionError: an unknown option, or a value of the wrong kind.
     """
     check_names(spec.options, url, path)
-    if _is_column(path[-1], spec):
+    if column:
         defaults = _column_options(path[-1], spec, defaults)
     if "layout" in spec.options and "chunks" not in spec.options:
         defaults = {**defaults, "chunks": None}  # the leaf's own choice goes over the file's
@@ -90,20 +90,13 @@ def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path) -> di
     return merged
 
 
-def _is_column(name: str, spec: LeafSpec) -> bool:
-    """Whether a leaf is one of the two of values per row (docs/reference/values.md)."""
-    if name == "text":
-        return spec.dtype is torch.uint8 and len(spec.shape) == 1
-    return name == "spans" and spec.dtype is torch.int64 and spec.shape[-1:] == (2,)
-
-
 def _column_options(name: str, spec: LeafSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     """Small chunks, if any: of random rows, nearly every one touches a chunk of its own.
 
     What was given for rows says nothing about a text, whose "rows" are bytes.
     """
     found = dict(given)
-    if name == "text":
+    if name == TEXT:
         rows = [key for key in ("chunks", "maxshape") if found.get(key) not in (None, False)]
         found |= dict.fromkeys(rows, True)
     chosen = spec.options.get("chunks", found.get("chunks"))
@@ -119,9 +112,9 @@ def _column_chunks(spec: LeafSpec) -> tuple[int, ...]:
     return (max(1, nbytes // max(1, row)), *(max(1, n) for n in spec.shape[1:]))
 
 
-def growing_chunks(path: Path, spec: LeafSpec) -> tuple[int, ...]:
+def growing_chunks(spec: LeafSpec, *, column: bool) -> tuple[int, ...]:
     """Chunks for a leaf that had none, and begins to grow."""
-    return _column_chunks(spec) if _is_column(path[-1], spec) else preset_chunks("random", spec, None)
+    return _column_chunks(spec) if column else preset_chunks("random", spec, None)
 
 
 def preset_chunks(preset: str, spec: LeafSpec, most: int | None) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from tdstore.errors import (
     StoreError,
 )
 from tdstore.header import Header
+from tdstore.strings import column_leaves
 from tdstore.types import Fault, LeafSpec, Path, path_text
 from tdstore_h5 import cooked, datasets
 from tdstore_h5.copies import write_copies
@@ -244,14 +245,14 @@ class Session:
                 self._remake(path, leaf, new, self._layout_to(path, leaf, new, dataset))
         self.sums.resize(path, old, new)
 
-    @staticmethod
-    def _layout_to(path: Path, leaf: Leaf, new: LeafSpec, dataset: h5py.Dataset | None) -> dict[str, Any]:
+    def _layout_to(self, path: Path, leaf: Leaf, new: LeafSpec, dataset: h5py.Dataset | None) -> dict[str, Any]:
         """Layout options for a leaf of another length: who grows once grows again, and needs chunks for that."""
         if dataset is not None and dataset.chunks:
             return datasets.options_of(dataset)
         if new.shape[0] <= leaf.spec.shape[0] or 0 in new.shape[1:]:
             return {}
-        return {"chunks": growing_chunks(path, new), "maxshape": (None, *new.shape[1:])}
+        columns = column_leaves({p: other.spec for p, other in self.contents.leaves.items()})
+        return {"chunks": growing_chunks(new, column=path in columns), "maxshape": (None, *new.shape[1:])}
 
     def _remake(self, path: Path, leaf: Leaf, spec: LeafSpec, layout: dict[str, Any]) -> None:
         temp = encode_path(path[:-1]) + "/" if len(path) > 1 else ""

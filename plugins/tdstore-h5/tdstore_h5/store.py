@@ -29,6 +29,7 @@ from tdstore.indexing import gather, last_wins
 from tdstore.registry import split_scheme
 from tdstore.rows import take
 from tdstore.store import Cap, Store
+from tdstore.strings import column_leaves
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore_h5 import cooked, datasets, options
 from tdstore_h5.document import constant_sums
@@ -251,10 +252,11 @@ class H5Store(Store):
     # -- data -------------------------------------------------------------------------
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         session = self._changing()
-        plan = []
+        plan, columns = [], column_leaves(leaves)
         for path, spec in leaves.items():
             filled = options.with_fill(spec, self._layout)
-            plan.append((path, encode_path(path), filled, options.fit(filled, self._layout, self.url, path)))
+            layout = options.fit(filled, self._layout, self.url, path, column=path in columns)
+            plan.append((path, encode_path(path), filled, layout))
         session.check_places(leaves)
         session.mark(leaves)
         session.handle.unflushed = True

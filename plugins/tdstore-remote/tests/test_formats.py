@@ -55,20 +55,19 @@ def test_raw(url: str, s3: S3Server, tmp_path: FsPath) -> None:
 @pytest.mark.parametrize("layout", [{}, {"chunks": 32, "compression": "gzip", "shuffle": True}], ids=["plain", "gzip"])
 @pytest.mark.parametrize("suffix", [".h5", ""])
 def test_h5(layout: dict[str, Any], suffix: str, s3: S3Server, slow: FaultProxy, tmp_path: FsPath) -> None:
-    proxy = slow
     sample().save(tmp_path / "x.h5", **layout)
     upload(s3, tmp_path / "x.h5", (key := name()) + suffix)
-    faulty = s3.through(proxy.port)
-    proxy.forget()
+    faulty = s3.through(slow.port)
+    slow.forget()
     with tdstore.open(f"{s3.url}/{key}{suffix}", storage_options=faulty.fsspec_options) as td:
         # without a suffix: the manifest, what else is there, its first bytes; new connections count as rounds too
-        assert proxy.rounds() <= (3 if suffix else 7)
+        assert slow.rounds() <= (3 if suffix else 7)
         if layout:
             assert td[0]["action"].item() == 0  # the index of chunks is read once
-        proxy.forget()
+        slow.forget()
         rows = torch.tensor([290, 3, 3, 150, 7])
         assert same(td[rows], sample()[rows])
-        assert proxy.rounds() == 1
+        assert slow.rounds() == 1
         assert same(td, sample())
         assert same(td[100:140], sample()[100:140])
         with pytest.raises(ReadOnlyError):
@@ -78,7 +77,7 @@ def test_h5(layout: dict[str, Any], suffix: str, s3: S3Server, slow: FaultProxy,
     if suffix:
         with pytest.raises(ReadOnlyError, match="HDF5 files behind a URL"):
             open_remote(f"{s3.url}/{key}{suffix}", mode="r+", storage_options=faulty.fsspec_options)
-    proxy.forget()
+    slow.forget()
 
 
 def test_h5_of_others(s3: S3Server, tmp_path: FsPath) -> None:
@@ -172,15 +171,14 @@ def test_a_directory_of_ours(s3: S3Server, tmp_path: FsPath) -> None:
 
 
 def test_a_directory_of_the_peer(s3: S3Server, slow: FaultProxy, tmp_path: FsPath) -> None:
-    proxy = slow
     peer = pytest.importorskip("tensordict")
     numbers = torch.arange(300)
     peer.TensorDict({"a": numbers, "n": {"b": numbers * 2}}, [300]).memmap(str(tmp_path / "d"))
     where = upload(s3, tmp_path / "d", name())
-    proxy.forget()
-    with tdstore.open(where, storage_options=s3.through(proxy.port).fsspec_options) as td:
+    slow.forget()
+    with tdstore.open(where, storage_options=s3.through(slow.port).fsspec_options) as td:
         # one for each level of groups below the root
-        assert proxy.rounds() <= 3
+        assert slow.rounds() <= 3
         assert td[[7, 299]]["n", "b"].tolist() == [14, 598]
 
 

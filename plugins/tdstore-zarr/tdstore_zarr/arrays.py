@@ -23,6 +23,8 @@ MAX_CHUNK = 1 << 31
 """Bytes of a chunk that is decoded at once."""
 MAX_INNER = 1 << 24
 """Inner chunks of one shard."""
+FREE, RATIO = 64 << 20, 1100
+"""What an array of another program may declare: bytes without any of them being stored, or times what is stored."""
 KEY_ENCODINGS = (("default", "/"), ("default", "."), ("v2", "."), ("v2", "/"))
 SAFE_CODECS = frozenset(
     "bytes transpose sharding_indexed crc32c gzip zstd blosc numcodecs.blosc numcodecs.lz4 numcodecs.zstd "

@@ -15,7 +15,7 @@ from tdstore.header import MAX_DEPTH, Group, Header
 from tdstore.ranges import Range
 from tdstore.types import Path, path_text
 from tdstore.values import PICKLE, encode_value, pickled_form
-from tdstore_zarr.arrays import parse_array
+from tdstore_zarr.arrays import FREE, RATIO, parse_array
 from tdstore_zarr.document import MAX_NODES, NAME, PEER, PEER_VALUE, Document
 from tdstore_zarr.leaf import UNKNOWN, Leaf, Stored
 from tdstore_zarr.names import decode_nodes
@@ -24,9 +24,6 @@ from tdstore_zarr.strings import StringArray, kind_of, refuse
 
 MAX_NODE_BYTES = 16 << 20
 MAX_VALUE = 64 << 20
-FREE = 64 << 20
-"""Bytes that a leaf may declare without any of them being stored."""
-RATIO = 1100
 
 
 class Foreign:

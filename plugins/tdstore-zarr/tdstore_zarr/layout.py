@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from tdstore.dtypes import dtype_name, is_bit_pattern, numpy_dtype
 from tdstore.errors import OptionError
+from tdstore.strings import TEXT
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore_zarr.arrays import DTYPE_ATTRIBUTE, MAX_CHUNK, MAX_INNER, SAFE_CODECS, ArrayMeta, fill_pattern
 from tdstore_zarr.codecs import ChunkError, parse_pipeline
@@ -26,14 +26,18 @@ WIDEST = 4 << 20
 LEAST_SHARD, MOST_SHARD, SHARDS = 4 << 20, 64 << 20, 64
 
 
-def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, keys: tuple[str, str]) -> ArrayMeta:
+def fit(
+    spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, keys: tuple[str, str], *, column: bool = False
+) -> ArrayMeta:
     """The metadata of a new leaf: its own options over the store's, cut to its shape.
+
+    `column`: it is one of the two leaves of values per row.
 
     Raises:
         OptionError: an unknown option, or a value that cannot be.
     """
     check_names(spec.options, url, path)
-    if _is_column(path[-1], spec):
+    if column:
         defaults = _column_options(path[-1], spec, defaults)
     options = {k: v for k, v in {**defaults, **spec.options}.items() if v is not None}
     where = path_text(path)
@@ -68,19 +72,12 @@ def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, keys:
     return meta
 
 
-def _is_column(name: str, spec: LeafSpec) -> bool:
-    """Whether a leaf is one of the two of values per row (docs/reference/values.md)."""
-    if name == "text":
-        return spec.dtype is torch.uint8 and len(spec.shape) == 1
-    return name == "spans" and spec.dtype is torch.int64 and spec.shape[-1:] == (2,)
-
-
 def _column_options(name: str, spec: LeafSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     """Chunks that cost little to decode: of random rows, nearly every one touches a chunk of its own.
 
     What was given for rows says nothing about a text, whose "rows" are bytes.
     """
-    found = {k: v for k, v in given.items() if v is not None and (name != "text" or k not in ("chunks", "shards"))}
+    found = {k: v for k, v in given.items() if v is not None and (name != TEXT or k not in ("chunks", "shards"))}
     if found.get("layout", "random") != "random":
         return found
     nbytes = min(max(SMALLEST, spec.nbytes >> 20), INNER["random"])

@@ -31,6 +31,7 @@ from tdstore.ranges import index_shape
 from tdstore.registry import registry, split_scheme
 from tdstore.rows import gather, last_wins, take
 from tdstore.store import Cap, Store
+from tdstore.strings import column_leaves
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
 from tdstore_zarr import layout as layouts
 from tdstore_zarr.buffers import LIMIT
@@ -360,7 +361,11 @@ class ZarrStore(Store):
         session = self._changing()
         with self._lock:
             keys = session.place.keys
-            plan = [(p, spec, layouts.fit(spec, self._layout, self.url, p, keys)) for p, spec in leaves.items()]
+            columns = column_leaves(leaves)
+            plan = [
+                (p, spec, layouts.fit(spec, self._layout, self.url, p, keys, column=p in columns))
+                for p, spec in leaves.items()
+            ]
             session.check_places(leaves)
             for path in leaves:
                 session.names.node(path)

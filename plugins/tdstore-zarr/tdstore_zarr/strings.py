@@ -16,7 +16,7 @@ from tdstore.errors import StoreError
 from tdstore.ranges import Range
 from tdstore.strings import MOST, Strings, blocks, entry, refused
 from tdstore.types import Path, path_text
-from tdstore_zarr.arrays import parse_array
+from tdstore_zarr.arrays import FREE, RATIO, parse_array
 from tdstore_zarr.codecs import Pipeline, configuration, zstd_size
 from tdstore_zarr.grid import region
 from tdstore_zarr.leaf import Leaf
@@ -27,7 +27,6 @@ FIXED = {"fixed_length_utf32": 4, "null_terminated_bytes": 1}
 KINDS = frozenset({VARIABLE, *FIXED, "variable_length_bytes", "bytes"})
 MOST_REMOTE = 64 << 20
 """Stored bytes that are fetched when a store is opened over a wire."""
-FREE, RATIO = 64 << 20, 1100
 _SPAN = 16
 _AT_ONCE = 16
 """Chunks that are in memory at once."""
