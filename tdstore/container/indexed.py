@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tdstore.container.home import HomeMixin
 from tdstore.container.locks import LOCKED, MAPPED, READONLY
-from tdstore.container.nontensor import NonTensorData
+from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.terms import indexed_names, spelled_out
 from tdstore.container.tree import VIEW_FLAGS
 from tdstore.container.typed import Typed, inside
@@ -123,6 +123,8 @@ class IndexedTree(HomeMixin):
                 below = value._batch_size
                 wide = new if len(below) == n else torch.Size((*new, *self._fitting(value)._batch_size[n:]))
                 data[key] = value._take(rows, wide, value._names, len(value._batch_size))
+            elif isinstance(value, NonTensor):
+                data[key] = value.take(rows)
             else:
                 data[key] = value[rows]
         return self._new(data, new, self._device, names)

@@ -139,6 +139,10 @@ class NonTensor:
     def __getitem__(self, index: Any) -> NonTensor:
         return self.move(lambda t: t[index])
 
+    def take(self, rows: Tensor) -> NonTensor:
+        """Rows of the first dimension, in range, as an entry of its own."""
+        return self.move(lambda t: t[rows])
+
     def __len__(self) -> int:
         return self.batch_size[0] if self.batch_size else 0
 
@@ -376,8 +380,7 @@ class NonTensorStack(NonTensor):
         return self._at
 
     def flat(self) -> list[Any]:
-        pool = self._pool
-        return [pool[i] for i in self._at.flatten().tolist()]
+        return list(map(self._pool.__getitem__, self._at.flatten().tolist()))
 
     # -- shapes ------------------------------------------------------------------------------
     def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensor:
@@ -398,6 +401,9 @@ class NonTensorStack(NonTensor):
     def _one(self, at: Tensor) -> Any:
         return self._pool[int(at)]
 
+    def take(self, rows: Tensor) -> NonTensor:
+        return self._copied(self._at.index_select(0, rows))
+
     def _shares(self, at: Tensor) -> bool:
         """Whether positions are a view of these, as torch decides for tensors."""
         if torch.compiler.is_compiling():
@@ -408,7 +414,7 @@ class NonTensorStack(NonTensor):
         pool = self._pool
         if torch.compiler.is_compiling():
             return NonTensorStack._make(list(pool), at)  # what the positions are is known when it runs
-        values = [pool[i] for i in at.flatten().tolist()]
+        values = list(map(pool.__getitem__, at.flatten().tolist()))
         return NonTensorStack._make(values, torch.arange(len(values)).reshape(at.shape))
 
     def apart(self) -> NonTensor:

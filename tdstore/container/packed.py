@@ -14,6 +14,7 @@ A row is written by adding its bytes and then its span: what others took before 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from tdstore.container.lists import nested
 from tdstore.container.nestedleaves import is_nested, nested_leaves
 from tdstore.container.nontensor import NonTensor, NonTensorStack, spread_over
 from tdstore.container.plain import pickling, to_plain, trusting
-from tdstore.container.rowbytes import decode_rows, encode_rows
+from tdstore.container.rowbytes import Ints, decode_rows, encode_rows
 from tdstore.container.terms import as_terms
 from tdstore.container.unbatched import LEAF, UnbatchedTensor
 from tdstore.errors import CorruptStoreError, UntrustedDataError
@@ -90,6 +91,11 @@ def as_spans(pairs: Tensor) -> Tensor:
     return torch.view_as_real(pairs).view(torch.int64)
 
 
+def as_ints(pairs: Tensor) -> Ints:
+    """What `as_pairs` made as an array `[n, 2]`, sharing memory where it is contiguous."""
+    return pairs.contiguous().reshape(-1).numpy().view(np.int64).reshape(-1, 2)
+
+
 # -- the text -------------------------------------------------------------------------------------
 def end_of(text: np.ndarray[Any, Any]) -> int:
     """Where the next value goes, from the first bytes of a text."""
@@ -132,7 +138,19 @@ class Text:
         self.trusted = trusted
         """Whether values may be unpickled."""
 
-    def values(self, spans: Tensor) -> list[Any]:
+    def value(self, begin: int, end: int) -> Any:
+        """The value of one span.
+
+        Raises:
+            CorruptStoreError: as `values`.
+        """
+        base, data = self._base, self._bytes
+        if base <= begin <= end <= base + len(data):
+            with contextlib.suppress(UnicodeDecodeError):  # which `values` tells
+                return memoryview(data.as_subclass(Tensor).numpy())[begin - base : end - base].tobytes().decode()  # type: ignore[arg-type]
+        return self.values(np.array([[begin, end]]))[0]
+
+    def values(self, pairs: Ints) -> list[Any]:
         """The values of spans `[n, 2]`.
 
         Raises:
@@ -140,7 +158,7 @@ class Text:
         """
         try:
             with trusting(self.trusted):
-                return decode_rows(spans, self._bytes.as_subclass(Tensor).numpy(), self._base)
+                return decode_rows(pairs, self._bytes.as_subclass(Tensor).numpy(), self._base)
         except UntrustedDataError as error:
             raise UntrustedDataError(f"{self._what}: {error.message}", url=self._url, hint=error.hint) from error
         except (ValueError, TypeError, msgspec.DecodeError) as error:
@@ -149,7 +167,7 @@ class Text:
     def _hint(self) -> str | None:
         return None
 
-    def taken(self, spans: Tensor) -> Text:
+    def taken(self, pairs: Ints) -> Text:
         """The text for a copy of some spans."""
         return self
 
@@ -172,30 +190,30 @@ class LiveText(Text):
         """Whether this is the text of that column."""
         return self._handle is handle and self._path == path
 
-    def values(self, spans: Tensor) -> list[Any]:
-        self._follow(spans)
-        return super().values(spans)
+    def values(self, pairs: Ints) -> list[Any]:
+        self._follow(pairs)
+        return super().values(pairs)
 
-    def _follow(self, spans: Tensor) -> None:
+    def _follow(self, pairs: Ints) -> None:
         """Look at the text again where others over the same store have made it longer."""
-        if spans.numel() and int(spans.max()) > len(self._bytes):
+        if len(pairs) and np.maximum.reduce(pairs, None) > len(self._bytes):
             self._bytes = self._handle.store.view((*self._path, TEXT))
 
     def _hint(self) -> str | None:
         shared = Cap.SHARED in self._handle.store.caps
         return "if another process added values, open the store again to see them" if shared else None
 
-    def taken(self, spans: Tensor) -> Text:
+    def taken(self, pairs: Ints) -> Text:
         # Bytes are only ever added, so a mapping of now serves a copy for good: files that a text has outgrown
         # are let go of, and stay as they are. Shared memory is used for something else, so there a copy takes its
         # bytes along.
         caps = self._handle.store.caps
         if Cap.SHARED in caps and Cap.PERSISTENT not in caps:
             with pickling(self.trusted):
-                leaves = pack(self.values(spans.reshape(-1, 2)), spans.shape[:-1])
-            spans.copy_(leaves[SPANS])
+                leaves = pack(self.values(pairs), torch.Size(pairs.shape[:1]))
+            pairs[:] = leaves[SPANS].numpy()
             return Text(leaves[TEXT], trusted=self.trusted)
-        self._follow(spans)
+        self._follow(pairs)
         return Text(self._bytes, 0, self._what, self._url, self.trusted)
 
     def add(self, values: list[Any]) -> Tensor:
@@ -264,7 +282,7 @@ class PackedStack(NonTensorStack):
         return cls._make(text, as_pairs(spans))
 
     def flat(self) -> list[Any]:
-        return self._pool.values(as_spans(self._at.contiguous()).reshape(-1, 2))
+        return self._pool.values(as_ints(self._at))
 
     def positions(self) -> Tensor:
         spans = as_spans(self._at)
@@ -272,11 +290,11 @@ class PackedStack(NonTensorStack):
         return 2 * begin + (begin != end)  # an empty value may begin where another does
 
     def _one(self, at: Tensor) -> Any:
-        return self._pool.values(as_spans(at.reshape(1)))[0]
+        return self._pool.value(*as_ints(at).tolist()[0])
 
     def _copied(self, at: Tensor) -> NonTensor:
         at = at.contiguous()
-        return PackedStack._make(self._pool.taken(as_spans(at)), at)
+        return PackedStack._make(self._pool.taken(as_ints(at)), at)
 
     def put(self, index: Any, part: NonTensor) -> bool:
         if not isinstance(self._pool, LiveText):

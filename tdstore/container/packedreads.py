@@ -12,7 +12,7 @@ from torch import Tensor
 from tdstore.container.nestedleaves import check_nested, is_nested
 from tdstore.container.nontensor import NonTensor
 from tdstore.container.packed import PackedStack, Text, column_leaves, is_column, value_leaves
-from tdstore.container.rowbytes import Ints, bounds, moved, pieces
+from tdstore.container.rowbytes import Ints, bounds, in_order, moved, pieces
 from tdstore.errors import CorruptStoreError
 from tdstore.store import Cap, Store
 from tdstore.strings import HEAD, TEXT, mark_of
@@ -30,6 +30,7 @@ class _Wanted(NamedTuple):
     """The bytes of some spans: its mark first, then pieces of the text behind one another."""
 
     reads: list[Read]
+    bounds: tuple[Ints, Ints]
     starts: Ints
     stops: Ints
 
@@ -40,22 +41,24 @@ def _text_reads(spans: Tensor, path: Path, length: int, *, whole: bool) -> _Want
     Raises:
         ValueError: a span reaches beyond a text of that length.
     """
-    first, last = bounds(spans.reshape(-1, 2).numpy())
-    if (last > length).any() or (first > last).any():
+    found = bounds(spans.reshape(-1, 2).numpy())
+    first, last = found
+    if len(first) and (np.maximum.reduce(last) > length or np.minimum.reduce(last - first) < 0):
         raise ValueError(f"a span reaches beyond the {length} bytes of its text")
-    starts, stops = pieces(first, last, _GAP)
+    order = in_order(first, last)
+    starts, stops = pieces(*order, _GAP)
     if not len(starts):
-        return _Wanted([], starts, stops)
+        return _Wanted([], found, starts, stops)
     if whole:
-        return _Wanted([Read(path)], np.zeros(1, np.int64), np.full(1, length))
+        return _Wanted([Read(path)], found, np.zeros(1, np.int64), np.full(1, length))
     if len(starts) > _FEW:
-        exact = pieces(first, last)
-        if int((exact[1] - exact[0]).sum()) < min(_LONG * len(starts), _MOST):
+        exact = pieces(*order)
+        if int(np.add.reduce(exact[1] - exact[0])) < min(_LONG * len(starts), _MOST):
             starts, stops = _with_head(*exact)
-            return _Wanted([Read(path, (_numbers(starts, stops),))], starts, stops)
+            return _Wanted([Read(path, (_numbers(starts, stops),))], found, starts, stops)
     starts, stops = _with_head(starts, stops)
     cuts = zip(starts.tolist(), stops.tolist(), strict=True)
-    return _Wanted([Read(path, (slice(a, b, 1),)) for a, b in cuts], starts, stops)
+    return _Wanted([Read(path, (slice(a, b, 1),)) for a, b in cuts], found, starts, stops)
 
 
 def _with_head(starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
@@ -76,7 +79,7 @@ def _stack(spans: Tensor, wanted: _Wanted, values: Sequence[Tensor], what: str, 
     if len(values) == 2:
         return PackedStack.over(spans, Text(values[1], int(wanted.starts[1]), what, url))
     text = values[0] if len(values) == 1 else torch.cat(list(values)) if values else torch.zeros(0, dtype=torch.uint8)
-    return PackedStack.over(moved(spans, wanted.starts, wanted.stops), Text(text, 0, what, url))
+    return PackedStack.over(moved(spans, wanted.bounds, wanted.starts, wanted.stops), Text(text, 0, what, url))
 
 
 def read_columns(handle: Any, wanted: Sequence[tuple[Path, Tensor]]) -> list[NonTensor]:

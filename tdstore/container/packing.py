@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from tdstore.container.packed import as_envelope, end_of, specs_of
-from tdstore.container.rowbytes import bounds, moved, pieces
+from tdstore.container.rowbytes import bounds, in_order, moved, pieces
 from tdstore.strings import HEAD, SPANS, TEXT, mark_of, text_of
 from tdstore.types import Path, Read, Write
 
@@ -40,7 +40,7 @@ def _pack_one(handle: Any, path: Path) -> None:
         first, last = bounds(flat)
     except ValueError:
         return  # damaged: who reads it is told, and it is left as it was found
-    starts, stops = pieces(first, last)
+    starts, stops = pieces(*in_order(first, last))
     live = int((stops - starts).sum())
     text = store.read([Read(text_path)])[0].numpy()
     end = end_of(text)
@@ -49,7 +49,7 @@ def _pack_one(handle: Any, path: Path) -> None:
         return
     data = b"".join(text[a:b].tobytes() for a, b in zip(starts.tolist(), stops.tolist(), strict=True))
     head = np.zeros(1, np.int64)
-    spans = moved(spans, np.concatenate((head, starts)), np.concatenate((head + HEAD, stops)))
+    spans = moved(spans, (first, last), np.concatenate((head, starts)), np.concatenate((head + HEAD, stops)))
     leaves = {TEXT: text_of(data, unlike=mark_of(text)), SPANS: spans}
     specs = specs_of(leaves, path)
     store.create(specs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -71,16 +71,15 @@ def _utf8(value: str) -> bytes:
         raise ValueError(f"the string {value!r} has a lone surrogate and cannot be written as UTF-8") from None
 
 
-def decode_rows(spans: Tensor, text: Bytes, base: int = 0) -> list[Any]:
+def decode_rows(pairs: Ints, text: Bytes, base: int = 0) -> list[Any]:
     """The values of spans `[n, 2]`; `text[0]` is the byte number `base`.
 
     Raises:
         ValueError: a span outside of the text, spans that overlap, or bytes that are no value.
     """
-    pairs = spans.reshape(-1, 2).numpy()
     if not len(pairs):
         return []
-    if int(pairs.min()) >= 0 and (found := _strings(pairs, text, base)) is not None:
+    if (found := _strings(pairs, text, base)) is not None:
         return found
     first, last = bounds(pairs)
     low, high = int(first.min()), int(last.max())
@@ -99,18 +98,26 @@ def decode_rows(spans: Tensor, text: Bytes, base: int = 0) -> list[Any]:
 
 def _strings(pairs: Ints, text: Bytes, base: int) -> list[str] | None:
     """What most columns hold, in less time: strings that lie in the text, none twice. None for anything else."""
-    sizes = pairs[:, 1] - pairs[:, 0]
-    low, high, used = int(pairs.min()), int(pairs.max()), int(sizes.sum())
-    if low < base or high - base > len(text) or used > high - low or int(sizes.min()) < 0:
+    begins, ends = pairs[:, 0], pairs[:, 1]
+    sizes = ends - begins
+    if np.minimum.reduce(sizes) < 0:
+        return None
+    low, high, used = int(np.minimum.reduce(begins)), int(np.maximum.reduce(ends)), int(np.add.reduce(sizes))
+    if low < base or high - base > len(text) or used > high - low:
         return None
     if high - low > 4 * used + _GAP:
         data: Any = memoryview(text)  # type: ignore[arg-type]
-        return [str(data[a:b], "utf-8") for a, b in (pairs - base).tolist()]
+        return [data[a:b].tobytes().decode() for a, b in _both(begins - base, ends - base)]
     whole = text[low - base : high - base].tobytes()
+    inside = _both(begins - low, ends - low)
     if whole.isascii():
         letters = whole.decode("ascii")
-        return [letters[a:b] for a, b in (pairs - low).tolist()]
-    return [str(whole[a:b], "utf-8") for a, b in (pairs - low).tolist()]
+        return [letters[a:b] for a, b in inside]
+    return [whole[a:b].decode() for a, b in inside]
+
+
+def _both(begins: Ints, ends: Ints) -> Iterable[tuple[int, int]]:
+    return zip(begins.tolist(), ends.tolist(), strict=True)
 
 
 def _decode(begins: list[int], ends: list[int], data: Any, shift: int) -> list[Any]:
@@ -146,31 +153,38 @@ def bounds(pairs: Ints) -> tuple[Ints, Ints]:
         ValueError: one end of a span is of another kind than the other.
     """
     begins, ends = pairs[:, 0], pairs[:, 1]
+    if len(pairs) and np.minimum.reduce(pairs, None) >= 0 and (ends != begins).all():
+        return begins, ends
     if ((begins < 0) != (ends < 0)).any():
         raise ValueError("a span has one negative end")
     first, last = np.where(begins < 0, ~begins, begins), np.where(ends < 0, ~ends, ends)
     return np.where(first == last, 0, first), np.where(first == last, 0, last)
 
 
-def pieces(first: Ints, last: Ints, gap: int = 0) -> tuple[Ints, Ints]:
-    """Where the bytes that some span shows begin and end, pieces at most `gap` bytes apart as one."""
+def in_order(first: Ints, last: Ints) -> tuple[Ints, Ints]:
+    """Bounds as begins in order, and how far the bytes of each and those before it reach; without empty ones."""
     some = np.flatnonzero(last > first)
     order = some[np.argsort(first[some], kind="stable")]
-    begin, end = first[order], np.maximum.accumulate(last[order])
+    return first[order], np.maximum.accumulate(last[order])
+
+
+def pieces(begin: Ints, end: Ints, gap: int = 0) -> tuple[Ints, Ints]:
+    """Where bytes `in_order` begin and end, pieces at most `gap` bytes apart as one."""
     if not len(begin):
         return begin, end
     cuts = np.flatnonzero(begin[1:] > end[:-1] + gap) + 1
     return begin[np.concatenate(([0], cuts))], end[np.concatenate((cuts - 1, [len(end) - 1]))]
 
 
-def moved(spans: Tensor, starts: Ints, stops: Ints) -> Tensor:
-    """Spans `[*B, 2]` once those pieces, which hold their bytes, lie behind one another."""
+def moved(spans: Tensor, found: tuple[Ints, Ints], starts: Ints, stops: Ints) -> Tensor:
+    """Spans `[*B, 2]` and their bounds, once those pieces, which hold their bytes, lie behind one another."""
     spans = spans.clone()
-    flat = spans.reshape(-1, 2).numpy()
-    first, last = bounds(flat)
     if len(starts):
-        to = np.cumsum(stops - starts) - (stops - starts) - starts
-        shift = np.where(last > first, to[np.maximum(np.searchsorted(starts, first, side="right") - 1, 0)], 0)
-        flat[:, 0] += np.where(flat[:, 0] < 0, -shift, shift)
-        flat[:, 1] += np.where(flat[:, 1] < 0, -shift, shift)
+        flat = spans.reshape(-1, 2).numpy()
+        first, last = found
+        to = np.cumsum(stops - starts) - stops
+        shift = to[np.maximum(starts.searchsorted(first, side="right") - 1, 0)]
+        shift[first == last] = 0
+        shift[flat[:, 0] < 0] *= -1
+        flat += shift[:, None]
     return spans
