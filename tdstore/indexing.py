@@ -106,9 +106,24 @@ class Selection:
             IndexError: out of range, too many terms, a mask of the wrong shape, floats.
             ValueError: a slice with a step that is not positive.
         """
+        if type(index) is Tensor and (found := self._rows_of_one_dimension(index)) is not None:
+            return found
         work = _Indexing(self)
         work.apply(index)
         return _make(self.src_shape, work.terms, work.layout)
+
+    def _rows_of_one_dimension(self, index: Tensor) -> Selection | None:
+        """What is asked for most, in less time; None for anything else."""
+        if index.ndim != 1 or index.dtype is not torch.int64 or not index.is_cpu or len(self._layout) != 1:
+            return None
+        term = self._terms[0] if len(self._terms) == 1 else None
+        if not isinstance(term, (range, Tensor)):
+            return None
+        rows = check_rows(index, len(term))
+        picked = _pick(term, rows)
+        # The caller's memory may change before this selection is used.
+        picked = picked.clone() if picked is index else picked
+        return Selection(self.src_shape, torch.Size((len(picked),)), (picked,), self._layout)
 
     def extend(self, more: Iterable[int]) -> Selection:
         """Add dimensions at the end of the source, all of them selected."""
@@ -178,7 +193,7 @@ def _last(term: Term) -> int:
     if isinstance(term, range):
         return term[-1] if term else -1
     positions = term.positions if isinstance(term, Zipped) else term
-    return int(positions.max()) if positions.numel() else -1
+    return int(np.maximum.reduce(positions.numpy(), None)) if positions.numel() else -1
 
 
 def _as_index(term: Term) -> int | slice | Tensor:

@@ -51,6 +51,10 @@ class _Parts(NamedTuple):
     zip_shape: tuple[int, ...]
 
 
+_ROWS = _Parts((), (0,), (), (0,), (), ())
+"""Rows of a batch of one dimension."""
+
+
 def _parts(terms: Sequence[Term], layout: Sequence[Axis]) -> _Parts:
     zipped = tuple(d for d, t in enumerate(terms) if isinstance(t, Zipped))
     kept = tuple(a.n for a in sorted(layout) if a.kind == "dim")
@@ -158,6 +162,8 @@ class ReadPlan:
 
 def plan_read(terms: Sequence[Term], layout: Sequence[Axis], shape: Sequence[int]) -> ReadPlan:
     """Plan to read a selection in one request, with rows along one dimension and slices along the others."""
+    if len(terms) == len(layout) == 1 and isinstance(terms[0], Tensor) and len(terms[0]):  # most of what is read
+        return ReadPlan((_rows_or_slice(terms[0]),), True, tuple(shape), 1, _ROWS, (), None)
     parts = _parts(terms, layout)
     if 0 in shape:
         return ReadPlan((slice(0, 0, 1),) * len(terms), False, tuple(shape), len(terms), parts, (), None)
