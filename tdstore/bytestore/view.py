@@ -25,7 +25,14 @@ SMALL_LEAF = 256 << 10
 """Leaves of at most so many bytes are fetched whole and kept: their next row costs nothing."""
 AHEAD = 1 << 20
 """The first read fetches all small leaves and all checksums along, when they are no more than this."""
+WARM_LEAF = 16 << 20
+"""Leaves of at most so many bytes are fetched whole and kept, too, once reading parts of them has cost as much. So
+nothing costs more than twice what it would to who knew before what is read: the rule of who rents skis until he has
+paid for a pair (Karlin, Manasse, Rudolph, Sleator: Competitive snoopy caching, 1988)."""
+REQUEST = 8 << 10
+"""A range costs so many bytes more than it has: those that are compared with it, and what lies before the next."""
 KEPT_BYTES = 64 << 20
+"""All leaves that are kept."""
 
 
 class View:
@@ -57,6 +64,7 @@ class View:
         self._tips = dict(tips or {})
         self._kept: dict[Path, Tensor] = {}
         self._kept_bytes = 0
+        self._paid: dict[Path, int] = {}
         self._ahead = True
 
     def fetcher(self) -> Fetcher:
@@ -77,6 +85,7 @@ class View:
     def forget(self, path: Path) -> None:
         """What was kept of a leaf is not true any more."""
         self._ahead = False
+        self._paid.pop(path, None)
         kept = self._kept.pop(path, None)
         if kept is not None:
             self._kept_bytes -= kept.nbytes
@@ -147,11 +156,22 @@ class View:
         return job.rounds(all_sums=True)
 
     def kept(self, path: Path) -> Tensor | None:
-        """A small leaf that was fetched before."""
+        """A leaf that was fetched whole before."""
         return self._kept.get(path)
 
+    def pays_off(self, path: Path, leaf: Leaf, ranges: Ints) -> bool:
+        """Whether to fetch a leaf whole, since reading parts of it has cost as much; else these are counted."""
+        nbytes = leaf.spec.nbytes
+        if nbytes > WARM_LEAF or self._kept_bytes + nbytes > KEPT_BYTES or not is_there(leaf):
+            return False
+        paid = self._paid.pop(path, 0)
+        if paid >= nbytes:
+            return True
+        self._paid[path] = paid + int((ranges[:, 1] - ranges[:, 0]).sum()) + REQUEST * len(ranges)
+        return False
+
     def keep(self, path: Path, leaf: Leaf, value: Tensor) -> None:
-        """Remember a small leaf, as long as it is what the table has."""
+        """Remember a leaf, as long as it is what the table has."""
         if self.table.leaves.get(path) is leaf and self._kept_bytes + value.nbytes <= KEPT_BYTES:
             self._kept_bytes += value.nbytes
             self._kept[path] = value
@@ -167,8 +187,12 @@ class View:
 
 def is_small(leaf: Leaf) -> bool:
     """Whether a leaf is fetched whole whatever is asked of it."""
-    extents = leaf.extents
-    return 0 < leaf.spec.nbytes <= SMALL_LEAF and len(extents.piece) > 0 and bool((extents.piece >= 0).all())
+    return 0 < leaf.spec.nbytes <= SMALL_LEAF and is_there(leaf)
+
+
+def is_there(leaf: Leaf) -> bool:
+    """Whether all of a leaf was written."""
+    return len(leaf.extents.piece) > 0 and bool((leaf.extents.piece >= 0).all())
 
 
 @dataclass(slots=True)
@@ -205,7 +229,7 @@ class _Job:
         self.view = view
         self._exact = exact
         self.generous = False
-        """A small leaf is fetched whole, though not all of it was asked for."""
+        """A leaf is fetched whole, though not all of it was asked for."""
         self.wants: list[Want] = []
         self._targets: list[_Target] = []
         self._wholes: dict[Path, _Whole] = {}
@@ -224,23 +248,29 @@ class _Job:
             )
         target = _Target(spec, read.index, out, shape)
         self._targets.append(target)
-        if is_small(leaf) and not self._exact:
-            target.path = read.path
-            self.generous = self.generous or shape != leaf.spec.shape
-            self.want_whole(read.path, leaf)
+        if not self._exact and (is_small(leaf) or self.view.kept(read.path) is not None):
+            self._add_whole(target, read.path, leaf)
             return
         if not len(leaf.extents.start) and out is None:
             target.value = full(LeafSpec(shape, spec.dtype, fill_value=spec.fill_value))
             return
+        ranges = byte_ranges(spec.shape, spec.dtype.itemsize, read.index)
+        if not self._exact and len(ranges) and self.view.pays_off(read.path, leaf, ranges):
+            self._add_whole(target, read.path, leaf)
+            return
         usable = out is not None and out.is_contiguous() and not out.is_conj() and not out.is_neg()
         target.value = out.detach() if usable and out is not None else torch.empty(shape, dtype=spec.dtype)
-        ranges = byte_ranges(spec.shape, spec.dtype.itemsize, read.index)
         if len(ranges):
             self.wants.append(Want(read.path, leaf, ranges, _memory(target.value)))
             self._want_tips(read.path, leaf)
 
+    def _add_whole(self, target: _Target, path: Path, leaf: Leaf) -> None:
+        target.path = path
+        self.generous = self.generous or target.shape != leaf.spec.shape
+        self.want_whole(path, leaf)
+
     def want_whole(self, path: Path, leaf: Leaf) -> None:
-        """Have a small leaf whole, if it is not yet."""
+        """Have a leaf whole, if it is not yet."""
         if path in self._wholes:
             return
         kept = self.view.kept(path)

@@ -11,6 +11,7 @@ import torch
 
 from tdstore.bytestore import open_objects
 from tdstore.engine import EngineCap
+from tdstore.errors import CorruptStoreError
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Read, Write
 from tests.bytestore.memory_engine import ALL, MemoryEngine
@@ -72,6 +73,85 @@ def test_one_row_is_one_round_and_small_leaves_cost_once(engine):
     engine.reset()
     store.read([Read(("next", "reward"), (slice(5, 9, 1),)), Read(("done",))])
     assert engine.rounds == 0
+
+
+SPANS = torch.arange(2 * 100_000).view(-1, 2)  # 1.6 MB
+
+
+def random_rows(turn):
+    return torch.randint(0, len(SPANS), (64,), generator=torch.Generator().manual_seed(turn))
+
+
+def test_a_leaf_that_is_read_again_and_again_is_fetched_whole_when_that_costs_no_more():
+    saver = MemoryEngine()
+    save(saver, {("a",): SPANS}).close()
+    engine = MemoryEngine(saver.bucket)
+    store = open_objects(engine)
+    engine.reset()
+    costs = []
+    for turn in range(30):
+        before = engine.bytes_read
+        assert torch.equal(store.read([Read(("a",), (random_rows(turn),))])[0], SPANS[random_rows(turn)])
+        costs.append(engine.bytes_read - before)
+        assert engine.rounds <= turn + 1
+    # What it costs to rent until that is the price, and then to buy.
+    assert costs[0] < SPANS.nbytes / 2 and costs[-10:] == [0] * 10
+    assert engine.bytes_read < 2.5 * SPANS.nbytes
+    assert sum(cost >= SPANS.nbytes for cost in costs) == 1
+
+
+def test_a_large_leaf_is_never_fetched_whole(monkeypatch):
+    monkeypatch.setattr("tdstore.bytestore.view.WARM_LEAF", SPANS.nbytes - 1)
+    saver = MemoryEngine()
+    save(saver, {("a",): SPANS}).close()
+    engine = MemoryEngine(saver.bucket)
+    store = open_objects(engine)
+    for turn in range(20):
+        engine.reset()
+        store.read([Read(("a",), (random_rows(turn),))])
+        assert 0 < engine.bytes_read < SPANS.nbytes / 2
+
+
+def test_leaves_that_are_kept_have_bounds_together_and_see_writes(monkeypatch):
+    monkeypatch.setattr("tdstore.bytestore.view.KEPT_BYTES", SPANS.nbytes)
+    engine = MemoryEngine()
+    store = save(engine, {("a",): SPANS, ("b",): SPANS})
+
+    def read(path, turn):
+        engine.reset()
+        got = store.read([Read(path, (random_rows(turn),))])[0]
+        return got, engine.bytes_read
+
+    costs = {path: [read(path, turn)[1] for turn in range(20)] for path in store.paths()}
+    assert costs[("a",)][-1] == 0 and all(0 < cost < SPANS.nbytes / 2 for cost in costs[("b",)])
+    rows = random_rows(3).unique()
+    store.write([Write(("a",), (rows,), -SPANS[rows])])
+    assert torch.equal(store.read([Read(("a",), (rows,))])[0], -SPANS[rows])
+    store.save_header(numbered(0))
+    assert torch.equal(read(("a",), 3)[0], -SPANS[random_rows(3)])
+    assert read(("a",), 4)[1] > 0  # what was kept is no more, and neither is what was paid for it
+    want = SPANS.clone()
+    want[rows] *= -1
+    for turn in range(20):
+        got, cost = read(("a",), turn)
+        assert torch.equal(got, want[random_rows(turn)])
+    assert cost == 0
+
+
+def test_rows_that_are_sound_are_read_where_the_whole_leaf_is_not():
+    saver = MemoryEngine()
+    save(saver, {("a",): SPANS}).close()
+    engine = MemoryEngine(saver.bucket)
+    store = open_objects(engine)
+    (key,) = [k for k in engine.bucket.keys() if len(engine.bucket.bytes_of(k)) > SPANS.nbytes]
+    whole = bytearray(engine.bucket.bytes_of(key))
+    whole[whole.index(SPANS[-1].numpy().tobytes())] ^= 1
+    engine.bucket.put(key, whole)
+    rows = random_rows(0) % 50_000
+    for _ in range(20):
+        assert torch.equal(store.read([Read(("a",), (rows,))])[0], SPANS[rows])
+    with pytest.raises(CorruptStoreError):
+        store.read([Read(("a",), (slice(len(SPANS) - 1, len(SPANS), 1),))])
 
 
 def test_whole_leaves_are_one_round(engine):
