@@ -1,10 +1,12 @@
-"""Fixtures of the real servers, for the tests of the core and of every plugin. How to use one: tests/servers."""
+"""Fixtures of every test, of the core and of the plugins: the real servers (how to use one: tests/servers), folders."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -27,6 +29,16 @@ def needed(server: AbstractContextManager[T]) -> Iterator[T]:
         yield running
     finally:
         server.__exit__(None, None, None)
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """For the modules that sync a lot (`IN_MEMORY = True`) a folder in memory, where that costs nothing."""
+    if getattr(request.module, "IN_MEMORY", None) is not True or not os.path.isdir("/dev/shm"):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +67,13 @@ def azure() -> Iterator[servers.AzureServer]:
     """Azure blobs: azurite, with a container. `azure.make_container()` gives an empty one."""
     with needed(servers.azurite()) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def pyright() -> Iterator[list[str]]:
+    """The command of pyright, for programs that are checked as their users would."""
+    with needed(servers.pyright()) as command:
+        yield command
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ from tdstore.container.keyvalue import LazyStackedTensorDictStore, TensorDictSto
 from tdstore.container.lazy import LazyStackedTensorDict
 from tdstore.container.making import cat, lazy_legacy, lazy_stack, maybe_dense_stack, set_lazy_legacy, stack
 from tdstore.container.merging import merge_tensordicts
+from tdstore.container.methodnames import name_methods
 from tdstore.container.nontensor import MetaData, NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.opening import open_container
 from tdstore.container.options import (
@@ -75,6 +76,10 @@ __version__ = "0.1.0"
 
 NonTensorDataBase = NonTensorData  # one value for a batch, `MetaData` included; stacks of values are none
 
+name_methods(
+    TensorDict, PersistentTensorDict, LazyStackedTensorDict, TensorDictParams, TensorDictBase,
+    NonTensorData, NonTensorStack, UnbatchedTensor, MemoryMappedTensor,
+)  # fmt: skip
 register_nodes()
 register_safe_globals()
 teach_vmap()

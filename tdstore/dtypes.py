@@ -104,6 +104,15 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
     return tensor.numpy()
 
 
+def torch_ready(array: Any) -> Any:
+    """What torch takes of a numpy array: itself, or a copy in this machine's byte order, or without odd strides."""
+    if not isinstance(array, np.ndarray) or array.dtype.char not in "?bhilqBHILQefdFDpP":
+        return array
+    if not array.dtype.isnative:
+        return array.astype(array.dtype.newbyteorder("="))
+    return array.copy() if any(step < 0 or step % array.itemsize for step in array.strides) else array
+
+
 def from_numpy(array: np.ndarray[Any, Any], dtype: torch.dtype) -> Tensor:
     """A tensor of `dtype` over the memory of `array` (made by `to_numpy`'s rule); copies only read-only memory."""
     if not array.dtype.isnative:

@@ -5,6 +5,7 @@
     ├── LockedError               (RuntimeError)
     ├── KeyNotFoundError          (KeyError)
     │   ├── NotAGroupError        (ValueError)
+    │   ├── DifferentKeysError    (RuntimeError)
     │   └── StateDictError        (RuntimeError)
     ├── WorkerDiedError           (RuntimeError)
     ├── MismatchError             (RuntimeError)
@@ -76,6 +77,10 @@ class KeyNotFoundError(TDStoreError, KeyError):
 
 class NotAGroupError(KeyNotFoundError, ValueError):
     """A nested key goes through an entry that is not a TensorDict."""
+
+
+class DifferentKeysError(KeyNotFoundError, RuntimeError):
+    """TensorDicts that are to be joined have different keys."""
 
 
 class StateDictError(KeyNotFoundError, RuntimeError):

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from tdstore.container.core import Container
 from tdstore.container.lazy import LazyStackedTensorDict
@@ -73,6 +73,8 @@ def _value_to(peer: Any, value: NonTensor) -> Any:
     if isinstance(value, NonTensorData):
         cls = peer.MetaData if isinstance(value, MetaData) else peer.NonTensorData
         return cls(value.data, batch_size=value.batch_size)
+    if not value.numel():  # no TensorDict of theirs can be made with a stack that has no elements
+        return peer.NonTensorData(None, batch_size=value.batch_size)
     rows = [_value_to(peer, value[i]) for i in range(len(value))]
     return peer.NonTensorStack(*rows, stack_dim=0)
 
@@ -98,7 +100,7 @@ def from_tensordict(td: Any) -> Any:
     peer = _tensordict()
     if isinstance(td, Tensor) and not isinstance(td, peer.UnbatchedTensor):
         # Their mapped tensors are a class of their own, whose operations ours need not go through.
-        return td if type(td) is Tensor or isinstance(td, nn.Parameter) else td.as_subclass(Tensor)
+        return td.as_subclass(Tensor) if isinstance(td, peer.MemoryMappedTensor) else td
     if peer.is_non_tensor(td) or isinstance(td, peer.UnbatchedTensor):
         return _value_from(peer, td)
     if not peer.is_tensor_collection(td):
@@ -231,7 +233,7 @@ def torchrl_storage(td: Any) -> Any:
 def _storage_class() -> Any:
     """The class, which cannot be made before torchrl is imported."""
     try:
-        from torchrl.data import TensorStorage  # type: ignore[import-untyped,import-not-found,unused-ignore]
+        from torchrl.data import LazyTensorStorage, TensorStorage  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as error:
         raise MissingDependencyError(
             "this needs the package 'torchrl', which is not installed", hint="pip install torchrl"
@@ -265,6 +267,20 @@ def _storage_class() -> Any:
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             """Write rows back."""
             self.td.load_state_dict(state_dict["_storage"])
+
+        def dumps(self, path: Any) -> None:
+            """Write the rows as a folder that any storage of torchrl's loads. All of them are read into memory."""
+            whole = LazyTensorStorage(self._filled)
+            whole.set(slice(0, self._filled), self.get(slice(0, self._filled)))
+            whole.dumps(path)
+
+        def loads(self, path: Any) -> None:
+            """Write back the rows of such a folder."""
+            rows = TensorDict.load(path)
+            self.td[: len(rows)] = rows
+            self._filled = len(rows)
+
+        dump, save, load = dumps, dumps, loads
 
         def _empty(self) -> None:
             self._filled = 0

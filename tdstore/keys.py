@@ -72,6 +72,11 @@ def join(path: Path, sep: str) -> str:
     return path[0] if len(path) == 1 else sep.join(path)
 
 
+def key_text(key: NestedKey) -> str:
+    """A key as messages show it: `'next' / 'obs'`."""
+    return path_text(unravel(key))
+
+
 def check_key(key: NestedKey) -> Path:
     """Flatten a key under which an entry is to be stored.
 

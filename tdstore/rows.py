@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -331,6 +331,42 @@ def check_rows(rows: Tensor, size: int, dim: int = 0) -> Tensor:
     if low < -size or high >= size:
         raise out_of_range(low if low < -size else high, dim, size)
     return torch.where(rows < 0, rows + size, rows) if low < 0 else rows
+
+
+def check_indices(places: Iterable[tuple[StoreIndex, Sequence[int]]]) -> None:
+    """Check that indices which reach a store lie within their leaves, all before any is read or written.
+
+    Args:
+        places: `(index, shape of the leaf)`, one for each request. Rows that several of them share are looked at once.
+
+    Raises:
+        IndexError: a row, the end of a slice or the number of dimensions is out of range; or a term is neither a
+            slice with a positive step nor an int64 tensor of rows.
+    """
+    known: Tensor | None = None
+    limit = 0
+    before: StoreIndex = ()
+    sizes: Sequence[int] = ()
+    for index, shape in places:
+        if not index:
+            continue
+        lead = shape[: len(index)]
+        if index is before and lead == sizes:
+            continue
+        before, sizes = index, lead
+        if len(index) > len(shape):
+            raise IndexError(f"an index with {len(index)} terms for a leaf of {len(shape)} dimensions")
+        for dim, term in enumerate(index):
+            size = shape[dim]
+            if type(term) is slice:
+                if not (0 <= term.start <= term.stop <= size and term.step >= 1):
+                    raise IndexError(f"{term} is out of range for dimension {dim} with size {size}")
+            elif term is not known or size < limit:
+                if not isinstance(term, Tensor) or term.dtype is not torch.int64 or term.ndim != 1:
+                    raise IndexError(f"{_show(term)} is out of place: a store takes slices, and one tensor of rows")
+                if len(term) and np.maximum.reduce(term.numpy().view(np.uint64)) >= size:  # negative: the largest
+                    raise out_of_range(int(term.min() if int(term.min()) < 0 else term.max()), dim, size)
+                known, limit = term, size
 
 
 def out_of_range(index: int, dim: int, size: int) -> IndexError:

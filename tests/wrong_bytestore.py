@@ -32,6 +32,7 @@ from tdstore.errors import (
     StoreNotFoundError,
 )
 from tdstore.header import Header, header_from_builtins, header_to_builtins
+from tdstore.rows import check_indices
 from tdstore.store import Cap, Store
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
 from tdstore.values import decode_value, encode_value
@@ -103,6 +104,7 @@ class ByteStore(Store):
 
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         blobs = [self._blob(r.path) for r in reads]
+        check_indices((r.index, blob.spec.shape) for r, blob in zip(reads, blobs, strict=True))
         plans = [np.empty((0, 2), np.int64) if b.key is None else runs(b.spec, r.index) for b, r in zip(blobs, reads)]
         fetched = self._fetch([(b.key, plan) for b, plan in zip(blobs, plans)])
         results = []
@@ -118,8 +120,7 @@ class ByteStore(Store):
 
     def write(self, writes: Sequence[Write]) -> None:
         self._check(write=True)
-        for w in writes:
-            self._blob(w.path)
+        check_indices((w.index, self._blob(w.path).spec.shape) for w in writes)
         for w in writes:
             blob = self._blobs[w.path]
             if w.index:

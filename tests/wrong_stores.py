@@ -17,6 +17,7 @@ from tdstore.builtin.memory import MemoryStore
 from tdstore.builtin.resident import full
 from tdstore.errors import KeyNotFoundError, StoreNotFoundError
 from tdstore.header import Header
+from tdstore.indexing import gather
 from tdstore.store import Cap, Store
 from tdstore.testing import StoreTests
 from tdstore.types import Read
@@ -127,6 +128,26 @@ class IgnoredStep(MemoryStore):
     def read(self, reads):
         plain = lambda t: slice(t.start, t.stop, 1) if isinstance(t, slice) else t  # noqa: E731
         return super().read([Read(r.path, tuple(map(plain, r.index)), r.out) for r in reads])
+
+
+class ClippedIndex(MemoryStore):
+    """What is beyond the end is the end, as numpy has it."""
+
+    def _clipped(self, request):
+        sizes = self.view(request.path).shape
+        terms = request.index[: len(sizes)]
+        inside = [
+            slice(*t.indices(n)) if isinstance(t, slice) else torch.as_tensor(t).reshape(-1).clamp(0, n - 1)
+            for t, n in zip(terms, sizes, strict=False)
+        ]
+        return replace(request, index=tuple(inside))
+
+    def read(self, reads):
+        return super().read([self._clipped(r) for r in reads])
+
+    def write(self, writes):
+        clipped = [self._clipped(w) for w in writes]
+        super().write([replace(w, value=w.value.expand(gather(self.view(w.path), w.index).shape)) for w in clipped])
 
 
 class SortedRows(MemoryStore):
@@ -401,7 +422,8 @@ def _tests(base: type[StoreTests], *classes: type[Store]) -> None:
 
 _MEMORY = (
     LyingFlag, HiddenFlag, LostFlag, AliasingRead, AliasingWrite, CopiedView, DroppedDuplicates, WrongOrder,
-    IgnoredIndex, IgnoredStep, SortedRows, IgnoredOut, SilentMissing, NamelessMissing, FlippedBfloat16, NormalisedZero,
+    IgnoredIndex, IgnoredStep, ClippedIndex, SortedRows, IgnoredOut, SilentMissing, NamelessMissing, FlippedBfloat16,
+    NormalisedZero,
     FirstWins, PartialDelete, ForgottenFill, ResizeToZero, KeptOnCreate, JoinedKeys, AnyOption, MergedHeader,
     LostHeader, OpenAfterClose, NaiveRename,
 )  # fmt: skip

@@ -45,6 +45,7 @@ from tdstore.errors import (
 from tdstore.header import Header
 from tdstore.indexing import gather
 from tdstore.keys import encode_file_name
+from tdstore.rows import check_indices
 from tdstore.session import LOCK_TIMEOUT, Lease
 from tdstore.store import Cap
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
@@ -306,7 +307,9 @@ class MemmapStore(ResidentStore):
         return tensor
 
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        return [gather(self._mapped(r.path), r.index, r.out) for r in reads]
+        leaves = [self._mapped(r.path) for r in reads]
+        check_indices((r.index, leaf.shape) for r, leaf in zip(reads, leaves, strict=True))
+        return [gather(leaf, r.index, r.out) for leaf, r in zip(leaves, reads, strict=True)]
 
     def _mapped(self, path: Path) -> Tensor:
         leaf = self._leaf(path)
@@ -339,6 +342,7 @@ class MemmapStore(ResidentStore):
     def write(self, writes: Sequence[Write]) -> None:
         self._check_writable()
         wanted = [(self._leaf(w.path), w) for w in writes]
+        check_indices((w.index, leaf.shape) for leaf, w in wanted)
         wanted = [(leaf, w) for leaf, w in wanted if leaf.nbytes and w.value.numel()]
         if not self._hold.building:
             for leaf, w in wanted:  # all, before the first row of any is overwritten

@@ -11,6 +11,7 @@ from torch import Tensor
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import KeyNotFoundError, ReadOnlyError, StoreClosedError
 from tdstore.indexing import gather, last_wins
+from tdstore.rows import check_indices
 from tdstore.store import Store
 from tdstore.types import LeafSpec, Path, Read, StoreIndex, Write, path_text
 
@@ -36,11 +37,14 @@ class ResidentStore(Store):
             raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
 
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        return [gather(self.view(r.path), r.index, r.out) for r in reads]
+        views = [self.view(r.path) for r in reads]
+        check_indices((r.index, leaf.shape) for r, leaf in zip(reads, views, strict=True))
+        return [gather(leaf, r.index, r.out) for leaf, r in zip(views, reads, strict=True)]
 
     def write(self, writes: Sequence[Write]) -> None:
         self._check_writable()
         views = [self.view(w.path) for w in writes]
+        check_indices((w.index, leaf.shape) for w, leaf in zip(writes, views, strict=True))
         for leaf, w in zip(views, writes, strict=True):
             put(leaf, w.index, w.value)
 

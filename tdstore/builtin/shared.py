@@ -33,6 +33,7 @@ from tdstore.errors import (
 from tdstore.files import SAFE, io_errors
 from tdstore.header import Header
 from tdstore.registry import split_scheme
+from tdstore.rows import check_indices
 from tdstore.store import Cap
 from tdstore.types import Fault, LeafSpec, Mode, Path, Write, path_text
 
@@ -247,6 +248,7 @@ class SharedStore(ResidentStore):
     def write(self, writes: Sequence[Write]) -> None:
         self._check_writable()
         leaves = [self.view(w.path) for w in writes]
+        check_indices((w.index, leaf.shape) for w, leaf in zip(writes, leaves, strict=True))
         words = self._arena.words
         mark = self._marks.take()
         try:

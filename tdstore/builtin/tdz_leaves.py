@@ -22,6 +22,7 @@ from tdstore.errors import ConflictError, KeyNotFoundError, OptionError
 from tdstore.header import Header
 from tdstore.holes import HOLES, Holes, reserve
 from tdstore.indexing import gather
+from tdstore.rows import check_indices
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
 
@@ -101,7 +102,9 @@ class TdzLeaves(ResidentStore):
         return self._tensor(leaf)
 
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        return [gather(self._tensor(self._entry(r.path)), r.index, r.out) for r in reads]
+        entries = [self._entry(r.path) for r in reads]
+        check_indices((r.index, entry.shape) for r, entry in zip(reads, entries, strict=True))
+        return [gather(self._tensor(entry), r.index, r.out) for entry, r in zip(entries, reads, strict=True)]
 
     def _tensor(self, leaf: LeafEntry) -> Tensor:
         if leaf.probe is None:
@@ -173,9 +176,9 @@ class TdzLeaves(ResidentStore):
 
     def write(self, writes: Sequence[Write]) -> None:
         self._check_writable()
-        wanted = [
-            (leaf, w) for leaf, w in ((self._entry(w.path), w) for w in writes) if leaf.nbytes and w.value.numel()
-        ]
+        entries = [self._entry(w.path) for w in writes]
+        check_indices((w.index, entry.shape) for w, entry in zip(writes, entries, strict=True))
+        wanted = [(leaf, w) for leaf, w in zip(entries, writes, strict=True) if leaf.nbytes and w.value.numel()]
         self._check_current()
         for leaf, w in wanted:
             with files.io_errors(self.url, f"writing leaf {path_text(w.path)}"):

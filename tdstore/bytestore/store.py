@@ -41,6 +41,7 @@ from tdstore.header import Header
 from tdstore.manifest import MAX_FILE_BYTES, NAME, OBJECTS_START
 from tdstore.objects import MAX_GRAIN, Document, decode_objects, encode_objects, new_generation
 from tdstore.ranges import Ints, index_shape
+from tdstore.rows import check_indices
 from tdstore.store import Cap, Store
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 
@@ -327,17 +328,23 @@ class ByteStore(Store):
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         """As `Store.read`: one round of requests, however many leaves and rows (more than 128 MiB come in several)."""
         view = self._open()
-        return view.read([(r, self._leaf(r.path)) for r in reads])
+        return view.read(self._within(reads))
 
     async def aread(self, reads: Sequence[Read]) -> list[Tensor]:
         """As `Store.aread`, over the engine's own."""
         view = self._open()
-        return await view.aread([(r, self._leaf(r.path)) for r in reads])
+        return await view.aread(self._within(reads))
+
+    def _within(self, reads: Sequence[Read]) -> list[tuple[Read, Leaf]]:
+        found = [(r, self._leaf(r.path)) for r in reads]
+        check_indices((r.index, leaf.spec.shape) for r, leaf in found)
+        return found
 
     @_in_turn
     def write(self, writes: Sequence[Write]) -> None:
         """As `Store.write`: into memory, and on to new objects when that is full."""
         view = self._changing()
+        check_indices((w.index, self._leaf(w.path).spec.shape) for w in writes)
         for w in writes:
             spec = self._leaf(w.path).spec
             expected = index_shape(spec.shape, w.index)

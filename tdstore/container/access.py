@@ -15,7 +15,7 @@ from tdstore.container.keysview import IsLeaf, ItemsView, KeysView, ValuesView, 
 from tdstore.container.nontensor import NonTensor
 from tdstore.container.paths import entry_path, is_key
 from tdstore.errors import NotAGroupError
-from tdstore.types import NestedKey, Path
+from tdstore.types import NestedKey, Path, path_text
 
 
 class _NoDefault(Enum):  # torch.compile takes the members of an enum for constants
@@ -55,7 +55,7 @@ class AccessMixin(Container):
             if kind is None:
                 raise self._missing(key)
             if kind != GROUP:
-                raise NotAGroupError(f"key {key!r}: the entry {path[: i + 1]!r} is not a TensorDict")
+                raise NotAGroupError(f"key {path_text(path)}: {path_text(path[: i + 1])} is not a TensorDict")
             node = node._raw(part)
         if node._kind(path[-1]) is None:
             raise self._missing(key)
@@ -91,7 +91,7 @@ class AccessMixin(Container):
             if kind is None:
                 return None
             if kind != GROUP:
-                raise NotAGroupError(f"key {key!r}: the entry {path[: i + 1]!r} is not a TensorDict")
+                raise NotAGroupError(f"key {path_text(path)}: {path_text(path[: i + 1])} is not a TensorDict")
             node = node._raw(part)
         return None if node._kind(path[-1]) is None else (node, path[-1])
 

@@ -19,7 +19,9 @@ from tdstore.container.locks import READONLY, LockMixin
 from tdstore.container.names import NamesMixin
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.options import list_to_stack
+from tdstore.container.paths import entry_path
 from tdstore.container.ragged import leaf_shape
+from tdstore.dtypes import torch_ready
 from tdstore.errors import BatchSizeError, KeyNotFoundError, ReadOnlyError
 from tdstore.header import Group
 from tdstore.ops.arithmetic import ArithmeticOps
@@ -29,7 +31,7 @@ from tdstore.ops.pointwise import PointwiseOps
 from tdstore.ops.rearrange import RearrangeOps
 from tdstore.ops.reduce import ReduceOps
 from tdstore.shapes import as_dim, as_size
-from tdstore.types import LeafSpec
+from tdstore.types import LeafSpec, path_text
 
 LEAF = "leaf"
 GROUP = "group"
@@ -82,6 +84,14 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
         """Write into existing entries in place; all checked before any is written."""
         self._prepared(entries, at)()
 
+    def _plan_write(self, changes: Any, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
+        """Add to a change what `_write` does, all checked."""
+        changes.then(self._prepared(entries, at))
+
+    def _plan_set(self, changes: Any, entries: Mapping[str, Any]) -> None:
+        """Add to a change what `_assign` does, all checked."""
+        changes.then(lambda: self._assign(entries))
+
     def _leaf_layout(self, key: str) -> torch.layout:
         """Memory layout of a first-level LEAF: dense in every store."""
         return torch.strided
@@ -101,6 +111,10 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
     @abstractmethod
     def _drop(self, keys: Iterable[str]) -> None:
         """Remove existing first-level entries."""
+
+    def _take_back(self, keys: list[str]) -> None:
+        """Remove first-level entries that were just made, wherever they were made."""
+        self._drop(keys)
 
     @abstractmethod
     def _rename(self, old: str, new: str) -> None:
@@ -165,7 +179,7 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
                 self._raw(key)._check_batch(new, (*path, key))
             elif kind == LEAF and self._leaf_shape(key)[:n] != new:
                 raise BatchSizeError(
-                    f"entry {'/'.join((*path, key))!r} of shape {list(self._leaf_shape(key))} "
+                    f"entry {path_text((*path, key))} of shape {list(self._leaf_shape(key))} "
                     f"does not start with the batch size {list(new)}"
                 )
 
@@ -335,9 +349,16 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
         return value
 
     def _missing(self, key: Any) -> KeyNotFoundError:
-        known = sorted(self._first_keys())
+        """The error for an entry that is not there: it lists what the group has that lacks it."""
+        path, node, depth = entry_path(key), self, 0
+        while depth < len(path) - 1 and node._kind(path[depth]) == GROUP:
+            node, depth = node._raw(path[depth]), depth + 1
+        known = sorted(node._first_keys())
         listed = ", ".join(map(repr, known[:20])) + (", ..." if len(known) > 20 else "")
-        return KeyNotFoundError(f"key {key!r} not found in a {type(self).__name__} with keys [{listed}]")
+        place = f"{path_text(path[:depth])}, " if depth else ""
+        return KeyNotFoundError(
+            f"key {path_text(path)} not found in {place}a {type(node).__name__} with keys [{listed}]"
+        )
 
     # -- context manager ---------------------------------------------------------------------
     def __enter__(self) -> Self:
@@ -383,7 +404,8 @@ def _as_tensor(value: Any, device: torch.device | None) -> Tensor | None:
             return torch.tensor(value, device=device)
         return torch.as_tensor(value, device=device)
     except (TypeError, ValueError, RuntimeError):
-        return None
+        ready = torch_ready(value)
+        return None if ready is value else torch.as_tensor(ready, device=device)
 
 
 def _holds_no_number(value: Any) -> bool:

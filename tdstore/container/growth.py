@@ -20,6 +20,7 @@ from tdstore.container.nontensor import NonTensor, NonTensorData, merge
 from tdstore.container.packed import column_leaves
 from tdstore.container.plain import pickling
 from tdstore.container.texts import ValuePlan, give_back
+from tdstore.container.typed import inside, kind_of, worn_by
 from tdstore.errors import BatchSizeError, KeyNotFoundError, TDStoreError, UnsupportedError
 from tdstore.header import Group
 from tdstore.store import Cap
@@ -104,6 +105,7 @@ class Growth:
         """The parts below that somebody else owns."""
 
     def _walk(self, node: Any, rows: Any, path: Path) -> None:
+        node, rows = inside(node), inside(rows)
         home = place_of(node)
         if node is not self.root and home is not None and (self.home is None or home[0] is not self.home[0]):
             check_owner(node, "a new length")
@@ -328,6 +330,9 @@ class _Plan:
         for i, td in enumerate(elements or (), len(node._tds)):
             with pickling(self.handle.trusted):
                 groups, specs = describe(td, (*path, str(i)))
+            record, worn = groups[(*path, str(i))], worn_by(node)
+            if worn is not None and record.kind == kind_of(None):  # elements are of the stack's class
+                groups[(*path, str(i))] = msgspec.structs.replace(record, kind=kind_of(worn))
             self.groups.update(groups)
             self.fresh.update(specs)
             self.made += [(leaf, leaf_below(td, leaf[len(path) + 1 :])) for leaf in specs]

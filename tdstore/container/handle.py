@@ -36,7 +36,8 @@ class StoreHandle:
     """
 
     __slots__ = (
-        "__weakref__", "backend", "crowded", "groups", "location", "mode", "options", "specs", "store", "trusted",
+        "__weakref__", "backend", "crowded", "groups", "location", "mode", "options", "specs", "store", "told",
+        "trusted",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +52,8 @@ class StoreHandle:
         """Whether values may be unpickled: the caller said `trust=True`."""
         self.crowded: set[Path] = set()
         """Columns of live tensors whose text may have to be packed anew."""
+        self.told: set[str] = set()
+        """Names of tensorclasses that this data cannot be given, of which the user was warned."""
         self.specs: dict[Path, LeafSpec] = {}
         self.groups: dict[Path, Group] = {}
         self.reload()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
+from tdstore.container.changes import StorePlan
 from tdstore.container.core import Container
 from tdstore.container.describe import check_value
 from tdstore.container.handle import StoreHandle
@@ -19,7 +20,6 @@ from tdstore.container.onebuffer import is_one_buffer, reduced
 from tdstore.container.opening import entry, over
 from tdstore.container.plain import pickling
 from tdstore.container.ragged import leaf_shape
-from tdstore.container.texts import ValuePlan
 from tdstore.container.tree import ResidentTree
 from tdstore.errors import (
     BatchSizeError,
@@ -32,7 +32,7 @@ from tdstore.errors import (
 from tdstore.header import Group
 from tdstore.holes import HOLES, reserve
 from tdstore.indexing import gather
-from tdstore.keys import unravel
+from tdstore.keys import key_text, unravel
 from tdstore.ops.base import Names
 from tdstore.types import LeafSpec, NestedKey, Path, Write, path_text
 
@@ -104,6 +104,13 @@ class HomeMixin(ResidentTree):
             stored._assign(entries)
             self._take_entries(entries)
 
+    def _plan_set(self, changes: Any, entries: Mapping[str, Any]) -> None:
+        if (stored := self._stored()) is None:
+            super()._plan_set(changes, entries)
+        else:
+            stored._plan_set(changes, entries)
+            changes.then(lambda: self._take_entries(entries))
+
     def _take_entries(self, keys: Iterable[str]) -> None:
         handle, path = self._home
         for key in keys:
@@ -162,11 +169,11 @@ class HomeMixin(ResidentTree):
     def _keep_values(self, keys: list[str]) -> None:
         """Values have no memory of the store's behind them, other than long columns: put them there."""
         handle, path = self._home
-        plan = ValuePlan(handle)
+        plan = StorePlan(handle)
         changed = [key for key in keys if not self._data[key].lies_in(handle, (*path, key))]
         for key in changed:
             plan.keep((*path, key), self._data[key])
-        Container._stored_class._over(handle, path)._perform([], plan)
+        plan.perform()
         for key in changed:
             if isinstance(self._data[key], NonTensorStack):
                 self._data[key] = entry(handle, (*path, key), self._state)
@@ -257,10 +264,10 @@ class HomeMixin(ResidentTree):
         for key, leaf in self.items(True, True):
             buffer = out.get(key)
             if not isinstance(buffer, Tensor):
-                raise KeyNotFoundError(f"out has no tensor {key!r}")
+                raise KeyNotFoundError(f"out has no tensor {key_text(key)}")
             if buffer.shape != leaf.shape or buffer.dtype != leaf.dtype:
                 raise BatchSizeError(
-                    f"the buffer {key!r} is {buffer.dtype} of shape {list(buffer.shape)}, "
+                    f"the buffer {key_text(key)} is {buffer.dtype} of shape {list(buffer.shape)}, "
                     f"the leaf {leaf.dtype} of shape {list(leaf.shape)}"
                 )
             pairs.append((buffer, leaf))
@@ -320,11 +327,11 @@ class HomeMixin(ResidentTree):
         path = unravel(key)
         batch = self._batch_size
         if spec.shape[: len(batch)] != tuple(batch):
-            raise BatchSizeError(f"entry {key!r} of shape {list(spec.shape)} does not start with {list(batch)}")
+            raise BatchSizeError(f"{path_text(path)} of shape {list(spec.shape)} does not start with {list(batch)}")
         full = (*root, *path)
         if handle.kind(full) is not None:
             raise StoreExistsError(
-                f"entry {key!r} is already there", url=handle.store.url, hint="delete it first, or write into it"
+                f"{path_text(path)} is already there", url=handle.store.url, hint="delete it first, or write into it"
             )
         handle.store.create({full: spec})
         if tensor is not None:

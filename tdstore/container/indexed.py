@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -10,10 +11,12 @@ from torch import Tensor
 
 from tdstore.container.home import HomeMixin
 from tdstore.container.locks import LOCKED, MAPPED, READONLY
+from tdstore.container.nestedrows import rows_at
 from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.terms import indexed_names, spelled_out
 from tdstore.container.tree import VIEW_FLAGS
 from tdstore.container.typed import Typed, inside
+from tdstore.container.writable import are_plain, check_copies
 from tdstore.holes import HOLES, reserve
 from tdstore.indexing import as_rows, index_shape
 from tdstore.ops.base import Names
@@ -94,7 +97,10 @@ class IndexedTree(HomeMixin):
         data: dict[str, Any] = {}
         for key, value in self._data.items():
             if type(value) is Tensor:
-                data[key] = value[index]
+                try:
+                    data[key] = value[index]
+                except RuntimeError:  # a nested tensor has no slices
+                    data[key] = rows_at(value, index)
             elif isinstance(value, IndexedTree):
                 below = value._batch_size
                 if len(below) == n:
@@ -104,7 +110,7 @@ class IndexedTree(HomeMixin):
                     deeper = indexed_names(value._names, index, len(below))
                     data[key] = value._view_at(index, torch.Size((*new, *below[n:])), deeper, len(below))
             else:
-                data[key] = value[index]
+                data[key] = rows_at(value, index) if isinstance(value, Tensor) else value[index]
         td = self._new(data, new, self._device, names)
         if self._state & VIEW_FLAGS:
             td._state = self._state & VIEW_FLAGS
@@ -147,7 +153,7 @@ class IndexedTree(HomeMixin):
             if dots >= 0:  # an ellipsis must not reach into the feature dimensions of the leaves
                 terms = (*terms[:dots], *(slice(None),) * (ndim - used), *terms[dots + 1 :])
             names = self._names and indexed_names(self._names, terms, ndim)
-            probe = next((v for v in self._data.values() if type(v) is Tensor), None)
+            probe = next((v for v in self._data.values() if type(v) is Tensor and not v.is_nested), None)
             if probe is None:
                 new = index_shape(batch, terms)
             else:
@@ -158,19 +164,31 @@ class IndexedTree(HomeMixin):
             return self._view_at(terms, new, names, ndim)
         index = spelled_out(terms, ndim)
         new = index_shape(batch, index)  # raises for too many terms, masks that do not fit, ...
-        return self._move_tree(lambda t: t[index], new, indexed_names(self._names, index, ndim), ndim)
+        return self._move_tree(lambda t: rows_at(t, index), new, indexed_names(self._names, index, ndim), ndim)
 
     # -- writing -----------------------------------------------------------------------------
     def _set_rows(self, index: Any, value: Any) -> None:
-        if isinstance(value, IndexedTree) and not self._state & READONLY and self._write_same(index, value):
-            return
-        super()._set_rows(index, value)
+        same = self._same_at(index, value) if isinstance(value, IndexedTree) else None
+        if same is None:
+            super()._set_rows(index, value)
+        else:
+            self._write_same(*same)
 
-    def _write_same(self, index: Any, value: IndexedTree) -> bool:
-        """Write a TensorDict of the same structure, dtypes aside; False, with nothing written, if it is not."""
+    def _plan_rows(self, changes: Any, index: Any, value: Any, made: list[tuple[Any, list[str]]]) -> None:
+        same = self._same_at(index, value) if isinstance(value, IndexedTree) else None
+        if same is None:
+            super()._plan_rows(changes, index, value, made)
+        else:
+            changes.then(partial(self._write_same, *same))
+
+    def _same_at(self, index: Any, value: IndexedTree) -> tuple[Any, list[tuple[Tensor, Tensor]]] | None:
+        """The checked index, and the tensors of a TensorDict of the same structure, each beside its own here.
+
+        None if it has another structure (dtypes aside), or the index needs a closer look.
+        """
         batch, kind = self._batch_size, type(index)
-        if not batch:
-            return False
+        if not batch or self._state & READONLY:
+            return None
         if kind is int and -batch[0] <= index < batch[0]:
             new = batch[1:]
         elif kind is slice and (index.step is None or index.step > 0):
@@ -178,15 +196,24 @@ class IndexedTree(HomeMixin):
         elif kind is Tensor or kind is list or kind is np.ndarray:
             rows = None if traced() else self._rows_of(index)
             if rows is None:
-                return False
+                return None
             index, new = rows, torch.Size((rows.shape[0], *batch[1:]))
         else:
-            return False
+            return None
         pairs: list[tuple[Tensor, Tensor]] = []
         if value._batch_size != new or not self._pair(value, len(batch), len(new) - len(batch), pairs):
-            return False
-        if kind is slice and self._state & MAPPED and self._write_files(index, [theirs for _, theirs in pairs]):
-            return True
+            return None
+        if not are_plain(pairs):
+            if any(mine.is_nested or theirs.is_nested for mine, theirs in pairs):
+                return None
+            check_copies(pairs)
+        return index, pairs
+
+    def _write_same(self, index: Any, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        """Write at a checked index what `_same_at` found."""
+        mapped = type(index) is slice and self._state & MAPPED
+        if mapped and self._write_files(index, [theirs for _, theirs in pairs]):
+            return
         if HOLES:
             for mine, _ in pairs:
                 reserve(mine, (index,))
@@ -196,7 +223,6 @@ class IndexedTree(HomeMixin):
         else:
             for mine, theirs in pairs:
                 mine[index] = theirs
-        return True
 
     def _pair(self, other: IndexedTree, n: int, shift: int, pairs: list[tuple[Tensor, Tensor]]) -> bool:
         """Match tensors by key. False if anything does not fit.
@@ -212,8 +238,11 @@ class IndexedTree(HomeMixin):
             if isinstance(mine, Tensor):
                 if not isinstance(match, Tensor):
                     return False
-                shape = match.shape
-                if (shape[other_n:] if other_n else shape) != mine.shape[n:]:
+                try:
+                    shape = match.shape
+                    if (shape[other_n:] if other_n else shape) != mine.shape[n:]:
+                        return False
+                except RuntimeError:  # a nested tensor
                     return False
                 pairs.append((mine, match))
                 continue
@@ -238,6 +267,8 @@ def _few_rows(index: list[Any], size: int) -> Tensor | None:
 
 
 def _take_rows(leaf: Tensor, rows: Tensor, array: np.ndarray[Any, Any] | None) -> Tensor:
+    if leaf.is_nested:
+        return rows_at(leaf, rows)
     if leaf.device != rows.device:
         rows = check_rows(rows, len(leaf)).to(leaf.device)  # where bad ones are no IndexError
     elif (

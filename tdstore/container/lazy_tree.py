@@ -14,17 +14,19 @@ from tdstore.container.core import GROUP, LEAF, Container
 from tdstore.container.describe import STACK_KIND
 from tdstore.container.home import HomeMixin
 from tdstore.container.lazy_index import Route, positions, route, unravel
+from tdstore.container.linked import LinkedList
 from tdstore.container.locks import LOCKED
 from tdstore.container.names import extend_names
-from tdstore.container.nontensor import LinkedList, NonTensor, NonTensorData, NonTensorStack, merge
+from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack, merge
 from tdstore.container.terms import as_terms, indexed_names, spelled_out
 from tdstore.container.typed import redressed, undressed
 from tdstore.errors import BatchSizeError, UnevenError
 from tdstore.header import Group
 from tdstore.indexing import index_shape
+from tdstore.keys import key_text
 from tdstore.ops.base import Names
 from tdstore.shapes import as_dim
-from tdstore.types import Path
+from tdstore.types import NestedKey, Path, path_text
 
 _ALL = slice(None)
 _FORMS = {"as_list", "as_padded_tensor", "as_nested_tensor"}
@@ -150,7 +152,7 @@ class LazyTree(TensorDictBase):
     def _raw(self, key: str) -> Any:
         return self._stacked(key, [td._raw(key) for td in self._tds], self._stack_dim)
 
-    def _stacked(self, key: str, parts: list[Any], place: int) -> Any:
+    def _stacked(self, key: NestedKey, parts: list[Any], place: int) -> Any:
         """Entries of the elements as one."""
         first = parts[0]
         if isinstance(first, Container):
@@ -169,7 +171,7 @@ class LazyTree(TensorDictBase):
                     return made
                 # the others are told below
         raise UnevenError(
-            f"the entries {key!r} of this lazy stack cannot be stacked: {_forms(parts)}",
+            f"the entries {key_text(key)} of this lazy stack cannot be stacked: {_forms(parts)}",
             hint=f"td.get({key!r}, as_list=True), or as_padded_tensor=True, or as_nested_tensor=True",
         )
 
@@ -247,12 +249,12 @@ class LazyTree(TensorDictBase):
                 below = [v._resident() for v in bare]
                 inner = _merged([b._batch_size for b in below])
                 if inner is None or -1 in inner or len(inner) < d:
-                    raise UnevenError(f"the TensorDicts {(*path, key)!r} have different batch sizes")
+                    raise UnevenError(f"the TensorDicts {path_text((*path, key))} have different batch sizes")
                 wide = torch.Size((*inner[:d], len(parts), *inner[d:]))
                 made = self._dense(below, (*path, key), wide, extend_names(names, len(wide)), d)
                 data[key] = redressed(worn, made)
             else:
-                data[key] = self._stacked("/".join((*path, key)), column, d)
+                data[key] = self._stacked((*path, key) if path else key, column, d)
         return self._resident_class._new(data, batch, first._device, names)
 
     def _plain_entries(self) -> Iterable[tuple[str, Any]]:

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from tdstore.container.access import NO_DEFAULT
 from tdstore.container.base import TensorDictBase
-from tdstore.container.core import GROUP, LEAF, VALUE, Container, _as_tensor, _as_value, _fit_value
+from tdstore.container.changes import Changes
+from tdstore.container.core import GROUP, LEAF, Container, _as_tensor, _as_value, _fit_value
 from tdstore.container.growth import Growth, check_owner, step_of
-from tdstore.container.lazy_index import Route, pick, positions, route, unravel
+from tdstore.container.lazy_index import pick, positions, route, unravel
+from tdstore.container.lazy_parts import flat_part, lifted, part_at, result_ndim
 from tdstore.container.lazy_tree import LazyTree, check_elements
 from tdstore.container.locks import LOCKED, READONLY, THROUGH
 from tdstore.container.names import extend_names
@@ -25,10 +27,11 @@ from tdstore.container.tree import ResidentTree
 from tdstore.container.writing import _pairs, _source
 from tdstore.errors import BatchSizeError, UnevenError, UnsupportedError
 from tdstore.indexing import index_shape
+from tdstore.keys import key_text
 from tdstore.ops.base import Names
 from tdstore.rows import put
 from tdstore.store import Cap
-from tdstore.types import NestedKey
+from tdstore.types import NestedKey, Path, path_text
 
 _ALL = slice(None)
 
@@ -140,10 +143,15 @@ class LazyWrites(LazyTree):
             raise self._refuse_locked(what)
 
     def _assign(self, entries: Mapping[str, Any]) -> None:
+        changes = Changes()
+        self._plan_set(changes, entries)
+        changes.run()
+
+    def _plan_set(self, changes: Any, entries: Mapping[str, Any]) -> None:
         self._free(f"set {', '.join(map(repr, entries))}")
         columns = {k: v if isinstance(v, Parts) else self._coerce(k, v) for k, v in entries.items()}
         for i, td in enumerate(self._tds):
-            td._assign({key: parts[i] for key, parts in columns.items()})
+            changes.set(td, {key: parts[i] for key, parts in columns.items()})
 
     def _drop(self, keys: Iterable[str]) -> None:
         self._free("remove entries")
@@ -175,12 +183,12 @@ class LazyWrites(LazyTree):
         if found is None:
             ready += self._scatter(flat, terms)
         else:
-            wide = _result_ndim(self._inner, found)
+            wide = result_ndim(self._inner, found)
             rows = [found.rows] if isinstance(found.rows, int) else found.rows.flatten().tolist()
             for number, row in enumerate(rows):
                 td = self._tds[row]
                 ready.append(
-                    td._prepared({k: _part(td, k, v, found, number, wide) for k, v in flat.items()}, found.rest)
+                    td._prepared({k: part_at(td, k, v, found, number, wide) for k, v in flat.items()}, found.rest)
                 )
         return lambda: _run(ready)
 
@@ -194,7 +202,7 @@ class LazyWrites(LazyTree):
             mine = (numbers == number).nonzero().flatten()
             td = self._tds[number]
             at = tuple(i[mine] for i in inner)
-            given = {k: _flat_part(td, k, v, places.shape, mine, bool(at)) for k, v in entries.items()}
+            given = {k: flat_part(td, k, v, places.shape, mine, bool(at)) for k, v in entries.items()}
             ready.append(td._prepared(given, at))
         return ready
 
@@ -210,12 +218,12 @@ class LazyWrites(LazyTree):
             self._write({key: whole})
             return
         inner = torch.Size((*shape[: self._stack_dim], *shape[self._stack_dim + 1 :]))
-        wide = _result_ndim(inner, found)
+        wide = result_ndim(inner, found)
         rows = [found.rows] if isinstance(found.rows, int) else found.rows.flatten().tolist()
         block = () if isinstance(found.rows, int) else found.rows.shape
         for number, row in enumerate(rows):
             part = pick(value, found.place, block, number, wide)
-            self._tds[row]._write_leaf_at(key, found.rest, _lifted(part, found, wide - len(block)))
+            self._tds[row]._write_leaf_at(key, found.rest, lifted(part, found, wide - len(block)))
 
     def set(self, key: NestedKey, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
         if type(key) is str and type(item) is Tensor and not item.is_nested and not self._ragged:
@@ -252,14 +260,16 @@ class LazyWrites(LazyTree):
             if td._batch_size and value._batch_size == td._batch_size:
                 td._set_rows(_ALL, value)
                 return
+        super()._set_rows(index, value)
+
+    def _plan_rows(self, changes: Any, index: Any, value: Any, made: list[tuple[Any, list[str]]]) -> None:
         ndim = len(self._inner) + 1
         terms = spelled_out(as_terms(index), ndim)
         found = route(terms, self._stack_dim, len(self._tds), ndim)
         single = not isinstance(value, (Container, Mapping, Tensor)) and self._ragged
         if found is None or not (isinstance(value, Container) or single):
-            super()._set_rows(terms, value)
+            super()._plan_rows(changes, terms, value, made)
             return
-        self._check_writable()
         if not self._ragged and isinstance(value, Container):
             shape = index_shape(self._batch_size, terms)
             if value.batch_size != shape:
@@ -284,7 +294,7 @@ class LazyWrites(LazyTree):
             td = self._tds[row]
             if found.lift and isinstance(part, Container):
                 part = part.unsqueeze(found.place)
-            td._set_rows(_ALL if found.whole and td.batch_dims else found.rest, part)
+            td._plan_rows(changes, _ALL if found.whole and td.batch_dims else found.rest, part, made)
 
     # -- many entries ------------------------------------------------------------------------
     def _per_element(self, source: Any) -> list[Any]:
@@ -307,15 +317,23 @@ class LazyWrites(LazyTree):
             return self
         if options.get("update_batch_size") and isinstance(source, Container):
             self._free("change the batch size")
-            self._tds = self._resized(source)
+            options["update_batch_size"] = False
+            before, self._tds = self._tds, self._resized(source)
+            try:
+                return super().update(source, clone, inplace, **options)
+            except BaseException:
+                self._tds = before
+                raise
+        return super().update(source, clone, inplace, **options)
+
+    def _plan_update(self, changes: Any, source: Any, wanted: list[Path] | None, how: Any) -> None:
         for td, part in zip(self._tds, self._per_element(source), strict=True):
-            td.update(part, clone=clone, inplace=inplace, **options)
-        return self
+            td._plan_update(changes, part, wanted, how)
 
     def _resized(self, source: Any) -> list[Any]:
         lost = [key for key in self.keys(True, True) if key not in source.keys(True, True)]
         if lost and source.batch_size != self._batch_size:
-            raise BatchSizeError(f"entry {lost[0]!r} does not fit the batch size {list(source.batch_size)}")
+            raise BatchSizeError(f"entry {key_text(lost[0])} does not fit the batch size {list(source.batch_size)}")
         if len(source.batch_size) <= self._stack_dim:
             raise BatchSizeError(
                 f"a lazy stack along dimension {self._stack_dim} cannot have the batch size {list(source.batch_size)}"
@@ -324,19 +342,14 @@ class LazyWrites(LazyTree):
         more = source.unbind(self._stack_dim)[len(self._tds) :]
         return [*self._tds[:count], *(td.empty() for td in more)]
 
-    def _update_in_place(self, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> Self:
+    def _plan_in_place(self, changes: Any, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> None:
         if source is self and at is None:
-            return self
+            return
         if at is not None or not isinstance(source, Container):
-            return super()._update_in_place(source, at, keys_to_update)
-        parts = self._per_element(source)
-        if keys_to_update is None:  # nothing is written unless every key is there
-            for td, part in zip(self._tds, parts, strict=True):
-                for key in part.keys(True, True):
-                    td._existing(key)
-        for td, part in zip(self._tds, parts, strict=True):
-            td._update_in_place(part, None, keys_to_update)
-        return self
+            super()._plan_in_place(changes, source, at, keys_to_update)
+            return
+        for td, part in zip(self._tds, self._per_element(source), strict=True):
+            td._plan_in_place(changes, part, None, keys_to_update)
 
     def fill_(self, key: NestedKey, value: Any) -> Self:
         self._existing(key)
@@ -353,7 +366,7 @@ class LazyWrites(LazyTree):
         having = [td for td in self._tds if td._find(path) is not None]
         if not having:
             raise self._missing(key)
-        self._free(f"delete {key!r}")
+        self._free(f"delete {path_text(path)}")
         for td in having:
             td.del_(path)
         return self
@@ -531,61 +544,6 @@ def _entries(values: Any) -> bool:
 
 def _without(size: torch.Size, dim: int) -> torch.Size:
     return torch.Size((*size[:dim], *size[dim + 1 :]))
-
-
-def _result_ndim(inner: torch.Size, found: Route) -> int:
-    """Dimensions of the result of a route, for elements of that shape."""
-    sizes = torch.Size(2 if n < 0 else n for n in inner) if -1 in inner else inner
-    ndim = len(index_shape(sizes, found.rest)) - found.lift
-    return ndim + (0 if isinstance(found.rows, int) else found.rows.ndim)
-
-
-def _lifted(part: Tensor, found: Route, ndim: int) -> Tensor:
-    """The part with the dimension of one that `rest` asks for."""
-    if not found.lift or part.ndim <= ndim - found.place - 1 or not part.ndim:
-        return part
-    after = ndim - found.place
-    return part.unsqueeze(part.ndim - after) if part.ndim >= after else part
-
-
-def _part(td: Any, key: str, value: Any, found: Route, number: int, wide: int) -> Any:
-    """What of a value goes to one element at a batch index; `wide` is how many dimensions the result's batch has."""
-    block = () if isinstance(found.rows, int) else tuple(found.rows.shape)
-    kind = td._kind(key)
-    if isinstance(value, NonTensor):
-        if kind != VALUE or isinstance(value, NonTensorData) or not block or value.ndim < wide:
-            return value
-        at = tuple(int(i) for i in np.unravel_index(number, block))
-        return value[(*(_ALL,) * found.place, *at)]
-    if kind != LEAF or isinstance(value, (bool, int, float, complex)):
-        return value
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
-    features = len(td._leaf_shape(key)) - len(td._batch_size)
-    try:
-        part = pick(tensor, found.place, block, number, wide + features)
-    except IndexError:
-        raise BatchSizeError(f"cannot write shape {list(tensor.shape)} into entry {key!r} at this index") from None
-    return _lifted(part, found, wide + features - len(block))
-
-
-def _flat_part(td: Any, key: str, value: Any, shape: torch.Size, mine: Tensor, several: bool) -> Any:
-    """What of a value goes to the flat positions `mine` of a result of `shape`."""
-    if isinstance(value, NonTensor):
-        if isinstance(value, NonTensorData):
-            return value
-        flat = value.move(lambda t: t.expand(shape).reshape(-1))
-        return flat[mine] if several else flat[int(mine[-1])]
-    if td._kind(key) != LEAF or isinstance(value, (bool, int, float, complex)):
-        return value
-    feature = td._leaf_shape(key)[len(td._batch_size) :]
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
-    try:
-        rows = tensor.expand(*shape, *feature).reshape(-1, *feature)
-    except RuntimeError:
-        raise BatchSizeError(
-            f"cannot write shape {list(tensor.shape)} into entry {key!r} at an index of shape {list(shape)}"
-        ) from None
-    return rows[mine] if several else rows[mine[-1]]
 
 
 __all__ = ["LazyWrites", "Parts", "UnevenError"]

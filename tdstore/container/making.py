@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -14,10 +14,12 @@ from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, merge
 from tdstore.container.paths import entry_path
 from tdstore.container.typed import Typed, inside, redressed, undressed
-from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.errors import BatchSizeError, DifferentKeysError, KeyNotFoundError
 from tdstore.ops.base import Names
 from tdstore.shapes import as_dim, as_size
-from tdstore.types import LeafSpec, Path
+from tdstore.types import LeafSpec, Path, path_text
+
+TypedT = TypeVar("TypedT", bound=Typed)
 
 
 def flat_schema(schema: Mapping[Any, Any], prefix: Path = ()) -> dict[Path, LeafSpec]:
@@ -31,16 +33,15 @@ def flat_schema(schema: Mapping[Any, Any], prefix: Path = ()) -> dict[Path, Leaf
     out: dict[Path, LeafSpec] = {}
     for key, value in schema.items():
         path = (*prefix, *entry_path(key))
-        if isinstance(value, Mapping):
-            out.update(flat_schema(value, path))
-            continue
-        if path in out:
-            raise ValueError(f"the schema has the key {path!r} twice")
-        out[path] = _leaf_spec(path, value)
+        found = flat_schema(value, path) if isinstance(value, Mapping) else {path: _leaf_spec(path, value)}
+        for leaf, spec in found.items():
+            if leaf in out:
+                raise ValueError(f"the schema has the key {path_text(leaf)} twice")
+            out[leaf] = spec
     for path in out:
         for i in range(1, len(path)):
             if path[:i] in out:
-                raise ValueError(f"the schema has {path[:i]!r} as a leaf and as a group")
+                raise ValueError(f"the schema has {path_text(path[:i])} as a leaf and as a group")
     return out
 
 
@@ -54,7 +55,7 @@ def _leaf_spec(path: Path, value: Any) -> LeafSpec:
         return LeafSpec((), value)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"schema entry {path!r}: expected (shape, dtype), a dtype or a LeafSpec, not {value!r} ({error})"
+            f"schema entry {path_text(path)}: expected (shape, dtype), a dtype or a LeafSpec, not {value!r} ({error})"
         ) from None
 
 
@@ -68,8 +69,12 @@ def _columns(tds: Sequence[Any], what: str, path: Path) -> dict[str, list[Any]]:
             return {key: [d[key] for d in datas] for key in first}
     except KeyError:
         pass  # told below, with all the keys that differ
-    odd = sorted({k for d in datas for k in d.keys() ^ first.keys()})
-    raise RuntimeError(f"cannot {what} TensorDicts with different keys: {[(*path, k) for k in odd]!r}")
+    have = {k: sum(k in d for d in datas) for d in datas for k in sorted(d)}
+    odd = [f"{path_text((*path, k))} is in {n} of {len(tds)}" for k, n in have.items() if n < len(tds)]
+    raise DifferentKeysError(
+        f"cannot {what} TensorDicts with different keys: {', '.join(odd[:20])}{', ...' if len(odd) > 20 else ''}",
+        hint="select(*keys) what all have" + ("; or lazy_stack them" if what == "stack" else ""),
+    )
 
 
 def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, path: Path = ()) -> Any:
@@ -84,18 +89,18 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
             try:
                 data[key] = fn(column, dim)
             except (RuntimeError, TypeError) as error:
-                raise RuntimeError(f"cannot {what} the entries {(*path, key)!r}: {error}") from error
+                raise RuntimeError(f"cannot {what} the entries {path_text((*path, key))}: {error}") from error
         elif _all_plain(column):
             below = value._batch_size  # the common case, without a look at each
             wide = new if len(below) == n else torch.Size((*new, *below[n:]))
             data[key] = _join(column, fn, dim, wide, names and extend_names(names, len(wide)), (*path, key))
         elif isinstance(value, NonTensor):
             if not all(isinstance(v, NonTensor) for v in column):
-                raise RuntimeError(f"cannot {what} the entries {(*path, key)!r}: some are tensors, some are not")
+                raise RuntimeError(f"cannot {what} {path_text((*path, key))}: some are tensors, some are not")
             data[key] = merge(column, lambda parts: fn(parts, dim), collapse=fn is torch.cat)
         else:
             if len(set(map(type, column))) > 1 and not all(isinstance(v, Container) for v in column):
-                raise RuntimeError(f"cannot {what} the entries {(*path, key)!r}: some are TensorDicts, some are not")
+                raise RuntimeError(f"cannot {what} {path_text((*path, key))}: some are TensorDicts, some are not")
             worn, column = undressed(column)
             if any(isinstance(v, Container._stack_class) for v in column):
                 data[key] = redressed(worn, (stack if fn is torch.stack else cat)(column, dim))
@@ -111,6 +116,10 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
     return first._new(data, new, device, names)
 
 
+@overload
+def stack(input: Iterable[TypedT], dim: int = 0, *, out: Any = None) -> TypedT: ...
+@overload
+def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any: ...
 def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     """Stack TensorDicts of one batch size and one set of keys along a new batch dimension.
 
@@ -143,11 +152,15 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     return made if out is None else _into(out, made)
 
 
+@overload
+def cat(input: Iterable[TypedT], dim: int = 0, *, out: Any = None) -> TypedT: ...
+@overload
+def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any: ...
 def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     """Concatenate TensorDicts with one set of keys along a batch dimension; lazily if one of them is a lazy stack.
 
     Raises:
-        RuntimeError: no TensorDict, different batch sizes in other dimensions, different keys.
+        RuntimeError: no TensorDict, different batch sizes in other dimensions. DifferentKeysError.
     """
     parts = list(input)
     if not _all_plain(parts):
@@ -226,6 +239,26 @@ def _cat_elements(tds: list[Any], lazy: Any, dim: int, out: Any) -> Any:
     return made if out is None else _into(out, made)
 
 
+@overload
+def lazy_stack(
+    input: Iterable[TypedT],
+    dim: int = 0,
+    *,
+    device: Any = None,
+    out: Any = None,
+    stack_dim_name: str | None = None,
+    strict_shape: bool = False,
+) -> TypedT: ...
+@overload
+def lazy_stack(
+    input: Iterable[Any],
+    dim: int = 0,
+    *,
+    device: Any = None,
+    out: Any = None,
+    stack_dim_name: str | None = None,
+    strict_shape: bool = False,
+) -> Any: ...
 def lazy_stack(
     input: Iterable[Any],
     dim: int = 0,
@@ -265,6 +298,10 @@ def lazy_stack(
     return made if out is None else out.update(made, inplace=True)
 
 
+@overload
+def maybe_dense_stack(input: Iterable[TypedT], dim: int = 0, *, out: Any = None, **kwargs: Any) -> TypedT: ...
+@overload
+def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any: ...
 def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
     """As `torch.stack` where keys and shapes allow it, else as `lazy_stack`; nested TensorDicts each by themselves."""
     tds = list(input)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
@@ -130,7 +130,7 @@ class MappingMixin(SavingMixin):
         index_with_generator: bool = True,
         pbar: bool = False,
         mp_start_method: str | None = None,
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None]:
         """Map `fn` over chunks of rows, on many workers; an iterator over its results, which may be anything.
 
         A few chunks are on their way at a time, so a dataset may be of any size. The workers end with the
@@ -158,7 +158,7 @@ pbar, mp_start_method: as `map`.
             plan.order = torch.randperm(plan.length, generator=generator)
         work = Packed(Rows(fn, plan.dim, plan.one_by_one, False), cloud_first=plan.far)
 
-        def results() -> Iterator[Any]:
+        def results() -> Generator[Any, None, None]:
             if not plan.length:
                 return
             crew = plan.crew(work, generator, max_tasks_per_child, worker_threads, mp_start_method)

@@ -11,6 +11,7 @@ from tdstore.container.access import NO_DEFAULT
 from tdstore.container.core import GROUP, LEAF, VALUE
 from tdstore.container.paths import entry_path
 from tdstore.container.structure import StructureMixin
+from tdstore.keys import key_text
 from tdstore.ops.reduce import Over
 
 
@@ -144,8 +145,8 @@ class MeasureMixin(StructureMixin):
             grads = [gradient.get(key, NO_DEFAULT) for key in roots]
         elif large := next((k for k, v in roots.items() if v.numel() != 1), None):
             raise RuntimeError(
-                f"backward: entry {large!r} has {roots[large].numel()} elements; only for single numbers can the "
-                "gradient be left out"
+                f"backward: entry {key_text(large)} has {roots[large].numel()} elements; only for single numbers "
+                "can the gradient be left out"
             )
         else:
             grads = [None] * len(roots)

@@ -18,6 +18,7 @@ from tdstore.container.opening import allocate, open_container, over
 from tdstore.container.saving import SavingMixin, later
 from tdstore.errors import UnsupportedError
 from tdstore.io.opening import Location
+from tdstore.keys import key_text
 from tdstore.shapes import flat_args
 from tdstore.types import LeafSpec, Mode, NestedKey, Path, StoreIndex, Write
 
@@ -146,7 +147,7 @@ class NamedStorageMixin(SavingMixin):
         """
         if tensor.is_nested:
             raise UnsupportedError(
-                f"make_memmap_from_tensor makes one file, and the nested tensor {key!r} needs several",
+                f"make_memmap_from_tensor makes one file, and the nested tensor {key_text(key)} needs several",
                 hint="open the dataset with mode='r+', and set() it there",
             )
         return self._add_leaf(key, LeafSpec(tensor.shape, tensor.dtype), tensor if copy_data else None)

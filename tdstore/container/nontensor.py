@@ -13,9 +13,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tdstore.container.lists import as_text, levels_of, nested, stack_text
+from tdstore.container.linked import LinkedList
+from tdstore.container.lists import as_text, nested, stack_text
 from tdstore.container.options import capture_non_tensor_stack
 from tdstore.container.plain import to_plain
+from tdstore.container.taken import MANY, Lent, Taken
+from tdstore.container.valuemethods import ValueMethods
 from tdstore.errors import BatchSizeError
 from tdstore.ops.rearrange import Padding
 from tdstore.shapes import as_size
@@ -220,7 +223,7 @@ class NonTensor:
         return True
 
 
-class NonTensorData(NonTensor):
+class NonTensorData(NonTensor, ValueMethods):
     """One value for the whole batch.
 
     Example:
@@ -306,7 +309,7 @@ SHOWN = 100
 """A repr lists at most so many values."""
 
 
-class NonTensorStack(NonTensor):
+class NonTensorStack(NonTensor, ValueMethods):
     """One value per batch position.
 
     Args:
@@ -321,8 +324,9 @@ class NonTensorStack(NonTensor):
         ['a', 'c']
     """
 
-    __slots__ = ("_at", "_held", "_pool")
+    __slots__ = ("_at", "_held", "_lent", "_pool")
     _pool: Any
+    _lent: Lent | None
     _at: Tensor
     _held: dict[str, Tensor] | None
 
@@ -331,12 +335,15 @@ class NonTensorStack(NonTensor):
         made = merge(rows, lambda parts: torch.stack(parts, stack_dim)) if rows else None
         self._pool: Any = made._pool if isinstance(made, NonTensorStack) else []
         self._at = made._at if isinstance(made, NonTensorStack) else torch.arange(0)
+        self._lent = made._lent if isinstance(made, NonTensorStack) else None
         self._held = None
 
     @classmethod
-    def _make(cls, pool: Any, at: Tensor) -> Self:
+    def _make(cls, pool: Any, at: Tensor, lent: Lent | None = None) -> Self:
         stack = cls.__new__(cls)
-        stack._pool, stack._at, stack._held = pool, at, None
+        if lent is None and type(pool) in (list, Taken) and not torch.compiler.is_compiling():
+            lent = Lent()
+        stack._pool, stack._at, stack._held, stack._lent = pool, at, None, lent
         return stack
 
     @classmethod
@@ -362,6 +369,11 @@ class NonTensorStack(NonTensor):
         n = non_tensor.numel()
         return NonTensorStack._make([non_tensor.data] * n, torch.arange(n).reshape(non_tensor.batch_size))
 
+    @staticmethod
+    def one(value: Any) -> NonTensorData:
+        """An entry of one value."""
+        return NonTensorData(value)
+
     @property
     def batch_size(self) -> torch.Size:  # type: ignore[override]
         """Shape of the batch."""
@@ -380,7 +392,9 @@ class NonTensorStack(NonTensor):
         return self._at
 
     def flat(self) -> list[Any]:
-        return list(map(self._pool.__getitem__, self._at.flatten().tolist()))
+        pool = self._pool
+        values = pool.values() if type(pool) is Taken else pool
+        return list(map(values.__getitem__, self._at.flatten().tolist()))
 
     # -- shapes ------------------------------------------------------------------------------
     def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensor:
@@ -396,7 +410,7 @@ class NonTensorStack(NonTensor):
     def _taken(self, at: Tensor) -> NonTensor:
         if not at.ndim:
             return NonTensorData(self._one(at))
-        return self._make(self._pool, at) if self._shares(at) else self._copied(at)
+        return self._make(self._pool, at, self._lent) if self._shares(at) else self._copied(at)
 
     def _one(self, at: Tensor) -> Any:
         return self._pool[int(at)]
@@ -414,7 +428,13 @@ class NonTensorStack(NonTensor):
         pool = self._pool
         if torch.compiler.is_compiling():
             return NonTensorStack._make(list(pool), at)  # what the positions are is known when it runs
-        values = list(map(pool.__getitem__, at.flatten().tolist()))
+        if type(pool) is Taken:
+            pool = pool.values()
+        flat = at.flatten()
+        if self._lent is not None and len(flat) >= MANY and type(pool) is list:
+            values: Any = self._lent.take(pool, flat)
+        else:
+            values = list(map(pool.__getitem__, flat.tolist()))
         return NonTensorStack._make(values, torch.arange(len(values)).reshape(at.shape))
 
     def apart(self) -> NonTensor:
@@ -452,7 +472,10 @@ class NonTensorStack(NonTensor):
         if _repeats(self._at):
             return False
         places = self._at[index]
-        for place, value in zip(places.flatten().tolist(), spread_over(part, places.shape), strict=True):
+        values = spread_over(part, places.shape)
+        if self._lent is not None:
+            self._lent.settle()
+        for place, value in zip(places.flatten().tolist(), values, strict=True):
             self._pool[place] = value
         return True
 
@@ -468,6 +491,18 @@ class NonTensorStack(NonTensor):
             raise KeyError(key)
         return self._held[key]
 
+    def __copy__(self) -> Self:
+        return self._make(self._pool, self._at, self._lent)
+
+    def __getstate__(self) -> Any:
+        pool = self._pool
+        return None, {"_pool": pool.values() if type(pool) is Taken else pool, "_at": self._at, "_held": self._held}
+
+    def __setstate__(self, state: Any) -> None:
+        for name, value in state[1].items():
+            setattr(self, name, value)
+        self._lent = Lent() if type(self._pool) is list else None
+
     def __repr__(self) -> str:
         if self.numel() <= SHOWN:
             return as_text(repr(self.tolist()), self.batch_size)
@@ -477,61 +512,6 @@ class NonTensorStack(NonTensor):
 def _repeats(at: Tensor) -> bool:
     """Whether positions were expanded: one value at several of them."""
     return any(n > 1 and step == 0 for n, step in zip(at.shape, at.stride(), strict=True))
-
-
-class LinkedList(list[Any]):
-    """The values of a stack, as nested lists: an element that is set is set in the stack, too."""
-
-    _stack: NonTensorStack
-    _place: tuple[int, ...]
-    _home: tuple[Any, str] | None
-
-    @classmethod
-    def over(cls, stack: NonTensorStack, home: tuple[Any, str] | None = None) -> LinkedList:
-        """The values of a stack; `home` is the container that it was read from, and the key, if it is a copy."""
-        return cls._part(stack, home, stack.tolist(), ())
-
-    @classmethod
-    def _part(cls, stack: NonTensorStack, home: Any, values: list[Any], place: tuple[int, ...]) -> LinkedList:
-        if stack.ndim > len(place) + 1:
-            values = [cls._part(stack, home, part, (*place, i)) for i, part in enumerate(values)]
-        made = cls(values)
-        made._stack, made._home, made._place = stack, home, place
-        return made
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        if not hasattr(self, "_stack"):
-            super().__setitem__(index, value)
-            return
-        at = (*self._place, index)
-        whole = isinstance(index, slice)
-        levels = self._stack.ndim - len(at) + whole  # of lists in what is set
-        if whole or (levels and isinstance(value, list)):
-            self._put(at, NonTensorStack.from_list(value := list(value), levels_of(value, levels)))
-        else:
-            self._put(at, NonTensorData(value))
-        if levels > whole:  # the lists below are new ones
-            values = self._stack.tolist()
-            for i in self._place:
-                values = values[i]
-            super().__setitem__(slice(None), self._part(self._stack, self._home, values, self._place))
-        else:
-            super().__setitem__(index, value)
-
-    def _put(self, at: tuple[Any, ...], part: NonTensor) -> None:
-        if self._home is None:
-            self._stack[at] = part
-            return
-        td, key = self._home
-        if len(at) <= td.batch_dims:
-            td[at] = {key: part}
-        else:  # the value has rows of its own below those of the batch
-            self._stack[at] = part
-            td.set_(key, self._stack)
-        self._stack = td.get(key)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return list, (list(self),)
 
 
 def spread_over(part: NonTensor, shape: torch.Size) -> list[Any]:

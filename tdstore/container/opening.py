@@ -51,7 +51,7 @@ def stored(handle: StoreHandle, path: Path, device: torch.device | None = None) 
     """The container over a group of a store whose leaves are not live tensors."""
     if handle.groups[path].kind == STACK_KIND:
         return _stack(handle, path, 0, lambda below: stored(handle, below, device))
-    return dressed(handle.groups[path].kind, Container._stored_class._over(handle, path, device=device))
+    return dressed(handle, path, Container._stored_class._over(handle, path, device=device))
 
 
 def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path], Any]) -> Any:
@@ -92,10 +92,11 @@ def _resident(handle: StoreHandle, path: Path, flags: int) -> Any:
     view = _viewer(handle)
     for key in group.keys:
         data[key] = entry(handle, (*path, key), flags, view)
-    device = None if group.device is None else _device_of(handle.store)
+    # What is mapped is on the CPU, whatever was told of where it came from.
+    device = _device_of(handle.store) if flags & MAPPED or group.device is not None else None
     td = Container._resident_class._new(data, torch.Size(group.batch_size or ()), device, group.names, flags)
     td._home = (handle, path) if flags else None
-    return dressed(group.kind, td)
+    return dressed(handle, path, td)
 
 
 def entry(handle: StoreHandle, path: Path, flags: int, view: Any = None) -> Any:
@@ -189,7 +190,7 @@ def write(
     for key, chosen in (options.pop("leaf_options", None) or {}).items():
         leaf = unravel(key)
         if leaf not in specs:
-            raise KeyNotFoundError(f"leaf_options name {key!r}, which is not a tensor of what is saved")
+            raise KeyNotFoundError(f"leaf_options name {path_text(leaf)}, which is not a tensor of what is saved")
         specs[leaf] = specs[leaf].replace(**chosen)
     backend, text = find_backend(location, storage, mode)
     store, backend = open_store(text, storage=backend, mode=mode, **options)

@@ -14,7 +14,7 @@ from tdstore.errors import KeyNotFoundError, UnsupportedError
 from tdstore.indexing import Selection
 from tdstore.ops.base import Names
 from tdstore.shapes import as_size
-from tdstore.types import Path
+from tdstore.types import Path, path_text
 
 
 class PersistentTensorDict(StoredWrites):
@@ -64,7 +64,7 @@ class PersistentTensorDict(StoredWrites):
         handle = StoreHandle.open(location if location is not None else filename, storage=backend, mode=mode, **options)
         path = () if group is None else tuple(group.split("/")) if isinstance(group, str) else tuple(group)
         if handle.kind(path) != GROUP:
-            raise KeyNotFoundError(f"no group {path!r} in {handle.store.url}")
+            raise KeyNotFoundError(f"no group {path_text(path)} in {handle.store.url}")
         self._setup(handle, path, None, None, device)
         if batch_size is not None and as_size(batch_size) != self._batch_size:
             self.batch_size = batch_size

@@ -181,15 +181,16 @@ class PlacingMixin(ColumnsMixin):
     def pin_memory(self, num_threads: int | None = None, inplace: bool = False) -> Any:
         """A copy in page-locked memory, from which a GPU reads while the CPU goes on.
 
+        On a machine without an accelerator there is nothing to pin for: the leaves stay as they are.
+
         Args:
             num_threads: pin so many leaves at a time (0: one after another; default: as many as help).
             inplace: this TensorDict takes over the copies and is returned.
-
-        Raises:
-            RuntimeError: this machine has no accelerator.
         """
 
         def pin(leaves: list[Tensor]) -> list[Tensor]:
+            if not torch.accelerator.is_available():
+                return leaves
             if num_threads == 0 or len(leaves) < 2:
                 return [t.pin_memory() for t in leaves]
             with ThreadPoolExecutor(num_threads) as pool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import enum
+import functools
+import operator
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from tdstore.errors import UntrustedDataError
+from tdstore.errors import TDStoreError, UntrustedDataError
 from tdstore.hookspecs import Codec
 from tdstore.registry import registry
 from tdstore.values import PICKLE, decode_value, encode_value
@@ -60,8 +62,16 @@ def from_plain(data: Any) -> Any:
 def _encoded(value: object) -> tuple[str, Any] | None:
     codec = next((c for c in registry().codecs() if c.kind is type(value)), None)
     if codec is None:
-        return (PICKLE, pickle.dumps(value)) if _pickling.get() else None
-    return codec.name, codec.encode(value)
+        return (PICKLE, _pickled(value)) if _pickling.get() else None
+    with _by(codec):
+        return codec.name, codec.encode(value)
+
+
+def _pickled(value: object) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception as error:  # whatever the methods of its class raise
+        raise TypeError(f"it cannot be pickled: {error}") from error
 
 
 def codec_value(name: str, data: Any) -> Any:
@@ -83,11 +93,35 @@ def codec_value(name: str, data: Any) -> Any:
             f"the codec {name!r} is not installed",
             hint="install the plugin that wrote this value, or declare it with tdstore.register_codec",
         )
-    return codec.decode(data)
+    with _by(codec):
+        return codec.decode(data)
+
+
+@contextmanager
+def _by(codec: Codec) -> Iterator[None]:
+    """Name the codec in the error of its functions; who knows the key names that."""
+    try:
+        yield
+    except TDStoreError:
+        raise
+    except Exception as error:
+        raise ValueError(f"its codec {codec.name!r} failed: {type(error).__name__}: {error}") from error
+
+
+def _refuse_another(name: str, kind: type) -> None:
+    """An error if a codec of that name is for another class, whose values could then be neither saved nor read."""
+    known = next((c for c in registry().codecs() if c.name == name), None)
+    if known is not None and known.kind is not kind and known.kind.__qualname__ != kind.__qualname__:
+        raise ValueError(f"{known.kind.__qualname__} is registered as {name!r} already; give another name=")
 
 
 def register_codec(codec: Codec) -> None:
     """Teach stores of this process to keep a kind of object; plugins do so by the hook `tdstore_codecs`.
+
+    A codec of the same name and class takes the place of the one that was there.
+
+    Raises:
+        TypeError: its kind is no class. ValueError: another class was registered by that name.
 
     Example:
         >>> from fractions import Fraction
@@ -101,11 +135,16 @@ def register_codec(codec: Codec) -> None:
         ...     )
         ... )
     """
+    if not isinstance(codec.kind, type):
+        raise TypeError(f"the kind of the codec {codec.name!r} is a class, not {codec.kind!r}")
+    _refuse_another(codec.name, codec.kind)
     registry().register_codec(codec)
 
 
 def register_enum(cls: AnyEnum, *, name: str | None = None) -> AnyEnum:
     """Let the members of an enum be stored, by their names. A function or a decorator; gives the class back.
+
+    Flags that are set together are stored by the names of each.
 
     Args:
         name: written beside the data; the class's name if not given. It is never imported: a reader must have
@@ -115,10 +154,22 @@ def register_enum(cls: AnyEnum, *, name: str | None = None) -> AnyEnum:
         ValueError: another class was registered by that name.
     """
     name = name or cls.__name__
-    known = next((c for c in registry().codecs() if c.name == f"enum:{name}"), None)
-    if known is not None and known.kind is not cls and known.kind.__qualname__ != cls.__qualname__:
-        raise ValueError(f"the enum {known.kind.__qualname__} is registered as {name!r} already; give another name=")
+    _refuse_another(f"enum:{name}", cls)
     registry().register_codec(
-        Codec(name=f"enum:{name}", kind=cls, encode=lambda member: member.name, decode=lambda text: cls[text])
+        Codec(name=f"enum:{name}", kind=cls, encode=_member_name, decode=lambda data: _member(cls, data))
     )
     return cls
+
+
+def _member_name(member: Any) -> Any:
+    """The name of a member; the names of the flags that one has together; a number where bits have no name."""
+    if member.name in type(member).__members__:
+        return member.name
+    names = [flag.name for flag in member]
+    return names if _member(type(member), names) == member else member.value
+
+
+def _member(cls: Any, data: Any) -> Any:
+    if isinstance(data, list):
+        return functools.reduce(operator.or_, (cls[name] for name in data), cls(0))
+    return cls[data] if isinstance(data, str) else cls(data)

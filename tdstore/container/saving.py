@@ -18,7 +18,7 @@ from tdstore.errors import OptionError, StoreError, StoreExistsError, Unsupporte
 from tdstore.header import Group
 from tdstore.io.opening import Location, Storage
 from tdstore.shapes import as_size
-from tdstore.types import LeafSpec, Mode, Path
+from tdstore.types import LeafSpec, Mode, Path, path_text
 
 _LOCATION_NAMES = ("location", "prefix", "filename", "url")
 
@@ -151,8 +151,15 @@ class SavingMixin(FillingMixin):
         return td if out is None else out._become(td)
 
     def load_(self, prefix: Location, *args: Any, **kwargs: Any) -> Self:
-        """Take over the entries of a dataset; entries that it does not have are removed."""
-        return self._become(self.load(prefix, *args, **kwargs))
+        """Take over the entries of a dataset; entries that it does not have are removed.
+
+        The device stays None where it was: then new entries may be on any.
+        """
+        anywhere = self._device is None
+        td = self._become(self.load(prefix, *args, **kwargs))
+        if anywhere and td._device is not None:
+            td._set_device(None)
+        return td
 
     @classmethod
     def from_schema(
@@ -291,6 +298,6 @@ def _in_memory(cls: Any, specs: Mapping[Path, LeafSpec], batch: torch.Size, devi
     td = cls({}, batch_size=batch, device=device, names=names)
     for path, spec in specs.items():
         if spec.options:
-            raise OptionError(f"an in-memory leaf has no option {next(iter(spec.options))!r} (entry {path!r})")
+            raise OptionError(f"an in-memory leaf has no option {next(iter(spec.options))!r} (entry {path_text(path)})")
         td.set(path, torch.full(spec.shape, spec.fill_value, dtype=spec.dtype, device=device))
     return td

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core import GROUP, LEAF, VALUE
+from tdstore.container.linked import LinkedList
 from tdstore.container.lists import stack_text
 from tdstore.container.locks import LOCKED, SHARED
 from tdstore.container.nestedleaves import parts_of_nested, specs_of_nested
-from tdstore.container.nontensor import SHOWN, LinkedList, NonTensor, NonTensorData, NonTensorStack, merge
+from tdstore.container.nontensor import SHOWN, NonTensor, NonTensorData, NonTensorStack, merge
 from tdstore.container.packed import column_leaves, stored_leaves
 from tdstore.container.packedreads import read_columns
 from tdstore.container.typed import dressed, untyped
@@ -77,7 +78,7 @@ class StoredTree(WindowTree):
         kind = self._kind(key)
         path = (*self._path, key)
         if kind == GROUP:
-            return dressed(self._handle.groups[path].kind, self._child(key))
+            return dressed(self._handle, path, self._child(key))
         if (nested := self._handle.nested(path)) is not None:
             found = nested.at(self._sel)
             return found if self._device is None else found.to(self._device)
@@ -234,12 +235,12 @@ class StoredTree(WindowTree):
         for path, _ in self._leaves():
             buffer = out.get(path[len(self._path) :])
             if buffer is None:
-                raise KeyNotFoundError(f"out has no entry {path[len(self._path) :]!r}")
+                raise KeyNotFoundError(f"out has no entry {path_text(path[len(self._path) :])}")
             spec = self._handle.specs[path]
             feature = spec.shape[len(self._sel.src_shape) :]
             if buffer.dtype != spec.dtype or buffer.shape[len(buffer.shape) - len(feature) :] != feature:
                 raise BatchSizeError(
-                    f"the buffer {path!r} has dtype {buffer.dtype} and shape {list(buffer.shape)}, the leaf {spec!r}"
+                    f"the buffer {path_text(path)} is {buffer.dtype} of shape {list(buffer.shape)}, the leaf {spec!r}"
                 )
             if HOLES:
                 reserve(buffer)

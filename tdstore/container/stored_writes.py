@@ -9,9 +9,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from tdstore.container.changes import Changes
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.describe import describe
-from tdstore.container.handle import without
 from tdstore.container.names import extend_names
 from tdstore.container.nestedleaves import leaf_below
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack, spread_over
@@ -25,7 +25,6 @@ from tdstore.container.texts import ValuePlan
 from tdstore.container.typed import inside
 from tdstore.container.widening import is_of_value, put_rows, rows_below, widened
 from tdstore.errors import BatchSizeError, UnsupportedError
-from tdstore.header import Group
 from tdstore.indexing import Selection
 from tdstore.ops.base import Names
 from tdstore.rows import scatter
@@ -59,45 +58,47 @@ class StoredWrites(StoredTree):
         self._whole(what)
 
     def _assign(self, entries: Mapping[str, Any]) -> None:
+        changes = Changes()
+        self._plan_set(changes, entries)
+        changes.run()
+
+    def _plan_set(self, changes: Changes, entries: Mapping[str, Any]) -> None:
         self._handle.check_writable()
-        handle = self._handle
-        records: dict[Path, Group] = {}
-        plan = ValuePlan(handle)
-        fresh = plan.fresh
+        handle, plan = self._handle, changes.plan_of(self._handle)
         data: list[tuple[Path, Any]] = []
-        gone = plan.gone
         src, sel = self._source(), self._sel
         n = len(sel.shape)
         for key, entry in entries.items():
             path = (*self._path, key)
             old = handle.kind(path)
+            plan.set(self._path, key, isinstance(entry, NonTensor))
             if isinstance(entry, Tensor) and entry.is_nested:
                 self._all_rows(f"set the nested tensor {key!r}")
                 data += plan.nest(path, entry)
                 if old is not None:
-                    gone.append(path)
+                    plan.gone.append(path)
             elif isinstance(entry, Tensor):
                 self._check_rows(key, entry.shape)
                 spec = LeafSpec((*src, *entry.shape[n:]), entry.dtype)
                 if old != LEAF or handle.specs.get(path) != spec:
                     if old == LEAF and path not in handle.specs:
                         self._all_rows(f"replace the nested tensor {key!r}")
-                    fresh[path] = spec
+                    plan.fresh[path] = spec
                     if old is not None:
-                        gone.append(path)
+                        plan.gone.append(path)
                 data.append((path, entry))
             elif isinstance(entry, NonTensor):
                 self._plan_value(key, entry, plan)
                 if old in (LEAF, GROUP):
-                    gone.append(path)
+                    plan.gone.append(path)
             else:
                 found, rows = self._whole_rows(key, entry)
                 with pickling(handle.trusted):
                     below, more = describe(found, path)
-                records.update(below)
-                fresh.update(more)
+                plan.records.update(below)
+                plan.fresh.update(more)
                 if old is not None:
-                    gone.append(path)
+                    plan.gone.append(path)
                 for leaf in more:
                     rest = leaf[len(path) :]
                     if found is rows:
@@ -106,32 +107,9 @@ class StoredWrites(StoredTree):
                         plan.writes.append(Write(leaf, (), leaf_below(found, rest)))
                     else:
                         data.append((leaf, rows_below(rows, rest)))
-        store = handle.store
-        writes = [w for path, value in data for w in self._writes(path, value, fresh.get(path))]
-        values = plan.values.get(self._path, {})
-        structural = bool(fresh or values or records or gone)
-        stale = [leaf for path in dict.fromkeys(gone) for leaf in handle.leaves_below(path) if leaf not in fresh]
-        # A leaf cannot stand where others are to be below it, nor above it; the others go when all is written.
-        above = {path[:depth] for path in fresh for depth in range(1, len(path))}
-        blocking = [p for p in stale if p in above or any(p[:depth] in fresh for depth in range(1, len(p)))]
-        if blocking:
-            store.delete(blocking)
-        store.write(plan.prepare(seal=not blocking) + writes)
-        if structural:
-            groups = without(handle.groups, [p for p in gone if p in handle.groups])
-            mine = groups[self._path]
-            replaced = {k for k, entry in entries.items() if not isinstance(entry, NonTensor)}
-            kept = {k: v for k, v in mine.values.items() if k not in replaced}
-            keys = tuple(dict.fromkeys((*self._group().keys, *entries)))
-            groups[self._path] = msgspec.structs.replace(mine, keys=keys, values={**kept, **values})
-            groups.update(records)
-            if later := [leaf for leaf in stale if leaf not in blocking]:
-                store.delete(later)
-            left = {p: s for p, s in handle.specs.items() if p not in set(stale)}
-            handle.commit(groups, {**left, **fresh})
-        plan.tidy()
-        if self._view is not None:
-            self._added(self._view, entries.items())
+        plan.data += [w for path, value in data for w in self._writes(path, value, plan.fresh.get(path))]
+        if (view := self._view) is not None:
+            changes.then(lambda: self._added(view, entries.items()))
 
     def _whole_rows(self, key: str, entry: Any) -> tuple[Any, Any]:
         """A nested TensorDict for all rows of the store, and the same with those of this container."""
@@ -246,36 +224,15 @@ class StoredWrites(StoredTree):
         self._handle.store.write(self._parts(path, sel, tensor))
 
     def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
+        changes = Changes()
+        self._plan_write(changes, entries, at)
+        return changes.run
+
+    def _plan_write(self, changes: Changes, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
         self._handle.check_writable()
         window = self if at is None else self._at(at)
-        writes: list[Write] = []
-        plan = ValuePlan(self._handle)
-        window._plan_writes(entries, writes, plan)
-        return lambda: self._perform(writes, plan)
-
-    def _write_all(self, parts: list[tuple[Any, dict[str, Any]]], at: tuple[Any, ...] | None) -> None:
-        # One write, then one commit: a commit in between would seal half an update.
-        self._handle.check_writable()
-        writes: list[Write] = []
-        plan = ValuePlan(self._handle)
-        for node, entries in parts:
-            (node if at is None else node._at(at))._plan_writes(entries, writes, plan)
-        self._perform(writes, plan)
-
-    def _perform(self, writes: list[Write], plan: ValuePlan) -> None:
-        handle = self._handle
-        stale = [leaf for path in plan.gone for leaf in handle.leaves_below(path) if leaf not in plan.fresh]
-        if writes := plan.prepare(seal=True) + writes:
-            handle.store.write(writes)
-        groups = dict(handle.groups)
-        for path, changed in plan.values.items():
-            groups[path] = msgspec.structs.replace(groups[path], values={**groups[path].values, **changed})
-        if stale:
-            handle.store.delete(stale)
-        if groups != handle.groups or plan.fresh:
-            left = {p: s for p, s in handle.specs.items() if p not in set(stale)}
-            handle.commit(groups, {**left, **plan.fresh})
-        plan.tidy()
+        plan = changes.plan_of(self._handle)
+        window._plan_writes(entries, plan.data, plan)
 
     def _plan_writes(self, entries: Mapping[str, Any], writes: list[Write], plan: ValuePlan) -> None:
         for key, value in entries.items():
@@ -318,6 +275,11 @@ class StoredWrites(StoredTree):
         if self._view is not None:
             self._forget(self._view, keys)
             return
+        self._handle.remove([(*self._path, key) for key in keys])
+
+    def _take_back(self, keys: list[str]) -> None:
+        if self._view is not None:
+            self._forget(self._view, keys)
         self._handle.remove([(*self._path, key) for key in keys])
 
     def _rename(self, old: str, new: str) -> None:

@@ -17,7 +17,7 @@ from tdstore.container.paths import entry_path
 from tdstore.container.writing import WritingMixin
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.shapes import as_size
-from tdstore.types import NestedKey, Path
+from tdstore.types import NestedKey, Path, path_text
 
 
 class StructureMixin(WritingMixin):
@@ -561,7 +561,7 @@ def _other_entry(other: Any, path: Path, default: Any) -> Any:
     value = other._data.get(path[-1])
     if value is None:
         if default is NO_DEFAULT:
-            raise KeyNotFoundError(f"apply: another TensorDict has no entry {path!r}")
+            raise KeyNotFoundError(f"apply: another TensorDict has no entry {path_text(path)}")
         return default
     return value
 

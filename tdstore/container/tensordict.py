@@ -6,6 +6,7 @@ The fast lanes come first in each method: the commonest call pays for no other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from tdstore.container.names import as_names
 from tdstore.container.nontensor import NonTensor
 from tdstore.container.paths import entry_path, is_key
 from tdstore.container.typed import inside
+from tdstore.container.writable import check_copies, copy_all
 from tdstore.errors import KeyNotFoundError
 from tdstore.holes import HOLES, reserve
 from tdstore.ops.base import Names
@@ -208,6 +210,13 @@ class TensorDict(IndexedTree):
 
     def _merge(self, source: Any) -> bool:
         """Take over plain tensors that fit; False, with nothing taken, if anything else is in the way."""
+        into: list[tuple[dict[str, Any], Any]] = []
+        if not self._mergeable(source, into):
+            return False
+        _take(into)
+        return True
+
+    def _mergeable(self, source: Any, into: list[tuple[dict[str, Any], Any]]) -> bool:
         batch, data = self._batch_size, self._data
         n = len(batch)
         if self._device is not None:
@@ -223,22 +232,38 @@ class TensorDict(IndexedTree):
                 below.append((data[key], value))
             else:
                 return False
-        if not all(mine._merge(theirs) for mine, theirs in below):
+        if not all(mine._mergeable(theirs, into) for mine, theirs in below):
             return False
-        data.update({k: v for k, v in source.items() if type(v) is Tensor} if below else source.items())
+        into.append((data, {k: v for k, v in source.items() if type(v) is Tensor} if below else source))
         return True
 
+    def _plan_update(self, changes: Any, source: Any, wanted: Any, how: Any) -> None:
+        into: list[tuple[dict[str, Any], Any]] = []
+        plain = wanted is None and (type(source) is dict or type(source) is TensorDict)
+        if plain and not (how.clone or how.inplace or self._state) and self._mergeable(source, into):
+            changes.then(partial(_take, into))
+        else:
+            super()._plan_update(changes, source, wanted, how)
+
     def _update_in_place(self, source: Any, at: tuple[Any] | None, keys_to_update: Any) -> Self:
-        if at is None and keys_to_update is None and type(source) is TensorDict and not self._state & READONLY:
-            pairs: list[tuple[Tensor, Tensor]] = []
-            if self._pair_existing(source, pairs):
-                if HOLES:
-                    for mine, _ in pairs:
-                        reserve(mine)
-                for mine, theirs in pairs:
-                    mine.copy_(theirs)
-                return self
+        if at is None and keys_to_update is None and (pairs := self._pairs(source)) is not None:
+            copy_all(pairs)
+            return self
         return super()._update_in_place(source, at, keys_to_update)
+
+    def _plan_in_place(self, changes: Any, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> None:
+        if at is None and keys_to_update is None and (pairs := self._pairs(source)) is not None:
+            check_copies(pairs)
+            changes.then(partial(copy_all, pairs))
+        else:
+            super()._plan_in_place(changes, source, at, keys_to_update)
+
+    def _pairs(self, source: Any) -> list[tuple[Tensor, Tensor]] | None:
+        """The tensors of another TensorDict, each with that of this one which it is to be written into."""
+        pairs: list[tuple[Tensor, Tensor]] = []
+        if type(source) is not TensorDict or self._state & READONLY or not self._pair_existing(source, pairs):
+            return None
+        return pairs
 
     def _pair_existing(self, source: Any, pairs: list[tuple[Tensor, Tensor]]) -> bool:
         for key, value in source._data.items():
@@ -327,6 +352,11 @@ class _LeafKeys(list[Any]):
     def __contains__(self, key: object) -> bool:
         path = entry_path(key)  # type: ignore[arg-type]
         return list.__contains__(self, path[0] if len(path) == 1 else path)
+
+
+def _take(into: list[tuple[dict[str, Any], Any]]) -> None:
+    for data, taken in into:
+        data.update(taken.items())
 
 
 def _as_device(device: Any) -> torch.device:

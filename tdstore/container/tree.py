@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from tdstore.container.base import TensorDictBase
+from tdstore.container.changes import Changes
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.locks import CONSOLIDATED, HOME, LOCKED, MAPPED, READONLY, SHARED
 from tdstore.container.names import extend_names
+from tdstore.container.nestedrows import row_of
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack, assign
 from tdstore.container.ragged import leaf_shape
 from tdstore.container.terms import as_terms, spelled_out, torch_terms
 from tdstore.container.unbatched import UnbatchedTensor
+from tdstore.container.writable import check_copies, check_rows_of_values
+from tdstore.container.writing import take_back
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.holes import HOLES, reserve
 from tdstore.indexing import index_shape
@@ -25,6 +29,7 @@ from tdstore.ops.reduce import Over
 from tdstore.ops.reductions import Reduction
 from tdstore.rows import put
 from tdstore.tracing import mapped, one_by_one
+from tdstore.types import path_text
 
 VIEW_FLAGS = READONLY | MAPPED | SHARED
 """What a view of the entries inherits."""
@@ -126,15 +131,15 @@ class ResidentTree(TensorDictBase):
                 if isinstance(old, Tensor):
                     if at is None:
                         old.copy_(value)
+                    elif old.is_nested:
+                        row_of(key, old, at).copy_(value)
                     else:
                         put(old, at, value)
                 elif isinstance(old, NonTensor):
                     whole = at is None and not isinstance(old, NonTensorStack)
                     data[key] = value if whole else assign(old, ... if at is None else at, value)
-                elif at is None:
-                    old.update_(value)
                 else:
-                    old._set_rows(at, value)
+                    value.run()
 
         return write
 
@@ -149,17 +154,31 @@ class ResidentTree(TensorDictBase):
         value = self._writable_value(key, value, at)
         if HOLES:
             reserve(self._data[key], at)
-        put(self._data[key], at, value)
+        leaf = self._data[key]
+        if leaf.is_nested:
+            row_of(key, leaf, at).copy_(value)
+        else:
+            put(leaf, at, value)
 
     def _writable_value(self, key: str, value: Any, index: Any) -> Any:
         """Check before anything is written that `entry[index] = value` will work."""
         old = self._data[key]
+        if isinstance(old, NonTensorStack) or (isinstance(old, NonTensorData) and index is not None):
+            check_rows_of_values(key, old, value, index)
+        if isinstance(old, Container):
+            return self._planned_below(old, value, index)
         if index is None or not isinstance(old, Tensor):
+            if index is None and isinstance(old, Tensor) and not old.is_nested:
+                check_copies(((old, value),))
             return value
         if not isinstance(value, Tensor):
             value = torch.as_tensor(value, dtype=None if isinstance(value, (bool, int, float)) else old.dtype)
         if value.dtype != old.dtype or (value.device != old.device and value.ndim):
             value = value.to(old.device, old.dtype)
+        if old.is_nested:
+            old, index = row_of(key, old, index), ()
+        if value.layout is not old.layout or value.is_meta or old.requires_grad:
+            check_copies(((old, value),))
         if not value.ndim:
             return value
         # Faster than index_shape, but it reads rows: on a full tmpfs that is no better than to write them.
@@ -175,6 +194,21 @@ class ResidentTree(TensorDictBase):
                 f"cannot write shape {list(value.shape)} at an index of shape {list(target)} in entry {key!r}"
             )
         return value
+
+    @staticmethod
+    def _planned_below(group: Any, value: Any, index: Any) -> Changes:
+        """What a write into a whole nested TensorDict, or into its rows, does."""
+        changes = Changes()
+        if index is None:
+            group._plan_in_place(changes, value, None, None)
+            return changes
+        made: list[tuple[Any, list[str]]] = []
+        try:
+            group._plan_rows(changes, index, value, made)
+        except BaseException:
+            take_back(made)
+            raise
+        return changes
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         n = len(batch_size)
@@ -373,21 +407,6 @@ class ResidentTree(TensorDictBase):
             self._names,
         )
 
-    def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
-        if HOLES and inplace:
-            self._reserve_for(input_dict_or_td)
-        return super().update(input_dict_or_td, clone, inplace, **kwargs)
-
-    def _reserve_for(self, source: Any) -> None:
-        """Take room for what an update writes here and below, before any of it is written."""
-        pairs: Any = source if isinstance(source, (Container, Mapping)) else {}
-        for key, value in pairs.items():
-            mine = self._data.get(key)
-            if isinstance(mine, Tensor):
-                reserve(mine)
-            elif isinstance(mine, ResidentTree):
-                mine._reserve_for(value)
-
     def _map_leaves(self, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
         if HOLES and inplace:  # the function may write into what it is given
             for leaf in self._leaf_list():
@@ -430,21 +449,21 @@ class ResidentTree(TensorDictBase):
             try:
                 match = theirs[key]
             except KeyError:
-                raise KeyNotFoundError(f"key {(*path, key)!r} is in one TensorDict and not in the other") from None
+                raise KeyNotFoundError(f"{path_text((*path, key))} is in one TensorDict and not in the other") from None
             if isinstance(value, UnbatchedTensor):
                 out.append(match.data)
             elif isinstance(value, Tensor):
                 if not isinstance(match, Tensor):
-                    raise KeyNotFoundError(f"entry {(*path, key)!r} is a tensor on one side only")
+                    raise KeyNotFoundError(f"entry {path_text((*path, key))} is a tensor on one side only")
                 out.append(match)
             elif isinstance(match, Container):
                 value._resident()._match(match._resident(), out, (*path, key), exact)
             else:
-                raise KeyNotFoundError(f"entry {(*path, key)!r} is a TensorDict on one side only")
+                raise KeyNotFoundError(f"entry {path_text((*path, key))} is a TensorDict on one side only")
         if exact and len(theirs) != len(self._data):
             extra = next((k for k in theirs if k not in self._data), None)
             if extra is not None:
-                raise KeyNotFoundError(f"key {(*path, extra)!r} is in one TensorDict and not in the other")
+                raise KeyNotFoundError(f"{path_text((*path, extra))} is in one TensorDict and not in the other")
 
     def _reduced(self, kind: Reduction, over: Over, keepdim: bool, batch_size: torch.Size, names: Names) -> Self:
         def stack(value: Any, batch: torch.Size, deeper: Names) -> Any:

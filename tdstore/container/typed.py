@@ -15,6 +15,7 @@ import msgspec
 from torch.serialization import add_safe_globals
 
 from tdstore.container.core import Container
+from tdstore.types import Path
 
 PREFIX = "tensorclass:"
 """A group of a header is a tensorclass when its kind starts like this; the qualified name follows."""
@@ -103,27 +104,42 @@ def worn_by(td: Any) -> type[Typed] | None:
     return getattr(td, "_worn", None)
 
 
-def dressed(kind: str, td: Any) -> Any:
-    """A container as its stored kind says; as it is, with a warning, where the class is not known here."""
+def dressed(handle: Any, path: Path, td: Any) -> Any:
+    """The container of a group of a store, with its class; as it is, with a warning, where that cannot be given."""
+    kind = handle.groups[path].kind
     if not kind.startswith(PREFIX):
         return td
     name = kind[len(PREFIX) :]
     cls = lookup(name)
     if cls is None:
-        warnings.warn(
-            f"the tensorclass {name!r} is not declared in this process: its data comes as a {type(td).__name__}. "
-            "Import the module that declares it before loading",
-            stacklevel=2,
-        )
+        _tell_unknown(handle, name)
         return td
     if odd := cls._odd(td):
-        warnings.warn(
-            f"the data of tensorclass {name!r} has the entry {odd[0]!r}, which the class lacks: "
-            f"it comes as a {type(td).__name__}",
-            stacklevel=2,
-        )
+        if name not in handle.told:
+            handle.told.add(name)
+            warnings.warn(
+                f"the data of tensorclass {name!r} has the entry {odd[0]!r}, which the class lacks: "
+                f"it comes as a {type(td).__name__}",
+                stacklevel=3,
+            )
         return td
     return cls._dress(td)
+
+
+def _tell_unknown(handle: Any, first: str) -> None:
+    """Warn once of all classes of a dataset that this process has not declared."""
+    if first in handle.told:
+        return
+    kinds = (group.kind[len(PREFIX) :] for group in handle.groups.values() if group.kind.startswith(PREFIX))
+    names = [first, *sorted({name for name in kinds if lookup(name) is None} - {first})]
+    handle.told.update(names)
+    listed = ", ".join(map(repr, names))
+    several = len(names) > 1
+    warnings.warn(
+        f"the tensorclass{'es' if several else ''} {listed} {'are' if several else 'is'} not declared in this process: "
+        "such data comes as a plain container. Import what declares it before loading",
+        stacklevel=4,
+    )
 
 
 def takes(td: Any, key: str) -> bool:

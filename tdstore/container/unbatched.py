@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,9 +22,9 @@ LEAF = "data"
 class UnbatchedTensor(NonTensor):
     """A tensor of any shape as an entry: indexing, reshaping or stacking the TensorDict leaves it as it is.
 
-    Torch functions and operators take it as the tensor that it holds (`data`) and give such an entry again, and
-    leaf-wise maths of the TensorDict includes it. It is no `torch.Tensor`: where one is asked for, give `data`, and
-    to index it, index that.
+    Torch functions, operators and methods of tensors take it as the tensor that it holds (`data`) and give such an
+    entry again, and leaf-wise maths of the TensorDict includes it. Indexing and the methods that shape a batch leave
+    it as it is: index or reshape `data`. It is no `torch.Tensor`: where one is asked for, give `data`.
 
     Example:
         >>> td = TensorDict({"x": torch.zeros(3), "mean": UnbatchedTensor(torch.ones(7))}, [3])
@@ -66,6 +67,25 @@ class UnbatchedTensor(NonTensor):
         made = func(*_opened(args), **_opened(kwargs or {}))
         first = next((a for a in args if isinstance(a, UnbatchedTensor)), None)
         return cls(made, first.batch_size) if isinstance(made, Tensor) and first is not None else made
+
+    def __getattr__(self, name: str) -> Any:
+        """A method or property of the tensor, which gives such entries for tensors."""
+        if name[0] == "_" or name in UnbatchedTensor.__slots__ or not hasattr(self.data, name):
+            raise AttributeError(f"an UnbatchedTensor has no attribute {name!r}, nor has the tensor that it holds")
+        found = getattr(self.data, name)
+        return self._method(found) if callable(found) else self._again(found)
+
+    def _method(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fn)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._again(fn(*_opened(args), **_opened(kwargs)))
+
+        return call
+
+    def _again(self, made: Any) -> Any:
+        if isinstance(made, tuple) and not isinstance(made, torch.Size):
+            return tuple(map(self._again, made))
+        return self if made is self.data else self.holding(made) if isinstance(made, Tensor) else made
 
     def plain(self) -> UnbatchedTensor:
         """The entry itself."""

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from tdstore.container.access import NO_DEFAULT, AccessMixin
+from tdstore.container.changes import Changes
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.keysview import IsLeaf
 from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.paths import entry_path, is_key
 from tdstore.container.ragged import leaf_shape
 from tdstore.container.terms import as_terms, spelled_out
-from tdstore.container.typed import redressed, takes, worn_by
+from tdstore.container.typed import redressed, worn_by
 from tdstore.errors import BatchSizeError, KeyNotFoundError, NotAGroupError
 from tdstore.indexing import index_shape
-from tdstore.types import NestedKey, Path
+from tdstore.keys import key_text
+from tdstore.types import NestedKey, Path, path_text
 
 
 class WritingMixin(AccessMixin):
@@ -45,7 +47,7 @@ class WritingMixin(AccessMixin):
             node._write({last: node._coerce_existing(last, item, whole=True)})
             return self
         if node.is_locked:
-            raise node._refuse_locked(f"set {key!r}")
+            raise node._refuse_locked(f"set {path_text(path)}")
         value = node._coerce(last, item)
         for part in reversed(rest[1:]):
             value = node._wrapped(part, value)
@@ -64,7 +66,7 @@ class WritingMixin(AccessMixin):
             if kind is None:
                 return node, path[i:]
             if kind != GROUP:
-                raise NotAGroupError(f"cannot set {path!r}: the entry {path[: i + 1]!r} is not a TensorDict")
+                raise NotAGroupError(f"cannot set {path_text(path)}: {path_text(path[: i + 1])} is not a TensorDict")
             node = node._raw(part)
         return node, path[-1:]
 
@@ -117,7 +119,7 @@ class WritingMixin(AccessMixin):
         shape = leaf_shape(item) if isinstance(item, Tensor) and node._kind(last) == LEAF else None
         if shape is not None and shape != node._leaf_shape(last):
             raise BatchSizeError(
-                f"cannot write shape {list(shape)} into entry {key!r} of shape {list(node._leaf_shape(last))}"
+                f"cannot write shape {list(shape)} into entry {key_text(key)} of shape {list(node._leaf_shape(last))}"
             )
         node._write({last: value})
         return self
@@ -172,49 +174,35 @@ class WritingMixin(AccessMixin):
         if update_batch_size and isinstance(source, Container):
             self._replace_batch(source)
         wanted = None if keys_to_update is None else [entry_path(k) for k in _as_list(keys_to_update)]
+        changes = Changes()
+        self._plan_update(changes, source, wanted, How(clone, inplace, is_leaf, ignore_lock))
+        changes.run()
+        return self
+
+    def _plan_update(self, changes: Changes, source: Any, wanted: list[Path] | None, how: How) -> None:
+        """Add to a change what `update` does; `wanted` are the paths to update, None for all."""
         fresh: dict[str, Any] = {}
-        below: list[tuple[Any, Any, Any]] = []
         writes: dict[str, Any] = {}
-        for key, value in _pairs(source):
-            path = entry_path(key)
-            sub = None if wanted is None else [w[len(path) :] for w in wanted if w[: len(path)] == path]
+        for first, value in _by_first_key(source):
+            sub = None if wanted is None else [w[1:] for w in wanted if w[0] == first]
             if sub is not None and not sub:
                 continue
-            if len(path) > 1:
-                below.append((self, {path[0]: _nest(path[1:], value)}, None))
-                continue
-            (first,) = path
             kind = self._kind(first)
-            nested = isinstance(value, Mapping) or (isinstance(value, Container) and not _leaf(is_leaf, value))
-            if sub is not None and nested and () not in sub:
-                if kind != GROUP:
-                    fresh[first] = self._coerce(first, {}) if kind is None else None
-                    value = _pick(value, sub)
-                    fresh[first] = self._coerce(first, value)
-                    continue
-                below.append((self._raw(first), value, sub))
-            elif kind == GROUP and nested:
-                below.append((self._raw(first), value, None))
-            elif inplace and kind is not None:
+            nested = isinstance(value, Mapping) or (isinstance(value, Container) and not _leaf(how.is_leaf, value))
+            part = sub if nested and sub is not None and () not in sub else None
+            if kind == GROUP and nested:
+                self._raw(first)._plan_update(changes, value, part, how.below())
+            elif part is not None:
+                fresh[first] = self._coerce(first, _pick(value, part))
+            elif how.inplace and kind is not None:
                 writes[first] = self._coerce_existing(first, value, whole=True)
             else:
                 made = self._coerce(first, value)
-                if clone:
-                    made = made.clone()
-                fresh[first] = made
-        if fresh and self.is_locked and not ignore_lock:
+                fresh[first] = made.clone() if how.clone else made
+        if fresh and self.is_locked and not how.ignore_lock:
             raise self._refuse_locked(f"update {', '.join(map(repr, fresh))}")
-        if len(below) + bool(fresh or writes) > 1:  # what is checked by being done is the last that can fail
-            for node, part, sub in below:
-                if sub is None:
-                    _check_update(node, part, inplace, is_leaf)
-        if fresh:
-            self._assign(fresh)
-        if writes:
-            self._write(writes)
-        for node, part, sub in below:
-            node.update(part, clone=clone, inplace=inplace, keys_to_update=sub, is_leaf=is_leaf)
-        return self
+        changes.set(self, fresh)
+        changes.write(self, writes)
 
     def _replace_batch(self, source: Container) -> None:
         new = source.batch_size
@@ -270,24 +258,26 @@ class WritingMixin(AccessMixin):
         return self.update_at_(tensordict, idx)
 
     def _update_in_place(self, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> Self:
+        changes = Changes()
+        self._plan_in_place(changes, source, at, keys_to_update)
+        changes.run()
+        return self
+
+    def _plan_in_place(self, changes: Changes, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> None:
+        """Add to a change what `update_` and `update_at_` do."""
         wanted = None if keys_to_update is None else [entry_path(k) for k in _as_list(keys_to_update)]
         if at is not None:  # here, where the ellipsis stands for this batch, and not for a nested one's
             at = spelled_out(at, len(self._batch_size))
-        plan: dict[int, tuple[Any, dict[str, Any]]] = {}
+        parts: dict[int, tuple[Any, dict[str, Any]]] = {}
         for key, value in _flat_pairs(source, stacks=wanted is not None):
             path = entry_path(key)
             if wanted is not None and not any(path[: len(w)] == w for w in wanted):
                 continue
             node, last = self._existing(path)
             checked = value if at is not None else node._coerce_existing(last, value)
-            plan.setdefault(id(node), (node, {}))[1][last] = checked
-        self._write_all(list(plan.values()), at)
-        return self
-
-    def _write_all(self, parts: list[tuple[Any, dict[str, Any]]], at: tuple[Any, ...] | None) -> None:
-        """Write the entries of several containers of this tree; all checked before any is written."""
-        for write in [node._prepared(entries, at) for node, entries in parts]:
-            write()
+            parts.setdefault(id(node), (node, {}))[1][last] = checked
+        for node, entries in parts.values():
+            changes.write(node, entries, at)
 
     # -- removing ----------------------------------------------------------------------------
     def del_(self, key: NestedKey) -> Self:
@@ -298,7 +288,7 @@ class WritingMixin(AccessMixin):
         """
         node, last = self._existing(key)
         if node.is_locked:
-            raise node._refuse_locked(f"delete {key!r}")
+            raise node._refuse_locked(f"delete {key_text(key)}")
         node._drop([last])
         return self
 
@@ -311,7 +301,7 @@ class WritingMixin(AccessMixin):
             return default
         node, last = found
         if node.is_locked:
-            raise node._refuse_locked(f"pop {key!r}")
+            raise node._refuse_locked(f"pop {key_text(key)}")
         entry: Any = node._raw(last)
         if isinstance(entry, Container):
             entry = entry._detached()  # type: ignore[attr-defined]
@@ -377,13 +367,24 @@ class WritingMixin(AccessMixin):
     def _set_rows(self, index: Any, value: Any) -> None:
         """`td[index] = value`: entries of `value` are written at `index`, new ones start as zeros elsewhere."""
         self._check_writable()
+        changes = Changes()
+        made: list[tuple[Any, list[str]]] = []
+        try:
+            self._plan_rows(changes, index, value, made)
+            changes.run()
+        except BaseException:
+            take_back(made)
+            raise
+
+    def _plan_rows(self, changes: Changes, index: Any, value: Any, made: list[tuple[Any, list[str]]]) -> None:
+        """Add to a change what `td[index] = value` does; new entries are made at once, and noted in `made`."""
         at = spelled_out(as_terms(index), len(self._batch_size))
         shape = index_shape(self._batch_size, at)
         if value is None:
             raise ValueError("td[index] = None: write a TensorDict, a dict, a tensor or a number")
         if not isinstance(value, (Container, Mapping)):
             spread = dict.fromkeys(self.keys(True, True), value)
-            self._update_in_place(spread, at, None)
+            self._plan_in_place(changes, spread, at, None)
             return
         if isinstance(value, Mapping):
             value = self._resident_class._from_mapping(value, None, None, None)
@@ -397,14 +398,8 @@ class WritingMixin(AccessMixin):
                 ) from None
         if self._device is not None and value.device not in (None, self._device):
             value = value.to(self._device)
-        made: list[tuple[Any, list[str]]] = []
-        try:
-            self._make_room(value, shape, made)
-            self._update_in_place(value, at, None)
-        except BaseException:
-            for node, keys in reversed(made):  # all or nothing: a value that cannot be stored leaves no empty entry
-                node._drop(keys)
-            raise
+        self._make_room(value, shape, made)
+        self._plan_in_place(changes, value, at, None)
 
     def _make_room(self, value: Any, shape: torch.Size, made: list[tuple[Any, list[str]]]) -> None:
         """Add zero-filled entries for what `value` has and this TensorDict has not, and note them in `made`."""
@@ -437,6 +432,25 @@ def _zeros_for(entry: Any, batch: torch.Size, ndim: int) -> Any:
     return torch.zeros((*batch, *entry.shape[ndim:]), dtype=entry.dtype, device=entry.device)
 
 
+def take_back(made: list[tuple[Any, list[str]]]) -> None:
+    """Remove entries that were made for rows that could then not be written: all or nothing."""
+    for node, keys in reversed(made):
+        node._take_back(keys)
+
+
+class How(NamedTuple):
+    """How an update is meant."""
+
+    clone: bool
+    inplace: bool
+    is_leaf: IsLeaf | None
+    ignore_lock: bool
+
+    def below(self) -> How:
+        """What of it holds in nested TensorDicts: their own locks do."""
+        return self._replace(ignore_lock=False)
+
+
 def _source(given: Any, kwargs: Mapping[str, Any]) -> Any:
     if not kwargs:
         return {} if given is None else given
@@ -444,7 +458,7 @@ def _source(given: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _pairs(source: Any) -> Any:
-    if hasattr(source, "items"):
+    if hasattr(source, "items") and not isinstance(source, NonTensor):
         return source.items()
     raise TypeError(f"update takes a TensorDict or a dict, not a {type(source).__name__}")
 
@@ -461,23 +475,32 @@ def _flat_pairs(source: Any, prefix: Path = (), *, stacks: bool = True) -> Itera
             yield path, value
 
 
-def _check_update(node: Any, source: Any, inplace: bool, is_leaf: IsLeaf | None) -> None:
-    """Raise what `node.update(source)` would."""
-    for key, value in _pairs(source):
-        first, *rest = entry_path(key)
-        value = _nest(tuple(rest), value) if rest else value
-        kind = node._kind(first)
-        nested = isinstance(value, Mapping) or (isinstance(value, Container) and not _leaf(is_leaf, value))
-        if kind == GROUP and nested:
-            _check_update(node._raw(first), value, inplace, is_leaf)
-        elif not takes(node, first):
-            node.update({first: value})  # refuses it
-        elif kind is not None and inplace:
-            node._coerce_existing(first, value, whole=True)
-        elif value is not None:
-            if node.is_locked:
-                raise node._refuse_locked(f"update {first!r}")
-            node._coerce(first, value)
+def _by_first_key(source: Any) -> Iterator[tuple[str, Any]]:
+    """The pairs of a source by first-level keys: what it has under nested keys of one TensorDict, together."""
+    pairs = [(entry_path(key), value) for key, value in _pairs(source)]
+    if all(len(path) == 1 for path, _ in pairs):
+        yield from ((path[0], value) for path, value in pairs)
+        return
+    merged: dict[str, Any] = {}
+    for (first, *rest), value in pairs:
+        before = merged.get(first)
+        if not rest:
+            merged[first] = value
+        elif isinstance(before, Container):
+            shallow: Any = before._shallow()
+            merged[first] = shallow.update(_nest(tuple(rest), value))
+        else:
+            merged[first] = _merged(before if isinstance(before, Mapping) else {}, rest, value)
+    yield from merged.items()
+
+
+def _merged(into: Mapping[Any, Any], path: Sequence[str], value: Any) -> dict[Any, Any]:
+    """A copy of nested mappings with one more value."""
+    first, *rest = path
+    out = dict(into)
+    below = out.get(first)
+    out[first] = _merged(below if isinstance(below, Mapping) else {}, rest, value) if rest else value
+    return out
 
 
 def _as_list(keys: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from tdstore.container.core import GROUP, LEAF, Container
 from tdstore.container.making import from_dict
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.convert.rows import refuse_ragged, row_blocks
-from tdstore.dtypes import is_bit_pattern, numpy_dtype
+from tdstore.dtypes import is_bit_pattern, numpy_dtype, torch_ready
 from tdstore.types import path_text
 
 
@@ -99,10 +99,8 @@ def _fields(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def _shared(field: np.ndarray[Any, Any]) -> Tensor:
-    if not field.dtype.isnative:
-        field = field.astype(field.dtype.newbyteorder("="))
-    whole = all(stride >= 0 and stride % field.itemsize == 0 for stride in field.strides)
-    return torch.from_numpy(field if whole and field.flags.writeable else field.copy())
+    ready = torch_ready(field)
+    return torch.from_numpy(ready if ready.flags.writeable else ready.copy())
 
 
 class TypedValues(list[Any]):
@@ -144,7 +142,8 @@ def _struct_dtype(td: Any, n: int) -> np.dtype[Any]:
             shape, _, dtype, *_ = td._leaf_facts(key)
             fields.append((key, _number_dtype(dtype, key), tuple(shape[n:])))
         else:
-            fields.append((key, _value_dtype(td._raw(key))))
+            values = td._raw(key)
+            fields.append((key, _value_dtype(values), tuple(values.batch_size[n:])))
     return np.dtype(fields)
 
 

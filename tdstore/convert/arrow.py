@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -35,22 +35,46 @@ def from_arrow(
 ) -> Any:
     """Make a TensorDict of the columns of an Arrow table or record batch, one row per batch position.
 
-    Numbers without gaps, in one chunk, share the table's memory (writing to them changes the table), and lists of one
-    length become feature dimensions of them; structs become nested TensorDicts. Numbers with gaps become float64 with
-    NaN, dates int64 nanoseconds; text, bytes and ragged lists are one value per row, None where it is missing.
+    Numbers without gaps, in one chunk, share the table's memory (writing to them changes the table), unless that is
+    read-only, as of a mapped file; lists of one length become feature dimensions of them, structs nested TensorDicts.
+    Numbers with gaps become float64 with NaN, dates int64 nanoseconds; text, bytes and ragged lists are one value per
+    row, None where it is missing. So are integers with gaps and dates that do not fit into those.
 
     Args:
         auto_batch_size: the largest batch size that the entries share; default: the number of rows.
         separator: splits the names of columns into nested keys.
         dtype: cast every tensor to it.
 
+    Raises:
+        ValueError: two columns of one name, or both `batch_size` and `auto_batch_size`.
+        UnsupportedError: a column of a type that Arrow itself cannot turn into values.
+
     Example:
         >>> import pyarrow
         >>> from_arrow(pyarrow.table({"a": [1, 2], "s": ["x", "y"]}))["a"]
         tensor([1, 2])
     """
-    entries = {name: column_values(table.column(i)) for i, name in enumerate(table.schema.names)}
+    refuse_twice(table.schema.names)
+    entries = {name: _named_column(name, table.column(i)) for i, name in enumerate(table.schema.names)}
     return of_columns(entries, table.num_rows, auto_batch_size, batch_dims, device, batch_size, separator, dtype)
+
+
+def refuse_twice(names: Iterable[str]) -> None:
+    """An error if two columns have one name: they would be one entry."""
+    names = list(names)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two columns have the same name, {twice!r}: rename one of {names}")
+
+
+def _named_column(name: str, column: Any) -> Any:
+    arrow = packages.pyarrow()
+    try:
+        return column_values(column)
+    except (arrow.ArrowInvalid, arrow.ArrowNotImplementedError) as error:
+        raise UnsupportedError(
+            f"the column {name!r}, of type {column.type}: {error}", hint="cast it or leave it out"
+        ) from error
 
 
 def of_columns(
@@ -91,13 +115,12 @@ def column_values(column: Any) -> Any:
         column = column.chunk(0) if column.num_chunks == 1 else arrow.concat_arrays(column.chunks or [_nothing(column)])
     kind, types = column.type, arrow.types
     if isinstance(column, arrow.ExtensionArray):
-        shaped = isinstance(kind, arrow.FixedShapeTensorType)
-        found = column_values(column.storage)
-        return found.reshape(len(column), *kind.shape) if shaped and isinstance(found, Tensor) else found
+        return _extension_values(column, arrow)
     if types.is_dictionary(kind):
         return column_values(column.dictionary_decode())
     if types.is_struct(kind):
         names = [kind.field(i).name for i in range(kind.num_fields)]
+        refuse_twice(names)
         return {name: column_values(part) for name, part in zip(names, column.flatten(), strict=True)}
     if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind):
         return _list_values(column, arrow)
@@ -109,9 +132,32 @@ def column_values(column: Any) -> Any:
         return torch.from_numpy(column.to_numpy(zero_copy_only=False))
     if not (types.is_integer(column.type) or types.is_floating(column.type)):
         return column.to_pylist()
-    if column.null_count:
+    if not column.null_count:
+        return _shared(column)
+    try:
         return torch.from_numpy(column.cast(arrow.float64()).to_numpy(zero_copy_only=False).copy())
-    return from_dlpack(column)
+    except arrow.ArrowInvalid:  # integers that no float64 is equal to
+        return column.to_pylist()
+
+
+def _shared(column: Any) -> Tensor:
+    """Numbers without gaps, over the column's memory: unless that is read-only, where writing would end the process."""
+    tensor: Tensor = from_dlpack(column)
+    memory = column.buffers()[1]
+    return tensor if memory is None or memory.is_mutable else tensor.clone()
+
+
+def _extension_values(column: Any, arrow: Any) -> Any:
+    """Arrays of one shape as a tensor; other types of Arrow's or anybody's as what is below, or as their values."""
+    kind = column.type
+    found = column_values(column.storage)
+    if not isinstance(found, Tensor):
+        return found if isinstance(found, dict) else column.to_pylist()
+    if not isinstance(kind, arrow.FixedShapeTensorType):
+        return found
+    if kind.permutation is not None:
+        return torch.from_numpy(column.to_numpy_ndarray().copy())
+    return found.reshape(len(column), *kind.shape)
 
 
 def _nothing(column: Any) -> Any:
@@ -133,16 +179,21 @@ def _list_values(column: Any, arrow: Any) -> Any:
     return inner.reshape(len(column), width, *inner.shape[1:]) if isinstance(inner, Tensor) else column.to_pylist()
 
 
-def _dates(column: Any, arrow: Any) -> Tensor:
-    """Dates, times and durations as int64 nanoseconds."""
+def _dates(column: Any, arrow: Any) -> Tensor | list[Any]:
+    """Dates, times and durations as int64 nanoseconds; as values those that are too far away, and intervals."""
     types, kind = arrow.types, column.type
+    if types.is_interval(kind):
+        return list(column.to_pylist())
     if types.is_duration(kind):
-        column = column.cast(arrow.duration("ns"))
+        unit = arrow.duration("ns")
     elif types.is_time(kind):
-        column = column.cast(arrow.time64("ns"))
+        unit = arrow.time64("ns")
     else:
-        column = column.cast(arrow.timestamp("ns", getattr(kind, "tz", None)))
-    return from_dlpack(column.cast(arrow.int64()).fill_null(_NAT))
+        unit = arrow.timestamp("ns", getattr(kind, "tz", None))
+    try:
+        return _shared(column.cast(unit).cast(arrow.int64()).fill_null(_NAT))
+    except arrow.ArrowInvalid:  # not within 292 years of 1970
+        return list(column.to_pylist())
 
 
 # -- and back ----------------------------------------------------------------------------------
@@ -165,6 +216,8 @@ def _arrays(td: Any, prefix: Path, rows: int, types: Mapping[Path, Any], separat
     out: dict[str, Any] = {}
     for key, value in td.items():
         path = (*prefix, key)
+        if key in out:
+            raise column_twice(key)
         if isinstance(value, Container):
             below = _arrays(value._resident(), path, rows, types, separator)
             if separator is not None:
@@ -183,8 +236,13 @@ def joined(taken: Mapping[str, Any], key: str, name: str, separator: str) -> str
     """The name of a nested entry's column; an error if another has it already."""
     column = f"{key}{separator}{name}"
     if column in taken:
-        raise ValueError(f"two entries would have the column {column!r}: choose another separator")
+        raise column_twice(column)
     return column
+
+
+def column_twice(column: str) -> ValueError:
+    """The error for two entries of which only one could be kept."""
+    return ValueError(f"two entries would have the column {column!r}: choose another separator")
 
 
 def _array(tensor: Tensor, path: Path) -> Any:

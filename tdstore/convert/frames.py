@@ -10,9 +10,10 @@ from torch import Tensor
 
 from tdstore.container.core import Container
 from tdstore.convert import packages
-from tdstore.convert.arrow import exactly, joined, of_columns, row_values
+from tdstore.convert.arrow import column_twice, exactly, joined, of_columns, row_values
 from tdstore.convert.rows import refuse_ragged, with_rows
-from tdstore.types import Path
+from tdstore.dtypes import torch_ready
+from tdstore.types import Path, path_text
 
 
 def from_pandas(
@@ -28,7 +29,8 @@ def from_pandas(
     """Make a TensorDict of the columns of a pandas frame, one row per batch position.
 
     Numbers become tensors (missing ones NaN, in float64), dates int64 nanoseconds, arrays or lists of numbers of one
-    shape per cell a tensor with feature dimensions, everything else one value per row, None where it is missing.
+    shape per cell a tensor with feature dimensions, everything else one value per row, None where it is missing. So
+    are integers with gaps and dates that do not fit into those.
     Categories are replaced by what they stand for. The index is left out.
 
     Args:
@@ -58,18 +60,36 @@ def series_column(series: Any) -> Tensor | list[Any]:
     pandas = packages.pandas()
     dtype = series.dtype
     if isinstance(dtype, pandas.CategoricalDtype):
-        series = series.astype(dtype.categories.dtype)
+        whole = dtype.categories.dtype.kind in "iu" and series.hasnans
+        series = series.astype("Int64" if whole else dtype.categories.dtype)
+        dtype = series.dtype
+    elif isinstance(dtype, pandas.SparseDtype):
+        series = series.sparse.to_dense()
         dtype = series.dtype
     if dtype.kind in "mM":
-        if getattr(dtype, "tz", None) is not None:
-            series = series.dt.tz_convert("UTC").dt.tz_localize(None)
-        return torch.from_numpy(series.to_numpy(f"{dtype.kind}8[ns]").astype(np.int64))
-    if dtype.kind in "biufc":
-        if not isinstance(dtype, np.dtype) and series.hasnans:
-            return torch.from_numpy(series.to_numpy(np.float64, na_value=np.nan))
-        return torch.from_numpy(series.to_numpy(getattr(dtype, "numpy_dtype", dtype), copy=True))
+        return _dates(series, pandas)
+    if dtype.kind in "biufc" and not (not isinstance(dtype, np.dtype) and series.hasnans):
+        return torch.from_numpy(torch_ready(series.to_numpy(getattr(dtype, "numpy_dtype", dtype), copy=True)))
+    if dtype.kind in "biufc" and not (dtype.kind in "iu" and (series.abs() > _EXACT).any()):
+        return torch.from_numpy(series.to_numpy(np.float64, na_value=np.nan))
     cells = series.astype(object).where(series.notna(), None).to_list()
     return _cells(cells)
+
+
+_EXACT = 2**53
+"""Up to here float64 has every integer."""
+
+
+def _dates(series: Any, pandas: Any) -> Tensor | list[Any]:
+    """Dates and durations as int64 nanoseconds; as values those that are too far away."""
+    kind = series.dtype.kind
+    if getattr(series.dtype, "tz", None) is not None:
+        series = series.dt.tz_convert("UTC").dt.tz_localize(None)
+    try:
+        return torch.from_numpy(series.dt.as_unit("ns").to_numpy(f"{kind}8[ns]").astype(np.int64))
+    except (pandas.errors.OutOfBoundsDatetime, pandas.errors.OutOfBoundsTimedelta):  # not within 292 years of 1970
+        plain = "to_pydatetime" if kind == "M" else "to_pytimedelta"
+        return [None if pandas.isna(cell) else getattr(cell, plain)() for cell in series]
 
 
 def _cells(cells: list[Any]) -> Tensor | list[Any]:
@@ -101,6 +121,8 @@ def _columns(td: Any, prefix: Path, rows: int, separator: str | None) -> dict[st
     out: dict[str, Any] = {}
     for key, value in td.items():
         path = (*prefix, key)
+        if key in out:
+            raise column_twice(key)
         if isinstance(value, Container):
             if separator is None:
                 raise needs_separator(path)
@@ -117,5 +139,5 @@ def _columns(td: Any, prefix: Path, rows: int, separator: str | None) -> dict[st
 def needs_separator(path: Path) -> ValueError:
     """The error for a nested TensorDict that nobody said how to name."""
     return ValueError(
-        f"the entry {'/'.join(path)!r} is a TensorDict, whose columns need names: pass separator='.', or another"
+        f"the entry {path_text(path)} is a TensorDict, whose columns need names: pass separator='.', or another"
     )

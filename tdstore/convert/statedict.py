@@ -7,16 +7,18 @@ have the form of older versions, where `__batch_size` and `__device` are entries
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from tdstore.container.changes import Changes
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
-from tdstore.container.nontensor import NonTensor
+from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.typed import inside, takes, worn_by
 from tdstore.container.unbatched import UnbatchedTensor
 from tdstore.convert.stateforms import Tree, read, write_flat, write_legacy, write_nested
@@ -133,6 +135,8 @@ class _Part:
     tree: Tree
     writes: dict[str, Any] = field(default_factory=dict)
     fresh: dict[str, Any] = field(default_factory=dict)
+    empty: list[str] = field(default_factory=list)
+    """Fields of a tensorclass that hold a value, and are None in the state dict."""
 
 
 class _Loading:
@@ -146,7 +150,7 @@ class _Loading:
 
     def plan(self, td: Any, tree: Tree, path: Path) -> None:
         """Find what becomes of each entry."""
-        if tree.stack_dim is not None:
+        if tree.stack_dim is not None or _is_of_elements(td, tree):
             self._elements(td, tree, path)
             return
         part = _Part(td, tree)
@@ -154,8 +158,11 @@ class _Loading:
             kind, name = td._kind(key), ".".join((*path, key))
             if kind == VALUE and isinstance(value, Tensor) and isinstance(td._raw(key), UnbatchedTensor):
                 value = UnbatchedTensor(value, td.batch_size)
+            elif kind is None or (kind == VALUE and isinstance(td._raw(key), NonTensorStack)):
+                value = _of_rows(value, td.batch_size if tree.batch is None else tree.batch)
             if kind is None:
-                self._extra.append(name)
+                if not (isinstance(value, NonTensor) and _is_field(td, key)):
+                    self._extra.append(name)
                 if takes(td, key):
                     part.fresh[key] = _entry(td, value)
             elif kind != _kind_of(value):
@@ -175,7 +182,9 @@ class _Loading:
                     )
         for key in td._first_keys():
             if key not in tree.entries:
-                if td._kind(key) != VALUE or tree.told:
+                if td._kind(key) == VALUE and tree.typed is not None and key in tree.typed[1] and _is_field(td, key):
+                    part.empty.append(key)
+                elif td._kind(key) != VALUE or tree.told:
                     self._missing.append(".".join((*path, key)))
                 self._check_kept(td, key, tree, path)
         self._parts.append(part)
@@ -211,20 +220,46 @@ class _Loading:
             text = "; ".join(f"{where}: {', '.join(map(repr, keys))}" for where, keys in said if keys)
             raise StateDictError(f"the keys do not match: {text}", hint="strict=False takes what there is")
         for part in self._parts:
-            if part.fresh and part.td.is_locked:
-                raise part.td._refuse_locked(f"add or replace {', '.join(map(repr, part.fresh))}")
+            if (part.fresh or part.empty) and part.td.is_locked:
+                raise part.td._refuse_locked(f"add or replace {', '.join(map(repr, [*part.fresh, *part.empty]))}")
         with torch.no_grad():
             for part in self._parts:
                 _set_batch(part)
-            ready = [
-                p.td._prepared({key: p.td._coerce_existing(key, value) for key, value in p.writes.items()})
-                for p in self._parts
-            ]
+            changes = Changes()
             for part in self._parts:
-                for key, value in part.fresh.items():
-                    part.td.set(key, value)
-            for write in ready:
-                write()
+                td = part.td
+                changes.write(td, {key: td._coerce_existing(key, value) for key, value in part.writes.items()})
+                changes.set(td, {key: td._coerce(key, value) for key, value in part.fresh.items()})
+                if part.empty:
+                    changes.then(functools.partial(td._drop, part.empty))
+            changes.run()
+
+
+def _is_field(td: Any, key: str) -> bool:
+    """Whether a name is one of the fields of a tensorclass, which may be None."""
+    return worn_by(inside(td)) is not None and takes(td, key)
+
+
+def _is_of_elements(td: Any, tree: Tree) -> bool:
+    """Whether a level, of an older form that does not say it, holds the elements of a lazy stack."""
+    if not isinstance(td, td._stack_class):
+        return False
+    return tree.entries.keys() == {str(i) for i in range(len(td.tensordicts))} and all(
+        isinstance(element, Tree) for element in tree.entries.values()
+    )
+
+
+def _of_rows(value: Any, batch: torch.Size) -> Any:
+    """A list of the batch's shape as a value per row: older forms do not tell it from one value that is a list."""
+    if type(value) is NonTensorData and not value.batch_size and batch and _has_shape(value.data, batch):
+        return NonTensorStack.from_list(value.data, len(batch))
+    return value
+
+
+def _has_shape(value: Any, shape: Sequence[int]) -> bool:
+    return not shape or (
+        isinstance(value, list) and len(value) == shape[0] and all(_has_shape(v, shape[1:]) for v in value)
+    )
 
 
 def _kind_of(value: Any) -> str:

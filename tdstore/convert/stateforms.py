@@ -122,7 +122,9 @@ def write_nested(tree: Tree, out: Any, prefix: str) -> None:
 def write_legacy(tree: Tree, out: Any, prefix: str, flatten: bool) -> None:
     """The form of older versions: what is no tensor is an entry too."""
     for key, value in tree.entries.items():
-        if not isinstance(value, Tree):
+        if isinstance(value, NonTensorStack):
+            _add(out, prefix + key, value.tolist())
+        elif not isinstance(value, Tree):
             _add(out, prefix + key, value.plain() if isinstance(value, NonTensor) else value)
         elif flatten:
             write_legacy(value, out, f"{prefix}{key}.", True)
@@ -181,7 +183,9 @@ def _note(tree: Tree, note: Mapping[str, Any]) -> None:
     tree.names = None if names is None else tuple(names)
     if note.get("_type") == _STACK:
         tree.stack_dim = int(note["stack_dim"])
-    for key, value in note.get("_non_tensor", {}).items():  # of a tensorclass
+    values = note.get("_non_tensor", {})  # of a tensorclass
+    tree.typed = (str(note.get("_type")), tuple(key for key, value in values.items() if value is None))
+    for key, value in values.items():
         if value is not None:
             tree.entries[key] = NonTensorData(value, tree.batch)
 

@@ -6,20 +6,24 @@ import functools
 import json
 import math
 import os
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date, time, timedelta
+from decimal import Decimal
+from pathlib import PurePath
 from typing import Any
+from uuid import UUID, uuid4
 
+import numpy as np
 import torch
 
 from tdstore.container.core import GROUP
 from tdstore.convert import packages
 from tdstore.convert.arrow import from_arrow, to_arrow, value_types
 from tdstore.convert.frames import columns_of, from_pandas, needs_separator, to_pandas
-from tdstore.convert.rows import TEXT_BLOCK, row_blocks, with_rows
+from tdstore.convert.rows import TEXT_BLOCK, refuse_ragged, row_blocks, with_rows
 from tdstore.convert.streaming import into_store
-from tdstore.errors import OptionError, UnsupportedError
+from tdstore.errors import CorruptStoreError, OptionError, StoreError, UnsupportedError
 from tdstore.io.opening import Location, Storage
 
 ROWS = 1 << 16
@@ -56,11 +60,13 @@ def to_csv(td: Any, path: Any, separator: str | None, options: dict[str, Any]) -
                 f"entry {key!r} of shape {list(node._leaf_shape(key))}: a cell of a csv file holds one number; "
                 "use to_parquet or to_json, or split it into columns"
             )
+        _refuse_complex(node, key)
     header = options.pop("header", True)
     mode = options.pop("mode", "w")
     with _replacing(path) as place:
         for i, block in enumerate(_blocks(td, TEXT_BLOCK)):
             frame = to_pandas(block, separator)
+            _refuse_objects(frame)
             # A file object goes on where it is; a path is opened again for each block.
             again = {} if hasattr(place, "write") else {"mode": "a" if i else mode}
             frame.to_csv(place, **{"index": False, "header": header if not i else False, **again, **options})
@@ -76,9 +82,45 @@ def to_json(td: Any, path: Any, separator: str | None, lines: bool, options: dic
         before = "" if lines else "["
         for block in _blocks(td, TEXT_BLOCK):
             for record in _records(block, separator):
-                file.write(before + json.dumps(record, ensure_ascii=False, separators=(",", ":")))
+                file.write(before + _json_of(record))
                 before = "\n" if lines else ","
         file.write("\n" if lines else "]" if before == "," else "[]")
+
+
+def _json_of(record: dict[str, Any]) -> str:
+    try:
+        return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+    except TypeError:
+        for name, cell in record.items():
+            try:
+                json.dumps(cell)
+            except TypeError as error:
+                raise UnsupportedError(f"the entry {name!r} cannot be JSON: {error}", hint=_INSTEAD) from None
+        raise
+
+
+_CELLS = (str, int, float, np.generic, date, time, timedelta, Decimal, UUID, PurePath, type(None))
+_INSTEAD = "exclude the key, set what it is as text or numbers, or use to_parquet"
+
+
+def _refuse_objects(frame: Any) -> None:
+    """An error for what a cell of text would only name, such as `<object at 0x7f...>`, or not tell from text."""
+    for name in frame.columns:
+        if frame[name].dtype == object:
+            odd = next((cell for cell in frame[name] if not isinstance(cell, _CELLS)), None)
+            if odd is not None:
+                raise UnsupportedError(
+                    f"the entry {name!r} has a value of type {type(odd).__name__}, which no cell of a csv file holds",
+                    hint=_INSTEAD,
+                )
+
+
+def _refuse_complex(node: Any, key: str) -> None:
+    if node._leaf_facts(key)[2].is_complex:
+        raise UnsupportedError(
+            f"the entry {key!r}: no cell of a csv file holds a complex number",
+            hint="torch.view_as_real() makes two columns of it",
+        )
 
 
 def _records(block: Any, separator: str | None) -> Iterator[dict[str, Any]]:
@@ -108,6 +150,7 @@ def _table(td: Any, separator: str | None) -> Any:
         for key in td._first_keys():
             if td._kind(key) == GROUP:
                 raise needs_separator((key,))
+    refuse_ragged(td, "a file of rows")
     return with_rows(td, "a file of rows")
 
 
@@ -129,7 +172,7 @@ def _replacing(path: Any) -> Iterator[Any]:
         return
     folder, name = os.path.split(os.fspath(path))
     # The ending stays: pandas reads the compression off it.
-    part = os.path.join(folder, f".{uuid.uuid4().hex[:8]}-{name}")
+    part = os.path.join(folder, f".{uuid4().hex[:8]}-{name}")
     try:
         yield part
         os.replace(part, path)
@@ -151,6 +194,19 @@ def _text_file(place: Any) -> Iterator[Any]:
 
 
 # -- in ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _reading(path: Any) -> Iterator[None]:
+    """Name the file in the error of a reader that cannot make anything of it."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, StoreError):
+            raise
+        raise CorruptStoreError(
+            f"{path}: {error}", url=str(path), hint="the file is damaged, or not what the arguments say it is"
+        ) from error
 
 
 def from_parquet(
@@ -175,6 +231,9 @@ def from_parquet(
         location, storage, options: write the rows there, in blocks of bounded memory, and return the TensorDict over
             that dataset: for one file that is larger than memory.
         **kwargs: of `pyarrow.parquet.read_table`.
+
+    Raises:
+        CorruptStoreError: no parquet file, or half of one. ValueError: two columns of one name.
     """
     for name in ("engine", "index"):
         kwargs.pop(name, None)
@@ -189,7 +248,8 @@ def from_parquet(
                     yield from_arrow(batch, **how)
 
         return into_store(blocks, location, storage, options or {})
-    table = parquet.read_table(path, columns=columns, **kwargs)
+    with _reading(path):
+        table = parquet.read_table(path, columns=columns, **kwargs)
     stored = (table.schema.pandas_metadata or {}).get("index_columns", ())
     table = table.drop_columns([name for name in stored if name in table.schema.names])
     sizes: dict[str, Any] = {
@@ -221,6 +281,9 @@ def from_csv(
         location, storage, options: write the rows there, in blocks of bounded memory, and return the TensorDict over
             that dataset: for a file that is larger than memory. The file is read twice.
         **kwargs: of `pandas.read_csv`.
+
+    Raises:
+        CorruptStoreError: the file is empty, or its rows differ in length.
     """
     pandas = packages.pandas()
     if int(pandas.__version__.split(".")[0]) < 3:  # from then on numbers are read exactly anyway
@@ -257,6 +320,9 @@ def from_json(
         location, storage, options: write the rows there, in blocks of bounded memory, and return the TensorDict over
             that dataset: for a file of lines that is larger than memory. The file is read twice.
         **kwargs: of `pandas.read_json`.
+
+    Raises:
+        CorruptStoreError: no JSON, or half of it.
     """
     pandas = packages.pandas()
     lines = lines or str(path).endswith((".jsonl", ".ndjson"))
@@ -282,7 +348,9 @@ def _of_frames(
 ) -> Any:
     """What pandas reads, in memory or (`location`, `storage`) into a store; `in_parts` if it can be read in parts."""
     if location is None and storage is None:
-        return from_pandas(read(), **sizes, **how)
+        with _reading(read.args[0]):
+            frame = read()
+        return from_pandas(frame, **sizes, **how)
     _only_rows(sizes["auto_batch_size"], sizes["batch_size"], sizes["device"])
 
     def blocks() -> Iterator[Any]:

@@ -14,12 +14,13 @@ from tdstore.container.handle import StoreHandle
 from tdstore.container.making import from_dict
 from tdstore.container.opening import over
 from tdstore.convert import packages
-from tdstore.errors import CorruptStoreError
+from tdstore.errors import CorruptStoreError, UnsupportedError
 from tdstore.header import Header, header_from_builtins, header_to_builtins
 from tdstore.io.opening import open_store
 from tdstore.keys import join
-from tdstore.types import LeafSpec, Path, Write
+from tdstore.types import LeafSpec, Path, Write, path_text
 
+_RESERVED = "__metadata__"
 HEADER = "tdstore"
 """The entry of the file's metadata that holds the header, and which path each tensor is."""
 
@@ -34,9 +35,20 @@ def to_safetensors(td: Any, path: Any, separator: str, metadata: Mapping[str, st
         name = join(leaf, separator)
         if name in tensors:
             raise ValueError(f"two entries would be called {name!r}: choose another separator")
+        if name == _RESERVED:
+            raise ValueError(f"no tensor of a safetensors file can be called {name!r}: rename the entry")
         tensors[name], paths[name] = value, leaf
     note = json.dumps({"leaves": paths, **header_to_builtins(Header(groups))})
-    packages.safetensors().torch.save_file(_apart(tensors), path, {**(metadata or {}), HEADER: note})
+    try:
+        packages.safetensors().torch.save_file(_apart(tensors), path, {**(metadata or {}), HEADER: note})
+    except KeyError as error:  # a dtype that is not in its table
+        lost = [leaf for name, leaf in paths.items() if tensors[name].dtype == error.args[0]]
+        if not lost:
+            raise
+        raise UnsupportedError(
+            f"entry {path_text(lost[0])}: a safetensors file holds no {error.args[0]}",
+            hint="cast it, or torch.view_as_real() makes two numbers of a complex one",
+        ) from None
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -67,12 +79,17 @@ def from_safetensors(
         auto_batch_size: of another writer's file; so `batch_dims` and `batch_size`.
 
     Raises:
-        CorruptStoreError: what the file says of itself does not fit its tensors.
+        FileNotFoundError. CorruptStoreError: half a file, or what it says of itself does not fit its tensors.
     """
     reader = packages.safetensors()
-    with reader.safe_open(path, "pt", device=str(device or "cpu")) as file:
-        note = (file.metadata() or {}).get(HEADER)
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+    try:
+        with reader.safe_open(path, "pt", device=str(device or "cpu")) as file:
+            note = (file.metadata() or {}).get(HEADER)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+    except reader.SafetensorError as error:
+        raise CorruptStoreError(
+            f"{path} is no whole safetensors file: {error}", url=str(path), hint="write it again"
+        ) from error
     if note is not None and batch_size is None and not auto_batch_size:
         td = _restored(note, tensors, str(path))
         return td if device is None else td.to(device)

@@ -13,6 +13,7 @@ from tdstore.container.locks import READONLY
 from tdstore.container.making import stack
 from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.keys import unravel
 from tdstore.tracing import traced
 from tdstore.types import Path
 
@@ -72,7 +73,7 @@ def stacked(tds: Sequence[Any], expand_identical: bool) -> Any:
             wanted = column[0].requires_grad
             if any(t.requires_grad != wanted for t in column):
                 raise RuntimeError(
-                    f"the parameter {path!r} requires a gradient in some of the modules and not in others: "
+                    f"the parameter {'.'.join(unravel(path))!r} requires a gradient in some of the modules only: "
                     "make them alike, or pass lazy_stack=True, which keeps each as it is"
                 )
             # what is one parameter in each module is one here

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import InitVar
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -23,39 +23,23 @@ from tdstore.container.repr import entry_text, indent
 from tdstore.container.tensordict import TensorDict
 from tdstore.container.typed import Typed, class_of, inside, maker_of, register, stamp
 from tdstore.errors import KeyNotFoundError, LockedError, StoreClosedError
-from tdstore.tensorclass.below import NAMING, check_schema, guarded, unmark
+from tdstore.tensorclass.below import NAMING, UPDATING, check_schema, guarded, unmark
 from tdstore.tensorclass.casting import as_container, cast_of
+from tdstore.tensorclass.checks import check
 from tdstore.tensorclass.fields import Arguments, FieldAccess, Flags, Plan, declare, entry_of, named, refuse_frozen
-from tdstore.tensorclass.surface import again, install, late
+from tdstore.tensorclass.static import Fields, Surface
+from tdstore.tensorclass.surface import OnClass, again, flatten, install, late, unflatten
 
 if TYPE_CHECKING:
-    # To type checkers an object has every method of a TensorDict; at run time `install` gives them.
-    class _Surface(Typed, TensorDict): ...  # type: ignore[misc]  # two layouts of slots
+    from typing import Never
 
-    T = TypeVar("T", covariant=True)
-    _ANY: Any = ...
-
-    class _Either(Generic[T]):
-        """What is given as one of many types, and read as one."""
-
-        def __get__(self, instance: object, owner: object = None) -> T: ...
-        def __set__(self, instance: object, value: Any) -> None: ...
-
-else:
-    _Surface = Typed
+    from tdstore.tensorclass.static import NOT_GIVEN, Given
 
 _allocate: Any = object.__new__
 _CONTAINERS: Any = TensorDictBase
 
 
-@dataclass_transform(field_specifiers=(dataclasses.field,))
-class _Root(_Surface):
-    """What type checkers take for the maker of dataclasses."""
-
-    __slots__ = ()
-
-
-class TensorClass(_Root):
+class TensorClass(Surface, metaclass=Fields):
     """Base of classes with named fields over a container: subclass it, and annotate the fields.
 
     An object takes its fields, positional or by name, then `batch_size`, `device`, `names` and `lock`. It has
@@ -101,10 +85,10 @@ class TensorClass(_Root):
     """Gives a class that no module has by its name."""
 
     if TYPE_CHECKING:
-        batch_size: _Either[torch.Size] = dataclasses.field(default=_ANY, kw_only=True)
-        device: _Either[torch.device | None] = dataclasses.field(default=_ANY, kw_only=True)
-        names: _Either[list[str | None]] = dataclasses.field(default=_ANY, kw_only=True)  # type: ignore[override]
-        lock: InitVar[bool] = dataclasses.field(default=False, kw_only=True)
+        batch_size: Given[torch.Size, Any] = dataclasses.field(default=NOT_GIVEN, kw_only=True)
+        device: Given[torch.device | None, Any] = dataclasses.field(default=NOT_GIVEN, kw_only=True)
+        names: Given[list[str | None], Any] = dataclasses.field(default=NOT_GIVEN, kw_only=True)  # type: ignore[override]
+        lock: Given[Never, bool] = dataclasses.field(default=NOT_GIVEN, kw_only=True)
 
         def __init_subclass__(
             cls,
@@ -126,8 +110,14 @@ class TensorClass(_Root):
             cls._setup(Flags(**given))
 
     def __class_getitem__(cls, flags: Any) -> Any:
-        """`TensorClass["frozen", "nocast"]`: a base with those flags."""
-        names = (flags,) if isinstance(flags, str) else tuple(flags)
+        """`TensorClass["frozen", "nocast"]`: a base with those flags; a generic class also takes types."""
+        names = tuple(flags) if isinstance(flags, (tuple, list)) else (flags,)
+        if not all(isinstance(name, str) for name in names):
+            generic = getattr(super(), "__class_getitem__", None)
+            if generic is None:
+                known = ", ".join(Flags.__slots__)
+                raise TypeError(f"{cls.__name__}[...] takes names of flags ({known}), not {flags!r}")
+            return generic(flags)
         return type(cls.__name__, (cls,), {"__module__": cls.__module__}, **dict.fromkeys(names, True))
 
     @classmethod
@@ -142,7 +132,7 @@ class TensorClass(_Root):
         cls._post = hasattr(cls, "__post_init__")
         register(cls)
         if cls not in pytree.SUPPORTED_NODES:
-            pytree._private_register_pytree_node(cls, _flatten, _unflatten)
+            pytree._private_register_pytree_node(cls, flatten, unflatten)
 
     # -- making ------------------------------------------------------------------------------
     if not TYPE_CHECKING:
@@ -348,6 +338,8 @@ class TensorClass(_Root):
         def __getattr__(self, name: str) -> Any:
             if name == "_tensordict":
                 raise AttributeError(f"this {type(self).__name__} was not made: its __init__ was not called")
+            if name in self._field_names and self._tensordict._kind(name) is None:  # asked after its own AttributeError
+                raise AttributeError(f"{name!r} of {type(self).__name__} is not set")
             if name.startswith("__") or not hasattr(type(self._tensordict), name):
                 raise AttributeError(
                     f"{type(self).__name__} has no field or attribute {name!r}; its fields are "
@@ -403,18 +395,48 @@ class TensorClass(_Root):
         Raises:
             ValueError: a key is no field. FrozenInstanceError.
         """
-        source = {} if input_dict_or_td is None else dict(input_dict_or_td.items())
-        given = {k: kwargs.pop(k) for k in list(kwargs) if k in self._field_names}
-        source.update(given)
-        if odd := [k for k in source if entry_path(k)[0] not in self._field_names]:
-            raise ValueError(f"{type(self).__name__} has no field {odd[0]!r}")
+        source = self._by_field(input_dict_or_td, kwargs)
         if self._flags.frozen and source:
             raise refuse_frozen(self, str(next(iter(source))))
-        td = self._tensordict
-        for key in [k for k, v in source.items() if v is None]:
-            self.set(key, source.pop(key))
-        td.update({k: self._as_field(k, v) for k, v in source.items()}, *args, **kwargs)
+        cleared = [k for k, v in source.items() if v is None]
+        self._tensordict.update({k: self._as_field(k, v) for k, v in source.items() if v is not None}, *args, **kwargs)
+        for key in cleared:
+            self.set(key, None)
         return self
+
+    def _plan_update(self, changes: Any, source: Any, wanted: Any, how: Any) -> None:
+        """As part of what contains it."""
+        found = self._by_field(source, {})
+        if self._flags.frozen and found:
+            raise refuse_frozen(self, str(next(iter(found))))
+        entries = {k: self._as_field(k, v) for k, v in found.items() if v is not None}
+        self._tensordict._plan_update(changes, entries, wanted, how)
+        for key in [k for k, v in found.items() if v is None and (wanted is None or (k,) in wanted)]:
+            changes.then(functools.partial(self.set, key, None))
+
+    def replace(self, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> Self:
+        """As `TensorDict.replace`; None clears a field.
+
+        Raises:
+            ValueError: a key is no field.
+        """
+        source = self._by_field(input_dict_or_td, kwargs)
+        if not source:
+            return self
+        td = self._tensordict._apart()
+        for key in [k for k, v in source.items() if v is None]:
+            td.pop(key, source.pop(key))
+        return self._wrap(td.update({k: self._as_field(k, v) for k, v in source.items()}, *args, **kwargs))
+
+    def _by_field(self, given: Any, kwargs: dict[str, Any]) -> dict[Any, Any]:
+        """What is given for fields; what else is among the keywords stays there."""
+        source = {} if given is None else dict(given.items())
+        source.update({k: kwargs.pop(k) for k in list(kwargs) if k in self._field_names or k not in UPDATING})
+        if odd := [k for k in source if entry_path(k)[0] not in self._field_names]:
+            raise ValueError(
+                f"{type(self).__name__} has no field {odd[0]!r}; its fields are {', '.join(self._plan.names)}"
+            )
+        return source
 
     def _as_field(self, key: Any, value: Any) -> Any:
         """What `update` gives the container inside for a field: mappings go into a nested one that is there."""
@@ -426,11 +448,14 @@ class TensorClass(_Root):
             return as_container(hint, value, td._batch_size)
         return self._cast(self._plan, key, value, td._batch_size)
 
+    check = check
+
     # -- rows --------------------------------------------------------------------------------
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Self:
         if is_key(index):
             raise ValueError(f"a {type(self).__name__} is indexed by rows: its fields are attributes, not {index!r}")
-        return again(type(self), self._tensordict[index])
+        rows: Self = again(type(self), self._tensordict[index])
+        return rows
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if is_key(index):
@@ -451,7 +476,7 @@ class TensorClass(_Root):
             )
         self._tensordict[index] = inside(value)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Self]:
         for row in iter(self._tensordict):
             yield again(type(self), row)
 
@@ -511,11 +536,11 @@ class TensorClass(_Root):
 
     def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """As `TensorDict.map`; `fn` gets objects of the class."""
-        return again(type(self), self._tensordict.map(_OnClass(fn, type(self)), *args, **kwargs))
+        return again(type(self), self._tensordict.map(OnClass(fn, type(self)), *args, **kwargs))
 
     def map_iter(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """As `TensorDict.map_iter`; `fn` gets objects of the class."""
-        return self._tensordict.map_iter(_OnClass(fn, type(self)), *args, **kwargs)
+        return self._tensordict.map_iter(OnClass(fn, type(self)), *args, **kwargs)
 
     def __repr__(self) -> str:
         td = self._tensordict
@@ -559,30 +584,9 @@ def _above(cls: type) -> tuple[type, ...]:
     return cls.__mro__[: cls.__mro__.index(TensorClass)]
 
 
-class _OnClass:
-    """A function of objects of a class as one of their containers; it travels to workers."""
-
-    __slots__ = ("cls", "fn")
-
-    def __init__(self, fn: Callable[..., Any], cls: type[TensorClass]) -> None:
-        self.fn, self.cls = fn, cls
-
-    def __call__(self, td: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.fn(again(self.cls, td), *args, **kwargs)
-
-
 def _rebuilt(found: Any, td: Any) -> Any:
     """An object that was pickled; `found` is its class, or gives it."""
     return class_of(found)._wrap(td._tensordict if isinstance(td, Typed) else td)
-
-
-def _flatten(obj: TensorClass) -> tuple[list[Any], Any]:
-    return [obj._tensordict], type(obj)
-
-
-def _unflatten(children: Any, cls: Any) -> Any:
-    (td,) = children
-    return again(cls, td) if isinstance(td, Container) else td
 
 
 # torch.load(weights_only=True) may put a class that was declared in this process around its data; see `register`.

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from tdstore.container.base import TensorDictBase
 from tdstore.container.core import GROUP, Container
 from tdstore.container.paths import entry_path
 from tdstore.container.typed import Typed
@@ -20,6 +21,10 @@ def _closed(hint: Any) -> bool:
 
 NAMING = {"create_nested": "key", "set_non_tensor": "key", "setdefault": "key", "rename_key_": "new_key"}
 """Methods of a TensorDict that may make an entry, and the argument that says how it is called."""
+
+
+UPDATING = frozenset(inspect.signature(TensorDictBase.update).parameters)
+"""What `update` takes beside entries."""
 
 
 def guarded(fn: Callable[..., Any], parameter: str) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from tdstore.container.core import Container
 from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.tensordict import TensorDict
 from tdstore.container.typed import Typed
+from tdstore.dtypes import torch_ready
 from tdstore.tensorclass.fields import Flags, Plan
 
 Cast = Callable[[Plan, str, Any, torch.Size], Any]
@@ -48,7 +49,7 @@ def _tensors_only(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:
         return value
     if isinstance(value, (*_NUMBERS, np.ndarray, np.generic, list, tuple)):
         try:
-            return torch.as_tensor(value)
+            return torch.as_tensor(torch_ready(value))
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"the field {name!r} of a tensor_only class takes tensors: {error}") from None
     raise TypeError(f"the field {name!r} of a tensor_only class takes tensors, not a {type(value).__name__}")
@@ -59,7 +60,7 @@ def _to_annotation(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:
     if hint is None or isinstance(value, NonTensor):
         return _to_tensor(plan, name, value, batch)
     if issubclass(hint, Tensor):
-        return value if isinstance(value, (Tensor, Container)) else torch.as_tensor(value)
+        return value if isinstance(value, (Tensor, Container)) else torch.as_tensor(torch_ready(value))
     if issubclass(hint, Container):
         return as_container(hint, value, batch)
     if isinstance(value, hint) and type(value) is not bool:

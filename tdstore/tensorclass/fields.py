@@ -46,6 +46,10 @@ class Arguments:
 ARGUMENTS = frozenset(("batch_size", "device", "names", "lock"))
 
 
+MAY_HIDE = frozenset(["check"])
+"""What a tensorclass has and no container: a field of that name hides it."""
+
+
 class Plan:
     """The fields of one class, sorted for its constructor."""
 
@@ -107,7 +111,7 @@ class Plan:
     def hint(self, name: str) -> Any:
         """The class that a field is annotated with, `Optional` taken off; None where that cannot be told."""
         if self._hints is None:
-            self._hints = _resolved(self.owner)
+            self._hints = resolved(self.owner)
         return _single(self._hints.get(name))
 
     def allowed(self, name: str) -> list[Any]:
@@ -120,10 +124,14 @@ class Plan:
         self._hints = None
 
 
-def _resolved(owner: type) -> dict[str, Any]:
-    """Annotations as types; those that cannot be resolved are left out, and never break a class."""
+def resolved(owner: type, *, extras: bool = False) -> dict[str, Any]:
+    """Annotations as types; those that cannot be resolved are left out, and never break a class.
+
+    Args:
+        extras: keep `Annotated[...]` as it is.
+    """
     try:
-        return typing.get_type_hints(owner)
+        return typing.get_type_hints(owner, include_extras=extras)
     except (NameError, TypeError, SyntaxError, AttributeError):
         pass  # one by one, then
     out: dict[str, Any] = {}
@@ -134,7 +142,7 @@ def _resolved(owner: type) -> dict[str, Any]:
         for name, hint in inspect.get_annotations(base).items():
             holder = type("holder", (), {"__annotations__": {name: hint}})
             try:
-                out[name] = typing.get_type_hints(holder, globalns=names)[name]
+                out[name] = typing.get_type_hints(holder, globalns=names, include_extras=extras)[name]
             except (NameError, TypeError, SyntaxError, AttributeError):
                 out.pop(name, None)
     return out
@@ -221,7 +229,7 @@ def declare(cls: Any, flags: Flags, root: type) -> Plan:
     for name in names:
         if name not in own and isinstance(_looked_up(cls, name), FieldAccess):
             continue
-        if hasattr(root, name) and not flags.shadow:
+        if hasattr(root, name) and name not in MAY_HIDE and not flags.shadow:
             raise AttributeError(
                 f"the field {name!r} of {cls.__name__} would hide the attribute {name!r} that every tensorclass has: "
                 "choose another name, or pass shadow=True"

@@ -129,3 +129,27 @@ def late(owner: Any, name: str) -> Any:
         return owner if made is td else made if entries else again(type(owner), made)
 
     return call
+
+
+class OnClass:
+    """A function of objects of a class as one of their containers; it travels to workers."""
+
+    __slots__ = ("cls", "fn")
+
+    def __init__(self, fn: Callable[..., Any], cls: type[Typed]) -> None:
+        self.fn, self.cls = fn, cls
+
+    def __call__(self, td: Any, *args: Any, **kwargs: Any) -> Any:
+        """What the function gives for an object around `td`."""
+        return self.fn(again(self.cls, td), *args, **kwargs)
+
+
+def flatten(obj: Typed) -> tuple[list[Any], Any]:
+    """An object as a node of torch's pytrees."""
+    return [obj._tensordict], type(obj)
+
+
+def unflatten(children: Any, cls: Any) -> Any:
+    """What `flatten` took apart; other things in the places of the container stay bare."""
+    (td,) = children
+    return again(cls, td) if isinstance(td, Container) else td

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self, dataclass_transform, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self, get_origin, overload
 
 from tdstore.container.base import TensorDictBase
 from tdstore.container.core import Container
@@ -14,6 +14,7 @@ from tdstore.container.tensordict import TensorDict
 from tdstore.container.typed import inside
 from tdstore.tensorclass.base import TensorClass
 from tdstore.tensorclass.fields import FieldAccess, Flags, named
+from tdstore.tensorclass.static import FieldsByName
 from tdstore.tensorclass.surface import again, forwarded
 
 _OPTIONAL = re.compile(r"(\w+\.)*NotRequired\[")
@@ -45,8 +46,7 @@ class _FieldsThatAreSet:
         return {name: f for name, f in self._fields.items() if name not in names or td._kind(name) is not None}
 
 
-@dataclass_transform(kw_only_default=True)
-class TypedTensorDict(TensorClass, TensorDictBase):
+class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
     """A TensorDict some of whose keys are declared: subclass it, and annotate the fields.
 
     An object is made of its fields, by name or as a dict, and of `batch_size`, `device`, `names`, `non_blocking` and
@@ -163,6 +163,10 @@ class TypedTensorDict(TensorClass, TensorDictBase):
             raise self._no_field(name)
         self._tensordict.del_(name)
 
+    @overload
+    def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
+    @overload
+    def __getitem__(self, index: Any) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
         found = self._tensordict[index]
         return found if is_key(index) else again(type(self), found)
@@ -185,5 +189,5 @@ class TypedTensorDict(TensorClass, TensorDictBase):
 
 
 # Where a tensorclass has a way of its own, since its fields are all there is to it, this is a TensorDict.
-for _name in ("get", "set", "update", "select", "to_dict", "_assign"):
+for _name in ("get", "set", "update", "replace", "select", "to_dict", "_assign"):
     setattr(TypedTensorDict, _name, forwarded(_name, inspect.getattr_static(TensorDict, _name), TensorDict))

@@ -17,14 +17,16 @@ import pytest
 
 # Before the modules are imported: failures then show the values on both sides of an assert.
 _SUBJECTS = ("setup", "samples", "catalogue", "reading", "writing", "headers", "modes", "sharing", "declaration")
-pytest.register_assert_rewrite(*(f"{__name__}.{subject}" for subject in (*_SUBJECTS, "machine")))
+pytest.register_assert_rewrite(*(f"{__name__}.{subject}" for subject in (*_SUBJECTS, "machine", "crash")))
 
+from tdstore.testing.crash import CrashTests  # noqa: E402
 from tdstore.testing.kit import StoreTests  # noqa: E402
 from tdstore.testing.samples import same, sample, store_indices  # noqa: E402
 from tdstore.testing.wrappers import CountingStore, FlakyStore, SlowStore, WrappedStore  # noqa: E402
 
 __all__ = [
     "CountingStore",
+    "CrashTests",
     "FlakyStore",
     "SlowStore",
     "StoreTests",

@@ -143,6 +143,23 @@ INDICES: dict[str, StoreIndex] = {
 }
 
 
+# For the same leaf: what is not within it, or no index of a store at all.
+OUTSIDE: dict[str, Any] = {
+    "row-at-end": (rows(0, 6),),
+    "row-far": (rows(2**40),),
+    "row-negative": (rows(0, -1),),
+    "row-at-dim-1": (slice(0, 6, 1), rows(4)),
+    "row-at-dim-2": (slice(0, 2, 1), slice(0, 4, 1), rows(0, 3)),
+    "slice-over-end": (slice(4, 7, 1),),
+    "slice-after-end": (slice(7, 8, 1),),
+    "slice-negative": (slice(-1, 6, 1),),
+    "slice-at-dim-1": (slice(0, 6, 1), slice(0, 5, 1)),
+    "slice-after-rows": (rows(1), slice(3, 5, 1)),
+    "int": (6,),
+    "too-many": (slice(0, 6, 1), slice(0, 4, 1), slice(0, 3, 1), slice(0, 1, 1)),
+}
+
+
 @st.composite
 def store_indices(draw: st.DrawFn, shape: tuple[int, ...]) -> StoreIndex:
     """Any index that can reach a store for a leaf of `shape`."""

@@ -19,7 +19,7 @@ from tdstore.header import Group, Header
 from tdstore.hookspecs import Backend
 from tdstore.registry import registry, split_scheme
 from tdstore.store import Cap, Store
-from tdstore.testing.samples import bits
+from tdstore.testing.samples import bits, same
 from tdstore.types import LeafSpec, Mode, Path, Read, Write
 
 Location = str | FsPath | None
@@ -125,14 +125,17 @@ class StoreSetup:
 
     def opened(self, location: Location, mode: Mode = "r", **options: Any) -> Store:
         """Open the store under test; it is closed when the test ends."""
+        store = self.made(location, mode, **options)
+        self._stack.callback(store.close)
+        return store
+
+    def made(self, location: Location, mode: Mode = "r", **options: Any) -> Store:
+        """Open the store under test; whoever asks closes it."""
         opener = type(self).open
         merged = {**self.options, **options}
         if opener is None or self.backend is not None:
-            store = registry().open(self.declaration(), location, mode=mode, **merged)
-        else:
-            store = opener(None if location is None else str(location), mode=mode, **merged)
-        self._stack.callback(store.close)
-        return store
+            return registry().open(self.declaration(), location, mode=mode, **merged)
+        return opener(None if location is None else str(location), mode=mode, **merged)
 
     def holding(self, location: Location, leaves: Leaves) -> Store:
         """An open store that holds these leaves: just written, or prepared where the store cannot write."""
@@ -178,14 +181,35 @@ def fill(store: Store, leaves: Leaves) -> None:
     store.write([Write(path, (), value) for path, value in leaves.items()])
 
 
-def header_for(leaves: Leaves) -> Header:
-    """A header with a group for each inner node of these paths."""
-    groups: dict[Path, Group] = {(): Group(batch_size=(), keys=tuple(dict.fromkeys(p[0] for p in leaves)))}
+def header_for(leaves: Leaves, values: Mapping[str, Any] | None = None) -> Header:
+    """A header with a group for each inner node of these paths, and plain values at the root."""
+    envelopes = {key: {"data": value} for key, value in (values or {}).items()}
+    keys = tuple(dict.fromkeys([*(p[0] for p in leaves), *envelopes]))
+    groups: dict[Path, Group] = {(): Group(batch_size=(), keys=keys, values=envelopes)}
     for path in leaves:
         for depth in range(1, len(path)):
             below = dict.fromkeys(p[depth] for p in leaves if len(p) > depth and p[:depth] == path[:depth])
             groups.setdefault(path[:depth], Group(batch_size=(), keys=tuple(below)))
     return Header(groups)
+
+
+def save(opener: Callable[..., Store], location: Any, leaves: Leaves, **options: Any) -> None:
+    """Save whole leaves in mode "w"; `values=` are plain values at the root, all other options the opener's."""
+    values = options.pop("values", None)
+    with opener(location, **{"mode": "w", **options}) as store:
+        fill(store, leaves)
+        store.save_header(header_for(leaves, values))
+
+
+def load(opener: Callable[..., Store], location: Any, **options: Any) -> dict[Path, Tensor]:
+    """Every leaf of a store that is opened for it."""
+    with opener(location, **options) as store:
+        return read_all(store)
+
+
+def same_leaves(a: Leaves, b: Leaves) -> bool:
+    """Whether two sets of leaves are the same by names, dtypes, shapes and bits."""
+    return a.keys() == b.keys() and all(same(a[path], b[path]) for path in a)
 
 
 def content(store: Store) -> dict[Path, tuple[str, tuple[int, ...], bytes]]:

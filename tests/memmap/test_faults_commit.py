@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path as FsPath
 
@@ -21,7 +19,23 @@ from tdstore.builtin.memmap import open_memmap
 from tdstore.errors import StoreIOError
 from tdstore.types import LeafSpec, Write
 
-from .support import EIO, ENOSPC, NEW, OLD, FaultyOs, die, header_of, in_child, injected, load, remains, same, save
+from .support import (
+    EIO,
+    ENOSPC,
+    NEW,
+    OLD,
+    FaultyOs,
+    die,
+    header_of,
+    in_child,
+    injected,
+    killed_after,
+    load,
+    remains,
+    same,
+    save,
+    small_disk,
+)
 
 
 def old_or_new(location: FsPath) -> str:
@@ -85,18 +99,14 @@ def test_killed_at_random_moments(tmp_path: FsPath) -> None:
     location = tmp_path / "d"
     save(location, OLD)
     chance = random.Random(5)
+
+    def saving() -> None:
+        while True:
+            save(location, NEW)
+            save(location, OLD)
+
     for _ in range(25):
-        pid = os.fork()
-        if not pid:
-            try:
-                while True:
-                    save(location, NEW)
-                    save(location, OLD)
-            finally:
-                os._exit(1)
-        time.sleep(chance.uniform(0.001, 0.04))
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        killed_after(saving, chance.uniform(0.001, 0.04))
         old_or_new(location)
     save(location, OLD)
     assert remains(tmp_path) == []
@@ -105,8 +115,12 @@ def test_killed_at_random_moments(tmp_path: FsPath) -> None:
 SCRIPT = """
     import sys
     sys.path.insert(0, sys.argv[1])
-    from tests.memmap.support import NEW, save
-    save(sys.argv[2], NEW, durable="commit")
+    from tdstore import TensorDict
+    from tests.memmap.values import NEW
+    td = TensorDict({}, [])
+    for path, value in NEW.items():
+        td[path] = value
+    td.save(sys.argv[2], storage="memmap", durable="commit")
 """
 
 
@@ -231,15 +245,8 @@ def test_in_place_commit_killed(tmp_path: FsPath) -> None:
 
 @pytest.fixture
 def tiny_disk(tmp_path: FsPath) -> Iterator[FsPath]:
-    point = tmp_path / "tiny"
-    point.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(point)], capture_output=True, text=True
-    )
-    if done.returncode:
-        pytest.skip(f"mount is refused: {done.stderr.strip()}")
-    yield point
-    subprocess.run(["umount", "-l", str(point)], check=True)
+    with small_disk(tmp_path / "tiny", 4) as disk:
+        yield disk
 
 
 def test_really_full_disk(tiny_disk: FsPath) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path as FsPath
 from typing import Any
@@ -18,7 +17,7 @@ from tdstore import TensorDict, holes
 from tdstore.errors import StoreClosedError, StoreIOError
 from tdstore.holes import HOLES, Holes, reserve
 
-from .support import in_child
+from .support import in_child, small_disk
 
 ROWS, WIDTH = 4096, 512  # 8 MiB of float32, on a disk of 4
 
@@ -133,13 +132,8 @@ def test_what_takes_no_room_stays_known() -> None:
 # -- which writes ----------------------------------------------------------------------------
 @pytest.fixture
 def tiny_disk(tmp_path: FsPath) -> Iterator[FsPath]:
-    point = tmp_path / "tiny"
-    point.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(point)], capture_output=True)
-    if done.returncode:
-        pytest.skip(f"mount is refused: {done.stderr.decode().strip()}")
-    yield point
-    subprocess.run(["umount", "-l", str(point)], check=True)
+    with small_disk(tmp_path / "tiny", 4) as disk:
+        yield disk
 
 
 def _new(location: FsPath) -> Any:

@@ -14,8 +14,8 @@
         p.requests, p.bytes_sent, p.rounds(), p.forget(); p.latency_ms = 50.   redis: FaultProxy(r.port, raw=True)
 
 Fixtures in the root conftest.py, one of each for a worker: `redis`, `s3` (moto), `rgw`, `azure`, `http` (`http.folder`
-is what it serves). Start one of your own to stop, freeze or kill it. `python -m tests.servers rgw azurite` runs some
-until Ctrl-C and prints their settings.
+is what it serves); and `pyright`, no server, but a program that may be missing as well. Start one of your own to
+stop, freeze or kill it. `python -m tests.servers rgw azurite` runs some until Ctrl-C and prints their settings.
 
 A program that is not installed raises MissingServer: the fixtures then skip the test by name, or fail it where
 TDSTORE_REQUIRE_SERVERS=1 (`.ci/run`). A server that does not start raises ServerFailed, with the end of its log.
@@ -24,6 +24,7 @@ Every server has its own port and folder, and ends with its context, also when t
 
 from tests.servers.azure import AzureServer, azurite
 from tests.servers.faults import Fault, Request
+from tests.servers.npm import pyright
 from tests.servers.process import MissingServer, ServerFailed
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer, redis_server
@@ -43,6 +44,7 @@ __all__ = [
     "WebServer",
     "azurite",
     "http_nginx",
+    "pyright",
     "redis_server",
     "s3_moto",
     "s3_rgw",

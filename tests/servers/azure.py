@@ -16,13 +16,12 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.servers.npm import HINT, MODULES
 from tests.servers.process import LOOPBACK, Folder, Server, ServerFailed, find_program, listens, start
 
 if TYPE_CHECKING:
     from obstore.store import AzureStore
 
-ROOT = Path(__file__).resolve().parents[2]
-HINT = "npm install --no-audit --no-fund --prefix .servers azurite (in the repository's root)"
 ACCOUNT = "devstoreaccount1"
 # the emulator's published key, which every client library knows
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -109,7 +108,7 @@ def program() -> str:
         "azurite-blob",
         HINT,
         given and Path(given, "azurite-blob") if given and os.path.isdir(given) else given,
-        ROOT / ".servers" / "node_modules" / ".bin" / "azurite-blob",
+        MODULES / ".bin" / "azurite-blob",
         "/tmp/azt/node_modules/.bin/azurite-blob",
     )
 

@@ -60,7 +60,7 @@ def test_in_memory_by_default():
     [
         ({"a": ((2,), "floaty32")}, "'a'"),
         ({"a": "no dtype"}, "'a'"),
-        ({"n": {"b": ((-1,), "float32")}}, "'n', 'b'"),
+        ({"n": {"b": ((-1,), "float32")}}, "'n' / 'b'"),
         ({"a": object()}, "'a'"),
         ({"a": {"b": torch.int8}, ("a", "b"): torch.int8}, "twice"),
         ({"a": torch.int8, ("a", "b"): torch.int8}, "'a'"),

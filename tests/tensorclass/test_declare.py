@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from dataclasses import FrozenInstanceError, InitVar, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import pytest
@@ -17,6 +17,8 @@ from tdstore import TensorClass, TensorDict, is_tensorclass, tensorclass
 from tdstore.errors import LockedError
 
 from .classes import Counted, Frozen, Inner, Outer, outer
+
+T = TypeVar("T")
 
 
 def test_three_forms_are_one():
@@ -65,6 +67,17 @@ def test_post_init_may_change_the_object_and_gets_initvars():
     assert [f.name for f in dataclasses.fields(Scaled)] == ["x", "y"]
     with pytest.raises(AttributeError, match="no field 'y'"):
         Scaled(torch.ones(2), y=torch.ones(2))
+
+
+def test_a_generic_class_takes_types_and_others_names_of_flags():
+    class Holder(TensorClass, Generic[T], nocast=True):
+        x: Tensor
+        value: T | None = None
+
+    held = Holder[int](torch.zeros(3), 3, batch_size=[3])
+    assert type(held) is Holder and held.value == 3 and type(held[0]) is Holder
+    with pytest.raises(TypeError, match=r"TensorClass\[...\] takes names of flags \(autocast, frozen, .*\), not .*int"):
+        TensorClass[int]
 
 
 def test_defaults_are_for_the_constructor():

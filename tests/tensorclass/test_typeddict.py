@@ -160,6 +160,11 @@ def test_a_name_that_is_no_field_is_not_set_as_an_attribute():
         Step(X)
 
 
+def test_a_field_that_is_not_set_says_so():
+    with pytest.raises(AttributeError, match="^'y' of Step is not set$"):
+        step().y
+
+
 def test_from_a_schema(tmp_path):
     schema = {"x": ((2,), torch.float32), "q": ((), torch.int64)}
     made = Step.from_schema(schema, batch_size=[4], location=tmp_path / "s.h5")

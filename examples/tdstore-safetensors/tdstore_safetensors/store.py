@@ -11,6 +11,7 @@ import torch
 from tdstore import errors
 from tdstore.dtypes import from_numpy, to_numpy
 from tdstore.header import Header
+from tdstore.rows import check_indices
 from tdstore.store import Cap, Store
 from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
 from torch import Tensor
@@ -76,6 +77,7 @@ class SafetensorsStore(Store):
     # -- reading ---------------------------------------------------------------------------
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         leaves = [self._leaf(r.path) for r in reads]
+        check_indices((r.index, leaf.spec.shape) for r, leaf in zip(reads, leaves, strict=True))
         values = [from_numpy(leaf.read(r.index), leaf.spec.dtype) for leaf, r in zip(leaves, reads, strict=True)]
         return [v if r.out is None else r.out.copy_(v) for r, v in zip(reads, values, strict=True)]
 
@@ -90,7 +92,9 @@ class SafetensorsStore(Store):
 
     def write(self, writes: Sequence[Write]) -> None:
         self._check(writing=True)
-        for w, spec in zip(writes, self.specs([w.path for w in writes]), strict=True):
+        specs = self.specs([w.path for w in writes])
+        check_indices((w.index, spec.shape) for w, spec in zip(writes, specs, strict=True))
+        for w, spec in zip(writes, specs, strict=True):
             if w.index:
                 leaf = self._leaves[w.path].changeable()
                 leaf.array[numpy_index(w.index)] = to_numpy(w.value)

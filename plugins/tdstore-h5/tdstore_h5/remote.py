@@ -30,7 +30,7 @@ from tdstore.errors import (
 from tdstore.header import Header
 from tdstore.ranges import Batch, Ints, byte_ranges, cover, index_shape
 from tdstore.registry import registry
-from tdstore.rows import gather
+from tdstore.rows import check_indices, gather
 from tdstore.store import Cap, Store
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
 from tdstore_h5 import cooked
@@ -183,6 +183,7 @@ class RemoteH5Store(Store):
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         self._open()
         with self._lock:
+            check_indices((r.index, self._leaf(r.path).spec.shape) for r in reads)
             plans = [self._plan(self._leaf(r.path), r) for r in reads]
             batch = self._source.fetch(plans)
             through_h5py = [p for p, r in zip(plans, reads, strict=True) if not self._leaf(r.path).plain]

@@ -27,7 +27,7 @@ from tdstore.files import io_errors
 from tdstore.header import Header
 from tdstore.indexing import gather, last_wins
 from tdstore.registry import split_scheme
-from tdstore.rows import take
+from tdstore.rows import check_indices, take
 from tdstore.store import Cap, Store
 from tdstore.strings import column_leaves
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
@@ -272,8 +272,10 @@ class H5Store(Store):
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         self._open()
         if self._strings and any(r.path in self._strings for r in reads):
+            check_indices((r.index, self.specs([r.path])[0].shape) for r in reads)
             return [self._read_one(r) for r in reads]
         leaves = [self._leaf(r.path) for r in reads]
+        check_indices((r.index, leaf.spec.shape) for r, leaf in zip(reads, leaves, strict=True))
         return [self._read(leaf, r) for leaf, r in zip(leaves, reads, strict=True)]
 
     def _read_one(self, r: Read) -> Tensor:
@@ -300,6 +302,7 @@ class H5Store(Store):
     def write(self, writes: Sequence[Write]) -> None:
         session = self._changing()
         leaves = [self._leaf(w.path) for w in writes]
+        check_indices((w.index, leaf.spec.shape) for w, leaf in zip(writes, leaves, strict=True))
         for leaf, w in zip(leaves, writes, strict=True):
             expected = shape_of(leaf.spec.shape, w.index)
             if tuple(w.value.shape) != expected or w.value.dtype != leaf.spec.dtype:

@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import pytest
 import torch
-from h5help import bits, everything, fill, header_of, load, old_and_new, same, save
+from h5help import NEW, OLD, bits, everything, fill, header_of, load, same, save
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tdstore_h5 import tdstore_backends
@@ -255,7 +255,7 @@ def test_leaf_and_group_of_one_name(file: FsPath) -> None:
 
 # -- modes ---------------------------------------------------------------------------------
 def test_closed_before_the_header_leaves_no_trace(file: FsPath) -> None:
-    old, new = old_and_new()
+    old, new = OLD, NEW
     save(file, old)
     with open_h5(file, mode="w") as store:
         fill(store, new)
@@ -265,7 +265,7 @@ def test_closed_before_the_header_leaves_no_trace(file: FsPath) -> None:
 
 def test_save_over_a_file_that_is_open(file: FsPath) -> None:
     """Readers, and a writer in this process that is the source, keep the old file."""
-    old, new = old_and_new()
+    old, new = OLD, NEW
     save(file, old)
     reader, source = open_h5(file), None
     save(file, dict(zip(old, reader.read([Read(p, (slice(10, 100, 1),)) for p in old]), strict=True)))
@@ -282,7 +282,7 @@ def test_save_over_a_file_that_is_open(file: FsPath) -> None:
 
 
 def test_saved_store_goes_on_in_place(file: FsPath) -> None:
-    old, new = old_and_new()
+    old, new = OLD, NEW
     with open_h5(file, mode="w") as store:
         fill(store, old)
         store.save_header(header_of(old))
@@ -368,7 +368,7 @@ def test_commits_do_not_make_the_file_grow(file: FsPath) -> None:
 @pytest.mark.parametrize("mode", ["r", "r+", "w"])
 @pytest.mark.parametrize("layout", [{}, {"chunks": 10, "compression": "gzip"}])
 def test_forked_child_reads_and_harms_nothing(file: FsPath, mode: Any, layout: dict[str, Any]) -> None:
-    old, _ = old_and_new()
+    old = OLD
     save(file, old, **layout)
     store = open_h5(file, mode=mode, **layout)
     if mode == "w":

@@ -30,6 +30,7 @@ from tdstore.errors import (
 )
 from tdstore.header import MAX_DEPTH, Group, Header
 from tdstore.indexing import gather
+from tdstore.rows import check_indices
 from tdstore.store import Cap, Store
 from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
 from tdstore.values import PICKLE, encode_value, pickled_form
@@ -214,6 +215,7 @@ class PeerStore(Store):
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         self._check_open()
         found = [self._leaf(r.path) for r in reads]
+        check_indices((r.index, spec.shape) for r, (spec, _) in zip(reads, found, strict=True))
         plans: list[tuple[Tensor, Tensor, StoreIndex]] = []
         work: list[tuple[bytes, int, np.ndarray[Any, Any], Path]] = []
         for r, (spec, key) in zip(reads, found, strict=True):

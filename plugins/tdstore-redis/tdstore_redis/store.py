@@ -23,6 +23,7 @@ from tdstore.errors import (
     StoreNotFoundError,
 )
 from tdstore.header import Header
+from tdstore.rows import check_indices
 from tdstore.store import Cap, Store
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore.values import encode_value
@@ -276,6 +277,7 @@ class RedisStore(Store):
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         session = self._open()
         arrays = [self._array(r.path) for r in reads]
+        check_indices((r.index, array.spec.shape) for r, array in zip(reads, arrays, strict=True))
         results: list[Tensor] = []
         for r, array in zip(reads, arrays, strict=True):
             shape = shape_of(array.spec.shape, r.index)
@@ -329,6 +331,7 @@ class RedisStore(Store):
         with self._lock:
             writer = self._changing()
             arrays = [self._array(w.path) for w in writes]
+            check_indices((w.index, array.spec.shape) for w, array in zip(writes, arrays, strict=True))
             for array, w in zip(arrays, writes, strict=True):
                 expected = shape_of(array.spec.shape, w.index)
                 if tuple(w.value.shape) != expected or w.value.dtype != array.spec.dtype:

@@ -13,7 +13,25 @@ from typing import Any
 import pytest
 import torch
 from redis import Redis
-from redishelp import Leaves, blocks, dump, everything, fill, header_of, in_child, load, rows, same, save, span
+from redishelp import (
+    NEW,
+    OLD,
+    Leaves,
+    blocks,
+    deaths,
+    die,
+    dump,
+    everything,
+    fill,
+    header_of,
+    in_child,
+    killed_after,
+    load,
+    rows,
+    same,
+    save,
+    span,
+)
 from tdstore_redis import wire
 from tdstore_redis.store import open_redis
 
@@ -28,13 +46,6 @@ from tdstore.errors import (
 )
 from tdstore.types import LeafSpec, Read, Write
 from tests.servers import redis_server
-
-OLD: Leaves = {
-    ("a",): torch.arange(4000.0).view(100, 40),
-    ("n", "b"): torch.arange(100),
-    ("c",): torch.zeros(100).bool(),
-}
-NEW: Leaves = {p: ~t if t.dtype == torch.bool else t + 1 for p, t in OLD.items()}
 
 
 def save_new(place: str) -> None:
@@ -67,7 +78,7 @@ def die_at(kill_at: int) -> None:
         for when in (0, 1):
             count[0] += 1
             if count[0] == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
             if not when:
                 send(self, data)
 
@@ -96,26 +107,21 @@ def test_kill_at_every_send(client: Redis, place: str, work: Callable[[str], Non
     work(place)
     new = load(place)
     seen: dict[str, int] = {}
-    for k in range(1, 500):
+    kept: set[bytes] = set()
+
+    def begin() -> None:
         save(place, OLD)
-        kept = set(client.scan_iter())
+        kept.clear()
+        kept.update(client.scan_iter())
 
-        def run(k: int = k) -> None:
-            die_at(k)
-            work(place)
-
-        code = in_child(run)
+    for died in deaths(begin, lambda: work(place), die_at):
         result = outcome(place, new)
         seen[result] = seen.get(result, 0) + 1
-        if code == 0:
-            assert result == "new"
-            break
-        assert code == -signal.SIGKILL
+        assert died or result == "new"
         if result == "old":
             # What the dead writer left goes when the next one comes.
             open_redis(place, mode="w").close()
             assert set(client.scan_iter()) == kept
-    assert k > 12
     assert seen["old"] > 1
     assert seen["new"] >= 1
     assert set(seen) == ({"old", "new", "dirty"} if work is update_in_place else {"old", "new"})
@@ -128,17 +134,13 @@ def test_kill_at_random_moments(client: Redis, place: str) -> None:
     new: Leaves = {p: t * 2 for p, t in big.items()}
     chance = random.Random(0)
     save(place, big)
+
+    def saving() -> None:
+        while True:
+            save(place, new)
+
     for _ in range(12):
-        pid = os.fork()
-        if not pid:
-            try:
-                while True:
-                    save(place, new)
-            finally:
-                os._exit(1)
-        time.sleep(chance.uniform(0.005, 0.15))
-        os.kill(pid, signal.SIGKILL)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        assert killed_after(saving, chance.uniform(0.005, 0.15)) == -signal.SIGKILL
         found = load(place, verify="full")
         assert same(found, big) or same(found, new)
     save(place, big)
@@ -151,7 +153,7 @@ def test_a_writer_that_died_is_told_and_forgiven(client: Redis, place: str) -> N
     def work() -> None:
         store = open_redis(place, mode="r+")
         store.write([Write(("a",), span(0, 1), torch.full((1, 40), -1.0))])
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
 
     assert in_child(work) == -signal.SIGKILL
     before = dump(client)

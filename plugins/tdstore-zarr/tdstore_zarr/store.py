@@ -29,7 +29,7 @@ from tdstore.errors import (
 from tdstore.header import Header
 from tdstore.ranges import index_shape
 from tdstore.registry import registry, split_scheme
-from tdstore.rows import gather, last_wins, take
+from tdstore.rows import check_indices, gather, last_wins, take
 from tdstore.store import Cap, Store
 from tdstore.strings import column_leaves
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
@@ -308,6 +308,9 @@ class ZarrStore(Store):
         session = self._open()
         jobs, results, copies = [], [], []
         strings = session.strings
+        check_indices(
+            (r.index, strings[r.path].shape if r.path in strings else self._leaf(r.path).meta.shape) for r in reads
+        )
         for r in reads:
             if r.path in strings:
                 results.append(gather(strings[r.path], r.index, r.out))
@@ -377,6 +380,7 @@ class ZarrStore(Store):
     def write(self, writes: Sequence[Write]) -> None:
         session = self._changing()
         with self._lock:
+            check_indices((w.index, self._leaf(w.path).meta.shape) for w in writes)
             for w in writes:
                 leaf = self._leaf(w.path)
                 expected = index_shape(leaf.meta.shape, w.index)

@@ -14,7 +14,7 @@ import torch
 from tdstore_zarr.memory import MemoryEngine
 from tdstore_zarr.objectplace import CLAIM
 from tdstore_zarr.store import open_on, open_zarr
-from zarrhelp import everything, fill, header_of, load, old_and_new, same, save
+from zarrhelp import NEW, OLD, everything, fill, header_of, load, same, save
 
 from tdstore.engine import Blob, Buffer, EngineCap
 from tdstore.errors import (
@@ -30,7 +30,6 @@ from tdstore.errors import (
 from tdstore.ranges import Range
 from tdstore.types import LeafSpec, Read, Write
 
-OLD, NEW = old_and_new()
 ROWS = 3000
 BIG = {
     ("obs",): torch.randint(0, 255, (ROWS, 4200), dtype=torch.uint8),

@@ -1,0 +1,128 @@
+"""What is to be set and written in the containers of a tree: all of it is checked, and only then done.
+
+A method that takes several entries adds a step for each container, and each step raises what is wrong with it before
+any has changed anything. What goes to one store, whichever container said so, is one plan: leaves are made, values are
+written and the header is saved once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from tdstore.container.handle import StoreHandle, without
+from tdstore.container.texts import ValuePlan
+from tdstore.errors import OptionError
+from tdstore.header import Group
+from tdstore.types import Path, Write, path_text
+
+
+class StorePlan(ValuePlan):
+    """All that changes in one store."""
+
+    def __init__(self, handle: StoreHandle) -> None:
+        super().__init__(handle)
+        self.data: list[Write] = []
+        """Writes into leaves, after those of values."""
+        self.records: dict[Path, Group] = {}
+        """New groups."""
+        self.keys: dict[Path, dict[str, bool]] = {}
+        """Entries that are set, by their group: whether they are values."""
+
+    def set(self, group: Path, key: str, value: bool) -> None:
+        """Note that an entry is set, and whether it is a value."""
+        self.keys.setdefault(group, {})[key] = value
+
+    def check_names(self) -> None:
+        """Refuse names that no store can write down.
+
+        Raises:
+            OptionError: a lone surrogate, which UTF-8 does not have.
+        """
+        for path in (*self.fresh, *self.records, *((*group, key) for group in self.keys for key in self.keys[group])):
+            try:
+                "".join(path).encode()
+            except UnicodeEncodeError:
+                raise OptionError(
+                    f"the key {path_text(path)} has a lone surrogate, which {self.handle.store.url} cannot name",
+                    url=self.handle.store.url,
+                ) from None
+
+    def perform(self) -> None:
+        """Change the store, and then the catalogue: what fails leaves the header as it was."""
+        handle, store = self.handle, self.handle.store
+        gone = list(dict.fromkeys(self.gone))
+        stale = [leaf for path in gone for leaf in handle.leaves_below(path) if leaf not in self.fresh]
+        # A leaf cannot stand where others are to be below it, nor above it; the others go when all is written.
+        above = {path[:depth] for path in self.fresh for depth in range(1, len(path))}
+        blocking = [p for p in stale if p in above or any(p[:depth] in self.fresh for depth in range(1, len(p)))]
+        if blocking:
+            store.delete(blocking)
+        if writes := self.prepare(seal=not blocking) + self.data:
+            store.write(writes)
+        groups = self._groups(gone)
+        if later := [leaf for leaf in stale if leaf not in blocking]:
+            store.delete(later)
+        if self.fresh or stale or groups != handle.groups:
+            lost = set(stale)
+            handle.commit(groups, {**{p: s for p, s in handle.specs.items() if p not in lost}, **self.fresh})
+        self.tidy()
+
+    def _groups(self, gone: list[Path]) -> dict[Path, Group]:
+        """The records of the groups as they are afterwards."""
+        before = self.handle.groups
+        groups = without(before, [path for path in gone if path in before])
+        for path in dict.fromkeys((*self.keys, *self.values)):
+            made, group = self.keys.get(path, {}), groups[path]
+            kept = {key: value for key, value in group.values.items() if made.get(key, True)}
+            groups[path] = msgspec.structs.replace(
+                group,
+                keys=tuple(dict.fromkeys((*before[path].keys, *made))),
+                values={**kept, **self.values.get(path, {})},
+            )
+        return {**groups, **self.records}
+
+
+class Changes:
+    """One change of many entries, in any number of containers."""
+
+    def __init__(self) -> None:
+        self._plans: dict[int, StorePlan] = {}
+        self._steps: list[Callable[[], None]] = []
+
+    def write(self, node: Any, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
+        """Add a write into existing entries of a container, at a batch index or whole.
+
+        Raises:
+            Whatever is wrong with it.
+        """
+        if entries:
+            node._plan_write(self, entries, at)
+
+    def set(self, node: Any, entries: Mapping[str, Any]) -> None:
+        """Add entries (already coerced) that are set in a container.
+
+        Raises:
+            Whatever is wrong with them.
+        """
+        if entries:
+            node._plan_set(self, entries)
+
+    def plan_of(self, handle: StoreHandle) -> StorePlan:
+        """What changes in a store."""
+        return self._plans.setdefault(id(handle), StorePlan(handle))
+
+    def then(self, step: Callable[[], None]) -> None:
+        """Add a step that cannot fail any more, after those that change stores."""
+        self._steps.append(step)
+
+    def run(self) -> None:
+        """Do all of it: stores first."""
+        for plan in self._plans.values():
+            plan.check_names()
+        for plan in self._plans.values():
+            plan.perform()
+        for step in self._steps:
+            step()

@@ -1,0 +1,84 @@
+"""Rows that were taken out of a list of values, and are fetched when somebody looks at them.
+
+Indexing a batch with text moves no text: a million strings lie all over the memory, and to take 256 of them costs more
+than to take all the tensors beside them. What was taken is settled before a row of the source is written, and when
+nobody has the source any longer, so nobody can tell.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+MANY = 16
+"""From so many values on it pays."""
+_PRUNE = 64
+
+
+class Taken:
+    """Values of a list at some positions, int64 `[n]`. Read like a list."""
+
+    __slots__ = ("__weakref__", "_at", "_source", "_values")
+
+    def __init__(self, source: list[Any], at: Tensor) -> None:
+        self._source, self._at = source, at
+        self._values: list[Any] | None = None
+
+    def values(self) -> list[Any]:
+        """The values, which from now on are a list of their own."""
+        found = self._values
+        if found is None:
+            found = self._values = list(map(self._source.__getitem__, self._at.tolist()))
+            self._source = found
+        return found
+
+    def __getitem__(self, i: int) -> Any:
+        return self.values()[i]
+
+    def __setitem__(self, i: int, value: Any) -> None:
+        self.values()[i] = value
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values())
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+
+class Lent:
+    """All that was taken out of one list, shared by the stacks over it."""
+
+    __slots__ = ("_lock", "_most", "_taken")
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # what is missing from the list is never settled
+        self._taken: list[weakref.ref[Taken]] = []
+        self._most = _PRUNE
+
+    def take(self, source: list[Any], at: Tensor) -> Taken:
+        """Values of that list."""
+        made = Taken(source, at)
+        with self._lock:
+            if len(self._taken) >= self._most:  # most are gone
+                self._taken = [ref for ref in self._taken if ref() is not None]
+                self._most = max(_PRUNE, 2 * len(self._taken))
+            self._taken.append(weakref.ref(made))
+        return made
+
+    def settle(self) -> None:
+        """Fetch what is not fetched yet: the list is about to change, or to go."""
+        with self._lock:
+            for ref in self._taken:
+                if (made := ref()) is not None:
+                    made.values()
+            self._taken.clear()
+
+    def __del__(self) -> None:
+        # Else a few rows that are kept would keep all the others.
+        if self._taken and not sys.is_finalizing():
+            self.settle()

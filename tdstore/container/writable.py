@@ -1,0 +1,117 @@
+"""What can be written into what, found out before the first of many entries is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore.container.describe import check_value
+from tdstore.container.kept import KeptStack
+from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.container.packed import PackedStack
+from tdstore.container.plain import pickling
+from tdstore.errors import BatchSizeError
+from tdstore.holes import HOLES, reserve
+from tdstore.tracing import mapped, traced
+
+_DENSE = torch.strided
+_MANY = 5
+"""From so many tensors on one call for all is faster."""
+
+
+def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Write tensors into others of the same shape, all or none."""
+    if len(pairs) > 1 and not are_plain(pairs):
+        check_copies(pairs)
+    if HOLES:
+        for mine, _ in pairs:
+            reserve(mine)
+    if len(pairs) >= _MANY and not traced() and not mapped():
+        mine_all, theirs_all = zip(*pairs, strict=True)
+        torch._foreach_copy_(mine_all, theirs_all)
+    else:
+        for mine, theirs in pairs:
+            mine.copy_(theirs)
+
+
+def are_plain(pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
+    """Whether nothing can be wrong with `mine.copy_(theirs)`, for pairs of the same shape: dense, of one dtype."""
+    if traced():
+        return False
+    for mine, theirs in pairs:
+        if (
+            theirs.dtype is not mine.dtype
+            or theirs.layout is not _DENSE
+            or theirs.is_meta
+            or mine.requires_grad
+            or not mine.is_contiguous()
+        ):
+            return False
+    return True
+
+
+def check_copies(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Raise what `mine.copy_(theirs)` would, for pairs of the same shape.
+
+    Raises:
+        RuntimeError: a leaf of autograd, memory that several elements share, no data, a layout or dtype that torch
+            cannot copy from.
+    """
+    if traced():
+        return
+    for mine, theirs in pairs:
+        dtype = theirs.dtype
+        if mine.requires_grad:
+            _check_grad(mine)
+        if not mine.is_contiguous() and mine.layout is torch.strided:
+            _check_apart(mine)
+        if theirs.layout is not mine.layout or theirs.is_meta:
+            if not mine.is_meta:
+                torch.empty_like(mine, requires_grad=False).copy_(theirs)  # torch tells
+        elif dtype is not mine.dtype:
+            theirs = theirs if theirs.is_quantized else theirs.new_empty(1)
+            mine.new_empty(theirs.shape).copy_(theirs.detach())
+
+
+def _check_grad(leaf: Tensor) -> None:
+    base = leaf._base if leaf._is_view() else leaf
+    if torch.is_grad_enabled() and base is not None and base.is_leaf and base.requires_grad:
+        raise RuntimeError(
+            "a leaf that requires grad cannot be written in place: do it under torch.no_grad(), or detach() it first"
+        )
+
+
+def _check_apart(leaf: Tensor) -> None:
+    if any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True)):
+        raise RuntimeError(
+            "an expanded tensor cannot be written in place, several of its elements are one: contiguous() it first"
+        )
+
+
+def check_rows_of_values(key: str, old: NonTensor, value: Any, index: Any) -> None:
+    """Look whether values can be written at an index of an entry of values, and kept where that lies.
+
+    Raises:
+        BatchSizeError: another shape. UntrustedDataError: they cannot be stored.
+    """
+    part = value if isinstance(value, NonTensor) else NonTensorData(value)
+    if isinstance(part, NonTensorStack):
+        shape = old.batch_size if index is None else old[index].batch_size
+        try:
+            fits = torch.broadcast_shapes(part.batch_size, shape) == shape
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise BatchSizeError(
+                f"cannot write values of shape {list(part.batch_size)} at an index of shape {list(shape)} "
+                f"in entry {key!r}"
+            )
+    pool = old._pool if isinstance(old, (KeptStack, PackedStack)) else None
+    handle = getattr(pool, "_handle", None) or getattr(pool, "handle", None)  # of a column, of what a header holds
+    if handle is not None:
+        handle.check_writable()
+        with pickling(handle.trusted):
+            check_value(part, (key,))

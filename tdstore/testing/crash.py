@@ -1,0 +1,412 @@
+"""`CrashTests`: writers that are killed at every change of the medium, and disks that are full."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path as FsPath
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreError, StoreIOError
+from tdstore.store import Store
+from tdstore.testing.setup import (
+    Leaves,
+    Location,
+    StoreSetup,
+    fill,
+    header_for,
+    load,
+    local_path,
+    read_all,
+    same_leaves,
+)
+from tdstore.testing.setup import save as save_leaves
+from tdstore.types import LeafSpec, Read, Write
+
+Work = Callable[[], object]
+
+OLD: Leaves = {
+    ("a",): torch.arange(4000.0).view(100, 40),
+    ("n", "b"): torch.arange(100),
+    ("c",): torch.zeros(100, dtype=torch.bool),
+}
+NEW: Leaves = {path: ~value if value.dtype == torch.bool else value + 1 for path, value in OLD.items()}
+WORKS = ("save", "rows", "structure")
+
+
+# -- children that die -----------------------------------------------------------------------
+def in_child(work: Work) -> int:
+    """Run in a forked child: 0, 1 after an exception, or minus the signal that ended it."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            torch.set_num_threads(1)  # OpenMP's threads do not survive a fork: a second one would be waited for
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def killed_after(work: Work, seconds: float) -> int:
+    """Run in a forked child that is killed by the clock; its exit code, as of `in_child`."""
+    pid = os.fork()
+    if not pid:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def die(*_: object) -> None:
+    """End this process as a power cut would: at once, with nothing flushed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at(points: Sequence[tuple[Any, str]], kill_at: int) -> None:
+    """From now on count the calls of these functions, and die before or after one: twice a call, at `kill_at`."""
+    count = 0
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+        if count == kill_at:
+            die()
+
+    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **options: Any) -> Any:
+            step()
+            result = call(*args, **options)
+            step()
+            return result
+
+        return counted
+
+    for owner, name in points:
+        setattr(owner, name, wrap(getattr(owner, name)))
+
+
+def deaths(
+    begin: Work, work: Work, arm: Callable[[int], object], *, step: int = 1, least: int = 12, most: int = 3000
+) -> Iterator[bool]:
+    """Let child after child die a little later; yields after each whether it died. The last one lives.
+
+    Args:
+        begin: called here before each child: put the old data in place.
+        work: what a child does.
+        arm: called in the k-th child with k; it must make it die at its k-th change of the medium.
+        step: how much later each child dies than the one before.
+        least: a sweep that short is an error: it counts what does not matter.
+        most: and so is one that long.
+    """
+    for k in range(1, most, step):
+        begin()
+
+        def body(k: int = k) -> None:
+            arm(k)
+            work()
+
+        code = in_child(body)
+        assert code in (0, -signal.SIGKILL), f"the writer that was to die at change {k} ended with {code}"
+        yield code != 0
+        if not code:
+            assert k > least, f"only {k} changes were counted: the sweep does not see this medium"
+            return
+    raise AssertionError(f"the writer did not end within {most} changes")
+
+
+@contextmanager
+def small_disk(folder: FsPath, mib: int) -> Iterator[FsPath]:
+    """A disk of that size, mounted at a new folder. Where mounting is refused the test is skipped."""
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)], capture_output=True)
+    if done.returncode:
+        pytest.skip(f"mounting a small tmpfs was refused: {done.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+# -- what must hold --------------------------------------------------------------------------
+class CrashTests(StoreSetup):
+    """Check what a store is after its writer was killed: the old one, the new one, or an error that says so.
+
+    It wants to know what to count, and forks (so: no Windows). A writer is killed before and after the k-th call of
+    `points`, for every k, while it saves over a store ("save"), writes rows in place ("rows") and creates, renames,
+    resizes and deletes leaves ("structure"); then the store is read.
+
+        class TestMyCrashes(CrashTests):
+            open = staticmethod(open_mine)
+            caps = Cap.WRITE | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT
+            points = [(os, "pwrite"), (os, "fsync"), (os, "replace")]
+            outcomes = {"rows": {"old", "dirty", "new"}}
+
+            @pytest.fixture
+            def location(self, tmp_path):
+                return tmp_path / "store"
+    """
+
+    points: ClassVar[Sequence[tuple[Any, str]]]
+    """(owner, name) of each function that changes the medium: `(os, "pwrite")`, `(h5py.File, "flush")`."""
+    outcomes: ClassVar[Mapping[str, set[str]]] = {}
+    """Of a work, all that is found after it was killed: {"old", "new"} where nothing is said, and beside these "dirty"
+    (a `DirtyStoreError` that names leaves) and "corrupt" (a `CorruptStoreError`)."""
+    torn: ClassVar[frozenset[str]] = frozenset()
+    """Works that may leave "corrupt" when they are killed between `points`, inside of a library."""
+    layouts: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
+    """Options of the opener to save with, by name."""
+    full_disk_layouts: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
+    """The same, for a full disk."""
+    reading: ClassVar[Mapping[str, Any]] = {}
+    """Options of the opener to look with after a death: `{"verify": "full"}`."""
+    steps: ClassVar[Mapping[str, int]] = {}
+    """Kill a work only at every so-many-th change."""
+    least: ClassVar[int] = 4
+    """Fewer changes than that in one work mean that `points` do not see the medium."""
+    random_kills: ClassVar[int] = 25
+    """Kills by the clock, of each work."""
+    flips: ClassVar[int] = 4
+    """Bits flipped in each file."""
+    disk_mib: ClassVar[int] = 2
+    """Size of the disk that is filled."""
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """One case for each layout of the class."""
+        for name, table in (("layout", self.layouts), ("disk_layout", self.full_disk_layouts)):
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, list(table))
+
+    @pytest.fixture
+    def disk(self, tmp_path: FsPath) -> Iterator[FsPath]:
+        """A disk that is soon full."""
+        with small_disk(tmp_path / "disk", self.disk_mib) as folder:
+            yield folder
+
+    # -- overridable ---------------------------------------------------------------------
+    def kept(self, location: Location) -> Work:
+        """Remember what is there; the result puts it back, and removes all else. The default knows local files."""
+        path = local_path(location)
+        assert path is not None, f"{location} is not local: override kept()"
+        files = {file: file.read_bytes() for file in path.parent.rglob("*") if file.is_file()}
+
+        def put_back() -> None:
+            for entry in path.parent.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            for file, data in files.items():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(data)
+
+        return put_back
+
+    def strays(self, location: Location) -> list[str]:
+        """What lies beside the store, and should not. The default lists the folder of a local one."""
+        path = local_path(location)
+        assert path is not None, f"{location} is not local: override strays()"
+        return sorted(entry.name for entry in path.parent.iterdir() if entry != path)
+
+    def is_marked(self, location: Location) -> bool:
+        """Whether the medium says that a writer is at work. Override where that shows."""
+        pytest.skip("is_marked() is not overridden")
+
+    # -- works ---------------------------------------------------------------------------
+    def work(self, name: str, location: Location, layout: Mapping[str, Any]) -> None:
+        """Do one of `WORKS` on a store that holds `OLD`."""
+        if name == "save":
+            save_leaves(self.made, location, NEW, values={"s": "new"}, **layout)
+            return
+        with self.made(location, "r+", **layout) as store:
+            self.rows(store) if name == "rows" else self.structure(store)
+
+    def rows(self, store: Store) -> None:
+        """Write all rows of all leaves, from the last to the first."""
+        for path, value in NEW.items():
+            for part in torch.arange(100).flip(0).split(40):
+                store.write([Write(path, (part,), value[part])])
+            store.flush()
+
+    def structure(self, store: Store) -> None:
+        """Create, resize, rename and delete leaves."""
+        made = {("made", "x"): torch.ones(50, 9), ("made", "y"): torch.arange(7)}
+        fill(store, made)
+        store.resize({("n", "b"): 130})
+        store.rename({("a",): ("moved", "a")})
+        store.delete([("c",)])
+        store.save_header(header_for({**made, ("moved", "a"): OLD[("a",)], ("n", "b"): OLD["n", "b"]}))
+
+    def outcome(self, location: Location, new: Leaves) -> str:
+        """What a reader finds: "old", "new", "dirty" or "corrupt". Anything else fails the test."""
+        try:
+            found = load(self.made, location, **self.reading)
+        except DirtyStoreError as error:
+            named = bool(error.leaves) and "recover='accept'" in str(error)
+            assert named, f"it names no leaves, or not what to do: {error}"  # noqa: PT017
+            load(self.made, location, recover="accept")
+            return "dirty"
+        except CorruptStoreError:
+            return "corrupt"
+        if same_leaves(found, OLD):
+            return "old"
+        assert same_leaves(found, new), f"neither old nor new: { {p: tuple(t.shape) for p, t in found.items()} }"
+        return "new"
+
+    def prepared(self, work: str, location: Location, layout: Mapping[str, Any]) -> tuple[Work, Leaves, float]:
+        """How to put the old store back, what the work makes of it, and how long that takes."""
+        save_leaves(self.made, location, OLD, **layout)
+        put_back = self.kept(location)
+        start = time.perf_counter()
+        self.work(work, location, layout)
+        return put_back, load(self.made, location), time.perf_counter() - start
+
+    # -- kills ---------------------------------------------------------------------------
+    @pytest.mark.parametrize("work", WORKS)
+    def test_kill_at_every_call(self, location: Location, work: str, layout: str) -> None:
+        """Killed at any change, a writer leaves what the class says in `outcomes`, and the next one tidies up."""
+        options = self.layouts[layout]
+        put_back, new, _ = self.prepared(work, location, options)
+        seen: dict[str, int] = {}
+        littered = 0
+        for died in deaths(
+            put_back,
+            lambda: self.work(work, location, options),
+            lambda k: die_at(self.points, k),
+            step=self.steps.get(work, 1),
+            least=self.least,
+        ):
+            result = self.outcome(location, new)
+            seen[result] = seen.get(result, 0) + 1
+            assert died or result == "new", "it came to its end, and nothing changed"
+            if self.strays(location) and littered % 8 == 0:
+                save_leaves(self.made, location, {})
+                assert self.strays(location) == [], "what a dead writer left stays when the next one has saved"
+            littered += bool(died)
+        assert seen["old"] > 1, seen
+        assert set(seen) == self.outcomes.get(work, {"old", "new"}), seen
+
+    @pytest.mark.parametrize("work", WORKS)
+    def test_kill_at_random_moments(self, location: Location, work: str) -> None:
+        """The same by the clock, also in the middle of what a library does."""
+        layout = list(self.layouts.values())[-1]
+        put_back, new, seconds = self.prepared(work, location, layout)
+        allowed = self.outcomes.get(work, {"old", "new"}) | ({"corrupt"} if work in self.torn else set())
+        chance = random.Random(0)
+        for _ in range(self.random_kills):
+            put_back()
+            killed_after(lambda: self.work(work, location, layout), chance.uniform(0, 1.5 * seconds))
+            assert self.outcome(location, new) in allowed
+
+    def test_accepting_a_dirty_store_makes_it_good(self, location: Location, layout: str) -> None:
+        """Its error names the leaf; `recover="accept"` reads it as it is, and in "r+" ends the matter."""
+        self._needs_dirt()
+        save_leaves(self.made, location, OLD, **self.layouts[layout])
+
+        def work() -> None:
+            store = self.made(location, "r+")
+            store.write([Write(("a",), (slice(0, 1, 1),), torch.full((1, 40), -1.0))])
+            store.flush()
+            die()
+
+        assert in_child(work) == -signal.SIGKILL
+        before = self.fingerprint(location)
+        with self.made(location, recover="accept") as store:
+            assert store.read([Read(("a",))])[0][0, 0] == -1
+        assert self.fingerprint(location) == before, "reading changed the medium"
+        for mode in ("r", "r+"):
+            with pytest.raises(DirtyStoreError) as caught:
+                self.made(location, mode)
+            assert caught.value.leaves == (("a",),)
+        self.made(location, "r+", recover="accept").close()
+        assert load(self.made, location, **self.reading)[("a",)][0, 0] == -1
+
+    def test_a_mark_without_a_change_is_forgiven(self, location: Location) -> None:
+        """A writer that died before it changed anything leaves the old store, and the next one takes its mark away."""
+        self._needs_dirt()
+        save_leaves(self.made, location, OLD)
+
+        def work() -> None:
+            store = self.made(location, "r+")
+            store.write([Write(("a",), (slice(0, 1, 1),), OLD[("a",)][:1])])
+            die()
+
+        assert in_child(work) == -signal.SIGKILL
+        assert self.is_marked(location)
+        assert same_leaves(load(self.made, location, **self.reading), OLD)
+        with self.made(location, "r+") as store:
+            store.write([Write(("n", "b"), (), NEW["n", "b"])])
+        assert not self.is_marked(location)
+        assert same_leaves(load(self.made, location, **self.reading), {**OLD, ("n", "b"): NEW["n", "b"]})
+
+    def _needs_dirt(self) -> None:
+        if "dirty" not in self.outcomes.get("rows", ()):
+            pytest.skip("no update in place is ever left half done")
+
+    # -- damage --------------------------------------------------------------------------
+    def test_flipped_bits(self, location: Location, layout: str) -> None:
+        """Every flip is noticed with the options of `reading`, or changes nothing that is read."""
+        if not self.reading:
+            pytest.skip("the class names no options that check everything")
+        save_leaves(self.made, location, OLD, values={"s": "text"}, **self.layouts[layout])
+        path = local_path(location)
+        assert path is not None
+        chance = random.Random(1)
+        with self.made(location) as store:
+            header = store.load_header()
+        files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+        noticed: list[str] = []
+        for file in files * self.flips:
+            good = file.read_bytes()
+            at = chance.randrange(len(good))
+            file.write_bytes(good[:at] + bytes([good[at] ^ (1 << chance.randrange(8))]) + good[at + 1 :])
+            try:
+                with self.made(location, **self.reading) as store:
+                    assert same_leaves(read_all(store), OLD), f"{file} byte {at}"
+                    assert store.load_header() == header
+            except StoreError as error:
+                noticed.append(str(error))
+            file.write_bytes(good)
+        assert all(str(location) in text for text in noticed), "an error that does not say where"
+        assert len(noticed) > 0.4 * len(files) * self.flips
+
+    # -- full disks ----------------------------------------------------------------------
+    def test_full_disk(self, disk: FsPath, location: Location, disk_layout: str) -> None:
+        """A save that does not fit is an error; the old store is whole and nothing is left behind."""
+        path = local_path(location)
+        assert path is not None
+        place = disk / path.name
+        save_leaves(self.made, place, OLD)
+        store = self.made(place, "w", **self.full_disk_layouts[disk_layout])
+        with pytest.raises(StoreIOError) as caught:
+            _fill_up(store)
+        assert caught.value.errno == 28
+        store.close()
+        del store
+        assert self.strays(place) == []
+        assert same_leaves(load(self.made, place, **self.reading), OLD)
+        save_leaves(self.made, place, NEW)
+        assert same_leaves(load(self.made, place, **self.reading), NEW)
+
+
+def _fill_up(store: Store) -> None:
+    """Save 40 MB that cannot be compressed."""
+    big = torch.randint(0, 255, (4 << 20,), dtype=torch.uint8)
+    for i in range(100):
+        store.create({(f"x{i}",): LeafSpec((400_000,), "uint8")})
+        store.write([Write((f"x{i}",), (), big[i * 1000 : i * 1000 + 400_000])])
+        store.flush()
+    store.save_header(header_for({}))
