@@ -21,6 +21,7 @@ from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.options import list_to_stack
 from tdstore.container.paths import entry_path
 from tdstore.container.ragged import leaf_shape
+from tdstore.container.structured import fields_of
 from tdstore.dtypes import torch_ready
 from tdstore.errors import BatchSizeError, KeyNotFoundError, ReadOnlyError
 from tdstore.header import Group
@@ -310,6 +311,9 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
             return self._resident_class._from_mapping(value, batch, device, self._names)
         elif isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, list, tuple)):
             made = _as_tensor(value, device)
+            if made is None and isinstance(value, np.ndarray) and value.dtype.names is not None:
+                fields = fields_of(value, lambda below, shape: below)
+                return self._resident_class._from_mapping(fields, batch, device, self._names)
             if made is None:
                 return _as_value(key, value, batch)
             tensor = made

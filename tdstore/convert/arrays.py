@@ -11,8 +11,9 @@ from torch import Tensor
 from tdstore.container.core import GROUP, LEAF, Container
 from tdstore.container.making import from_dict
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.container.structured import fields_of
 from tdstore.convert.rows import refuse_ragged, row_blocks
-from tdstore.dtypes import is_bit_pattern, numpy_dtype, torch_ready
+from tdstore.dtypes import is_bit_pattern, numpy_dtype
 from tdstore.types import path_text
 
 
@@ -82,41 +83,9 @@ def from_struct_array(
     if batch_size is not None and auto_batch_size:
         raise ValueError("give batch_size or auto_batch_size=True, not both")
     shape = array.shape if batch_size is None and not auto else batch_size
-    return from_dict(Container._resident_class, _fields(array), shape, auto, batch_dims, device, None)
-
-
-def _fields(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name in array.dtype.names or ():
-        field = array[name]
-        if field.dtype.names is not None:
-            out[name] = Container._resident_class(_fields(field), batch_size=array.shape)
-        elif field.dtype.kind in "biufc":
-            out[name] = _shared(field)
-        else:
-            out[name] = _values(field)
-    return out
-
-
-def _shared(field: np.ndarray[Any, Any]) -> Tensor:
-    ready = torch_ready(field)
-    return torch.from_numpy(ready if ready.flags.writeable else ready.copy())
-
-
-class TypedValues(list[Any]):
-    """Values per row that came from a numpy array, and its dtype for the way back: views of the rows keep it."""
-
-    dtype: np.dtype[Any]
-
-
-def _values(field: np.ndarray[Any, Any]) -> NonTensor:
-    """One value per position: `str`, `bytes`, numpy's dates, or objects."""
-    flat = field.flatten()
-    pool = TypedValues(list(flat) if field.dtype.kind in "mM" else flat.tolist())
-    pool.dtype = field.dtype
-    if not field.ndim:
-        return NonTensorData(pool[0])
-    return NonTensorStack._make(pool, torch.arange(len(pool)).reshape(field.shape))
+    return from_dict(
+        Container._resident_class, fields_of(array, Container._resident_class), shape, auto, batch_dims, device, None
+    )
 
 
 def to_struct_array(td: Any) -> np.ndarray[Any, Any]:

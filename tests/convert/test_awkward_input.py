@@ -285,3 +285,16 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     with pytest.raises(UntrustedDataError, match="'n' / 'f' .*cannot be pickled"):
         td.save(tmp_path / "f.h5", trust=True)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_structured_array_as_an_entry_is_a_nested_tensordict_of_its_fields():
+    dtype = [("a", "i4"), ("b", "f4", (2,)), ("s", "U3"), ("n", [("c", "i8")])]
+    array = np.array([(1, [0, 1], "x", (5,)), (2, [2, 3], "y", (6,))], dtype)
+    td = TensorDict({"e": array}, [2])
+    assert td["e"].batch_size == (2,) and td["e", "s"] == ["x", "y"] and td["e", "n", "c"].tolist() == [5, 6]
+    td["e", "a"] += 1
+    assert array["a"].tolist() == [2, 3]  # shares memory
+    td["later"] = array
+    assert td["later"].to_struct_array().dtype == array.dtype
+    with pytest.raises(BatchSizeError, match=r"'a' has shape \[2\]"):
+        TensorDict({"e": array}, [3])
