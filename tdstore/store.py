@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tdstore.errors import UnsupportedError
 from tdstore.header import Header
+from tdstore.rows import check_indices as check_indices  # for backends, whose `read` and `write` call it
 from tdstore.tracing import keep_out
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Write
 

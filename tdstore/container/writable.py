@@ -39,17 +39,18 @@ def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 def are_plain(pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
     """Whether nothing can be wrong with `mine.copy_(theirs)`, for pairs of the same shape: dense, of one dtype."""
-    if traced():
+    try:
+        for mine, theirs in pairs:
+            if (
+                mine.requires_grad
+                or theirs.dtype is not mine.dtype
+                or theirs.layout is not _DENSE
+                or theirs.is_meta
+                or not mine.is_contiguous()
+            ):
+                return False
+    except RuntimeError:  # what torch.vmap hands out does not tell
         return False
-    for mine, theirs in pairs:
-        if (
-            theirs.dtype is not mine.dtype
-            or theirs.layout is not _DENSE
-            or theirs.is_meta
-            or mine.requires_grad
-            or not mine.is_contiguous()
-        ):
-            return False
     return True
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import multiprocessing
 import multiprocessing.pool
 import os
 import random
 import socket
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +25,8 @@ from tdstore.parallel.failures import Failure
 
 _POLL_SECONDS = 0.5
 """How often a pool that does not tell is asked whether a worker died."""
+_PATIENCE_SECONDS = 5.0
+"""How long the end of a pool may take before somebody looks why."""
 _IN_FLIGHT = 2
 """Tasks sent ahead per worker: one to work on and one that waits."""
 _DEATHS = frozenset({"KilledWorker", "ActorDiedError", "WorkerCrashedError"})
@@ -250,10 +254,30 @@ def crew_for(
         if fine:
             processes.close()
         else:
-            processes.terminate()
+            _terminate(processes)
         processes.join()
 
     return Crew(PoolExecutor(processes), count, close, given)
+
+
+def _terminate(processes: Any) -> None:
+    """End a pool's workers at once.
+
+    A worker that is killed as it writes a result, or takes a task, takes the lock of these with it, and
+    `Pool.terminate()` waits for that lock for ever. Once all workers are gone it is nobody's, and can be given back.
+    """
+    ender = threading.Thread(target=processes.terminate, daemon=True)
+    ender.start()
+    ender.join(_PATIENCE_SECONDS)
+    while ender.is_alive():
+        workers = list(processes._pool)
+        for worker in workers:
+            worker.kill()
+        if all(worker.exitcode is not None for worker in workers):
+            for lock in (processes._inqueue._rlock, processes._outqueue._wlock):
+                with contextlib.suppress(ValueError):  # it was free
+                    lock.release()
+        ender.join(_POLL_SECONDS)
 
 
 def cpus() -> int:

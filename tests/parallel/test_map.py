@@ -12,6 +12,7 @@ import torch
 import tdstore
 from tdstore import NonTensorStack, TensorDict
 from tdstore.errors import WorkerDiedError
+from tdstore.parallel import executors
 from tdstore.parallel.executors import cpus
 
 from . import work
@@ -327,3 +328,13 @@ def test_without_tqdm_the_missing_bar_is_told(pool, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rows().map(work.plus_one, pool=pool)
+
+
+def test_a_pool_ends_though_a_worker_was_killed_as_it_wrote_a_result(monkeypatch):
+    monkeypatch.setattr(executors, "_PATIENCE_SECONDS", 0.3)
+    pool = multiprocessing.get_context("fork").Pool(2)
+    workers = list(pool._pool)
+    pool._outqueue._wlock.acquire()  # as such a worker leaves it
+    executors._terminate(pool)
+    pool.join()
+    assert all(worker.exitcode is not None for worker in workers)

@@ -11,8 +11,7 @@ import torch
 from tdstore import errors
 from tdstore.dtypes import from_numpy, to_numpy
 from tdstore.header import Header
-from tdstore.rows import check_indices
-from tdstore.store import Cap, Store
+from tdstore.store import Cap, Store, check_indices
 from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
 from torch import Tensor
 
