@@ -17,7 +17,7 @@ from tdstore.container.linked import LinkedList
 from tdstore.container.lists import as_text, nested, stack_text
 from tdstore.container.options import capture_non_tensor_stack
 from tdstore.container.plain import to_plain
-from tdstore.container.taken import MANY, Lent, Taken
+from tdstore.container.taken import MANY, Lent, Taken, counted
 from tdstore.container.valuemethods import ValueMethods
 from tdstore.errors import BatchSizeError
 from tdstore.ops.rearrange import Padding
@@ -435,7 +435,8 @@ class NonTensorStack(NonTensor, ValueMethods):
             values: Any = self._lent.take(pool, flat)
         else:
             values = list(map(pool.__getitem__, flat.tolist()))
-        return NonTensorStack._make(values, torch.arange(len(values)).reshape(at.shape))
+        positions = counted(len(values))
+        return NonTensorStack._make(values, positions if at.ndim == 1 else positions.reshape(at.shape))
 
     def apart(self) -> NonTensor:
         at = self._at

@@ -175,6 +175,23 @@ class CatalogueTests(StoreSetup):
         store.rename({("c",): ("d",)})
         assert {path: len(t) for path, t in read_all(store).items()} == {("a",): 3, ("b",): 2, ("d",): 4}
 
+    def test_rename_there_and_back(self, location: Location) -> None:
+        """A leaf that nobody wrote into moves to and fro, before and after a commit, and leaves nothing behind."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        leaves = {("a",): torch.zeros(2), ("c",): numbers(3)}
+        with self.opened(location, "w") as store:
+            store.create({path: LeafSpec(value.shape, value.dtype) for path, value in leaves.items()})
+            store.write([Write(("c",), (), leaves[("c",)])])
+            store.save_header(header_for(leaves))
+        for _ in range(2):
+            with self.opened(location, "r+") as store:
+                store.rename({("a",): ("b",)})
+                store.rename({("b",): ("a",)})
+                store.save_header(header_for(leaves))
+            with self.opened(location) as store:
+                got = read_all(store)
+            assert got.keys() == leaves.keys() and all(same(got[path], value) for path, value in leaves.items())
+
     def test_rename_missing(self, location: Location) -> None:
         """When one leaf is missing, none is renamed."""
         self.needs(Cap.WRITE)

@@ -189,8 +189,9 @@ class FolderPlace(Place):
     def remove(self, node: str, keys: Iterable[str]) -> None:
         self.engine.remove(node)
 
-    def move(self, old: str, new: str, keys: Iterable[str]) -> None:
+    def move(self, old: str, new: str, keys: Iterable[str]) -> bool:
         self.engine.move(old, new)
+        return True
 
     # -- publishing ------------------------------------------------------------------------
     def publish(self, data: bytes, *, sync: bool) -> None:

@@ -70,12 +70,13 @@ class Place(ABC):
         """Remove a node, whose objects have these keys."""
         self.engine.delete([*keys, f"{node}/{NAME}"])
 
-    def move(self, old: str, new: str, keys: Iterable[str]) -> None:
-        """Move a node and its objects."""
+    def move(self, old: str, new: str, keys: Iterable[str]) -> bool:
+        """Move a node and its objects; whether its metadata went along."""
         moved = list(keys)
         for key in moved:
             self.engine.put(new + key[len(old) :], self.engine.get(key).data)
         self.engine.delete([*moved, f"{old}/{NAME}"])
+        return False
 
     @abstractmethod
     def close(self) -> None:

@@ -333,21 +333,23 @@ class Session:
         parked = []
         for number, old in enumerate(moves):
             leaf = self.leaves.pop(old)
-            there = self.document.metadata.pop(leaf.node, None) is not None or bool(leaf.objects)
             self.reader.forget(leaf)
-            self._move(leaf, f"tdstore.move-{number}", there)
+            self._move(leaf, f"tdstore.move-{number}")
             self.names.drop(old)
-            parked.append((leaf, there))
-        for (leaf, there), new in zip(parked, moves.values(), strict=True):
+            parked.append(leaf)
+        for leaf, new in zip(parked, moves.values(), strict=True):
             if new in self.names.nodes:
                 self.unlink(new)  # an empty group, or a value
-            self._move(leaf, self.names.node(new), there)
+            self._move(leaf, self.names.node(new))
             leaf.path = new
             self.add(leaf)
 
-    def _move(self, leaf: Leaf, node: str, there: bool) -> None:
-        if there:
-            self.place.move(leaf.node, node, [leaf.key(number) for number in leaf.objects])
+    def _move(self, leaf: Leaf, node: str) -> None:
+        metadata = self.document.metadata.pop(leaf.node, None)
+        if metadata is not None or leaf.objects:
+            with_metadata = self.place.move(leaf.node, node, [leaf.key(number) for number in leaf.objects])
+            if metadata is not None and with_metadata:
+                self.document.metadata[node] = metadata
         leaf.node = node
 
     # -- commit ----------------------------------------------------------------------------
