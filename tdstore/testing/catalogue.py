@@ -190,7 +190,8 @@ class CatalogueTests(StoreSetup):
                 store.save_header(header_for(leaves))
             with self.opened(location) as store:
                 got = read_all(store)
-            assert got.keys() == leaves.keys() and all(same(got[path], value) for path, value in leaves.items())
+            assert got.keys() == leaves.keys()
+            assert all(same(got[path], value) for path, value in leaves.items())
 
     def test_rename_missing(self, location: Location) -> None:
         """When one leaf is missing, none is renamed."""

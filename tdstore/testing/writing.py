@@ -8,7 +8,7 @@ import torch
 from tdstore.errors import KeyNotFoundError
 from tdstore.store import Cap
 from tdstore.testing.samples import INDICES, OUTSIDE, assign, pick, rows, same, sample
-from tdstore.testing.setup import Location, StoreSetup, fill, numbers
+from tdstore.testing.setup import Location, StoreSetup, fill, numbers, raised
 from tdstore.types import LeafSpec, Read, Write
 
 
@@ -96,21 +96,21 @@ class WriteTests(StoreSetup):
             got = store.read([Read((name,))])[0]
             assert same(got, assign(before, index, value)), f"{name} at {index}"
 
-    @pytest.mark.parametrize("case", OUTSIDE)
-    def test_write_outside(self, location: Location, case: str) -> None:
+    def test_write_outside(self, location: Location) -> None:
         """What is not within a leaf is an IndexError, and nothing is written: of the other writes neither."""
         self.needs(Cap.WRITE, Cap.PARTIAL_WRITE)
         before = sample("float32", (6, 4, 3))
         store = self.holding(location, {("a",): before, ("b",): before})
-        shape = [
-            len(term) if isinstance(term, torch.Tensor) else 1 if isinstance(term, int) else term.stop - term.start
-            for term in OUTSIDE[case][:3]
-        ]
-        value = torch.ones((*shape, *(6, 4, 3)[len(shape) :]))
-        with pytest.raises(IndexError):
-            store.write([Write(("b",), (), torch.zeros(6, 4, 3)), Write(("a",), OUTSIDE[case], value)])
-        for leaf in store.read([Read(("a",)), Read(("b",))]):
-            assert same(leaf, before)
+        for case, index in OUTSIDE.items():
+            shape = [
+                len(term) if isinstance(term, torch.Tensor) else 1 if isinstance(term, int) else term.stop - term.start
+                for term in index[:3]
+            ]
+            value = torch.ones((*shape, *(6, 4, 3)[len(shape) :]))
+            with raised(IndexError, case):
+                store.write([Write(("b",), (), torch.zeros(6, 4, 3)), Write(("a",), index, value)])
+            for leaf in store.read([Read(("a",)), Read(("b",))]):
+                assert same(leaf, before), f"written, though an index was outside: {case}"
 
     def test_write_last_wins(self, location: Location) -> None:
         """Where an index names a row twice, the last value in its order stays."""
