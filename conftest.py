@@ -14,15 +14,6 @@ import pytest
 from tests import servers
 
 T = TypeVar("T")
-LONG = (
-    "test_tutorial_leads",
-    "test_quick_demo",
-    "test_ray.py",
-    "test_state_machine",
-    "test_ten_times",
-    "test_command_line_on",
-)
-"""Tests of 20 seconds and more on a busy machine."""
 
 
 @contextmanager
@@ -42,7 +33,7 @@ def needed(server: AbstractContextManager[T]) -> Iterator[T]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first: one that comes last is waited for by all."""
-    items.sort(key=lambda item: not any(name in item.nodeid for name in LONG))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture

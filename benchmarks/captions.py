@@ -2,7 +2,7 @@
 
 Run `python benchmarks/captions.py` (about two minutes; a redis too where `redis-server` is installed), `--quick` for
 smaller data. In the first groups "peer" is an int64 leaf of the same dataset, read as a tensor, and captions become
-Python strings, of which 256 alone take 40 microseconds; "index" is `td[rows]` by itself, which makes none. The floor is
+Python strings; "index" is `td[rows]` by itself, which makes none. The floor is
 h5py and zarr-python on arrays of strings of their own kind, and a list of Python for what is in memory. In the last
 groups "peer" is the tensordict package with 20,000 captions (2,000 rows are its limit where each value is a file).
 """

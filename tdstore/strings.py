@@ -29,7 +29,7 @@ MOST = 1 << 30
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def column_leaves(leaves: Mapping[Path, LeafSpec]) -> set[Path]:
+def leaves_of_values(leaves: Mapping[Path, LeafSpec]) -> set[Path]:
     """Those of some leaves that hold values per row: what suits rows of tensors does not suit them.
 
     Both are there, and what nobody wrote reads as None: `spans` and `text` of a user are other leaves.

@@ -74,6 +74,7 @@ def changed(how: str) -> TensorDict:
     return td
 
 
+@pytest.mark.slow
 def test_quick_demo(tmp_path: Path) -> None:
     command = [sys.executable, str(DEMO), "--quick", "--dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)

@@ -6,13 +6,15 @@ import copy
 import gc
 import pickle
 import threading
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from tdstore import NonTensorStack, TensorDict
-from tdstore.container.taken import MANY
+from tdstore.container.taken import MANY, Lent
 
 N = 4 * MANY
 ROWS = torch.arange(N).flip(0)[: 2 * MANY]
@@ -123,6 +125,26 @@ def test_writers_and_takers_in_threads():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_several_that_look_at_once_see_one_list():
+    """Else what one of them then writes would be lost."""
+
+    class Slow(list):
+        def __getitem__(self, i):
+            time.sleep(0.001)
+            return super().__getitem__(i)
+
+    taken = Lent().take(Slow(f"v{i}" for i in range(N)), ROWS)
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = pool.map(lambda _: taken.values(), range(3))
+    assert first == WANT
+    assert all(other is first for other in others)
+
+
+def test_functions_of_torch_do_not_reach_the_ways_of_a_stack():
+    with pytest.raises(TypeError):
+        torch.take(NonTensorStack.from_list([["a", "b"], ["c", "d"]]), torch.tensor([3]))  # of all elements, not rows
 
 
 def test_many_that_are_gone_are_forgotten():

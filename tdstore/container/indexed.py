@@ -130,7 +130,7 @@ class IndexedTree(HomeMixin):
                 wide = new if len(below) == n else torch.Size((*new, *self._fitting(value)._batch_size[n:]))
                 data[key] = value._take(rows, wide, value._names, len(value._batch_size))
             elif isinstance(value, NonTensor):
-                data[key] = value.take(rows)
+                data[key] = value.rows(rows)
             else:
                 data[key] = value[rows]
         return self._new(data, new, self._device, names)

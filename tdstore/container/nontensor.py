@@ -142,7 +142,7 @@ class NonTensor:
     def __getitem__(self, index: Any) -> NonTensor:
         return self.move(lambda t: t[index])
 
-    def take(self, rows: Tensor) -> NonTensor:
+    def rows(self, rows: Tensor) -> NonTensor:
         """Rows of the first dimension, in range, as an entry of its own."""
         return self.move(lambda t: t[rows])
 
@@ -415,7 +415,7 @@ class NonTensorStack(NonTensor, ValueMethods):
     def _one(self, at: Tensor) -> Any:
         return self._pool[int(at)]
 
-    def take(self, rows: Tensor) -> NonTensor:
+    def rows(self, rows: Tensor) -> NonTensor:
         return self._copied(self._at.index_select(0, rows))
 
     def _shares(self, at: Tensor) -> bool:

@@ -30,21 +30,22 @@ def counted(n: int) -> Tensor:
 
 
 class Taken:
-    """Values of a list at some positions, int64 `[n]`. Read like a list."""
+    """Values of a list at some positions, int64 `[n]`. Read like a list; the lock is that of the list."""
 
-    __slots__ = ("__weakref__", "_at", "_source", "_values")
+    __slots__ = ("__weakref__", "_at", "_lock", "_source", "_values")
 
-    def __init__(self, source: list[Any], at: Tensor) -> None:
-        self._source, self._at = source, at
+    def __init__(self, source: list[Any], at: Tensor, lock: Any) -> None:
+        self._source, self._at, self._lock = source, at, lock
         self._values: list[Any] | None = None
 
     def values(self) -> list[Any]:
         """The values, which from now on are a list of their own."""
-        found = self._values
-        if found is None:
-            found = self._values = list(map(self._source.__getitem__, self._at.tolist()))
-            self._source = found
-        return found
+        if self._values is None:
+            with self._lock:  # they are fetched once, though several look
+                if self._values is None:
+                    self._values = list(map(self._source.__getitem__, self._at.tolist()))
+                    self._source = self._values
+        return self._values
 
     def __getitem__(self, i: int) -> Any:
         return self.values()[i]
@@ -71,7 +72,7 @@ class Lent:
 
     def take(self, source: list[Any], at: Tensor) -> Taken:
         """Values of that list."""
-        made = Taken(source, at)
+        made = Taken(source, at, self._lock)
         with self._lock:
             if len(self._taken) >= self._most:  # most are gone
                 self._taken = [ref for ref in self._taken if ref() is not None]

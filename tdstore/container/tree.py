@@ -19,7 +19,7 @@ from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.ragged import leaf_shape
 from tdstore.container.terms import as_terms, spelled_out, torch_terms
 from tdstore.container.unbatched import UnbatchedTensor
-from tdstore.container.writable import check_copies, check_rows_of_values
+from tdstore.container.writable import check_copies, check_rows_of_values, fits
 from tdstore.container.writing import take_back
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.holes import HOLES, reserve
@@ -185,11 +185,7 @@ class ResidentTree(TensorDictBase):
         target = index_shape(old.shape, index) if HOLES else old[index].shape
         while value.ndim > len(target) and value.shape[0] == 1:
             value = value[0]  # as torch does
-        try:
-            fits = torch.broadcast_shapes(value.shape, target) == target
-        except RuntimeError:
-            fits = False
-        if not fits:
+        if not fits(value.shape, target):
             raise BatchSizeError(
                 f"cannot write shape {list(value.shape)} at an index of shape {list(target)} in entry {key!r}"
             )

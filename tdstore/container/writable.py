@@ -92,6 +92,14 @@ def _check_apart(leaf: Tensor) -> None:
         )
 
 
+def fits(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether a value of that shape can be broadcast to a target."""
+    try:
+        return bool(torch.broadcast_shapes(shape, target) == target)
+    except RuntimeError:
+        return False
+
+
 def check_rows_of_values(key: str, old: NonTensor, value: Any, index: Any) -> None:
     """Look whether values can be written at an index of an entry of values, and kept where that lies.
 
@@ -101,11 +109,7 @@ def check_rows_of_values(key: str, old: NonTensor, value: Any, index: Any) -> No
     part = value if isinstance(value, NonTensor) else NonTensorData(value)
     if isinstance(part, NonTensorStack):
         shape = old.batch_size if index is None else old[index].batch_size
-        try:
-            fits = torch.broadcast_shapes(part.batch_size, shape) == shape
-        except RuntimeError:
-            fits = False
-        if not fits:
+        if not fits(part.batch_size, shape):
             raise BatchSizeError(
                 f"cannot write values of shape {list(part.batch_size)} at an index of shape {list(shape)} "
                 f"in entry {key!r}"

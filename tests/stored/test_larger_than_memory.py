@@ -85,6 +85,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)  # pytest keeps the folders of three runs
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA counts mappings on Linux only")
 @pytest.mark.parametrize("storage", list(GROWING))
 def test_ten_times_the_limit(storage: str, place: Path) -> None:

@@ -14,25 +14,14 @@ from tdstore.container import packed
 from tdstore.container.plain import pickling
 from tdstore.errors import UntrustedDataError
 
+from .test_trust import Odd
+
 RAN: list[int] = []
 
 
 class Bomb:
     def __reduce__(self):
         return RAN.append, (1,)
-
-
-class Odd:
-    """Neither plain data nor the kind of a codec."""
-
-    def __init__(self, x):
-        self.x = x
-
-    def __eq__(self, other):
-        return type(other) is Odd and self.x == other.x
-
-    def __hash__(self):
-        return hash(self.x)
 
 
 class Claims:

@@ -26,7 +26,7 @@ from tdstore.errors import (
     StoreError,
 )
 from tdstore.header import Header
-from tdstore.strings import column_leaves
+from tdstore.strings import leaves_of_values
 from tdstore.types import Fault, LeafSpec, Path, path_text
 from tdstore_h5 import cooked, datasets
 from tdstore_h5.copies import write_copies
@@ -251,7 +251,7 @@ class Session:
             return datasets.options_of(dataset)
         if new.shape[0] <= leaf.spec.shape[0] or 0 in new.shape[1:]:
             return {}
-        columns = column_leaves({p: other.spec for p, other in self.contents.leaves.items()})
+        columns = leaves_of_values({p: other.spec for p, other in self.contents.leaves.items()})
         return {"chunks": growing_chunks(new, column=path in columns), "maxshape": (None, *new.shape[1:])}
 
     def _remake(self, path: Path, leaf: Leaf, spec: LeafSpec, layout: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from tdstore.indexing import gather, last_wins
 from tdstore.registry import split_scheme
 from tdstore.rows import check_indices, take
 from tdstore.store import Cap, Store
-from tdstore.strings import column_leaves
+from tdstore.strings import leaves_of_values
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore_h5 import cooked, datasets, options
 from tdstore_h5.document import constant_sums
@@ -252,7 +252,7 @@ class H5Store(Store):
     # -- data -------------------------------------------------------------------------
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         session = self._changing()
-        plan, columns = [], column_leaves(leaves)
+        plan, columns = [], leaves_of_values(leaves)
         for path, spec in leaves.items():
             filled = options.with_fill(spec, self._layout)
             layout = options.fit(filled, self._layout, self.url, path, column=path in columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tdstore.dtypes import from_numpy
-from tdstore.strings import column_leaves
+from tdstore.strings import leaves_of_values
 from tdstore.types import LeafSpec
 from tdstore_zarr import layout
 from tdstore_zarr.grid import strides
@@ -64,7 +64,7 @@ def _lay_out_anew(session: Session, leaf: Leaf, length: int) -> None:
         (length, *meta.shape[1:]), meta.dtype, fill_value=leaf.spec.fill_value,
         compressors=compressors, checksum=meta.pipeline.crc,
     )  # fmt: skip
-    columns = column_leaves({p: other.spec for p, other in session.document.leaves.items()})
+    columns = leaves_of_values({p: other.spec for p, other in session.document.leaves.items()})
     fresh = layout.fit(spec, {}, session.url, path, meta.keys, column=path in columns)
     fresh.fill, fresh.attributes = meta.fill, meta.attributes
     session.unlink(path)

@@ -31,7 +31,7 @@ from tdstore.ranges import index_shape
 from tdstore.registry import registry, split_scheme
 from tdstore.rows import check_indices, gather, last_wins, take
 from tdstore.store import Cap, Store
-from tdstore.strings import column_leaves
+from tdstore.strings import leaves_of_values
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
 from tdstore_zarr import layout as layouts
 from tdstore_zarr.buffers import LIMIT
@@ -364,7 +364,7 @@ class ZarrStore(Store):
         session = self._changing()
         with self._lock:
             keys = session.place.keys
-            columns = column_leaves(leaves)
+            columns = leaves_of_values(leaves)
             plan = [
                 (p, spec, layouts.fit(spec, self._layout, self.url, p, keys, column=p in columns))
                 for p, spec in leaves.items()
