@@ -1,0 +1,1 @@
+"""Replay buffers, and what they are made of: writers choose the slots to fill, samplers the slots to read."""
