@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdstore import TensorClass
+import tdstore
 
 Entry = tuple[tuple[int, ...], torch.dtype]
 """The shape and the dtype of one field."""
 
 
-class IFEvalScoreData(TensorClass):
+class IFEvalScoreData(tdstore.TensorClass):
     """Scores of answers to prompts with verifiable instructions (IFEval).
 
     Each field is a tensor, a bool, a list of bools or None. None becomes zeros of shape `[*B, 1]`, in the default
