@@ -15,7 +15,7 @@ from typing import Any
 
 import pluggy
 
-from tdstore import hookspecs
+from tdstore import hookspecs, lifetime
 from tdstore.engine import Engine
 from tdstore.errors import (
     AmbiguousBackendError,
@@ -350,6 +350,7 @@ class Registry:
             options.pop("trust", None)
         if mode not in MODES:
             raise OptionError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
+        lifetime.settle()  # a handle that was dropped may still hold the lock of this place
         opener = self._opener(backend)
         _check_options(backend, opener, options)
         place = os.fspath(location) if isinstance(location, os.PathLike) else location

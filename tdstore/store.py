@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
+from tdstore import lifetime
 from tdstore.errors import UnsupportedError
 from tdstore.header import Header
 from tdstore.rows import check_indices as check_indices  # for backends, whose `read` and `write` call it
@@ -53,6 +55,32 @@ class Cap(enum.Flag):
     """Leaves live on a device other than the CPU."""
 
 
+_CHANGES = frozenset({"create", "write", "delete", "rename", "resize", "save_header"})
+"""Methods that change a store: from the first call on, it is closed at the end of the process if nobody did before."""
+
+
+def _registering(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def change(self: Store, *args: Any, **kwargs: Any) -> Any:
+        caps = self.caps.value  # `in` of an enum costs as much as a short write
+        if caps & Cap.PERSISTENT.value:
+            lifetime.register(self, resident=bool(caps & Cap.VIEW.value))
+        return method(self, *args, **kwargs)
+
+    return change
+
+
+def _unregistering(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def close(self: Store) -> Any:
+        try:
+            return method(self)
+        finally:
+            lifetime.unregister(self)
+
+    return close
+
+
 class Store(ABC):
     """Named leaves and one small header, at one location.
 
@@ -80,6 +108,11 @@ class Store(ABC):
         for name in Store.__dict__:  # the protocol
             method = cls.__dict__.get(name)
             if isinstance(method, FunctionType):
+                if name in _CHANGES:
+                    method = _registering(method)
+                elif name == "close":
+                    method = _unregistering(method)
+                setattr(cls, name, method)
                 keep_out(method)
 
     # -- catalogue: cheap, no data moves ---------------------------------------------------

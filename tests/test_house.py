@@ -25,7 +25,7 @@ ROWS: list[str] = [
     "dtypes",
     "types",
     "values header together",
-    "keys indexing shapes plans rows ranges strings tracing together",
+    "keys indexing shapes plans rows ranges strings tracing lifetime together",
     "store",
     "engine localengine files publish holes checksums manifest objects session together",
     "hookspecs",

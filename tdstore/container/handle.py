@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
+from tdstore import lifetime
 from tdstore.container.core import GROUP, LEAF, VALUE
 from tdstore.container.describe import STACK_KIND, decoded
 from tdstore.container.kept import kept
@@ -24,6 +25,7 @@ from tdstore.errors import CorruptStoreError, KeyNotFoundError, ReadOnlyError, S
 from tdstore.header import Group, Header
 from tdstore.hookspecs import Backend
 from tdstore.io.opening import open_unread, refuse_partial
+from tdstore.lifetime import Ending
 from tdstore.shapes import common_prefix
 from tdstore.store import Cap, Store
 from tdstore.types import LeafSpec, Mode, Path, Read, path_text
@@ -36,14 +38,14 @@ class StoreHandle:
     """
 
     __slots__ = (
-        "__weakref__", "backend", "crowded", "groups", "location", "mode", "options", "specs", "store", "told",
-        "trusted",
+        "__weakref__", "_ending", "backend", "crowded", "groups", "location", "mode", "options", "specs", "store",
+        "told", "trusted",
     )  # fmt: skip
 
     def __init__(
         self, store: Store, backend: Backend, location: str | None, mode: Mode, options: Mapping[str, Any]
     ) -> None:
-        self.store = store
+        self._hold(store)
         self.backend = backend
         self.location = location
         self.mode = mode
@@ -57,6 +59,16 @@ class StoreHandle:
         self.specs: dict[Path, LeafSpec] = {}
         self.groups: dict[Path, Group] = {}
         self.reload()
+
+    def _hold(self, store: Store) -> None:
+        """Take a store. One that is written is closed soon after this handle was dropped, or when the process ends."""
+        self.store = store
+        self._ending: Ending | None = None
+        if store.writable and Cap.PERSISTENT in store.caps:
+            if Cap.VIEW in store.caps:  # it ends with the last of its tensors, which may outlive this handle
+                lifetime.register(store, resident=True)
+            else:
+                self._ending = Ending(self, store.close, store.url)
 
     @classmethod
     def open(cls, location: Any = None, *, storage: Any = None, mode: Mode = "r", **options: Any) -> StoreHandle:
@@ -83,9 +95,10 @@ class StoreHandle:
         if self.location is None:
             raise StoreError(f"{self.store.url} has no location to be opened again by", url=self.store.url)
         mode: Mode = "r+" if self.store.writable else "r"
-        self.store.close()
+        self._close_store()
         options = {name: value for name, value in self.options.items() if name != "recover"}
-        self.store, _ = open_unread(self.location, storage=self.backend.name, mode=mode, **options)
+        store, _ = open_unread(self.location, storage=self.backend.name, mode=mode, **options)
+        self._hold(store)
         self.reload()
 
     # -- looking -----------------------------------------------------------------------------
@@ -183,7 +196,12 @@ class StoreHandle:
                         pack_crowded(self, self.crowded)
         finally:
             self.crowded.clear()
-            self.store.close()
+            self._close_store()
+
+    def _close_store(self) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
+        self.store.close()
 
     # -- changing ----------------------------------------------------------------------------
     def commit(self, groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec] | None = None) -> None:

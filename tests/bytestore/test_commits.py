@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -278,11 +280,16 @@ def test_uploaded_objects_of_an_abandoned_store_are_removed():
     assert engine.closed
 
 
-def test_a_forgotten_store_commits_what_it_wrote(engine):
+def test_a_store_that_was_changed_is_held_until_it_is_closed(engine):
     store = open_objects(engine, mode="r+")
     put_row(store, 9)
+    held = weakref.ref(store)
     del store
+    gc.collect()
+    held().close()
     assert row_of(again(engine)) == 9
+    gc.collect()
+    assert held() is None
 
 
 def test_reopen_token_commits_and_reads(engine):

@@ -348,7 +348,8 @@ def test_descriptions_that_lie(change: dict[str, Any], tmp_path: Path) -> None:
 def test_headers_that_lie(about: dict[str, Any], spans: list[list[int]], tmp_path: Path) -> None:
     where = str(tmp_path / "x.h5")
     TensorDict({"n": nested(torch.jagged, (2,), (3,))}, [2]).save(where).close()
-    store = tdstore.open(where, mode="r+")._handle.store
+    stored = tdstore.open(where, mode="r+")
+    store = stored._handle.store
     store.write([tdstore.types.Write(("n", "nested.spans"), (), torch.tensor(spans))])
     header = store.load_header()
     store.save_header(header)
@@ -365,9 +366,10 @@ def test_rows_that_lie_over_one_another(tmp_path: Path) -> None:
     """Which would make any amount of memory of a small file; a row that is asked for twice is another matter."""
     where = str(tmp_path / "x.h5")
     TensorDict({"n": nested(torch.jagged, (2,), (3,))}, [2]).save(where).close()
-    with tdstore.open(where) as stored:
-        assert [row.tolist() for row in stored[[1, 0, 1]]["n"].unbind()] == [[10, 11, 12], [0, 1], [10, 11, 12]]
-    store = tdstore.open(where, mode="r+")._handle.store
+    with tdstore.open(where) as read:
+        assert [row.tolist() for row in read[[1, 0, 1]]["n"].unbind()] == [[10, 11, 12], [0, 1], [10, 11, 12]]
+    stored = tdstore.open(where, mode="r+")
+    store = stored._handle.store
     store.write([tdstore.types.Write(("n", "nested.spans"), (), torch.tensor([[0, 5], [0, 4]]))])
     with pytest.raises(CorruptStoreError, match="lie over one another"):
         _over(store)[[0, 1]]["n"]

@@ -1,0 +1,245 @@
+"""Commit what was written and never closed: after its owner was dropped, and before the process ends.
+
+A finalizer may run in any thread, at any line, with any lock held. So it does no I/O here: it puts what has to be done
+into a queue. A background thread does it soon; `settle` does it at once. What is left at the end of the interpreter, or
+of a process of `multiprocessing`, is done there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures.thread  # noqa: F401  # its exit hook is registered before ours, and so runs after it
+import logging
+import multiprocessing
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from tdstore.header import Header
+
+_log = logging.getLogger("tdstore")
+
+
+class Closable(Protocol):
+    """A store, as far as this module knows it."""
+
+    url: str
+
+    def load_header(self) -> Header:
+        """Give the header last saved."""
+
+    def save_header(self, header: Header) -> None:
+        """Commit."""
+
+    def close(self) -> None:
+        """Commit what was written in place, and let go."""
+
+
+class Ending:
+    """An action that is done once: when called, after its owner was garbage collected, or when the process ends.
+
+    A forked child inherits none: what is open belongs to its parent.
+
+    Args:
+        owner: the object whose garbage collection is the end; None for the end of the process alone. `action` must
+            not refer to it.
+        action: what to do. It may do I/O, take locks and raise; it may run in another thread.
+        place: what the action commits, for the message when it fails.
+
+    Example:
+        >>> class Recording:
+        ...     pass
+        >>> done = []
+        >>> recording = Recording()
+        >>> ending = Ending(recording, lambda: done.append("committed"), "runs/1")
+        >>> del recording
+        >>> settle()
+        >>> done
+        ['committed']
+    """
+
+    __slots__ = ("__weakref__", "_action", "_owner", "_pid", "_place")
+
+    def __init__(self, owner: object | None, action: Callable[[], None], place: str) -> None:
+        self._action: Callable[[], None] | None = action
+        self._place = place
+        self._pid = os.getpid()
+        self._owner = None if owner is None else weakref.ref(owner, self._dropped)
+        _state.endings[id(self)] = self
+        _at_exit()
+        _start()
+
+    def __call__(self) -> None:
+        """Do it now, unless it was done or cancelled; errors are the caller's."""
+        action = self._take()
+        if action is not None:
+            action()
+
+    def cancel(self) -> None:
+        """Forget the action."""
+        self._take()
+
+    def _take(self) -> Callable[[], None] | None:
+        action, self._action, self._owner = self._action, None, None
+        _state.endings.pop(id(self), None)
+        return action if self._pid == os.getpid() else None
+
+    def _dropped(self, _: object) -> None:
+        # In a finalizer: `SimpleQueue.put` is re-entrant, and nothing else is done here.
+        _state.queue.put(self)
+
+    def _report(self) -> None:
+        """Do it where there is no caller to raise to."""
+        try:
+            self()
+        except Exception as error:
+            _log.error("tdstore: %s has uncommitted changes, and they are lost: %s", self._place, error)
+
+
+class _State:
+    """What a process has to do. A forked child starts with a state of its own."""
+
+    def __init__(self) -> None:
+        self.endings: dict[int, Ending] = {}
+        self.changed: dict[int, Closable] = {}
+        """Stores that were changed since they were opened and are not closed."""
+        self.resident: weakref.WeakSet[Closable] = weakref.WeakSet()
+        """As `changed`, for stores of live tensors, which end with the last tensor."""
+        self.queue: SimpleQueue[Ending | None] = SimpleQueue()
+        self.running = threading.RLock()
+        """Held while queued actions run, and around a fork."""
+        self.starting = threading.Lock()
+        self.thread: threading.Thread | None = None
+        self.ended = False
+
+
+_state = _State()
+
+
+# -- stores --------------------------------------------------------------------------------------
+def register(store: Closable, *, resident: bool = False) -> None:
+    """Close a store at the end of the process if nobody did before. Called by `Store` at each change.
+
+    Args:
+        resident: whether the store's leaves are live tensors. Such a store is not kept alive.
+    """
+    if resident:
+        _state.resident.add(store)
+    else:
+        if id(store) in _state.changed:
+            return
+        _state.changed[id(store)] = store
+    _at_exit(type(store))
+
+
+def unregister(store: Closable) -> None:
+    """Forget a store that was closed."""
+    _state.changed.pop(id(store), None)
+    _state.resident.discard(store)
+
+
+# -- doing it ------------------------------------------------------------------------------------
+def settle() -> None:
+    """Do what the owners that were dropped so far left to do. Returns when it is done."""
+    while True:
+        try:
+            ending = _state.queue.get_nowait()
+        except Empty:
+            break
+        if ending is not None:
+            with _state.running:
+                ending._report()
+    with _state.running:  # another thread may be in the middle of one
+        return
+
+
+def _work(state: _State) -> None:
+    while (ending := state.queue.get()) is not None:
+        with state.running:
+            ending._report()
+        del ending  # it holds a store until the next one comes
+
+
+def _start() -> None:
+    state = _state
+    if state.thread is None and not state.ended:
+        with state.starting:
+            if state.thread is None:
+                state.thread = threading.Thread(target=_work, args=(state,), name="tdstore-closing", daemon=True)
+                state.thread.start()
+
+
+def _end() -> None:
+    """Close everything. Only what was registered by this process is in the state."""
+    state = _state
+    state.ended = True
+    settle()
+    for ending in list(state.endings.values()):
+        with state.running:
+            ending._report()
+    for store in [*state.changed.values(), *state.resident]:
+        with state.running:
+            Ending(None, store.close, store.url)._report()
+        unregister(store)
+    if state.thread is not None and state.thread is not threading.current_thread():
+        state.queue.put(None)
+        state.thread.join(1.0)
+        state.thread = None
+
+
+_known: set[type | None] = set()
+
+
+def _at_exit(kind: type | None = None) -> None:
+    """Run before the exit hooks of the libraries that stores of a class use; those are registered by now."""
+    if kind in _known:
+        return
+    _known.add(kind)
+    atexit.unregister(_end)
+    atexit.register(_end)
+    _before_threads_end()
+
+
+def _before_threads_end() -> None:
+    # Executors take no work once the main thread ended, and processes of multiprocessing do not run atexit hooks.
+    # What `concurrent.futures` uses for the same reason; without it, `atexit` alone is left.
+    register_hook = getattr(threading, "_register_atexit", None)
+    if register_hook is not None and not _state.ended:
+        register_hook(_end_in_time)
+
+
+def _end_in_time() -> None:
+    """Commit while executors still take work; close as well, unless other threads go on writing until `atexit`."""
+    current = threading.current_thread()
+    writers = any(t is not current and not t.daemon for t in threading.enumerate())
+    if not writers or multiprocessing.parent_process() is not None:
+        _end()
+        return
+    for store in list(_state.changed.values()):
+        try:
+            header = store.load_header()
+            if header:  # without one it is a new dataset that its writer never finished
+                store.save_header(header)
+        except Exception as error:  # `_end` tries again, and reports
+            _log.debug("tdstore: committing %s: %s", store.url, error)
+
+
+# -- forks ---------------------------------------------------------------------------------------
+def _before_fork() -> None:
+    _state.running.acquire()
+
+
+def _after_fork() -> None:
+    _state.running.release()
+
+
+def _in_child() -> None:
+    global _state
+    _state = _State()
+    _known.clear()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

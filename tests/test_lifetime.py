@@ -1,0 +1,142 @@
+"""What was written and never closed is committed: by the garbage collector's help, and when the process ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tdstore import lifetime
+from tdstore.lifetime import Ending
+from tdstore.testing import warm
+
+
+class Owner:
+    pass
+
+
+def test_a_dropped_owner_s_action_runs_once() -> None:
+    done: list[str] = []
+    owner = Owner()
+    ending = Ending(owner, lambda: done.append("end"), "a place")
+    assert done == []
+    del owner
+    gc.collect()
+    lifetime.settle()
+    ending()
+    assert done == ["end"]
+
+
+def test_the_thread_does_it_without_being_asked() -> None:
+    done = threading.Event()
+    owner = Owner()
+    Ending(owner, done.set, "a place")
+    del owner
+    gc.collect()
+    assert done.wait(10)
+
+
+def test_it_is_never_done_in_the_thread_that_drops() -> None:
+    where: list[int] = []
+    done = threading.Event()
+
+    def action() -> None:
+        where.append(threading.get_ident())
+        done.set()
+
+    owner = Owner()
+    Ending(owner, action, "a place")
+    del owner
+    gc.collect()
+    assert done.wait(10)
+    assert where != [threading.get_ident()]
+
+
+def test_a_cancelled_one_does_nothing() -> None:
+    done: list[str] = []
+    owner = Owner()
+    Ending(owner, lambda: done.append("end"), "a place").cancel()
+    del owner
+    gc.collect()
+    lifetime.settle()
+    assert done == []
+
+
+def test_called_it_raises_and_dropped_it_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="disk is full"):
+        Ending(None, fail, "a place")()
+    owner = Owner()
+    Ending(owner, fail, "runs/7")
+    del owner
+    gc.collect()
+    lifetime.settle()
+    assert "runs/7 has uncommitted changes, and they are lost: the disk is full" in capsys.readouterr().err
+
+
+def test_a_forked_child_leaves_alone_what_its_parent_has() -> None:
+    done: list[str] = []
+    owner = Owner()
+    ending = Ending(owner, lambda: done.append("end"), "a place")
+    child = os.fork()
+    if child == 0:
+        del owner
+        gc.collect()
+        lifetime.settle()
+        ending()
+        os._exit(len(done))
+    assert os.waitpid(child, 0)[1] == 0
+    ending()
+    assert done == ["end"]
+
+
+SCRIPTS = {
+    "end": "",
+    "function": "import gc; gc.collect()",
+    "sys.exit": "import sys; sys.exit(3)",
+    "exception": "raise RuntimeError('as it happens')",
+    "a thread goes on": "import threading, time; threading.Thread(target=lambda: time.sleep(0.2)).start()",
+}
+
+
+@pytest.mark.parametrize("how", SCRIPTS)
+@pytest.mark.parametrize("owner", ["module", "dropped", "process"])
+def test_the_end_of_a_script(how: str, owner: str, tmp_path: Path) -> None:
+    lines = [
+        "from tdstore.lifetime import Ending",
+        "class Owner: pass",
+        f"o = {'None' if owner == 'process' else 'Owner()'}",
+        f"Ending(o, lambda: open({str(tmp_path / 'done')!r}, 'a').write('x'), 'a place')",
+        "del o" if owner == "dropped" else "",
+        SCRIPTS[how],
+    ]
+    run = subprocess.run([*warm.python(), "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60)
+    assert (tmp_path / "done").read_text() == "x"
+    assert ("as it happens" in run.stderr) == (how == "exception")
+    assert "Exception ignored" not in run.stderr
+
+
+def test_the_end_of_a_process_of_multiprocessing(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import multiprocessing
+from tdstore.lifetime import Ending
+
+def work(method):
+    Ending(None, lambda: open({str(tmp_path / "done")!r}, "a").write(method + " "), "a place")
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        process = multiprocessing.get_context(method).Process(target=work, args=[method])
+        process.start()
+        process.join()
+""")
+    subprocess.run([sys.executable, str(program)], check=True, timeout=120)
+    assert (tmp_path / "done").read_text() == "fork spawn forkserver "
