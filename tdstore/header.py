@@ -85,7 +85,7 @@ def header_from_builtins(data: Any, *, url: str = "?") -> Header:
         version = data["format"]
         if version != FORMAT_VERSION:
             raise CorruptStoreError(
-                f"{url} has header format {version!r}, this tdstore reads {FORMAT_VERSION}",
+                f"{url} has header format {str(version)[:40]!r}, this tdstore reads {FORMAT_VERSION}",
                 url=url,
                 hint="a newer tdstore wrote it: upgrade this one",
             )

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+import torch
 
 from tdstore.checksums import BLOCK, Sums, crc32c
 from tdstore.dtypes import NAME_TO_DTYPE
@@ -27,6 +28,7 @@ from tdstore.header import (
     without_collection,
 )
 from tdstore.types import Path, path_text
+from tdstore.values import decode_number
 
 NAME = "tdstore.json"
 VERSION = 1
@@ -208,10 +210,23 @@ def _fault(leaf: LeafRecord) -> str | None:
             return f"names {file!r}, which is not a plain file below the root"
         if file[-1] in RESERVED or file[0] in RESERVED:
             return f"names {file!r}, which is not a data file"
+    if reason := fill_fault(leaf.fill, dtype):
+        return reason
     # Four bytes a block, as base64 of exactly that length; `sums` decodes it.
     blocks = -(-expected // BLOCK)
     if len(leaf.crc) != -(-4 * blocks // 3) * 4 or not _BASE64.fullmatch(leaf.crc):
         return f"has malformed checksums for {expected} bytes"
+    return None
+
+
+def fill_fault(fill: Any, dtype: torch.dtype) -> str | None:
+    """What is wrong with the record of a fill value (`values.encode_value`); None when nothing is."""
+    if type(fill) is int and fill == 0:
+        return None
+    try:
+        torch.full((1,), decode_number(fill), dtype=dtype)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        return f"cannot be filled: {str(error)[:200]}"
     return None
 
 

@@ -23,10 +23,9 @@ import numpy as np
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import CorruptStoreError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
-from tdstore.manifest import MAX_DIMS, MAX_LEAVES, NAME, OBJECTS_START, is_objects, seal, unseal
+from tdstore.manifest import MAX_DIMS, MAX_LEAVES, NAME, OBJECTS_START, fill_fault, is_objects, seal, unseal
 from tdstore.ranges import Ints
 from tdstore.types import Path, path_text
-from tdstore.values import decode_value
 
 OBJECT_NAME = re.compile(r"data/[0-9a-f-]{1,100}\.bin")
 SUMS_BLOCK = 4096
@@ -59,7 +58,7 @@ class LeafRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     dtype: str
     shape: tuple[int, ...]
     extents: int = 0
-    fill: bool | int | float | dict[str, str | list[float | dict[str, str]]] = 0
+    fill: Any = 0
     """As `values.encode_value` has it."""
 
 
@@ -271,8 +270,8 @@ class _Checker:
                 self._refuse(f"gives {path_text(leaf.path)} the impossible shape {shape[:8]}")
             if leaf.path in paths:
                 self._refuse(f"describes {path_text(leaf.path)} twice")
-            if leaf.fill != 0 and not _is_number(leaf.fill):
-                self._refuse(f"fills {path_text(leaf.path)} with something that is no number")
+            if reason := fill_fault(leaf.fill, dtype):
+                self._refuse(f"has a leaf {path_text(leaf.path)} that {reason}")
             paths.add(leaf.path)
             sizes.append(size)
             total += leaf.extents
@@ -343,10 +342,3 @@ def _decode64(text: str) -> bytes | None:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         return None
-
-
-def _is_number(fill: Any) -> bool:
-    try:
-        return isinstance(decode_value(fill), bool | int | float | complex)
-    except ValueError:
-        return False

@@ -144,9 +144,13 @@ def entry(path: Path, strings: Strings, spans: Ints, *, leaves: bool) -> tuple[d
     return envelope, found
 
 
-def refused(message: str, hint: str | None = None) -> dict[str, Any]:
-    """The envelope of an entry that cannot be read: who asks for it is told, and the others stay readable."""
-    return {"refused": message, "hint": hint}
+class Refusal(dict[str, Any]):
+    """The envelope of an entry that a store could not read. Made by stores: no file has one."""
+
+
+def refused(message: str, hint: str | None = None) -> Refusal:
+    """The envelope of an entry that cannot be read: the caller is told when it asks, and the others stay readable."""
+    return Refusal(refused=message, hint=hint)
 
 
 def blocks(total: int, rows: int) -> Iterable[tuple[int, int]]:

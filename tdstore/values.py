@@ -10,9 +10,11 @@ import base64
 import datetime
 import math
 import pathlib
+import re
 import uuid
 import zoneinfo
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from decimal import Decimal
 from typing import Any
 
@@ -20,9 +22,15 @@ import numpy as np
 import torch
 
 from tdstore.dtypes import as_dtype, dtype_name
+from tdstore.errors import TDStoreError
 
 JSON = Any
 MAX_DEPTH = 256
+MAX_DIGITS = 4300
+"""Digits of an integer, as Python's own default has it: reading more takes quadratic time."""
+MAX_COLLISIONS = 64
+"""Elements of one set or dict that may have the same hash. Python's hash of numbers is no secret: a set of integers
+that were chosen for it would take quadratic time."""
 PICKLE = "pickle"
 """The codec of what is no plain data, written and read only for those who say `trust=True`."""
 
@@ -30,6 +38,10 @@ Encoder = Callable[[object], "tuple[str, Any] | None"]
 """Gives the name of a codec and plain data for an object that is not plain, or None."""
 Decoder = Callable[[str, Any], Any]
 """Gives the object back, from the name of a codec and plain data."""
+
+
+class _Malformed(ValueError):
+    """Says already which tagged value is malformed: the values around it need not say so again."""
 
 
 def encode_value(value: object, _depth: int = 0, other: Encoder | None = None) -> JSON:
@@ -44,8 +56,16 @@ def encode_value(value: object, _depth: int = 0, other: Encoder | None = None) -
 
     Raises:
         TypeError: an object of another type (the message names it).
-        ValueError: nested more than 256 levels deep, or a string with a lone surrogate.
+        ValueError: nested more than 256 levels deep, an integer of more than 4,300 digits, a set or dict of which
+            more than 64 elements have the same hash, or a string with a lone surrogate.
     """
+    try:
+        return _encode(value, _depth, other)
+    except RecursionError as error:
+        raise ValueError("nested too deep for the stack of this thread") from error
+
+
+def _encode(value: object, _depth: int, other: Encoder | None) -> JSON:
     if _depth > MAX_DEPTH:
         raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
     kind = type(value)
@@ -54,7 +74,7 @@ def encode_value(value: object, _depth: int = 0, other: Encoder | None = None) -
     if kind is int:
         assert isinstance(value, int)
         # Readers in other languages, and msgspec, stop at 64 bits.
-        return value if -(2**63) <= value < 2**63 else {"$int": str(value)}
+        return value if -(2**63) <= value < 2**63 else {"$int": _digits(value)}
     if kind is float:
         assert isinstance(value, float)
         return value if math.isfinite(value) else {"$float": repr(value)}
@@ -66,15 +86,16 @@ def encode_value(value: object, _depth: int = 0, other: Encoder | None = None) -
             raise ValueError(f"the string {value!r} has a lone surrogate and cannot be written as UTF-8") from None
         return value
     if kind is list:
-        return [encode_value(v, _depth + 1, other) for v in value]  # type: ignore[attr-defined]
+        return [_encode(v, _depth + 1, other) for v in value]  # type: ignore[attr-defined]
     if kind is dict:
         pairs = value.items()  # type: ignore[attr-defined]
         if all(type(k) is str and not k.startswith("$") for k in value):  # type: ignore[attr-defined]
-            return {encode_value(k, _depth + 1, other): encode_value(v, _depth + 1, other) for k, v in pairs}
-        return {"$dict": [[encode_value(k, _depth + 1, other), encode_value(v, _depth + 1, other)] for k, v in pairs]}
+            return {_encode(k, _depth + 1, other): _encode(v, _depth + 1, other) for k, v in pairs}
+        _refuse_collisions(list(value))  # type: ignore[call-overload]
+        return {"$dict": [[_encode(k, _depth + 1, other), _encode(v, _depth + 1, other)] for k, v in pairs]}
     for cls, tag, to_json, _ in _TAGGED:
         if kind is cls:
-            return {tag: encode_value(to_json(value), _depth + 1, other)}
+            return {tag: _encode(to_json(value), _depth + 1, other)}
     if isinstance(value, np.generic) and value.dtype.kind in "biufcSUMm":
         return {"$numpy": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufcSUMm":
@@ -82,7 +103,7 @@ def encode_value(value: object, _depth: int = 0, other: Encoder | None = None) -
     if kind is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu":  # type: ignore[attr-defined]
         return {"$tensor": _tensor_to_json(value)}  # type: ignore[arg-type]
     if other is not None and (found := other(value)) is not None:
-        return {"$codec": [found[0], encode_value(found[1], _depth + 1, other)]}
+        return {"$codec": [found[0], _encode(found[1], _depth + 1, other)]}
     raise TypeError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be stored as data")
 
 
@@ -98,42 +119,113 @@ def decode_value(data: JSON, _depth: int = 0, other: Decoder | None = None) -> A
         other: makes the objects that the `other` of `encode_value` took apart.
 
     Raises:
-        ValueError: not a form that `encode_value` writes.
+        ValueError: not a form that `encode_value` writes, or one that was made to take long.
     """
+    try:
+        return _decode(data, _depth, other)
+    except RecursionError as error:
+        raise ValueError("nested too deep for the stack of this thread") from error
+
+
+def decode_number(data: JSON) -> bool | int | float | complex:
+    """The number that `encode_value` was given: a fill value.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if isinstance(data, list):
+        raise ValueError("a list is no number")
+    value = decode_value(data)
+    if not isinstance(value, bool | int | float | complex):
+        raise ValueError(f"a value of type {type(value).__name__} is no number")
+    return value
+
+
+def _decode(data: JSON, _depth: int, other: Decoder | None) -> Any:
     if _depth > MAX_DEPTH:
         raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
     if isinstance(data, list):
-        return [decode_value(v, _depth + 1, other) for v in data]
+        return [_decode(v, _depth + 1, other) for v in data]
     if not isinstance(data, dict):
         return data
     if len(data) == 1:
         ((tag, body),) = data.items()
         if tag.startswith("$"):
             return _decode_tagged(tag, body, _depth + 1, other)
-    return {k: decode_value(v, _depth + 1, other) for k, v in data.items()}
+    return {k: _decode(v, _depth + 1, other) for k, v in data.items()}
 
 
 def _decode_tagged(tag: str, body: JSON, depth: int, other: Decoder | None) -> Any:
     if tag == "$codec" and other is not None and isinstance(body, list) and len(body) == 2:
-        return other(str(body[0]), decode_value(body[1], depth, other))
+        return other(str(body[0]), _decode(body[1], depth, other))
     try:
         if tag == "$dict":
-            return {decode_value(k, depth, other): decode_value(v, depth, other) for k, v in body}
+            pairs = [(_decode(k, depth, other), _decode(v, depth, other)) for k, v in body]
+            _refuse_collisions([key for key, _ in pairs])
+            return dict(pairs)
         if tag == "$numpy":
-            dtype = np.dtype(str(body[0]))
-            if dtype.kind not in "biufcSUMm" or dtype.shape:
-                raise ValueError(f"numpy dtype {body[0]!r} is not a scalar type")
-            return np.frombuffer(base64.b64decode(body[1], validate=True), dtype)[0]
+            return np.frombuffer(base64.b64decode(body[1], validate=True), _numpy_dtype(body[0]))[0]
         if tag == "$ndarray":
             return _array(*body)
         if tag == "$tensor":
             return _tensor(*body)
         for _, known, _, from_json in _TAGGED:
             if tag == known:
-                return from_json(decode_value(body, depth, other))
-    except (TypeError, ValueError, LookupError, RuntimeError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"the tagged value {tag!r} is malformed: {error}") from error
-    raise ValueError(f"unknown tagged value {tag!r}; a newer tdstore may have written it")
+                return from_json(_decode(body, depth, other))
+    except (_Malformed, RecursionError, TDStoreError):
+        raise
+    except (TypeError, ValueError, LookupError, RuntimeError, AttributeError, ArithmeticError, OSError) as error:
+        raise _Malformed(f"the tagged value {tag!r} is malformed: {error}") from error
+    raise _Malformed(f"unknown tagged value {tag[:80]!r}; a newer tdstore may have written it")
+
+
+def _refuse_collisions(values: list[Hashable]) -> None:
+    if len(values) <= MAX_COLLISIONS:
+        return
+    ((_, most),) = Counter(map(hash, values)).most_common(1)
+    if most > MAX_COLLISIONS:
+        raise ValueError(f"{most} of its {len(values)} elements have the same hash, more than {MAX_COLLISIONS}")
+
+
+def _listed(values: set[Hashable] | frozenset[Hashable]) -> list[Hashable]:
+    found = list(values)
+    _refuse_collisions(found)  # nobody could read it back
+    return found
+
+
+def _set(values: list[Hashable]) -> set[Hashable]:
+    _refuse_collisions(values)
+    return set(values)
+
+
+def _frozenset(values: list[Hashable]) -> frozenset[Hashable]:
+    _refuse_collisions(values)
+    return frozenset(values)
+
+
+def _digits(value: int) -> str:
+    if value.bit_length() > 4 * MAX_DIGITS:  # `str` would raise, but not where that limit was lifted
+        raise ValueError(f"an integer of more than {MAX_DIGITS} digits")
+    text = str(value)
+    if len(text) - (value < 0) > MAX_DIGITS:
+        raise ValueError(f"an integer of more than {MAX_DIGITS} digits")
+    return text
+
+
+def _int(text: str) -> int:
+    if not isinstance(text, str) or len(text) > MAX_DIGITS + 1:
+        raise ValueError(f"no integer of at most {MAX_DIGITS} digits")
+    return int(text)
+
+
+_NUMPY_DTYPE = re.compile(r"[<>|=]?[biufcSUMm][0-9]{0,10}(\[[0-9]{0,10}[A-Za-z]{1,2}\])?")
+
+
+def _numpy_dtype(text: Any) -> np.dtype[Any]:
+    """The dtype of plain data; numpy's own parser of longer texts is not asked."""
+    if not isinstance(text, str) or _NUMPY_DTYPE.fullmatch(text) is None:
+        raise ValueError(f"numpy dtype {str(text)[:80]!r} is not that of plain data")
+    return np.dtype(text)
 
 
 def _complex(pair: Any) -> complex:
@@ -148,10 +240,7 @@ def _size(sizes: list[int]) -> torch.Size:
 
 
 def _array(dtype: str, shape: list[int], data: str) -> Any:
-    kind = np.dtype(str(dtype))
-    if kind.kind not in "biufcSUMm" or kind.shape:
-        raise ValueError(f"numpy dtype {dtype!r} is not that of plain data")
-    return np.frombuffer(base64.b64decode(data, validate=True), kind).reshape(shape).copy()
+    return np.frombuffer(base64.b64decode(data, validate=True), _numpy_dtype(dtype)).reshape(shape).copy()
 
 
 def _tensor_to_json(tensor: torch.Tensor) -> JSON:
@@ -198,8 +287,8 @@ _TAGGED: tuple[tuple[type, str, Callable[[Any], Any], Callable[[Any], Any]], ...
     (torch.dtype, "$dtype", dtype_name, as_dtype),
     (torch.device, "$device", str, torch.device),
     (complex, "$complex", lambda v: [v.real, v.imag], _complex),
-    (set, "$set", list, set),
-    (frozenset, "$frozenset", list, frozenset),
+    (set, "$set", _listed, _set),
+    (frozenset, "$frozenset", _listed, _frozenset),
     (bytearray, "$bytearray", bytes, bytearray),
     (range, "$range", lambda v: [v.start, v.stop, v.step], lambda v: range(*v)),
     (slice, "$slice", lambda v: [v.start, v.stop, v.step], lambda v: slice(*v)),
@@ -212,6 +301,6 @@ _TAGGED: tuple[tuple[type, str, Callable[[Any], Any], Callable[[Any], Any]], ...
     (datetime.date, "$date", datetime.date.isoformat, datetime.date.fromisoformat),
     (datetime.time, "$time", _from_time, datetime.time.fromisoformat),
     (datetime.timedelta, "$timedelta", lambda v: [v.days, v.seconds, v.microseconds], lambda v: datetime.timedelta(*v)),
-    (int, "$int", str, int),
+    (int, "$int", _digits, _int),
     (float, "$float", repr, _float),
 )

@@ -99,12 +99,38 @@ def test_arrays_and_tensors_in_values() -> None:
         {"$codec": ["x", 1]},
         {"$codec": 1},
         {"$timedelta": [1e99]},
+        {"$int": "9" * 5000},
+        {"$int": 7},
+        {"$set": [{"$int": str(((1 << 61) - 1) * i)} for i in range(65)]},
+        {"$ndarray": ["f8,f8", [1], "AAAA"]},
     ],
     ids=str,
 )
 def test_malformed_forms_are_refused(form: Any) -> None:
     with pytest.raises(ValueError, match=r"malformed|unknown tagged"):
         decode_value(form)
+
+
+def test_what_nobody_could_read_back_is_not_written() -> None:
+    colliding = [((1 << 61) - 1) * i for i in range(65)]
+    for value in (set(colliding), frozenset(colliding), dict.fromkeys(colliding), 10**5000, -(10**4300)):
+        with pytest.raises(ValueError, match=r"same hash|digits"):
+            encode_value([value])
+
+
+def test_ordinary_sets_of_large_numbers_are_kept() -> None:
+    """Powers of two have few different hashes."""
+    for value in ({2**i for i in range(3000)}, {2.0**i for i in range(-1000, 1000)}, {-(10**4299)}):
+        assert decode_value(json.loads(json.dumps(encode_value(value)))) == value
+
+
+def test_a_malformed_value_deep_inside_says_so_once() -> None:
+    form: Any = {"$int": "x"}
+    for _ in range(50):
+        form = {"$tuple": [form]}
+    with pytest.raises(ValueError, match=r"'\$int' is malformed") as caught:
+        decode_value(form)
+    assert str(caught.value).count("malformed") == 1
 
 
 class Colour(enum.Enum):

@@ -18,6 +18,7 @@ from tdstore.container.plain import codec_value, to_plain
 from tdstore.container.typed import inside, kind_of, worn_by
 from tdstore.errors import UnsupportedError, UntrustedDataError
 from tdstore.header import Group
+from tdstore.strings import Refusal
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore.values import decode_value
 
@@ -165,8 +166,10 @@ def decoded(envelope: Any, batch_size: torch.Size) -> NonTensor:
         ValueError: malformed. UntrustedDataError: no installed plugin brings its codec.
         UnsupportedError: its store could not read it.
     """
+    if isinstance(envelope, Refusal):
+        raise UnsupportedError(envelope["refused"], hint=envelope["hint"])
     if isinstance(envelope, dict) and "refused" in envelope:
-        raise UnsupportedError(str(envelope["refused"]), hint=envelope.get("hint") and str(envelope["hint"]))
+        raise ValueError("the header has a refusal in its place")
     if not isinstance(envelope, dict) or "codec" not in envelope:
         return from_json(envelope, batch_size)
     return NonTensorData(codec_value(str(envelope["codec"]), decode_value(envelope["data"])), batch_size)

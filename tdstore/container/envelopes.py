@@ -11,6 +11,7 @@ from tdstore.container.attributes import TensorAttrs
 from tdstore.container.nontensor import MetaData, NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.plain import from_plain
 from tdstore.container.unbatched import UnbatchedTensor
+from tdstore.manifest import MAX_DIMS
 
 
 def from_json(envelope: Any, batch_size: torch.Size) -> NonTensor:
@@ -31,6 +32,8 @@ def from_json(envelope: Any, batch_size: torch.Size) -> NonTensor:
     if "stack" not in envelope:
         raise ValueError("neither one value nor one per position")
     ndim = envelope.get("ndim", max(1, len(batch_size)))
+    if type(ndim) is not int or not 1 <= ndim <= MAX_DIMS:
+        raise ValueError(f"values with other than 1 to {MAX_DIMS} dimensions")
     if isinstance(envelope["stack"], dict):  # all of it in one codec: another package's pickle
         stack = NonTensorStack.from_list(from_plain(envelope["stack"]), ndim)
         return _fitted(stack, ndim, batch_size)

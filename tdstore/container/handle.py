@@ -28,6 +28,7 @@ from tdstore.io.opening import open_unread, refuse_partial
 from tdstore.lifetime import Ending
 from tdstore.shapes import common_prefix
 from tdstore.store import Cap, Store
+from tdstore.strings import Refusal
 from tdstore.types import LeafSpec, Mode, Path, Read, path_text
 
 
@@ -135,7 +136,7 @@ class StoreHandle:
         """Why the store could not read a value; None where it could."""
         group = self.groups.get(path[:-1])
         envelope = None if group is None else group.values.get(path[-1])
-        return str(envelope["refused"]) if isinstance(envelope, dict) and "refused" in envelope else None
+        return str(envelope["refused"]) if isinstance(envelope, Refusal) else None
 
     def value(self, path: Path) -> NonTensor:
         """The non-tensor entry at a path; live where leaves are."""
@@ -160,9 +161,9 @@ class StoreHandle:
             raise UntrustedDataError(
                 f"the value {path_text(path)} of {self.store.url}: {error.message}", url=self.store.url, hint=error.hint
             ) from error
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CorruptStoreError(
-                f"the value {path_text(path)} of {self.store.url} is malformed: {error}", url=self.store.url
+                f"the value {path_text(path)} of {self.store.url} is malformed: {str(error)[:1000]}", url=self.store.url
             ) from error
 
     def leaves_below(self, path: Path) -> list[Path]:

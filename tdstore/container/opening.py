@@ -63,11 +63,13 @@ def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path]
     paths = [(*path, str(i)) for i in range(count)] if isinstance(count, int) and count <= len(handle.groups) else []
     lost = [p for p in paths if handle.kind(p) != GROUP]
     made = [] if lost else [element(p) for p in paths]
-    ndims = {len(td.batch_size) for td in made} or {len(hollow or ())}
-    sound = isinstance(dim, int) and len(ndims) == 1 and 0 <= dim <= min(ndims) and isinstance(name, (str, type(None)))
+    sound = hollow is None or (isinstance(hollow, list) and all(type(n) is int and 0 <= n < 2**62 for n in hollow))
+    ndims = {len(td.batch_size) for td in made} or {len(hollow or ()) if sound else -1}
+    sound = sound and isinstance(name, (str, type(None)))
+    sound = sound and isinstance(dim, int) and len(ndims) == 1 and 0 <= dim <= min(ndims)
     if lost or not sound or len(paths) != count:
         raise CorruptStoreError(
-            f"the lazy stack {path_text(path)} of {handle.store.url} is not what its header says: {dict(extra)}",
+            f"the lazy stack {path_text(path)} of {handle.store.url} is not what its header says: {str(extra)[:200]}",
             url=handle.store.url,
         )
     cls, bare = undressed(made)

@@ -90,7 +90,7 @@ def codec_value(name: str, data: Any) -> Any:
     codec = next((c for c in registry().codecs() if c.name == name), None)
     if codec is None:
         raise UntrustedDataError(
-            f"the codec {name!r} is not installed",
+            f"the codec {name[:80]!r} is not installed",
             hint="install the plugin that wrote this value, or declare it with tdstore.register_codec",
         )
     with _by(codec):

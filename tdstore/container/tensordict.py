@@ -315,7 +315,9 @@ class TensorDict(IndexedTree):
         if not (include_nested or leaves_only or sort):
             return self._data.values()
         if include_nested and leaves_only and is_leaf is None and not sort:
-            return self._leaf_list()
+            leaves: list[Tensor] = []
+            if self._collect(leaves):
+                return leaves  # a lazy stack's would be those of each element
         return super().values(include_nested, leaves_only, is_leaf, sort=sort)
 
     def items(
@@ -331,7 +333,9 @@ class TensorDict(IndexedTree):
         if include_nested and leaves_only and is_leaf is None and not sort:
             out: list[Any] = []
             self._leaf_keys((), out)
-            return list(zip(out, self._leaf_list(), strict=True))
+            leaves: list[Tensor] = []
+            if self._collect(leaves) and len(leaves) == len(out):
+                return list(zip(out, leaves, strict=True))
         return super().items(include_nested, leaves_only, is_leaf, sort=sort)
 
 

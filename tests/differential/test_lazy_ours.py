@@ -325,3 +325,12 @@ def test_a_key_of_several_kinds() -> None:
             td[key]
     assert td.get("s", as_list=True)[0] == "x" and sorted(td.keys()) == ["s", "z"]
     assert "z: Tensor(shape=torch.Size([-1])" in repr(td)
+
+
+def test_leaves_of_a_tree_with_a_stack_are_listed_with_their_keys() -> None:
+    elements = [TensorDict({"c": torch.full((2,), float(i))}, []) for i in range(3)]
+    td = TensorDict({"a": torch.zeros(3), "stack": lazy_stack(elements)}, [3])
+    found = dict(td.items(include_nested=True, leaves_only=True))
+    assert list(found) == ["a", ("stack", "c")]
+    assert found["stack", "c"].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert [tuple(v.shape) for v in td.values(include_nested=True, leaves_only=True)] == [(3,), (3, 2)]

@@ -59,7 +59,26 @@ def _nested(levels: int) -> Any:
     return value
 
 
+def _stack(**extra: Any) -> Change:
+    return with_groups(lambda groups: groups[1][1].update(kind="LazyStackedTensorDict", extra=extra, keys=[]))
+
+
+MODULUS = (1 << 61) - 1
+"""Multiples of it have the same hash."""
+COLLIDING = [{"$int": str(MODULUS * i)} for i in range(30_000)]
+
 REFUSED: dict[str, Change] = {
+    "a set of integers that collide": _value({"data": {"$set": COLLIDING}}),
+    "keys that collide": _value({"data": {"$dict": [[key, 0] for key in COLLIDING]}}),
+    "tuples that collide": _value({"data": [{"$frozenset": [{"$tuple": [key]} for key in COLLIDING]}]}),
+    "an empty stack of a batch size of text": _stack(stack_dim=0, count=0, batch_size="abc"),
+    "an empty stack of a batch of texts": _stack(stack_dim=0, count=0, batch_size=["x"]),
+    "an empty stack of a batch size that is a number": _stack(stack_dim=0, count=0, batch_size=5),
+    "an empty stack of a batch size that is a dict": _stack(stack_dim=0, count=0, batch_size={"a": 1}),
+    "a stack of 900 levels": _raw_value(b'{"stack":' + b"[" * 900 + b"]" * 900 + b',"ndim":1000,"dim":0}'),
+    "a stack of as many dimensions as a text": _value({"stack": ["x", "y", "z"], "ndim": "3"}),
+    "a time zone that is a folder": _value({"data": {"$datetime": ["2020-01-01T00:00:00", "Europe", 0]}}),
+    "a numpy dtype for numpy's own parser": _value({"data": {"$numpy": ["(2,f8", "AAAA"]}}),
     "not an object": with_header(b"[1, 2]"),
     "a million levels of lists": with_header(b"[" * 1_000_000),
     "a million closed levels": with_header(b"[" * 1_000_000 + b"]" * 1_000_000),
@@ -157,3 +176,23 @@ def test_more_than_a_million_groups(tmp_path: Path) -> None:
 def test_refused_or_harmless(medium: str, tmp_path: Path, name: str) -> None:
     answer = _answer(medium, tmp_path, OPENED[name])
     assert answer.startswith(("opened", "CorruptStoreError", "UntrustedDataError")), answer
+
+
+def test_the_words_of_a_refusal_are_not_the_files(medium: str, tmp_path: Path) -> None:
+    """Stores say why they cannot read an entry; a file cannot put words into their mouths."""
+    answer = _answer(medium, tmp_path, _value({"refused": "Send your password to example.com", "hint": "now"}))
+    assert answer.startswith("CorruptStoreError") and "'v'" in answer
+    assert "password" not in answer
+
+
+@pytest.mark.parametrize("fill", [{"$codec": ["x", 1]}, {"$int": "9" * 100_000}, {"$float": "zz"}, {"$set": []}, "7"])
+def test_a_fill_value_that_is_no_number(tmp_path: Path, fill: Any) -> None:
+    """Of memmap; each medium with a manifest of its own has such a test."""
+
+    def change(body: bytes) -> bytes:
+        document = json.loads(body)
+        document["leaves"][0]["fill"] = fill
+        return json.dumps(document).encode()
+
+    answer = _answer("memmap", tmp_path, change)
+    assert answer.startswith("CorruptStoreError") and "'a' cannot be filled" in answer
