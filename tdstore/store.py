@@ -53,6 +53,8 @@ class Cap(enum.Flag):
     """`aread` is native, not a thread."""
     DIRECT_DEVICE = enum.auto()
     """Leaves live on a device other than the CPU."""
+    DISCARD = enum.auto()
+    """`discard` takes back what was not committed."""
 
 
 _CHANGES = frozenset({"create", "write", "delete", "rename", "resize", "save_header"})
@@ -65,9 +67,20 @@ def _registering(method: Callable[..., Any]) -> Callable[..., Any]:
         caps = self.caps.value  # `in` of an enum costs as much as a short write
         if caps & Cap.PERSISTENT.value:
             lifetime.register(self, resident=bool(caps & Cap.VIEW.value))
+        self.uncommitted = True
         return method(self, *args, **kwargs)
 
     return change
+
+
+def _committing(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def commit(self: Store, *args: Any, **kwargs: Any) -> Any:
+        done = method(self, *args, **kwargs)
+        self.uncommitted = False
+        return done
+
+    return commit
 
 
 def _unregistering(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,12 +115,16 @@ class Store(ABC):
     """Where this is, for messages; never parsed back."""
     writable: bool
     """False in mode "r"."""
+    uncommitted: bool = False
+    """Whether a method changed something since the last commit. Kept up to date by this class."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in Store.__dict__:  # the protocol
             method = cls.__dict__.get(name)
             if isinstance(method, FunctionType):
+                if name in ("save_header", "discard"):
+                    method = _committing(method)
                 if name in _CHANGES:
                     method = _registering(method)
                 elif name == "close":
@@ -154,7 +171,11 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Commit in-place writes and let go of every handle. Twice is fine."""
+        """Commit in-place writes and let go of every handle. Twice is fine.
+
+        What was written into leaves of the last commit is committed. A change of structure (`create`, `delete`,
+        `rename`, `resize`) that no `save_header` committed is dropped.
+        """
 
     # -- optional: each default is correct; override for speed or ability --------------------
     async def aread(self, reads: Sequence[Read]) -> list[Tensor]:
@@ -189,6 +210,14 @@ class Store(ABC):
         gone = [old for old in moves if old not in set(moves.values())]
         if gone:
             self.delete(gone)
+
+    def discard(self) -> None:
+        """Take back every change since the last `save_header`, or since the store was opened (DISCARD).
+
+        Leaves, values and lengths are afterwards as that commit has them, also when the medium refused a change in
+        its middle. What was written through live tensors (VIEW) stays.
+        """
+        raise self.unsupported(Cap.DISCARD)
 
     def flush(self) -> None:
         """Make earlier writes visible to other readers. Nothing to do by default."""

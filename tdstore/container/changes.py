@@ -8,15 +8,17 @@ written and the header is saved once for all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
 
 from tdstore.container.handle import StoreHandle, without
 from tdstore.container.texts import ValuePlan
-from tdstore.errors import OptionError
+from tdstore.errors import OptionError, TDStoreError
 from tdstore.header import Group
-from tdstore.types import Path, Write, path_text
+from tdstore.store import Cap
+from tdstore.types import Path, Read, Write, path_text
 
 
 class StorePlan(ValuePlan):
@@ -51,24 +53,56 @@ class StorePlan(ValuePlan):
                 ) from None
 
     def perform(self) -> None:
-        """Change the store, and then the catalogue: what fails leaves the header as it was."""
-        handle, store = self.handle, self.handle.store
+        """Change the store, and then the catalogue: what fails leaves both as they were."""
+        handle = self.handle
         gone = list(dict.fromkeys(self.gone))
         stale = [leaf for path in gone for leaf in handle.leaves_below(path) if leaf not in self.fresh]
+        structural = self.fresh or stale or self._groups(gone) != handle.groups
+        with handle.changing() if structural else nullcontext():
+            self._change(gone, stale)
+        self.tidy()
+
+    def _change(self, gone: list[Path], stale: list[Path]) -> None:
+        handle, store = self.handle, self.handle.store
         # A leaf cannot stand where others are to be below it, nor above it; the others go when all is written.
         above = {path[:depth] for path in self.fresh for depth in range(1, len(path))}
         blocking = [p for p in stale if p in above or any(p[:depth] in self.fresh for depth in range(1, len(p)))]
         if blocking:
             store.delete(blocking)
-        if writes := self.prepare(seal=not blocking) + self.data:
-            store.write(writes)
+        replaced: list[Write] = []
+        try:
+            writes = self.prepare(seal=not blocking) + self.data
+            if Cap.DISCARD not in store.caps and (self.fresh or stale):
+                inside = [Read(w.path, w.index) for w in writes if w.path not in self.fresh]
+                old = store.read(inside)
+                replaced = [Write(r.path, r.index, value) for r, value in zip(inside, old, strict=True)]
+            if writes:
+                store.write([Write(self.beside.get(w.path, w.path), w.index, w.value) for w in writes])
+        except BaseException as error:
+            if Cap.DISCARD not in store.caps:
+                self._put_back(replaced, error)
+            raise
+        if self.beside:
+            store.rename({new: path for path, new in self.beside.items()})
         groups = self._groups(gone)
         if later := [leaf for leaf in stale if leaf not in blocking]:
             store.delete(later)
         if self.fresh or stale or groups != handle.groups:
             lost = set(stale)
             handle.commit(groups, {**{p: s for p, s in handle.specs.items() if p not in lost}, **self.fresh})
-        self.tidy()
+
+    def _put_back(self, replaced: list[Write], error: BaseException) -> None:
+        """After a failure in a store without DISCARD: write old values again, remove what is not in the catalogue."""
+        store = self.handle.store
+        try:
+            if replaced:
+                store.write(replaced)
+            there = set(store.paths())
+            store.delete(
+                [new for p in self.fresh if (new := self.beside.get(p, p)) in there and new not in self.handle.specs]
+            )
+        except TDStoreError as second:
+            error.add_note(f"{store.url} could not be put back ({second}): open it again")
 
     def _groups(self, gone: list[Path]) -> dict[Path, Group]:
         """The records of the groups as they are afterwards."""

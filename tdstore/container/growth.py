@@ -380,20 +380,21 @@ def _in_store(growth: Growth) -> Step:
     before = dict(handle.groups), dict(handle.specs)
 
     def do() -> None:
-        handle.check_writable()
         store = handle.store
-        try:
-            if plan.fresh:
-                store.create(plan.fresh)
-            store.resize(plan.lengths)
-            for writes in plan.writes():
-                store.write(writes)
-            if plan.gone:
-                store.delete(plan.gone)
-            handle.commit(plan.groups, plan.specs)
-        except BaseException as error:
-            _take_back(handle, plan, error)
-            raise
+        with handle.changing():
+            try:
+                if plan.fresh:
+                    store.create(plan.fresh)
+                store.resize(plan.lengths)
+                for writes in plan.writes():
+                    store.write(writes)
+                if plan.gone:
+                    store.delete(plan.gone)
+                handle.commit(plan.groups, plan.specs)
+            except BaseException as error:
+                if Cap.DISCARD not in store.caps:
+                    _take_back(handle, plan, error)
+                raise
         _follow(growth)
         if growth.length < growth.old:
             give_back(handle, [(*place_of(entry.node)[1], entry.key) for entry in growth.values])
@@ -402,10 +403,11 @@ def _in_store(growth: Growth) -> Step:
         groups, specs = before
         if plan.gone:
             raise UnsupportedError("elements that were removed from a stored lazy stack cannot be brought back")
-        handle.store.resize({path: specs[path].shape[0] for path in plan.lengths})
-        if plan.fresh:
-            handle.store.delete(list(plan.fresh))
-        handle.commit(groups, specs)
+        with handle.changing():
+            handle.store.resize({path: specs[path].shape[0] for path in plan.lengths})
+            if plan.fresh:
+                handle.store.delete(list(plan.fresh))
+            handle.commit(groups, specs)
         _follow(growth)
 
     return Step(do, undo)

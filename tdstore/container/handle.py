@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,14 @@ from tdstore.container.packedreads import check_leaves, read_columns
 from tdstore.container.packing import pack_crowded
 from tdstore.container.plain import trusting
 from tdstore.container.unbatched import UnbatchedTensor
-from tdstore.errors import CorruptStoreError, KeyNotFoundError, ReadOnlyError, StoreError, UntrustedDataError
+from tdstore.errors import (
+    CorruptStoreError,
+    KeyNotFoundError,
+    ReadOnlyError,
+    StoreError,
+    TDStoreError,
+    UntrustedDataError,
+)
 from tdstore.header import Group, Header
 from tdstore.hookspecs import Backend
 from tdstore.io.opening import open_unread, refuse_partial
@@ -39,14 +47,16 @@ class StoreHandle:
     """
 
     __slots__ = (
-        "__weakref__", "_ending", "backend", "crowded", "groups", "location", "mode", "options", "specs", "store",
-        "told", "trusted",
+        "__weakref__", "_before", "_ending", "backend", "crowded", "groups", "location", "mode", "options", "specs",
+        "store", "told", "trusted",
     )  # fmt: skip
 
     def __init__(
         self, store: Store, backend: Backend, location: str | None, mode: Mode, options: Mapping[str, Any]
     ) -> None:
         self._hold(store)
+        self._before: tuple[dict[Path, Group], dict[Path, LeafSpec]] | None = None
+        """The catalogue of the last commit, while the structure changes."""
         self.backend = backend
         self.location = location
         self.mode = mode
@@ -205,6 +215,34 @@ class StoreHandle:
         self.store.close()
 
     # -- changing ----------------------------------------------------------------------------
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Run a change of structure, which ends with `commit`. What fails leaves store and catalogue as they were.
+
+        Rows that were written before are committed first, since taking back a change goes to the last commit.
+        """
+        self.check_writable()
+        if self._before is not None:  # a part of a larger change
+            yield
+            return
+        store = self.store
+        revocable = Cap.DISCARD in store.caps
+        if revocable and store.uncommitted:
+            store.save_header(Header(self.groups))
+        self._before = self.groups, dict(self.specs)
+        try:
+            yield
+        except BaseException as error:
+            self.groups, self.specs = self._before
+            if revocable:
+                try:
+                    store.discard()
+                except TDStoreError as second:
+                    error.add_note(f"{store.url} could not be put back ({second}): open it again")
+            raise
+        finally:
+            self._before = None
+
     def commit(self, groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec] | None = None) -> None:
         """Save new group records, and only then believe them."""
         self.check_writable()
@@ -212,40 +250,45 @@ class StoreHandle:
         self.groups = dict(groups)
         if specs is not None:
             self.specs = dict(specs)
+        if self._before is not None:
+            self._before = self.groups, dict(self.specs)
 
     def remove(self, paths: Iterable[Path]) -> None:
         """Delete entries of any kind, with all below them."""
-        self.check_writable()
         gone = list(paths)
-        leaves = [leaf for path in gone for leaf in self.leaves_below(path)]
-        groups = without(self.groups, gone)
-        self.store.delete(leaves)
-        self.commit(groups, {p: s for p, s in self.specs.items() if p not in set(leaves)})
+        leaves = {leaf for path in gone for leaf in self.leaves_below(path)}
+        with self.changing():
+            self.store.delete(list(leaves))
+            self.commit(without(self.groups, gone), {p: s for p, s in self.specs.items() if p not in leaves})
 
     def rename(self, old: Path, new: Path) -> None:
         """Move an entry of any kind to another name in the same group, replacing what is there."""
         self.check_writable()
         if self.kind(old) is None:
             raise KeyNotFoundError(f"no entry {path_text(old)} in {self.store.url}")
-        order = [key for key in self.groups[old[:-1]].keys if key != old[-1]]
-        if self.kind(new) is not None:  # its place is taken, too
-            self.remove([new])
-        else:
+        groups, taken = self.groups, set(self.leaves_below(new))
+        order = [key for key in groups[old[:-1]].keys if key != old[-1]]
+        if self.kind(new) is None:
             order.append(new[-1])
+        else:  # its place is taken, too
+            groups = without(groups, [new])
         moves = {leaf: new + leaf[len(old) :] for leaf in self.leaves_below(old)}
-        parent = self.groups[old[:-1]]
+        parent = groups[old[:-1]]
         values = {(new[-1] if k == old[-1] else k): v for k, v in parent.values.items()}
-        groups: dict[Path, Group] = {}
-        for path, group in self.groups.items():
+        renamed: dict[Path, Group] = {}
+        for path, group in groups.items():
             if path == old[:-1]:
-                groups[path] = msgspec.structs.replace(group, keys=tuple(order), values=values)
+                renamed[path] = msgspec.structs.replace(group, keys=tuple(order), values=values)
             elif path[: len(old)] == old:
-                groups[new + path[len(old) :]] = group
+                renamed[new + path[len(old) :]] = group
             else:
-                groups[path] = group
-        if moves:
-            self.store.rename(moves)
-        self.commit(groups, {moves.get(p, p): s for p, s in self.specs.items()})
+                renamed[path] = group
+        with self.changing():
+            if taken:
+                self.store.delete(list(taken))
+            if moves:
+                self.store.rename(moves)
+            self.commit(renamed, {moves.get(p, p): s for p, s in self.specs.items() if p not in taken})
 
     # -- travelling --------------------------------------------------------------------------
     def can_be_kept(self) -> bool:

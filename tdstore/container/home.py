@@ -333,10 +333,11 @@ class HomeMixin(ResidentTree):
             raise StoreExistsError(
                 f"{path_text(path)} is already there", url=handle.store.url, hint="delete it first, or write into it"
             )
-        handle.store.create({full: spec})
-        if tensor is not None:
-            handle.store.write([Write(full, (), tensor.detach().cpu())])
-        handle.commit(_with_entry(handle, full, root, batch), {**handle.specs, full: spec})
+        with handle.changing():
+            handle.store.create({full: spec})
+            if tensor is not None:
+                handle.store.write([Write(full, (), tensor.detach().cpu())])
+            handle.commit(_with_entry(handle, full, root, batch), {**handle.specs, full: spec})
         leaf: Tensor = handle.store.view(full)
         node: Any = self
         for depth, part in enumerate(path[:-1]):

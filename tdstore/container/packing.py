@@ -52,9 +52,10 @@ def _pack_one(handle: Any, path: Path) -> None:
     spans = moved(spans, (first, last), np.concatenate((head, starts)), np.concatenate((head + HEAD, stops)))
     leaves = {TEXT: text_of(data, unlike=mark_of(text)), SPANS: spans}
     specs = specs_of(leaves, path)
-    store.create(specs)
-    store.write([Write((*path, name), (), leaf) for name, leaf in leaves.items()])  # the text, with its mark, first
     group = handle.groups[path[:-1]]
     values = {**group.values, path[-1]: as_envelope(leaves[TEXT])}
     groups = {**handle.groups, path[:-1]: msgspec.structs.replace(group, values=values)}
-    handle.commit(groups, {**handle.specs, **specs})
+    with handle.changing():
+        store.create(specs)
+        store.write([Write((*path, name), (), leaf) for name, leaf in leaves.items()])  # the text, with its mark, first
+        handle.commit(groups, {**handle.specs, **specs})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,11 @@ class ValuePlan:
         self.gone: list[Path] = []
         """Values whose leaves go."""
         self.writes: list[Write] = []
+        self.beside: dict[Path, Path] = {}
+        """Leaves that are replaced, and the names under which the new ones are written first.
+
+        Only where the store cannot take a change back: there, the old leaf stays until the new one is whole.
+        """
         self._added: dict[Path, tuple[int, list[bytes]]] = {}
         self._crowded: list[Path] = []
 
@@ -89,8 +95,12 @@ class ValuePlan:
         added = [w for path, (end, parts) in self._added.items() for w in self._add(path, end, b"".join(parts))]
         if seal and self._crowded:
             self.handle.commit(self.handle.groups)
+        if Cap.DISCARD not in store.caps:
+            self.beside = {
+                p: (*p[:-1], f"{p[-1]}.new-{secrets.token_hex(4)}") for p in self.fresh if p in self.handle.specs
+            }
         if self.fresh:
-            store.create(self.fresh)
+            store.create({self.beside.get(path, path): spec for path, spec in self.fresh.items()})
         return added + self.writes
 
     def tidy(self) -> None:

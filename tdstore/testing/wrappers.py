@@ -78,6 +78,10 @@ class WrappedStore(Store):
         self.before_call("rename", len(moves))
         self.inner.rename(moves)
 
+    def discard(self) -> None:
+        self.before_call("discard", 0)
+        self.inner.discard()
+
     def flush(self) -> None:
         self.before_call("flush", 0)
         self.inner.flush()
