@@ -1,0 +1,147 @@
+"""What all storages have in common, as a buffer and its sampler and writer use them."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore.rl.storages.indices import as_ints
+
+SaveHook = Callable[..., Any]
+
+
+class Storage(ABC):
+    """A table of at most `max_size` slots.
+
+    Args:
+        max_size: number of slots.
+        ndim: number of leading dimensions of data that are slots.
+    """
+
+    max_size: int
+    ndim: int = 1
+    initialized: bool = False
+
+    def __init__(self) -> None:
+        self._attached: list[weakref.ref[Any]] = []
+        self._save_hooks: list[SaveHook] = []
+        self._load_hooks: list[SaveHook] = []
+
+    # -- rows --------------------------------------------------------------------------------
+    @abstractmethod
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Write rows at an int, a slice, a range, a list or a tensor of rows.
+
+        Args:
+            set_cursor: whether the length follows; `storage[i] = row` leaves it as it is.
+        """
+
+    @abstractmethod
+    def get(self, index: Any) -> Any:
+        """Read rows. An int and a slice give views where the storage has live tensors; a list or tensor gives copies.
+
+        Raises:
+            IndexError: beyond the rows that were written. RuntimeError: nothing was ever written.
+        """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of visible slots."""
+
+    @abstractmethod
+    def empty(self) -> None:
+        """Forget all rows; their room stays."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """`get(index)`."""
+        return self.get(index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write rows; the length stays."""
+        self.set(index, value, set_cursor=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give the rows one by one."""
+        for row in range(len(self)):
+            yield self.get(row)
+
+    def __contains__(self, item: Any) -> bool:
+        """Whether a slot is visible."""
+        found = self.contains(item)
+        return bool(found.all()) if isinstance(found, Tensor) else found
+
+    def contains(self, item: Any) -> Any:
+        """Whether slots are visible: a bool for an int, a bool tensor for a tensor.
+
+        Raises:
+            NotImplementedError: neither an int nor a tensor.
+        """
+        if isinstance(item, int) and not isinstance(item, bool):
+            return -len(self) <= item < len(self)
+        if isinstance(item, Tensor) and not item.is_floating_point():
+            found = torch.from_numpy(as_ints(item))
+            made = (found >= -len(self)) & (found < len(self))
+            return bool(made) if not item.ndim else made
+        raise NotImplementedError(f"contains takes an int or a tensor of ints, not {type(item).__name__}")
+
+    # -- listeners ---------------------------------------------------------------------------
+    def attach(self, buffer: Any) -> None:
+        """Add a listener, once: writers call its `mark_update(index)` after each write."""
+        if all(ref() is not buffer for ref in self._attached):
+            self._attached.append(weakref.ref(buffer))
+
+    def mark_update(self, index: Any) -> None:
+        """Tell all listeners that rows were written."""
+        for ref in self._attached:
+            listener = ref()
+            if listener is not None:
+                listener.mark_update(index)
+
+    # -- checkpoints ---------------------------------------------------------------------------
+    def register_save_hook(self, hook: SaveHook) -> None:
+        """Have `dumps` call `hook(data, path=path)` and write what it returns."""
+        self._save_hooks.append(hook)
+
+    def register_load_hook(self, hook: SaveHook) -> None:
+        """Have `loads` call `hook(data, out=data_or_None)` and take what it returns."""
+        self._load_hooks.append(hook)
+
+    @abstractmethod
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint into a folder."""
+
+    @abstractmethod
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Take over a checkpoint."""
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """`dumps(path)`."""
+        self.dumps(*args, **kwargs)
+
+    def dump(self, *args: Any, **kwargs: Any) -> None:
+        """`dumps(path)`."""
+        self.dumps(*args, **kwargs)
+
+    def load(self, *args: Any, **kwargs: Any) -> None:
+        """`loads(path)`."""
+        self.loads(*args, **kwargs)
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """All rows and the length, as plain tensors."""
+
+    @abstractmethod
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy what `state_dict` gave; nothing of it is aliased."""
+
+    def flush(self) -> None:
+        """Commit what was written, where the rows outlive the process."""
+
+    def close(self) -> None:
+        """Commit, and let go of the rows."""

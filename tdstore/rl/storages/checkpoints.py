@@ -1,0 +1,381 @@
+"""Rows of storages as a whole: checkpoints, copies, state dicts, and tables that get longer or wider."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tdstore.container.base import TensorDictBase
+from tdstore.container.handle import StoreHandle
+from tdstore.container.opening import open_container
+from tdstore.container.tensordict import TensorDict
+from tdstore.container.typed import Typed
+from tdstore.dtypes import dtype_name
+from tdstore.errors import BatchSizeError
+from tdstore.rl.storages.places import (
+    Found,
+    Place,
+    keeps,
+    make_table,
+    memory_table,
+    new_header,
+    open_table,
+    table_over,
+)
+from tdstore.rl.storages.state import LENGTH, State, new_numbers
+from tdstore.rl.storages.structure import Structure, length_of, prepared, structure_of
+from tdstore.rl.storages.table import STATE, UNDO, LiveTable, StoredTable, Table, undo_bytes
+from tdstore.store import Cap
+from tdstore.types import LeafSpec, Path, Read, Write, path_text
+
+if TYPE_CHECKING:
+    from tdstore.rl.storages.lazy import LazyStorage
+
+METADATA = "storage_metadata.json"
+BLOCK = 8 << 20
+"""Bytes that are copied at once."""
+
+
+# -- checkpoints -------------------------------------------------------------------------------
+def dump(storage: LazyStorage, path: str) -> None:
+    """Write a checkpoint of a storage into a folder."""
+    if storage._table is None and not storage.shared_init:
+        raise RuntimeError(f"this {type(storage).__name__} has no rows yet: there is nothing to write to {path}")
+    table = storage._ready()
+    with storage._lock, storage._alone():
+        if _is_home(storage, path):
+            storage.flush()
+            table = storage._ready()
+        elif storage._save_hooks:
+            data = storage.get(slice(None))
+            for hook in storage._save_hooks:
+                data = hook(data, path=path)
+            _write_data(data, storage, path)
+        else:
+            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            state = storage._state
+            made = make_table(
+                Place("memmap", path, {"preallocate": False}),
+                storage._structure,
+                table.capacity,
+                storage.ndim,
+                mode="w",
+            )
+            try:
+                _copy(table, made, state)
+                made.flush()
+            finally:
+                made.close()
+        if os.path.isdir(path):
+            _write_metadata(storage, path)
+
+
+def _is_home(storage: LazyStorage, path: str) -> bool:
+    location = storage._place.location
+    if location is None or "://" in location:
+        return location is not None and location == path
+    return os.path.realpath(path) == os.path.realpath(location)
+
+
+def _write_data(data: Any, storage: LazyStorage, path: str) -> None:
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    lead = length_of(data, storage.ndim)
+    structure = structure_of(data, storage.ndim, lead[1:])
+    place = Place("memmap", path, {"preallocate": False})
+    made = make_table(place, structure, max(1, lead[0]), storage.ndim, mode="w")
+    try:
+        _write_all(made, structure, data, lead[0])
+        made.commit(storage._state._replace(length=lead[0], scattered=0))
+        made.flush()
+    finally:
+        made.close()
+
+
+def _write_metadata(storage: LazyStorage, path: str) -> None:
+    structure = storage._structure
+    about: dict[str, Any] = {"metadata": {}, "is_pytree": structure.is_pytree, "len": len(storage)}
+    if structure.is_pytree:
+        capacity = storage.capacity
+        about["metadata"] = {
+            ".".join(c.path): {"dtype": dtype_name(c.dtype), "shape": [capacity, *structure.inner, *c.shape]}
+            for c in structure.columns
+        }
+    target = FilePath(path) / METADATA
+    beside = target.with_name(f".{METADATA}.{os.getpid()}")
+    beside.write_text(json.dumps(about))
+    beside.replace(target)
+
+
+def load(storage: LazyStorage, path: str) -> None:
+    """Take over a checkpoint."""
+    storage._refuse_removed()
+    if _is_home(storage, path) and not storage._load_hooks:
+        with storage._lock:
+            if storage._table is None:
+                found = open_table(storage._place, storage._mode)
+                if isinstance(found, StoreHandle):
+                    found = _adopted_with_length(found, storage, path)
+                storage._uses(found.table, found.structure)
+            elif storage._known is not None:
+                storage._known = storage._table.state
+        return
+    found = _opened(path)
+    try:
+        if storage._load_hooks:
+            _load_through_hooks(storage, found)
+        else:
+            _take_over(storage, found, path)
+    finally:
+        found.table.close()
+
+
+def _opened(path: str) -> Found:
+    """The rows of a checkpoint, to read."""
+    found = open_table(Place(None, path, {}), "r")
+    if isinstance(found, Found):
+        return found
+    found.close()  # a checkpoint of another program: a folder of memory-mapped tensors
+    td = open_container(path)
+    structure = structure_of(td, 1)
+    capacity = int(td.batch_size[0])
+    table = memory_table(structure, capacity, torch.device("cpu"))
+    _write_all(table, structure, td, capacity)
+    length = min(capacity, _length_beside(path, capacity))
+    table.commit(State(length=length, cursor=length % capacity, write_count=length))
+    return Found(table, structure, capacity, 1)
+
+
+def _length_beside(path: str, default: int) -> int:
+    try:
+        return int(json.loads((FilePath(path) / METADATA).read_text())["len"])
+    except FileNotFoundError:
+        return default
+
+
+def _adopted_with_length(handle: StoreHandle, storage: LazyStorage, path: str) -> Found:
+    td = open_container(path)
+    found = adopted(handle, structure_of(td, storage.ndim, tuple(td.batch_size[1 : storage.ndim])), storage.ndim)
+    rows = _length_beside(path, 0) // found.table.slots_per_row
+    found.table.commit(State(length=rows, cursor=rows % found.capacity, write_count=rows, scattered=1))
+    return found
+
+
+def _load_through_hooks(storage: LazyStorage, found: Found) -> None:
+    if found.structure.is_pytree:
+        raise RuntimeError("load hooks take TensorDicts and tensors, and the rows here are dicts or tuples")
+    state = found.table.state
+    slots = torch.arange(state.length * found.table.slots_per_row).numpy()
+    data = found.structure.build(found.table.gather(slots), (len(slots),))
+    out = None if storage._table is None else storage.get(slice(None))
+    for hook in storage._load_hooks:
+        data = hook(data, out=out)
+    count = length_of(data)[0]
+    storage.empty()
+    storage.set(slice(0, count), data)
+
+
+def _take_over(storage: LazyStorage, found: Found, path: str) -> None:
+    state = found.table.state
+    with storage._lock, storage._alone():
+        if storage._table is None:
+            room = -(-storage.max_size // max(1, math.prod(found.structure.inner)))
+        else:
+            room = storage._table.capacity
+            differs = storage._structure.same_rows(found.structure)
+            if differs:
+                raise BatchSizeError(f"the checkpoint {path} has other rows than this storage: {'; '.join(differs)}")
+        if state.length > room:
+            raise BatchSizeError(
+                f"the checkpoint {path} has {state.length} rows, and this storage has room for {room}",
+                hint=f"make it with max_size={state.length * found.table.slots_per_row}",
+            )
+        if storage._table is None:
+            storage._make(found.structure)
+        _fit_values(storage, found.structure)
+        table = storage._ready()
+        cursor = state.cursor
+        if found.capacity != table.capacity and (state.length == found.capacity or cursor >= table.capacity):
+            cursor = state.length % table.capacity
+        after = state._replace(cursor=cursor, scattered=1, epoch=storage._state.epoch + 1, pending=0)
+        storage._commit(table, State(scattered=1, epoch=after.epoch))
+        _copy(found.table, table, after)
+        storage._known = None if storage._known is None else after
+
+
+def _fit_values(storage: LazyStorage, structure: Structure) -> None:
+    wider = {c.path: c for c in structure.columns}
+    columns = [
+        c.wider(max(c.shape[-1], wider[c.path].shape[-1])) if c.values else c for c in storage._structure.columns
+    ]
+    if columns != storage._structure.columns:
+        storage._widen(columns)
+
+
+def copy_rows(source: LazyStorage, target: LazyStorage) -> None:
+    """Copy rows, length and cursor into a storage that has none."""
+    with source._lock, source._alone():
+        target._make(source._structure)
+        _copy(source._ready(), target._ready(), source._state)
+        target._known = target._ready().state
+        target.flush()
+
+
+def _copy(source: Table, target: Table, state: State) -> None:
+    """Copy the visible rows by blocks, then the counters; values may become wider."""
+    row = max(1, sum(c.nbytes for c in source.columns) * source.slots_per_row)
+    step = max(1, BLOCK // row)
+    places = {c.path: k for k, c in enumerate(source.columns)}
+    for start in range(0, state.length, step):
+        rows = slice(start, min(state.length, start + step))
+        given = source.look(rows)
+        values = [_as_wide(given[places[c.path]], c.shape[-1] if c.values else None) for c in target.columns]
+        target.write(rows, [value.cpu() for value in values])
+    target.commit(state)
+
+
+def _as_wide(value: Tensor, width: int | None) -> Tensor:
+    if width is None or value.shape[-1] == width:
+        return value
+    room = value.new_zeros((*value.shape[:-1], width))
+    room[..., : value.shape[-1]] = value
+    return room
+
+
+def _write_all(table: Table, structure: Structure, data: Any, rows: int) -> None:
+    """Write data of that structure into the first rows."""
+    if rows:
+        table.write(slice(0, rows), prepared(structure, data, length_of(data, 1 + len(structure.inner))))
+
+
+# -- tables that change ----------------------------------------------------------------------
+def adopted(handle: StoreHandle, structure: Structure, ndim: int) -> Found:
+    """Make rows of a storage of leaves that something else wrote.
+
+    Raises:
+        BatchSizeError: the leaves are others.
+    """
+    url = handle.store.url
+    sizes = {spec.shape[0] for spec in handle.specs.values() if spec.shape}
+    capacity = min(sizes, default=0)
+    wanted = structure.specs(capacity)
+    for path, spec in wanted.items():
+        there = handle.specs.get(path)
+        if there is None or there.shape != spec.shape or there.dtype != spec.dtype:
+            handle.close()
+            raise BatchSizeError(
+                f"what lies in {url} are other rows than the data: {path_text(path)} is "
+                + (
+                    "missing"
+                    if there is None
+                    else f"{list(there.shape)}, {there.dtype}, not {list(spec.shape)}, {spec.dtype}"
+                ),
+                hint="choose another place, or remove this one",
+            )
+    extra = {STATE: LeafSpec((LENGTH,), "int64")}
+    if keeps(handle):
+        size = undo_bytes(structure.columns, capacity, math.prod(structure.inner))
+        extra[UNDO] = LeafSpec((size,), "uint8")
+    handle.store.create(extra)
+    handle.store.write([Write(STATE, (), torch.from_numpy(new_numbers(State())))])
+    handle.commit(new_header(structure, capacity, ndim, UNDO in extra), {**handle.specs, **extra})
+    return Found(table_over(handle, structure, capacity), structure, capacity, ndim)
+
+
+def lengthened(found: Found, capacity: int) -> Found:
+    """The same rows with room for more."""
+    assert isinstance(found.table, (LiveTable, StoredTable))
+    handle = found.table.handle
+    if Cap.RESIZE not in handle.store.caps:
+        raise handle.store.unsupported(Cap.RESIZE)
+    lengths = {column.path: capacity for column in found.structure.columns}
+    handle.store.resize(lengths)
+    specs = {**handle.specs, **found.structure.specs(capacity)}
+    undo = UNDO in specs
+    if undo:
+        size = undo_bytes(found.structure.columns, capacity, math.prod(found.structure.inner))
+        specs[UNDO] = LeafSpec((size,), "uint8")
+        handle.store.create({UNDO: specs[UNDO]})
+    handle.commit(new_header(found.structure, capacity, found.ndim, undo), specs)
+    return Found(table_over(handle, found.structure, capacity), found.structure, capacity, found.ndim)
+
+
+def widened(table: Table, structure: Structure, ndim: int, state: State) -> Table:
+    """The same rows with longer values."""
+    if not isinstance(table, (LiveTable, StoredTable)):
+        device = table.tensors[0].device  # type: ignore[attr-defined]
+        made = memory_table(structure, table.capacity, device)
+        _copy(table, made, state)
+        return made
+    handle = table.handle
+    capacity, per_row = table.capacity, table.slots_per_row
+    wider = [new for old, new in zip(table.columns, structure.columns, strict=True) if old != new]
+    specs = structure.specs(capacity)
+    beside: dict[Path, Path] = {("_replay_wider", str(k)): column.path for k, column in enumerate(wider)}
+    handle.store.create({name: specs[path] for name, path in beside.items()})
+    for name, path in beside.items():
+        step = max(1, BLOCK // (specs[path].nbytes // capacity))
+        for start in range(0, state.length, step):
+            index = (slice(start, min(state.length, start + step), 1),)
+            old = handle.store.read([Read(path, index)])[0]
+            handle.store.write([Write(name, index, _as_wide(old, specs[path].shape[-1]))])
+    handle.store.rename(beside)
+    specs = {**handle.specs, **specs}
+    if UNDO in specs:
+        specs[UNDO] = LeafSpec((undo_bytes(structure.columns, capacity, per_row),), "uint8")
+        handle.store.create({UNDO: specs[UNDO]})
+    handle.commit(new_header(structure, capacity, ndim, UNDO in specs), specs)
+    return table_over(handle, structure, capacity)
+
+
+def table_of(handle: StoreHandle, structure: Structure) -> Table:
+    """The table of a place that was opened again, in another process."""
+    return table_over(handle, structure, int(handle.groups[()].extra["replay"]["capacity"]))
+
+
+# -- state dicts -------------------------------------------------------------------------------
+def state_of(storage: LazyStorage) -> dict[str, Any]:
+    """All slots as a state dict."""
+    if storage._table is None:
+        return {"_storage": {}, "initialized": False, "_len": 0}
+    structure, table = storage._structure, storage._table
+    if structure.is_pytree:
+        raise TypeError("a state dict has TensorDicts and tensors, and these rows are dicts or tuples: use dumps(path)")
+    columns = [column.clone() for column in table.look(slice(0, table.capacity))]
+    data = structure.build(columns, (table.capacity, *structure.inner))
+    rows = data if isinstance(data, Tensor) else data.state_dict()
+    return {"_storage": rows, "initialized": True, "_len": len(storage)}
+
+
+def load_state(storage: LazyStorage, state_dict: dict[str, Any]) -> None:
+    """Copy the rows of a state dict."""
+    rows, length = state_dict["_storage"], int(state_dict["_len"])
+    if not state_dict.get("initialized", True) or (not isinstance(rows, Tensor) and not rows):
+        storage.empty()
+        return
+    data: Any = rows if isinstance(rows, Tensor) else _from_state(storage, rows)
+    dims = length_of(data, storage.ndim)
+    if storage._table is None:
+        storage._make(structure_of(data, storage.ndim, dims[1:]))
+    table = storage._ready()
+    count = length // table.slots_per_row
+    if count > table.capacity:
+        raise BatchSizeError(f"the state dict has {count} rows, and this storage has room for {table.capacity}")
+    values = storage._prepare(data, dims)
+    table = storage._ready()
+    epoch = storage._state.epoch + 1
+    storage._commit(table, State(scattered=1, epoch=epoch))
+    if count:
+        table.write(slice(0, count), [None if v is None else v[:count] for v in values])
+    after = State(length=count, cursor=count % table.capacity, write_count=count, scattered=1, epoch=epoch)
+    storage._commit(table, after)
+
+
+def _from_state(storage: LazyStorage, rows: Any) -> TensorDictBase | Typed:
+    td = TensorDict({}, batch_size=[])
+    return td.load_state_dict(rows, strict=False)

@@ -1,0 +1,141 @@
+"""What an index of a storage means: which rows or slots, checked against those that are visible."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.rl.storages.state import Ints
+
+
+class Selection(NamedTuple):
+    """Rows of the first dimension, or slots of all dimensions."""
+
+    rows: slice | None
+    """Rows that follow one another; None where there are `slots`."""
+    slots: Ints | None
+    """Numbers of slots, counted over all dimensions."""
+    shape: tuple[int, ...]
+    """Leading dimensions of the result."""
+    single: bool = False
+    """Whether the first dimension of `rows` goes: an int was given."""
+
+
+def as_ints(index: Any) -> Ints:
+    """Row numbers as int64.
+
+    Raises:
+        IndexError: not integers, or a mask.
+    """
+    if isinstance(index, Tensor):
+        index = index.detach().cpu().numpy()
+    array = np.asarray(index)
+    if array.dtype == np.int64:
+        return array
+    if array.size == 0:
+        return array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        raise IndexError(f"rows are integers, not {array.dtype}")
+    return array.astype(np.int64)
+
+
+def is_int(index: Any) -> bool:
+    """Whether an index names one row."""
+    if isinstance(index, (bool, np.bool_, slice, tuple, list, range)) or index is None:
+        return False
+    if isinstance(index, (int, np.integer)):
+        return True
+    return isinstance(index, (Tensor, np.ndarray)) and index.ndim == 0 and not _is_mask(index)
+
+
+def _is_mask(index: Any) -> bool:
+    return bool(index.dtype in (torch.bool, np.bool_))
+
+
+def check(index: Ints, size: int, what: str) -> Ints:
+    """Row numbers in `[0, size)`; negative ones count from the end.
+
+    Raises:
+        IndexError: one is out of range; the message names it.
+    """
+    if not index.size or index.view(np.uint64).max() < size:  # negative ones are the largest of all here
+        return index
+    low, high = int(index.min()), int(index.max())
+    if low < -size or high >= size:
+        raise IndexError(f"index {low if low < -size else high} is out of range: {what}")
+    return np.where(index < 0, index + size, index)
+
+
+def select(index: Any, length: int, inner: tuple[int, ...], what: str) -> Selection:
+    """Which of `length` visible rows, each of `inner` slots, an index means.
+
+    Raises:
+        IndexError: out of range, a mask of another length, or no index of rows.
+    """
+    if isinstance(index, tuple):
+        if len(index) == 1:
+            return select(index[0], length, inner, what)
+        return _over_dimensions(index, length, inner, what)
+    if is_int(index):
+        row = int(check(np.array([operator.index(int(index))], np.int64), length, what)[0])
+        return Selection(slice(row, row + 1), None, inner, single=True)
+    if index is Ellipsis or index is None:
+        index = slice(None)
+    if isinstance(index, slice):
+        start, stop, step = index.indices(length)
+        if step == 1:
+            return Selection(slice(start, max(start, stop)), None, (max(0, stop - start), *inner))
+        rows = np.arange(start, stop, step)
+    elif isinstance(index, range) and index.step == 1 and index.start >= 0 and index.stop <= length:
+        return Selection(slice(index.start, max(index) + 1 if index else index.start), None, (len(index), *inner))
+    else:
+        array = np.asarray(index.cpu() if isinstance(index, Tensor) else index)
+        if array.dtype == np.bool_:
+            return _masked(array, length, inner, what)
+        rows = check(as_ints(array), length, what)
+    if not inner:
+        return Selection(None, rows.reshape(-1), rows.shape)
+    per_row = math.prod(inner)
+    slots = (rows.reshape(-1, 1) * per_row + np.arange(per_row)).reshape(-1)
+    return Selection(None, slots, (*rows.shape, *inner))
+
+
+def _masked(mask: Any, length: int, inner: tuple[int, ...], what: str) -> Selection:
+    visible = (length, *inner)
+    if mask.shape != visible[: mask.ndim]:
+        raise IndexError(f"a mask of shape {list(mask.shape)} does not fit the slots {list(visible)}: {what}")
+    if mask.ndim < len(visible):
+        return select(np.nonzero(mask)[0], length, inner, what) if mask.ndim == 1 else _masked_rest(mask, inner)
+    slots = np.flatnonzero(mask)
+    return Selection(None, slots, (len(slots),))
+
+
+def _masked_rest(mask: Any, inner: tuple[int, ...]) -> Selection:
+    rest = inner[mask.ndim - 1 :]
+    per = math.prod(rest)
+    first = np.flatnonzero(mask)
+    slots = (first.reshape(-1, 1) * per + np.arange(per)).reshape(-1)
+    return Selection(None, slots, (len(first), *rest))
+
+
+def _over_dimensions(index: tuple[Any, ...], length: int, inner: tuple[int, ...], what: str) -> Selection:
+    sizes = (length, *inner)
+    if len(index) == len(sizes) and all(isinstance(term, (Tensor, np.ndarray, list)) for term in index):
+        terms = np.broadcast_arrays(*(as_ints(term) for term in index))
+        checked = [check(term, size, what) for term, size in zip(terms, sizes, strict=True)]
+        slots = np.ravel_multi_index(tuple(checked), sizes) if terms[0].size else np.zeros(0, np.int64)
+        return Selection(None, np.asarray(slots, np.int64).reshape(-1), terms[0].shape)
+    if sum(term is not Ellipsis and term is not None for term in index) > len(sizes):
+        raise IndexError(f"an index of {len(index)} terms for slots of {len(sizes)} dimensions: {what}")
+    grid = np.arange(math.prod(sizes)).reshape(sizes)
+    terms = tuple(term.cpu().numpy() if isinstance(term, Tensor) else term for term in index)
+    try:
+        picked = np.asarray(grid[terms])
+    except IndexError as error:
+        raise IndexError(f"{error}: {what}") from None
+    return Selection(None, picked.reshape(-1), picked.shape)

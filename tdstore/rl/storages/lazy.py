@@ -1,0 +1,573 @@
+"""Storages that are allocated by the first write: in the memory, on a device, or in any backend."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing.context
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.base import TensorDictBase
+from tdstore.container.handle import StoreHandle
+from tdstore.container.typed import Typed
+from tdstore.errors import BatchSizeError, OptionError, StoreError, StoreExistsError, StoreNotFoundError
+from tdstore.rl.storages import checkpoints
+from tdstore.rl.storages.places import (
+    Found,
+    Place,
+    between_processes,
+    find_place,
+    make_table,
+    memory_table,
+    open_table,
+    remove,
+    scratch,
+)
+from tdstore.rl.storages.state import State
+from tdstore.rl.storages.structure import Column, Structure
+from tdstore.rl.storages.table import LiveTable, StoredTable, Table
+from tdstore.rl.storages.tabular import OnMismatch, TabularStorage
+from tdstore.types import Mode
+
+INIT_TIMEOUT = 60.0
+"""Seconds that a reader waits for the first writer of a shared storage."""
+
+
+class LazyStorage(TabularStorage):
+    """A table of at most `max_size` rows in any place, allocated when the first row is written.
+
+    Rows, their number and the place where the writer goes on change together: after a process was killed at any
+    moment, `LazyStorage.open(place)` finds only rows that are wholly there.
+
+    Args:
+        max_size: number of slots. With several dimensions of slots it is rounded up to whole rows.
+        storage: None, "cpu", "cuda", ... for tensors in the memory or on that device; the name of a backend; a URL
+            (`redis://host/0/name`, `s3://bucket/name`, ...); or a `Backend`.
+        path: where the rows lie, for a backend that is named. Without it they are temporary.
+        device: "cpu" and "auto" for a backend; for tensors, the device ("auto": that of the first data).
+        ndim: number of leading dimensions of the data that are slots.
+        existsok: take over what lies at `path`: its room, not its length.
+        shared_init: the storage may be sent to other processes of this host before its first write. Whoever writes
+            first allocates; all write and read the same rows.
+        auto_cleanup: remove the rows when the storage is garbage collected, or this process ends. Default: whether
+            they are temporary.
+        on_mismatch: what data with other keys or dtypes does. "raise" refuses it; "peer" leaves out unexpected keys,
+            keeps the old values of missing ones, and casts.
+        consolidated: have all tensors in one buffer (tensors in the memory, or on a device).
+        init_timeout: seconds that a reader of a shared storage waits for the first write.
+        **options: of the backend.
+
+    Example:
+        >>> storage = LazyStorage(100)
+        >>> storage.set(range(3), TensorDict({"obs": torch.ones(3, 4)}, [3]))
+        >>> len(storage), storage[0]["obs"].shape
+        (3, torch.Size([4]))
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        storage: Any = "memmap",
+        *,
+        path: Any = None,
+        device: Any = "cpu",
+        ndim: int = 1,
+        existsok: bool = False,
+        shared_init: bool = False,
+        auto_cleanup: bool | None = None,
+        compilable: bool = False,
+        on_mismatch: OnMismatch = "raise",
+        consolidated: bool = False,
+        init_timeout: float = INIT_TIMEOUT,
+        **options: Any,
+    ) -> None:
+        if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
+            raise ValueError(f"max_size is a number of slots, at least 1, not {max_size!r}")
+        if not isinstance(ndim, int) or ndim < 1:
+            raise ValueError(f"ndim is a number of dimensions, at least 1, not {ndim!r}")
+        if on_mismatch not in ("raise", "peer"):
+            raise ValueError(f"on_mismatch is 'raise' or 'peer', not {on_mismatch!r}")
+        if shared_init and compilable:
+            raise RuntimeError("shared_init and compilable cannot be combined: a compiled program takes no lock")
+        super().__init__(max_size, ndim)
+        self.on_mismatch = on_mismatch
+        self.existsok = existsok
+        self.shared_init = shared_init
+        self.init_timeout = init_timeout
+        self._consolidated = consolidated
+        self._mode: Mode = "r+"
+        self._place, self._device = find_place(storage, path, options)
+        in_memory = self._place.storage is None and self._place.location is None
+        self._device = _device_of(device, self._device, in_memory=in_memory)
+        if consolidated and not in_memory:
+            raise OptionError("consolidated is for tensors in the memory: a backend lays its leaves out itself")
+        if in_memory and shared_init:
+            raise RuntimeError(
+                "tensors in the memory of one process cannot be made by another one: "
+                "shared_init needs a backend, for example storage='memmap'"
+            )
+        self._folder: str | None = None
+        """What is removed in the end."""
+        temporary = self._place.location is None and self._place.storage not in (None, "shared", "cuda")
+        if temporary:
+            assert self._place.storage is not None
+            self._folder, location = scratch(self._place.storage)
+            self._place = self._place._replace(location=location)
+        self.auto_cleanup = auto_cleanup if auto_cleanup is not None else temporary
+        if self.auto_cleanup and self._folder is None:
+            self._folder = self._place.location
+        self._end = _Cleanup.of(self, self._folder) if self.auto_cleanup and self._folder else None
+        self._removed = False
+
+    # -- places --------------------------------------------------------------------------------
+    @classmethod
+    def open(cls, place: Any, mode: Mode = "r+", *, storage: Any = None, **options: Any) -> Self:
+        """Open the rows that a storage wrote, with their length and the cursor of the writer.
+
+        A write that a killed process left unfinished is taken back first, so every visible row is whole.
+
+        Args:
+            place: path or URL.
+            mode: "r+" to go on writing; "r" to read only.
+            storage: name of the backend, where the place does not tell.
+
+        Raises:
+            StoreNotFoundError: nothing is there. ValueError: something is there that no storage wrote.
+            CorruptStoreError: damaged.
+
+        Example:
+            >>> storage = LazyStorage.open("runs/replay")  # doctest: +SKIP
+        """
+        if mode not in ("r", "r+"):
+            raise OptionError(f"a storage is opened with mode 'r' or 'r+', not {mode!r}")
+        where = Place(storage, os.fspath(place), dict(options))
+        found = open_table(where, mode)
+        if isinstance(found, StoreHandle):
+            found.close()
+            raise StoreError(
+                f"{where.text} was not written by a storage: it has no length and no cursor",
+                url=where.location,
+                hint="read it with tdstore.open, or pass existsok=True to use its room",
+            )
+        made = cls.__new__(cls)
+        LazyStorage.__init__(
+            made, found.capacity * math.prod(found.structure.inner), storage, path=place, ndim=found.ndim,
+            existsok=True, auto_cleanup=False, **options,
+        )  # fmt: skip
+        made._mode = mode
+        made._uses(found.table, found.structure)
+        return made
+
+    @property
+    def place(self) -> str:
+        """Path or URL of the rows; in the memory, what they are in."""
+        return self._place.text
+
+    @property
+    def device(self) -> torch.device:
+        """Device of what is read."""
+        return self._device if isinstance(self._device, torch.device) else torch.device("cpu")
+
+    @property
+    def storage_name(self) -> str | None:
+        """Name of the backend; None for tensors in the memory."""
+        return self._place.storage
+
+    def _uses(self, table: Table, structure: Structure) -> None:
+        super()._uses(table, structure)
+        if self.shared_init:
+            self._known = None
+        if self._end is not None and isinstance(table, (LiveTable, StoredTable)):
+            self._end.holds(table)
+
+    def _make(self, structure: Structure) -> None:
+        self._refuse_removed()
+        capacity = -(-self.max_size // max(1, math.prod(structure.inner)))
+        if self._place.location is None and self._place.storage in (None, "cuda"):
+            if self._consolidated and (structure.is_pytree or structure.is_tensor):
+                raise ValueError("consolidated puts the tensors of a TensorDict in one buffer, and this is none")
+            device = self._device if isinstance(self._device, torch.device) else torch.device("cpu")
+            self._uses(memory_table(structure, capacity, device, consolidated=self._consolidated), structure)
+            return
+        if self.shared_init and self._open_shared():
+            return
+        if self.existsok:
+            found = self._found_there(structure, capacity)
+            if found is not None:
+                self._uses(found.table, found.structure)
+                return
+        try:
+            table = make_table(self._place, structure, capacity, self.ndim, mode="w" if self.existsok else "x")
+        except StoreExistsError as error:
+            error.hint = "pass existsok=True to use its room, or open its rows with LazyStorage.open()"
+            raise
+        self._uses(table, structure)
+
+    def _found_there(self, structure: Structure, capacity: int) -> Found | None:
+        """What lies in the place, if rows of that structure fit; longer if there has to be more room."""
+        try:
+            found = open_table(self._place, "r+")
+        except StoreNotFoundError:
+            return None
+        if isinstance(found, StoreHandle):
+            found = checkpoints.adopted(found, structure, self.ndim)
+        differs = found.structure.same_rows(structure)
+        if differs:
+            found.table.close()
+            raise BatchSizeError(
+                f"the rows in {self.place} are others than the data: {'; '.join(differs)}",
+                hint="choose another place, or remove this one",
+            )
+        if found.capacity < capacity:
+            found = checkpoints.lengthened(found, capacity)
+        found.table.commit(State(scattered=1, epoch=found.table.state.epoch + 1))
+        return found
+
+    def _widen(self, columns: list[Column]) -> None:
+        table = self._ready()
+        structure = Structure(self._structure.root, columns, self._structure.inner)
+        self._uses(checkpoints.widened(table, structure, self.ndim, self._state), structure)
+
+    # -- several processes ------------------------------------------------------------------------
+    def _alone(self) -> AbstractContextManager[None]:
+        if not self.shared_init:
+            return nullcontext()
+        return self._exclusive()
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with between_processes(self._place.text):
+            if self._table is None:
+                self._open_shared()
+            elif self._table.state.pending:  # its writer died
+                self._table.undo()
+            yield
+
+    def _open_shared(self) -> bool:
+        try:
+            found = open_table(self._place, "r+")
+        except StoreNotFoundError:
+            return False
+        assert isinstance(found, Found)
+        self._uses(found.table, found.structure)
+        return True
+
+    def _ready(self) -> Table:
+        self._refuse_removed()
+        if self._table is None and self.shared_init:
+            end = time.monotonic() + self.init_timeout
+            while not self._open_shared():
+                if time.monotonic() > end:
+                    raise TimeoutError(f"no process wrote into {self.place} within {self.init_timeout:g} seconds")
+                time.sleep(0.01)
+        return super()._ready()
+
+    def __len__(self) -> int:
+        """Number of visible slots."""
+        if self._table is None and self.shared_init and not self._removed:
+            self._open_shared()
+        return super().__len__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: the place of the rows. For a copy: the rows themselves."""
+        state = {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_attached", "_end", "_table", "_known")}
+        state["_folder"] = None
+        stored = isinstance(self._table, (LiveTable, StoredTable))
+        spawning = multiprocessing.context.get_spawning_popen() is not None
+        if self._table is None and not self.shared_init and spawning:
+            raise RuntimeError(
+                "this storage has no rows yet, and each process would make rows of its own: write a row first, or "
+                "make the storage with shared_init=True"
+            )
+        if spawning and stored:
+            assert isinstance(self._table, (LiveTable, StoredTable))
+            self._table.handle.store.flush()
+            state["rows"] = self._table.handle
+        elif self._table is not None:
+            state["rows"] = self.state_dict()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the rows, or take over a copy of them."""
+        rows = state.pop("rows", None)
+        structure = state.pop("_structure")
+        self.__dict__.update(state)
+        self._lock, self._attached, self._end = threading.RLock(), [], None
+        self._table, self._known, self._structure = None, None, structure
+        if isinstance(rows, StoreHandle):
+            found = checkpoints.table_of(rows, structure)
+            self._uses(found, structure)
+        elif rows is not None:
+            self._place = Place(None, None, {})
+            self._device = torch.device("cpu")
+            self.shared_init = False
+            capacity = -(-self.max_size // max(1, math.prod(structure.inner)))
+            self._uses(memory_table(structure, capacity, self.device), structure)
+            self.load_state_dict(rows)
+
+    # -- the end ---------------------------------------------------------------------------------
+    def flush(self) -> None:
+        """Commit what was written: durable where the backend is, with checksums."""
+        with self._lock:
+            if self._table is not None and self._mode == "r+":
+                self._table.flush()
+
+    def close(self) -> None:
+        """Commit, and let go of the rows; reading and writing fail after it."""
+        with self._lock:
+            if self._table is not None:
+                self._table.close()
+            self._table, self.initialized, self._known = None, False, None
+            self._removed = True
+
+    def cleanup(self) -> bool:
+        """Remove the rows from their place; whether there was something to remove. Later reads and writes fail."""
+        with self._lock:
+            if self._removed:
+                return False
+            if self._end is not None:
+                done = self._end()
+            else:
+                if isinstance(self._table, (LiveTable, StoredTable)):
+                    self._table.close()
+                done = remove(self._place.location or "", os.getpid()) if self._is_local() else False
+            self._table, self.initialized, self._removed = None, False, True
+            return done
+
+    def _is_local(self) -> bool:
+        return self._place.location is not None and "://" not in self._place.location
+
+    def _refuse_removed(self) -> None:
+        if self._removed:
+            raise RuntimeError(f"the rows in {self.place} were removed or closed: this storage cannot be used any more")
+
+    # -- checkpoints -------------------------------------------------------------------------------
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint: the rows, and `storage_metadata.json`.
+
+        Where the rows lie in that folder already, nothing of them is copied: they are committed, and the files stay
+        the same ones. Elsewhere the rows that were written are copied, into a folder that is complete or not there.
+
+        Raises:
+            RuntimeError: nothing was ever written.
+        """
+        checkpoints.dump(self, os.fspath(path))
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Take over a checkpoint, with its length and cursor.
+
+        Before the first write, rows are allocated for it; its capacity may be another one. Where the checkpoint lies
+        in the place of this storage, it is opened there.
+
+        Raises:
+            RuntimeError: it has more rows than `max_size`, or rows of another structure.
+        """
+        checkpoints.load(self, os.fspath(path))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All `max_size` slots as a state dict, whether rows were written, and how many.
+
+        Raises:
+            TypeError: rows are dicts or tuples.
+        """
+        with self._lock:
+            return checkpoints.state_of(self)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Copy the rows of a state dict, and take over its length."""
+        with self._lock, self._alone():
+            checkpoints.load_state(self, dict(state_dict))
+
+    def copy_to(self, storage: Any = "memmap", *, path: Any = None, **options: Any) -> LazyStorage:
+        """Copy the rows, block by block, into a new place; gives the storage over it.
+
+        Args:
+            storage, path, **options: as for `LazyStorage`.
+
+        Example:
+            >>> kept = LazyStorage.open("runs/replay").copy_to("zarr", path="replay.zarr")  # doctest: +SKIP
+        """
+        self._ready()
+        made = LazyStorage(self.max_size, storage, path=path, ndim=self.ndim, on_mismatch=self.on_mismatch, **options)
+        checkpoints.copy_rows(self, made)
+        return made
+
+    def flatten(self) -> LazyStorage:
+        """The visible slots as a storage of one dimension of slots, in the memory."""
+        table = self._ready()
+        rows = self.get(slice(None))
+        flat = _flat(rows, 1 + len(table.inner))
+        made = LazyStorage(max(1, len(self)), None, on_mismatch=self.on_mismatch)
+        if len(self):
+            made.set(slice(0, len(self)), flat)
+        return made
+
+    def __repr__(self) -> str:
+        """The place, and how much of it is filled."""
+        return f"{type(self).__name__}({self.place}, {len(self)} of {self.max_size} slots)"
+
+
+class LazyMemmapStorage(LazyStorage):
+    """Rows in memory-mapped files, one for each tensor, in a folder: `LazyStorage` with `storage="memmap"`.
+
+    Args:
+        max_size: number of slots.
+        scratch_dir: the folder; a temporary one by default, which is removed in the end.
+
+    Example:
+        >>> storage = LazyMemmapStorage(100)
+        >>> storage.set(0, TensorDict({"obs": torch.ones(4)}))
+        >>> storage.get(0)["obs"]
+        MemoryMappedTensor([1., 1., 1., 1.])
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        scratch_dir: Any = None,
+        device: Any = "cpu",
+        ndim: int = 1,
+        existsok: bool = False,
+        compilable: bool = False,
+        shared_init: bool = False,
+        auto_cleanup: bool | None = None,
+        on_mismatch: OnMismatch = "raise",
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            max_size, "memmap", path=scratch_dir, device=device, ndim=ndim, existsok=existsok, compilable=compilable,
+            shared_init=shared_init, auto_cleanup=auto_cleanup, on_mismatch=on_mismatch, **options,
+        )  # fmt: skip
+
+    @property
+    def scratch_dir(self) -> str | None:
+        """The folder of the rows."""
+        return self._place.location
+
+
+class LazyTensorStorage(LazyStorage):
+    """Rows in tensors of this process: `LazyStorage` with `storage=None`.
+
+    Example:
+        >>> storage = LazyTensorStorage(100)
+        >>> storage.set(0, torch.ones(4))
+        >>> storage[0]
+        tensor([1., 1., 1., 1.])
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        device: Any = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+        consolidated: bool = False,
+        shared_init: bool = False,
+        cleanup_memmap: bool = True,
+        on_mismatch: OnMismatch = "raise",
+    ) -> None:
+        # What several processes share lies in shared memory: files of a folder that has no disk behind it.
+        super().__init__(
+            max_size, "memmap" if shared_init else None, device="cpu" if shared_init else device, ndim=ndim,
+            compilable=compilable, consolidated=consolidated, shared_init=shared_init, on_mismatch=on_mismatch,
+            auto_cleanup=cleanup_memmap if shared_init else None,
+        )  # fmt: skip
+
+    def _make(self, structure: Structure) -> None:
+        if self._device is None:
+            self._device = torch.device("cpu")
+        super()._make(structure)
+
+
+def _device_of(asked: Any, default: torch.device, *, in_memory: bool) -> torch.device:
+    if asked in (None, "auto"):
+        return default
+    text = str(asked)
+    kind = text.split(":")[0]
+    if not in_memory:
+        if kind != "cpu":
+            raise ValueError(
+                f"device={text!r}: rows in a backend are read to the CPU; move batches with "
+                f"transform=lambda td: td.to({text!r})"
+            )
+        return default
+    if kind == "cpu" or default.type != "cpu":
+        return default
+    device = torch.device(asked)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={text!r}: this machine has no CUDA device")
+    return device
+
+
+def _flat(rows: Any, dims: int) -> Any:
+    if isinstance(rows, Tensor):
+        return rows.reshape(-1, *rows.shape[dims:])
+    if isinstance(rows, (TensorDictBase, Typed)):
+        return rows.reshape(-1, *rows.batch_size[dims:])
+    if isinstance(rows, dict):
+        return {key: _flat(value, dims) for key, value in rows.items()}
+    made = [_flat(value, dims) for value in rows]
+    return type(rows)(*made) if hasattr(rows, "_fields") else tuple(made)
+
+
+class _Cleanup:
+    """What removes a place in the end: at garbage collection, at the end of the interpreter, or at SIGTERM."""
+
+    pending: ClassVar[set[_Cleanup]] = set()
+
+    def __init__(self, owner: object, folder: str) -> None:
+        self.folder, self.pid = folder, os.getpid()
+        self.tables: list[Table] = []
+        self.done = False
+        self._finalizer = weakref.finalize(owner, self)
+        _Cleanup.pending.add(self)
+
+    @classmethod
+    def of(cls, owner: object, folder: str) -> _Cleanup:
+        _listen_to_sigterm()
+        return cls(owner, folder)
+
+    def holds(self, table: Table) -> None:
+        self.tables = [table]
+
+    def __call__(self) -> bool:
+        if self.done or os.getpid() != self.pid:
+            return False
+        self.done = True
+        _Cleanup.pending.discard(self)
+        self._finalizer.detach()
+        done = remove(self.folder, self.pid)
+        for table in self.tables:
+            with contextlib.suppress(StoreError, OSError):
+                table.close()
+        self.tables.clear()
+        remove(self.folder, self.pid)
+        return done
+
+
+def _listen_to_sigterm() -> None:
+    """Remove temporary rows at SIGTERM too, unless the application listens to it; it may do so later."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminated)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    for cleanup in list(_Cleanup.pending):
+        cleanup()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

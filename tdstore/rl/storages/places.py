@@ -1,0 +1,255 @@
+"""Where the rows of a storage lie: making a place for them, and opening one that is there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from tdstore.container.handle import StoreHandle
+from tdstore.container.typed import kind_of
+from tdstore.errors import CorruptStoreError, DirtyStoreError, OptionError
+from tdstore.header import Group
+from tdstore.hookspecs import Backend
+from tdstore.registry import registry
+from tdstore.rl.storages.state import LENGTH, State, new_numbers
+from tdstore.rl.storages.structure import RESERVED, Structure, decode_structure
+from tdstore.rl.storages.table import STATE, UNDO, ArrayTable, DeviceTable, LiveTable, StoredTable, Table, undo_bytes
+from tdstore.store import Cap
+from tdstore.types import LeafSpec, Mode, Path, Write
+
+VERSION = 1
+
+
+class Place(NamedTuple):
+    """A backend and a location; both None: the memory, or another device."""
+
+    storage: str | None
+    location: str | None
+    options: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The place, for messages."""
+        return self.location or (f"a new place of {self.storage}" if self.storage else "the memory")
+
+
+def find_place(storage: Any, path: Any, options: Mapping[str, Any]) -> tuple[Place, torch.device]:
+    """The place that `storage=` and `path=` mean, and the device of tensors that are in no store.
+
+    Raises:
+        UnknownBackendError: no backend has that name. OptionError: a path for tensors in memory.
+    """
+    if isinstance(storage, Backend):
+        storage = storage.name
+    location = None if path is None else os.fspath(path)
+    if storage is None and location is not None:
+        return Place(None, location, dict(options)), torch.device("cpu")
+    if storage is None or storage == "memory" or str(storage).split(":")[0] in ("cpu", "cuda"):
+        if location is not None:
+            raise OptionError(f"path={location!r}: rows in the memory have no place", hint="name a backend: storage=")
+        if options:
+            raise OptionError(f"a storage in the memory has no option {next(iter(options))!r}")
+        return Place(None, None, {}), torch.device("cpu" if storage in (None, "memory") else storage)
+    if "://" in storage:
+        if location is not None:
+            raise OptionError(f"storage={storage!r} is a place already, and path={location!r} another one")
+        return Place(None, storage, dict(options)), torch.device("cpu")
+    registry().get(storage)
+    return Place(storage, location, dict(options)), torch.device("cpu")
+
+
+def scratch(storage: str) -> tuple[str, str]:
+    """A new temporary folder, and a location in it for a backend."""
+    folder = tempfile.mkdtemp(prefix="tdstore-replay-")
+    suffixes = registry().get(storage).suffixes
+    return folder, os.path.join(folder, f"rows{suffixes[0] if suffixes else ''}")
+
+
+def remove(folder: str, creator: int) -> bool:
+    """Remove a folder or file of rows, in the process that made it only; whether anything was removed."""
+    if os.getpid() != creator or not os.path.lexists(folder):
+        return False
+    if os.path.isdir(folder) and not os.path.islink(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(folder)
+    return True
+
+
+# -- making ------------------------------------------------------------------------------------
+def make_table(
+    place: Place, structure: Structure, capacity: int, ndim: int, *, mode: Mode = "x", state: State | None = None
+) -> Table:
+    """Allocate rows of zeros in a place.
+
+    Raises:
+        StoreExistsError: something is there.
+    """
+    handle = StoreHandle.open(place.location, storage=place.storage, mode=mode, **place.options)
+    try:
+        specs = structure.specs(capacity)
+        specs[STATE] = LeafSpec((LENGTH,), "int64")
+        if keeps(handle):
+            per_row = _product(structure.inner)
+            specs[UNDO] = LeafSpec((undo_bytes(structure.columns, capacity, per_row),), "uint8")
+        handle.store.create(specs)
+        handle.store.write([Write(STATE, (), torch.from_numpy(new_numbers(state or State())))])
+        handle.commit(new_header(structure, capacity, ndim, UNDO in specs), specs)
+        return table_over(handle, structure, capacity)
+    except BaseException:
+        handle.close()
+        raise
+
+
+def keeps(handle: StoreHandle) -> bool:
+    """Whether rows of a store are there after this process, or for others."""
+    return bool(handle.store.caps & (Cap.PERSISTENT | Cap.SHARED))
+
+
+def table_over(handle: StoreHandle, structure: Structure, capacity: int) -> Table:
+    """The table of an open store."""
+    if Cap.VIEW in handle.store.caps and Cap.DIRECT_DEVICE not in handle.store.caps:
+        durable = UNDO in handle.specs
+        return LiveTable(structure.columns, capacity, structure.inner, handle, durable=durable)
+    return StoredTable(structure.columns, capacity, structure.inner, handle)
+
+
+def memory_table(structure: Structure, capacity: int, device: torch.device, *, consolidated: bool = False) -> Table:
+    """A table of zeros in the memory, or on a device; large ones on the CPU take no room before they are written."""
+    shapes = [(capacity, *structure.inner, *column.shape) for column in structure.columns]
+    if consolidated:
+        tensors = _in_one_buffer(structure, shapes, device)
+    elif device.type == "cpu":
+        tensors = [_lazy_zeros(shape, c.dtype) for shape, c in zip(shapes, structure.columns, strict=True)]
+    else:
+        tensors = [
+            torch.zeros(shape, dtype=c.dtype, device=device) for shape, c in zip(shapes, structure.columns, strict=True)
+        ]
+    kind = ArrayTable if device.type == "cpu" else DeviceTable
+    return kind(structure.columns, capacity, structure.inner, tensors)
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    nbytes = _product(shape) * dtype.itemsize
+    if nbytes < 1 << 16:
+        return torch.zeros(shape, dtype=dtype)
+    # torch.zeros writes its zeros; numpy's come from the system, page by page as they are touched.
+    return torch.from_numpy(np.zeros(nbytes, np.uint8)).view(dtype).view(shape)
+
+
+def _in_one_buffer(structure: Structure, shapes: list[tuple[int, ...]], device: torch.device) -> list[torch.Tensor]:
+    sizes = [_product(shape) * c.dtype.itemsize for shape, c in zip(shapes, structure.columns, strict=True)]
+    starts = [0]
+    for size in sizes:
+        starts.append(-(-(starts[-1] + size) // 64) * 64)
+    room = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
+    return [
+        room[at : at + size].view(c.dtype).view(shape)
+        for at, size, c, shape in zip(starts, sizes, structure.columns, shapes, strict=False)
+    ]
+
+
+def _product(sizes: tuple[int, ...]) -> int:
+    made = 1
+    for size in sizes:
+        made *= size
+    return made
+
+
+def new_header(structure: Structure, capacity: int, ndim: int, undo: bool) -> dict[Path, Group]:
+    """The header: every folder of rows is a TensorDict that opens as such."""
+    lead = (capacity, *structure.inner)
+    keys: dict[Path, dict[str, None]] = {(): {}}
+    for column in structure.columns:
+        for depth in range(len(column.path)):
+            keys.setdefault(column.path[:depth], {})[column.path[depth]] = None
+    known = {node.path: node for node in structure.collections()}
+    groups = {}
+    for path, below in sorted(keys.items(), key=lambda item: len(item[0])):
+        node = known.get(path)
+        kind = "TensorDict" if node is None or node.kind is None else kind_of(node.kind)
+        batch = lead if node is None else (*lead, *node.batch)
+        groups[path] = Group(batch_size=batch, kind=kind, keys=tuple(below))
+    names = RESERVED if undo else RESERVED[:1]
+    about = {"version": VERSION, "capacity": capacity, "ndim": ndim, "structure": structure.encode()}
+    root = groups[()]
+    # The reserved leaves have no field in a class: the whole is a TensorDict, and its rows are of the class.
+    groups[()] = Group(
+        batch_size=lead, keys=root.keys, values={name: {"unbatched": 1} for name in names}, extra={"replay": about}
+    )
+    return groups
+
+
+# -- opening -----------------------------------------------------------------------------------
+class Found(NamedTuple):
+    """An open place of rows."""
+
+    table: Table
+    structure: Structure
+    capacity: int
+    ndim: int
+
+
+def open_table(place: Place, mode: Mode) -> Found | StoreHandle:
+    """Open the rows of a place; the open handle alone where no storage made it.
+
+    A writer that was killed may have left a write unfinished: in mode "r+" the rows that it was overwriting are put
+    back, so that all visible ones are whole.
+
+    Raises:
+        StoreNotFoundError: nothing is there. CorruptStoreError: not what a storage makes.
+    """
+    handle = _opened(place, mode)
+    try:
+        about = handle.groups[()].extra.get("replay")
+        if about is None:
+            return handle
+        url = handle.store.url
+        if not isinstance(about, dict) or about.get("version") != VERSION:
+            raise CorruptStoreError(f"{url} is a storage of an unknown version", url=url)
+        structure = decode_structure(about.get("structure"), url)
+        capacity, ndim = int(about["capacity"]), int(about["ndim"])
+        expected = structure.specs(capacity)
+        for path, spec in expected.items():
+            there = handle.specs.get(path)
+            if there is None or there.shape != spec.shape or there.dtype != spec.dtype:
+                raise CorruptStoreError(f"the leaf {'/'.join(path)} of {url} is not what its storage says", url=url)
+        table = table_over(handle, structure, capacity)
+        if mode == "r+":
+            table.undo()
+        return Found(table, structure, capacity, ndim)
+    except BaseException:
+        handle.close()
+        raise
+
+
+def _opened(place: Place, mode: Mode) -> StoreHandle:
+    try:
+        return StoreHandle.open(place.location, storage=place.storage, mode=mode, **place.options)
+    except DirtyStoreError:
+        # The counters say which rows are whole, whatever a dead writer left after them.
+        options = {**place.options, "recover": "accept"}
+        return StoreHandle.open(place.location, storage=place.storage, mode=mode, **options)
+
+
+@contextlib.contextmanager
+def between_processes(key: str) -> Iterator[None]:
+    """Hold a lock that all processes of this host share, by the name of a place; it ends with its holder."""
+    name = hashlib.blake2b(key.encode(), digest_size=12).hexdigest()
+    file = os.path.join(tempfile.gettempdir(), f"tdstore-replay-{os.getuid()}-{name}.lock")
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,517 @@
+"""The structure of a row: which tensors and values it has, how data is taken apart into columns and put together again.
+
+Data is a TensorDict, a tensorclass, a tensor, or a dict or tuple of these. A column is one tensor of it, over all rows;
+a value that is no tensor (a string, None, a list) is a column of bytes of a fixed width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.base import TensorDictBase
+from tdstore.container.core import Container
+from tdstore.container.making import stack
+from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.container.tensordict import TensorDict
+from tdstore.container.typed import Typed, full_name, inside, lookup, redressed, worn_by
+from tdstore.dtypes import dtype_name
+from tdstore.errors import BatchSizeError, CorruptStoreError, DifferentKeysError, UnsupportedError
+from tdstore.interop import from_tensordict
+from tdstore.types import LeafSpec, Path, path_text
+from tdstore.values import decode_value, encode_value
+
+RESERVED = ("_replay_state", "_replay_undo")
+"""Names in a place that users cannot give to entries."""
+_HEAD = 4
+"""Bytes before a value: its length, and 1, so that rows that nobody wrote read as None."""
+_TEXT, _JSON = 0x73, 0x6A
+_SMALLEST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One tensor of the rows: its name, and the shape and dtype of one row of it."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    values: bool = False
+    """Whether rows are values that are no tensors, as bytes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one row."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def wider(self, width: int) -> Column:
+        """The same column for values of up to `width` bytes."""
+        return replace(self, shape=(*self.shape[:-1], width))
+
+
+class Node:
+    """A part of the structure that has parts of its own."""
+
+    __slots__ = ()
+
+    def take(self, data: Any, columns: list[Any], peer: bool) -> None:
+        """Put the tensors of `data` where they belong in the list of columns."""
+        raise NotImplementedError
+
+    def build(self, columns: Sequence[Any], lead: tuple[int, ...]) -> Any:
+        """Make data of columns whose leading dimensions are `lead`."""
+        raise NotImplementedError
+
+    def plain(self) -> Any:
+        """What a header keeps of this."""
+        raise NotImplementedError
+
+
+Part = int | Node
+"""The number of a column, or a node."""
+
+
+def part_plain(part: Part) -> Any:
+    """What a header keeps of a part."""
+    return part if isinstance(part, int) else part.plain()
+
+
+@dataclass(slots=True)
+class Collection(Node):
+    """A TensorDict, or a tensorclass."""
+
+    path: Path
+    parts: dict[str, Part]
+    batch: tuple[int, ...] = ()
+    """Batch dimensions after those of the rows."""
+    kind: type[Typed] | None = None
+    name: str | None = None
+    """Name of the tensorclass, also where this process has none of that name."""
+
+    def take(self, data: Any, columns: list[Any], peer: bool) -> None:
+        """Put the tensors of `data` where they belong in the list of columns."""
+        if type(data) is not TensorDict:
+            data = self._opened(data)
+        count, parts = 0, self.parts
+        for key, value in data.items():
+            part = parts.get(key)
+            if part is None:
+                if peer or value is None:
+                    continue
+                raise self._different(data)
+            count += 1
+            if type(part) is int:
+                columns[part] = value
+            else:
+                part.take(value, columns, peer)  # type: ignore[union-attr]
+        if count < len(parts) and not peer:
+            raise self._different(data)
+
+    def _opened(self, data: Any) -> Any:
+        if isinstance(data, Typed):
+            return inside(data)
+        if isinstance(data, (TensorDictBase, Mapping)):
+            return data
+        if is_foreign(data):
+            return self._opened(from_tensordict(data))
+        where = f" {path_text(self.path)}" if self.path else ""
+        raise TypeError(f"the rows of this storage are TensorDicts, and data{where} is a {type(data).__name__}")
+
+    def _different(self, data: Any) -> DifferentKeysError:
+        given = {key for key, value in data.items() if value is not None}
+        missing = [path_text((*self.path, k)) for k in self.parts if k not in given]
+        unexpected = [path_text((*self.path, k)) for k in given if k not in self.parts]
+        said = [f"missing {', '.join(missing)}"] if missing else []
+        said += [f"unexpected {', '.join(sorted(unexpected))}"] if unexpected else []
+        return DifferentKeysError(
+            f"the keys of the data differ from those of the storage: {'; '.join(said)}",
+            hint="on_mismatch='peer' leaves out what is unexpected, and missing entries as they are",
+        )
+
+    def build(self, columns: Sequence[Any], lead: tuple[int, ...]) -> Any:
+        """Make data of columns whose leading dimensions are `lead`."""
+        made = {
+            key: columns[part] if type(part) is int else part.build(columns, lead)  # type: ignore[union-attr]
+            for key, part in self.parts.items()
+        }
+        td = TensorDict(made, batch_size=(*lead, *self.batch))
+        return td if self.kind is None else redressed(self.kind, td)
+
+    def plain(self) -> Any:
+        """Give what a header keeps of this."""
+        parts = [[key, part_plain(part)] for key, part in self.parts.items()]
+        return {"td": parts, "batch": list(self.batch), "class": self.name}
+
+
+@dataclass(slots=True)
+class Fields(Node):
+    """A dict, a tuple or a namedtuple of data."""
+
+    path: Path
+    keys: tuple[Any, ...]
+    parts: tuple[Part, ...]
+    kind: type | None = None
+    """The class of a tuple; None: a dict."""
+
+    def take(self, data: Any, columns: list[Any], peer: bool) -> None:
+        """Put the tensors of `data` where they belong in the list of columns."""
+        if self.kind is None:
+            if not isinstance(data, Mapping):
+                raise self._different(data)
+            if not peer and data.keys() != set(self.keys):
+                raise self._different(data)
+            values = [data.get(key) for key in self.keys]
+        else:
+            if not isinstance(data, tuple) or len(data) != len(self.parts):
+                raise self._different(data)
+            values = list(data)
+        for part, value in zip(self.parts, values, strict=True):
+            if isinstance(part, int):
+                columns[part] = value
+            elif value is not None or not peer:
+                part.take(value, columns, peer)
+
+    def _different(self, data: Any) -> DifferentKeysError:
+        what = f"a dict with the keys {list(self.keys)}" if self.kind is None else f"a tuple of {len(self.parts)}"
+        given = f"the keys {list(data)}" if isinstance(data, Mapping) else type(data).__name__
+        given += f" of {len(data)}" if isinstance(data, tuple) else ""
+        where = f" at {path_text(self.path)}" if self.path else ""
+        return DifferentKeysError(f"the rows of this storage are {what}{where}, and the data has {given}")
+
+    def build(self, columns: Sequence[Any], lead: tuple[int, ...]) -> Any:
+        """Make data of columns whose leading dimensions are `lead`."""
+        made = [columns[part] if isinstance(part, int) else part.build(columns, lead) for part in self.parts]
+        if self.kind is None:
+            return dict(zip(self.keys, made, strict=True))
+        return self.kind(*made) if hasattr(self.kind, "_fields") else tuple(made)
+
+    def plain(self) -> Any:
+        """Give what a header keeps of this."""
+        parts = [part_plain(part) for part in self.parts]
+        return {"tuple": parts} if self.kind else {"dict": parts, "keys": [encode_value(key) for key in self.keys]}
+
+
+@dataclass(slots=True)
+class Structure:
+    """What all rows of a storage have in common."""
+
+    root: Part
+    columns: list[Column] = field(default_factory=list)
+    inner: tuple[int, ...] = ()
+    """Dimensions of slots after the first one."""
+
+    @property
+    def is_pytree(self) -> bool:
+        """Whether rows are dicts or tuples."""
+        return isinstance(self.root, Fields)
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether a row is one tensor."""
+        return isinstance(self.root, int)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of the first dimension, all columns together."""
+        return sum(column.nbytes for column in self.columns) * math.prod(self.inner)
+
+    def take(self, data: Any, *, peer: bool = False) -> list[Any]:
+        """Take data apart into its columns, in order; None for one that is missing, which only `peer` allows."""
+        columns: list[Any] = [None] * len(self.columns)
+        if isinstance(self.root, int):
+            columns[0] = data
+        else:
+            self.root.take(data, columns, peer)
+        return columns
+
+    def build(self, columns: Sequence[Any], lead: Sequence[int]) -> Any:
+        """Put columns together; those of values are given as tensors of bytes."""
+        if isinstance(self.root, int):
+            return columns[0]
+        size = tuple(lead)
+        made = [
+            decoded(value, size) if column.values else value
+            for column, value in zip(self.columns, columns, strict=True)
+        ] if self.has_values else columns  # fmt: skip
+        return self.root.build(made, size)
+
+    @property
+    def has_values(self) -> bool:
+        """Whether any column is of values that are no tensors."""
+        return any(column.values for column in self.columns)
+
+    def specs(self, capacity: int) -> dict[Path, LeafSpec]:
+        """The leaves of a store with that many rows."""
+        return {c.path: LeafSpec((capacity, *self.inner, *c.shape), dtype_name(c.dtype)) for c in self.columns}
+
+    def encode(self) -> dict[str, Any]:
+        """The structure as plain data."""
+        columns = [[list(c.path), list(c.shape), dtype_name(c.dtype), c.values] for c in self.columns]
+        return {"root": part_plain(self.root), "columns": columns, "inner": list(self.inner)}
+
+    def collections(self) -> Iterator[Collection]:
+        """The TensorDicts of a row, outermost first."""
+        found = [self.root] if isinstance(self.root, Node) else []
+        while found:
+            node = found.pop(0)
+            if isinstance(node, Collection):
+                yield node
+                found += [part for part in node.parts.values() if isinstance(part, Node)]
+            elif isinstance(node, Fields):
+                found += [part for part in node.parts if isinstance(part, Node)]
+
+    def same_rows(self, other: Structure) -> list[str]:
+        """How the rows of another structure differ, for a message; empty where they fit."""
+        mine, theirs = ({c.path: c for c in s.columns} for s in (self, other))
+        said = [f"{path_text(p)} is missing" for p in mine if p not in theirs]
+        said += [f"{path_text(p)} is unexpected" for p in theirs if p not in mine]
+        for path, column in mine.items():
+            there = theirs.get(path)
+            if there is None or (column.values and there.values):
+                continue
+            if (there.shape, there.dtype) != (column.shape, column.dtype):
+                said.append(
+                    f"{path_text(path)} has rows of shape {list(there.shape)} and dtype {dtype_name(there.dtype)}, "
+                    f"not {list(column.shape)} and {dtype_name(column.dtype)}"
+                )
+        if self.inner != other.inner:
+            said.append(f"slots have the dimensions {list(other.inner)} after the first, not {list(self.inner)}")
+        return said
+
+
+def decode_structure(plain: Any, url: str) -> Structure:
+    """The structure that `Structure.encode` gave.
+
+    Raises:
+        CorruptStoreError: it is malformed.
+    """
+    try:
+        columns = [
+            Column(tuple(path), tuple(shape), LeafSpec((), dtype).dtype, bool(values))
+            for path, shape, dtype, values in plain["columns"]
+        ]
+        root = _decoded_part(plain["root"], ())
+        return Structure(root, columns, tuple(plain["inner"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptStoreError(f"the structure of the rows of {url} is malformed: {error}", url=url) from error
+
+
+def _decoded_part(plain: Any, path: Path) -> Part:
+    if isinstance(plain, int):
+        return plain
+    if "td" in plain:
+        parts = {str(key): _decoded_part(part, (*path, str(key))) for key, part in plain["td"]}
+        name = plain["class"]
+        return Collection(path, parts, tuple(plain["batch"]), None if name is None else lookup(name), name)
+    if "tuple" in plain:
+        return Fields(path, (), tuple(_decoded_part(part, path) for part in plain["tuple"]), tuple)
+    keys = tuple(decode_value(key) for key in plain["keys"])
+    return Fields(path, keys, tuple(_decoded_part(part, path) for part in plain["dict"]))
+
+
+# -- the structure of given data ---------------------------------------------------------------
+def is_foreign(data: Any) -> bool:
+    """Whether data is a TensorDict or tensorclass of the `tensordict` package."""
+    return not isinstance(data, (Container, Typed, NonTensor, Tensor, dict, tuple)) and hasattr(data, "batch_size")
+
+
+def structure_of(data: Any, lead: int, inner: Sequence[int] = ()) -> Structure:
+    """The structure of the rows of data whose first `lead` dimensions are slots.
+
+    Raises:
+        TypeError: no TensorDict, tensor, or dict or tuple of these. ValueError: an entry has a reserved name.
+        BatchSizeError: a tensor has fewer dimensions than the slots.
+    """
+    found = Structure(0, [], tuple(inner))
+    found.root = _part_of(data, lead, (), found.columns)
+    return found
+
+
+def _part_of(data: Any, lead: int, path: Path, columns: list[Column]) -> Part:
+    if path and path[0] in RESERVED:
+        raise ValueError(f"the name {path[0]} is taken by the storage itself: rename this entry")
+    if is_foreign(data):
+        data = from_tensordict(data)
+    if isinstance(data, (TensorDictBase, Typed)):
+        kind = worn_by(data) if isinstance(data, Typed) else None
+        td = inside(data) if isinstance(data, Typed) else data
+        batch = tuple(td.batch_size[lead:])
+        if len(td.batch_size) < lead:
+            raise BatchSizeError(
+                f"data{_at(path)} of batch size {list(td.batch_size)} has no {lead} leading dimensions for slots",
+                hint="give it a batch size",
+            )
+        parts = {key: _part_of(value, lead, (*path, key), columns) for key, value in td.items() if value is not None}
+        return Collection(path, parts, batch, kind, None if kind is None else full_name(kind))
+    if isinstance(data, Tensor):
+        if data.ndim < lead:
+            raise BatchSizeError(f"data{_at(path)} of shape {list(data.shape)} has no {lead} dimensions for slots")
+        columns.append(Column(path or ("rows",), tuple(data.shape[lead:]), data.dtype))
+        return len(columns) - 1
+    if isinstance(data, NonTensor) or (path and not isinstance(data, (Mapping, tuple, np.ndarray))):
+        return _values_column(data, lead, path, columns)
+    if isinstance(data, Mapping):
+        names = _unique([key if isinstance(key, str) else repr(key) for key in data])
+        made = [_part_of(v, lead, (*path, n), columns) for n, v in zip(names, data.values(), strict=True)]
+        return Fields(path, tuple(data), tuple(made))
+    if isinstance(data, tuple):
+        made = [_part_of(value, lead, (*path, str(i)), columns) for i, value in enumerate(data)]
+        return Fields(path, (), tuple(made), type(data))
+    if isinstance(data, (np.ndarray, int, float, bool, complex, np.generic)):
+        return _part_of(torch.as_tensor(data), lead, path, columns)
+    raise TypeError(
+        f"rows are TensorDicts, tensorclasses, tensors, or dicts and tuples of these, not {type(data).__name__}"
+    )
+
+
+def _at(path: Path) -> str:
+    return f" {path_text(path)}" if path else ""
+
+
+def _unique(names: list[str]) -> list[str]:
+    made: list[str] = []
+    for name in names:
+        while name in made:
+            name += "'"
+        made.append(name)
+    return made
+
+
+def _values_column(data: Any, lead: int, path: Path, columns: list[Column]) -> Part:
+    if isinstance(data, (int, float, bool, complex)) and not isinstance(data, NonTensor):
+        return _part_of(torch.as_tensor(data), lead, path, columns)
+    extra = tuple(data.batch_size[lead:]) if isinstance(data, NonTensor) else ()
+    columns.append(Column(path, (*extra, width_of(encoded_values(data))), torch.uint8, values=True))
+    return len(columns) - 1
+
+
+# -- values as bytes ---------------------------------------------------------------------------
+def encoded_values(data: Any) -> list[bytes]:
+    """Each value of an entry, in the order of its rows."""
+    values = data.flat() if isinstance(data, NonTensor) else [data]
+    made = []
+    for value in values:
+        if type(value) is str:
+            made.append(b"s" + value.encode())
+        elif value is None:
+            made.append(b"")
+        else:
+            try:
+                made.append(b"j" + msgspec.json.encode(encode_value(value)))
+            except TypeError as error:
+                raise UnsupportedError(f"a value cannot be stored as a row: {error}") from None
+    return made
+
+
+def width_of(values: Sequence[bytes]) -> int:
+    """A width for values, with room for longer ones: a power of two."""
+    longest = max(map(len, values), default=0) + _HEAD
+    return max(_SMALLEST, 1 << (2 * longest - 1).bit_length())
+
+
+def packed(values: Sequence[bytes], shape: Sequence[int], width: int) -> Tensor:
+    """Values as a tensor of bytes `[*shape, width]`."""
+    room = np.zeros((len(values), width), np.uint8)
+    for row, value in zip(room, values, strict=True):
+        row[:_HEAD] = np.frombuffer((len(value) + 1).to_bytes(_HEAD, "little"), np.uint8)
+        row[_HEAD : _HEAD + len(value)] = np.frombuffer(value, np.uint8)
+    return torch.from_numpy(room.reshape(*shape, width))
+
+
+def decoded(rows: Tensor, lead: tuple[int, ...]) -> Any:
+    """The entry of a TensorDict that a tensor of bytes stands for."""
+    shape = rows.shape[:-1]
+    flat = rows.cpu().contiguous().view(-1, rows.shape[-1]).numpy()
+    values = [_value(row.tobytes()) for row in flat]
+    if not shape:
+        return NonTensorData(values[0])
+    if not values:
+        return NonTensorData(None, batch_size=shape)
+    return NonTensorStack.from_list(_lists(values, tuple(shape)))
+
+
+def _lists(values: list[Any], shape: tuple[int, ...]) -> list[Any]:
+    if len(shape) == 1:
+        return values
+    step = len(values) // shape[0]
+    return [_lists(values[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]
+
+
+def _value(row: bytes) -> Any:
+    length = int.from_bytes(row[:_HEAD], "little") - 1
+    if length <= 0:
+        return None
+    body = row[_HEAD + 1 : _HEAD + length]
+    if row[_HEAD] == _TEXT:
+        return body.decode()
+    return decode_value(msgspec.json.decode(body))
+
+
+# -- separate items ----------------------------------------------------------------------------
+def stacked(items: Sequence[Any]) -> Any:
+    """One batch of separate items: TensorDicts, tensors, or dicts and tuples of these.
+
+    Raises:
+        RuntimeError: their structures differ.
+    """
+    first = items[0]
+    if isinstance(first, (TensorDictBase, Typed)):
+        return stack(list(items))
+    if is_foreign(first):
+        return stack([from_tensordict(item) for item in items])
+    if isinstance(first, Tensor):
+        if any(not isinstance(item, Tensor) or item.shape != first.shape for item in items):
+            raise _uneven()
+        return torch.stack(list(items))
+    if isinstance(first, Mapping):
+        if any(not isinstance(item, Mapping) or item.keys() != first.keys() for item in items):
+            raise _uneven()
+        return {key: stacked([item[key] for item in items]) for key in first}
+    if isinstance(first, tuple):
+        if any(not isinstance(item, tuple) or len(item) != len(first) for item in items):
+            raise _uneven()
+        made = [stacked(parts) for parts in zip(*items, strict=True)]
+        return type(first)(*made) if hasattr(first, "_fields") else tuple(made)
+    if isinstance(first, str):
+        return NonTensorStack.from_list(list(items))
+    return torch.as_tensor(np.asarray(items))
+
+
+def _uneven() -> BatchSizeError:
+    return BatchSizeError(
+        "a list is a batch of separate items, and these have different structures",
+        hint="one item that is made of several things is a tuple: extend((a, b)), not extend([a, b])",
+    )
+
+
+def length_of(data: Any, dims: int = 1) -> tuple[int, ...]:
+    """The first `dims` dimensions of data."""
+    if isinstance(data, (Tensor, np.ndarray)):
+        return tuple(data.shape[:dims])
+    if isinstance(data, Mapping) and not isinstance(data, (TensorDictBase, Typed)):
+        return next((length_of(value, dims) for value in data.values()), ())
+    if isinstance(data, tuple):
+        return next((length_of(value, dims) for value in data), ())
+    if hasattr(data, "batch_size"):
+        return tuple(data.batch_size[:dims])
+    raise TypeError(f"rows are TensorDicts, tensors, or dicts and tuples of these, not {type(data).__name__}")
+
+
+def prepared(structure: Structure, data: Any, lead: Sequence[int]) -> list[Tensor]:
+    """The columns of data that has this very structure, values as bytes."""
+    made = []
+    for column, value in zip(structure.columns, structure.take(data), strict=True):
+        if column.values:
+            values = encoded_values(value)
+            shape = (*lead, *column.shape[:-1])
+            made.append(packed(values * (math.prod(shape) if len(values) == 1 else 1), shape, column.shape[-1]))
+        else:
+            made.append(torch.as_tensor(value).detach().cpu())
+    return made

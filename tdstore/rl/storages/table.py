@@ -1,0 +1,443 @@
+"""Rows of columns, and the counters beside them: in the memory, on a device, in live leaves of a store, or in a store.
+
+A table knows slots and columns. A write of rows that are visible already first saves the old ones, where the table
+outlives the process: whoever opens it after a kill puts them back (`undo`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tdstore.container.handle import StoreHandle
+from tdstore.dtypes import from_numpy, is_bit_pattern, to_numpy
+from tdstore.rl.storages.state import Ints, State, read_state, write_state
+from tdstore.rl.storages.structure import Column
+from tdstore.types import Path, Read, Write
+
+STATE: Path = ("_replay_state", "data")
+UNDO: Path = ("_replay_undo", "data")
+UNDO_BYTES = 4 << 20
+"""Room for rows that are being overwritten; a write of more of them is done in parts."""
+_AHEAD = 1 << 20
+"""Bytes that are taken from the disk at once when rows are first written."""
+
+Array = npt.NDArray[Any]
+Rows = slice | Ints
+"""Rows of the first dimension: a slice of step 1, or row numbers without repetition."""
+
+
+def count_of(rows: Rows) -> int:
+    """How many rows are meant."""
+    return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+
+
+def part_of(rows: Rows, start: int, stop: int) -> Rows:
+    """Some of the rows that are meant."""
+    if isinstance(rows, slice):
+        return slice(rows.start + start, rows.start + stop)
+    return rows[start:stop]
+
+
+class Table(ABC):
+    """Columns of `capacity` rows, each of them `inner` slots."""
+
+    def __init__(self, columns: Sequence[Column], capacity: int, inner: tuple[int, ...]) -> None:
+        self.columns = list(columns)
+        self.capacity = capacity
+        self.inner = inner
+        self.slots_per_row = math.prod(inner)
+
+    durable = False
+    """Whether rows outlive this process, so that what is overwritten is saved first."""
+
+    @property
+    def undo_rows(self) -> int:
+        """How many rows can be saved for undoing."""
+        return undo_rows(self.columns, self.capacity, self.slots_per_row)
+
+    @property
+    @abstractmethod
+    def state(self) -> State:
+        """The counters as they are committed."""
+
+    @abstractmethod
+    def commit(self, state: State) -> None:
+        """Make counters valid, after the rows that were written before."""
+
+    @abstractmethod
+    def write(self, rows: Rows, values: Sequence[Any]) -> None:
+        """Write rows of all columns; a column whose value is None keeps its own."""
+
+    @abstractmethod
+    def gather(self, slots: Ints) -> list[Tensor]:
+        """Copies of slots, counted over all dimensions of slots, in any order, repeated or not."""
+
+    @abstractmethod
+    def look(self, rows: slice) -> list[Tensor]:
+        """Rows, as views where the table has live tensors."""
+
+    def column(self, number: int, slots: Ints) -> Tensor:
+        """Copies of slots of one column."""
+        return self.gather(slots)[number]
+
+    def save(self, rows: Rows, state: State) -> None:
+        """Save rows that are about to be overwritten (durable tables)."""
+
+    def undo(self) -> State:
+        """Put back the rows that a killed writer was overwriting; gives the counters after that."""
+        return self.state
+
+    def flush(self) -> None:
+        """Make what was written visible to others, and durable where the backend is."""
+
+    def close(self) -> None:
+        """Let go of the rows."""
+
+
+def undo_rows(columns: Sequence[Column], capacity: int, slots_per_row: int) -> int:
+    """How many rows there is room for beside the rows themselves."""
+    row = sum(column.nbytes for column in columns) * slots_per_row + 8
+    return min(capacity, max(1, UNDO_BYTES // row))
+
+
+def undo_bytes(columns: Sequence[Column], capacity: int, slots_per_row: int) -> int:
+    """Size of the leaf for rows that are being overwritten."""
+    rows = undo_rows(columns, capacity, slots_per_row)
+    return sum(_padded(rows * column.nbytes * slots_per_row) for column in columns) + _padded(8 * rows)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // 64) * 64
+
+
+class ArrayTable(Table):
+    """Columns that are tensors of the CPU: of this process, or live leaves of a store.
+
+    All work is numpy's on the memory of the tensors: a write of one row is a copy of a few bytes, for which torch
+    takes several times as long, and a gather of rows is one copy of each.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        capacity: int,
+        inner: tuple[int, ...],
+        tensors: Sequence[Tensor],
+        numbers: Ints | None = None,
+        undo: Tensor | None = None,
+    ) -> None:
+        super().__init__(columns, capacity, inner)
+        self.tensors = list(tensors)
+        self._arrays = [to_numpy(tensor.detach()) for tensor in tensors]
+        rows = capacity * self.slots_per_row
+        self._flat = [array.reshape(rows, *array.shape[1 + len(inner) :]) for array in self._arrays]
+        self._bits = [is_bit_pattern(column.dtype) for column in columns]
+        self._numbers: Ints = np.zeros(32, np.int64) if numbers is None else numbers
+        self._undo_slots, self._undo_rows = self._undo_views(undo)
+        self.durable = undo is not None
+
+    def _undo_views(self, undo: Tensor | None) -> tuple[Ints, list[Array]]:
+        if undo is None:
+            return np.zeros(0, np.int64), []
+        rows = self.undo_rows
+        room = to_numpy(undo)
+        at = _padded(8 * rows)
+        slots = room[: 8 * rows].view(np.int64)
+        views = []
+        for array in self._arrays:
+            nbytes = rows * math.prod(array.shape[1:]) * array.itemsize
+            views.append(room[at : at + nbytes].view(array.dtype).reshape(rows, *array.shape[1:]))
+            at += _padded(nbytes)
+        return slots, views
+
+    @property
+    def state(self) -> State:
+        """The counters as they are committed."""
+        return read_state(self._numbers, "a storage")
+
+    def commit(self, state: State) -> None:
+        """Make counters valid."""
+        write_state(self._numbers, state)
+
+    def write(self, rows: Rows, values: Sequence[Any]) -> None:
+        """Write rows of all columns."""
+        for array, value in zip(self._arrays, values, strict=True):
+            if value is not None:
+                array[rows] = to_numpy(value)
+
+    def gather(self, slots: Ints) -> list[Tensor]:
+        """Copies of slots: one allocation and one copy of each column."""
+        # "clip" spares numpy a buffer of its own: the caller has checked the slots.
+        return [
+            from_numpy(flat.take(slots, 0, None, "clip"), column.dtype)
+            if bits
+            else torch.from_numpy(flat.take(slots, 0, None, "clip"))
+            for flat, bits, column in zip(self._flat, self._bits, self.columns, strict=True)
+        ]
+
+    def column(self, number: int, slots: Ints) -> Tensor:
+        """Copies of slots of one column."""
+        return from_numpy(self._flat[number].take(slots, 0, None, "clip"), self.columns[number].dtype)
+
+    def look(self, rows: slice) -> list[Tensor]:
+        """Views of rows."""
+        return [tensor[rows] for tensor in self.tensors]
+
+    def save(self, rows: Rows, state: State) -> None:
+        """Save rows that are about to be overwritten."""
+        n = count_of(rows)
+        self._undo_slots[:n] = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        for view, array in zip(self._undo_rows, self._arrays, strict=True):
+            view[:n] = array[rows]
+        self.commit(state._replace(pending=n))
+
+    def undo(self) -> State:
+        """Put back the rows that a killed writer was overwriting."""
+        state = self.state
+        if state.pending and self._undo_rows:
+            n = state.pending
+            for view, array in zip(self._undo_rows, self._arrays, strict=True):
+                array[self._undo_slots[:n]] = view[:n]
+            self.commit(state._replace(pending=0))
+        return self.state
+
+
+class DeviceTable(Table):
+    """Columns that are tensors of another device."""
+
+    def __init__(
+        self, columns: Sequence[Column], capacity: int, inner: tuple[int, ...], tensors: Sequence[Tensor]
+    ) -> None:
+        super().__init__(columns, capacity, inner)
+        self.tensors = list(tensors)
+        self._flat = [t.view(capacity * self.slots_per_row, *t.shape[1 + len(inner) :]) for t in tensors]
+        self._state = State()
+
+    @property
+    def state(self) -> State:
+        """The counters."""
+        return self._state
+
+    def commit(self, state: State) -> None:
+        """Make counters valid."""
+        self._state = state
+
+    def write(self, rows: Rows, values: Sequence[Any]) -> None:
+        """Write rows of all columns."""
+        for tensor, value in zip(self.tensors, values, strict=True):
+            if value is None:
+                continue
+            if isinstance(rows, slice):
+                tensor[rows].copy_(value)
+            else:
+                tensor[torch.from_numpy(rows).to(tensor.device)] = value.to(tensor.device)
+
+    def gather(self, slots: Ints) -> list[Tensor]:
+        """Copies of slots, on the device."""
+        if not self._flat:
+            return []
+        index = torch.from_numpy(slots).to(self._flat[0].device)
+        return [flat.index_select(0, index) for flat in self._flat]
+
+    def look(self, rows: slice) -> list[Tensor]:
+        """Views of rows."""
+        return [tensor[rows] for tensor in self.tensors]
+
+
+class LiveTable(ArrayTable):
+    """Columns that are live leaves of a store: memory-mapped files, shared memory."""
+
+    def __init__(
+        self, columns: Sequence[Column], capacity: int, inner: tuple[int, ...], handle: StoreHandle, *, durable: bool
+    ) -> None:
+        self.handle = handle
+        store = handle.store
+        tensors = [store.view(column.path) for column in columns]
+        self._state_leaf = store.view(STATE)
+        undo = store.view(UNDO) if durable else None
+        super().__init__(columns, capacity, inner, tensors, to_numpy(self._state_leaf), undo)
+        self._leaves = [*tensors, self._state_leaf, *([] if undo is None else [undo])]
+        self._touched = False
+        self._reserved = 0
+        row = sum(column.nbytes for column in columns) * self.slots_per_row
+        self._ahead = max(1, _AHEAD // max(row, 1))
+
+    @property
+    def state(self) -> State:
+        """The counters as they are committed, by whichever process."""
+        return read_state(self._numbers, self.handle.store.url)
+
+    def commit(self, state: State) -> None:
+        """Make counters valid, in memory that other processes see."""
+        if not self._touched:
+            self._touch()
+        write_state(self._numbers, state)
+
+    def save(self, rows: Rows, state: State) -> None:
+        """Save rows that are about to be overwritten."""
+        if not self._touched:
+            self._touch()
+        super().save(rows, state)
+
+    def undo(self) -> State:
+        """Put back the rows that a killed writer was overwriting."""
+        if self.state.pending and not self._touched:
+            self._touch()
+        return super().undo()
+
+    def _touch(self) -> None:
+        """Tell the store that its leaves change: it looks at torch's versions of them, which numpy leaves alone."""
+        self.handle.check_writable()
+        store = self.handle.store
+        # Room on the disk for the leaves that are always written, and the beginning of a session.
+        writes = [Write(STATE, (slice(0, len(self._numbers), 1),), from_numpy(self._numbers.copy(), torch.int64))]
+        if self.durable:
+            room = self._leaves[-1]
+            writes.append(Write(UNDO, (slice(0, room.shape[0], 1),), room.clone()))
+        store.write(writes)
+        for leaf in self._leaves:
+            leaf[:0].zero_()
+        self._touched = True
+
+    def write(self, rows: Rows, values: Sequence[Any]) -> None:
+        """Write rows: those that have room on the disk by way of the memory, the others through the store."""
+        if not self._touched:
+            self._touch()
+        state = self.state
+        if state.length > self._reserved and not state.scattered:
+            self._reserved = state.length
+        last = rows.stop if isinstance(rows, slice) else int(rows.max(initial=-1)) + 1
+        if last <= self._reserved and not state.scattered:
+            super().write(rows, values)
+            return
+        store = self.handle.store
+        given = [(c, v) for c, v in zip(self.columns, values, strict=True) if v is not None]
+        ahead = 0
+        if isinstance(rows, slice) and rows.start <= self._reserved and not state.scattered:
+            if rows.stop >= state.length and len(given) == len(self.columns):
+                ahead = max(0, min(self.capacity, rows.start + self._ahead) - rows.stop)
+            self._reserved = rows.stop + ahead
+        if isinstance(rows, slice):
+            index = (slice(rows.start, rows.stop + ahead, 1),)
+            store.write([Write(c.path, index, _longer(v, ahead)) for c, v in given])
+        else:
+            store.write([Write(c.path, (torch.from_numpy(rows),), v) for c, v in given])
+
+    def flush(self) -> None:
+        """Commit: checksums of what was written, and the medium if the backend is durable."""
+        if self._touched:
+            self.handle.commit(self.handle.groups)
+            self._touched = False
+
+    def close(self) -> None:
+        """Commit, and let go of the leaves."""
+        self.handle.close()
+
+
+def _longer(value: Tensor, rows: int) -> Tensor:
+    return value if not rows else torch.cat([value, value.new_zeros((rows, *value.shape[1:]))])
+
+
+class StoredTable(Table):
+    """Columns that stay in a store; each write and each read is one request for all of them."""
+
+    durable = True
+
+    def __init__(self, columns: Sequence[Column], capacity: int, inner: tuple[int, ...], handle: StoreHandle) -> None:
+        super().__init__(columns, capacity, inner)
+        self.handle = handle
+
+    @property
+    def state(self) -> State:
+        """The counters, read from the store."""
+        return read_state(to_numpy(self.handle.store.read([Read(STATE)])[0]), self.handle.store.url)
+
+    def commit(self, state: State) -> None:
+        """Write the counters once the rows are there: what is written before a flush is there before what follows."""
+        store = self.handle.store
+        store.flush()
+        numbers = np.zeros(32, np.int64)
+        write_state(numbers, state)
+        store.write([Write(STATE, (), torch.from_numpy(numbers))])
+        store.flush()
+
+    def write(self, rows: Rows, values: Sequence[Any]) -> None:
+        """Write rows of all columns."""
+        index = (slice(rows.start, rows.stop, 1) if isinstance(rows, slice) else torch.from_numpy(rows),)
+        given = zip(self.columns, values, strict=True)
+        self.handle.store.write([Write(c.path, index, v) for c, v in given if v is not None])
+
+    def gather(self, slots: Ints) -> list[Tensor]:
+        """Copies of slots."""
+        return self._read(range(len(self.columns)), slots)
+
+    def column(self, number: int, slots: Ints) -> Tensor:
+        """Copies of slots of one column."""
+        return self._read([number], slots)[0]
+
+    def _read(self, numbers: Sequence[int], slots: Ints) -> list[Tensor]:
+        paths = [self.columns[k].path for k in numbers]
+        store = self.handle.store
+        if not self.inner:
+            rows = torch.from_numpy(slots)
+            return store.read([Read(path, (rows,)) for path in paths])
+        # A store takes rows of one dimension: whole rows are read, each once, and their slots picked.
+        unique, inverse = np.unique(slots // self.slots_per_row, return_inverse=True)
+        found = store.read([Read(path, (torch.from_numpy(unique),)) for path in paths])
+        picked = torch.from_numpy(inverse.reshape(-1) * self.slots_per_row + slots % self.slots_per_row)
+        dims = 1 + len(self.inner)
+        return [t.reshape(len(unique) * self.slots_per_row, *t.shape[dims:]).index_select(0, picked) for t in found]
+
+    def look(self, rows: slice) -> list[Tensor]:
+        """Copies of rows."""
+        index = (slice(rows.start, rows.stop, 1),)
+        return self.handle.store.read([Read(column.path, index) for column in self.columns])
+
+    def save(self, rows: Rows, state: State) -> None:
+        """Save rows that are about to be overwritten."""
+        store = self.handle.store
+        index = (slice(rows.start, rows.stop, 1) if isinstance(rows, slice) else torch.from_numpy(rows),)
+        old = store.read([Read(column.path, index) for column in self.columns])
+        slots = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        parts = [
+            slots.astype("<i8").view(np.uint8),
+            *(to_numpy(t.contiguous()).reshape(-1).view(np.uint8) for t in old),
+        ]
+        room = torch.from_numpy(np.concatenate(parts))
+        store.write([Write(UNDO, (slice(0, len(room), 1),), room)])
+        self.commit(state._replace(pending=count_of(rows)))
+
+    def undo(self) -> State:
+        """Put back the rows that a killed writer was overwriting."""
+        state = self.state
+        n = state.pending
+        if n:
+            store = self.handle.store
+            size = n * (8 + sum(c.nbytes for c in self.columns) * self.slots_per_row)
+            room = to_numpy(store.read([Read(UNDO, (slice(0, size, 1),))])[0])
+            slots, at, values = room[: 8 * n].view("<i8").astype(np.int64), 8 * n, []
+            for column in self.columns:
+                nbytes = n * column.nbytes * self.slots_per_row
+                flat = torch.from_numpy(room[at : at + nbytes].copy()).view(column.dtype)
+                values.append(flat.view(n, *self.inner, *column.shape))
+                at += nbytes
+            self.write(slots, values)
+            self.commit(state._replace(pending=0))
+        return self.state
+
+    def flush(self) -> None:
+        """Commit."""
+        if self.handle.store.writable:
+            self.handle.commit(self.handle.groups)
+
+    def close(self) -> None:
+        """Commit, and close the store."""
+        self.handle.close()

@@ -1,0 +1,510 @@
+"""Storages whose rows are tensors of fixed shapes, in a table: how rows are checked, written and read."""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.base import TensorDictBase
+from tdstore.container.tensordict import TensorDict
+from tdstore.container.typed import Typed
+from tdstore.dtypes import dtype_name
+from tdstore.errors import BatchSizeError
+from tdstore.rl.storages.base import Storage
+from tdstore.rl.storages.indices import Selection, as_ints, check, is_int, select
+from tdstore.rl.storages.state import Ints, State
+from tdstore.rl.storages.structure import (
+    Column,
+    Structure,
+    encoded_values,
+    is_foreign,
+    length_of,
+    packed,
+    stacked,
+    structure_of,
+    width_of,
+)
+from tdstore.rl.storages.table import ArrayTable, LiveTable, Rows, Table, count_of, part_of
+from tdstore.types import path_text
+
+OnMismatch = Literal["raise", "peer"]
+
+
+class TabularStorage(Storage):
+    """Rows of tensors of fixed shapes in a table."""
+
+    on_mismatch: OnMismatch = "raise"
+
+    def __init__(self, max_size: int, ndim: int) -> None:
+        super().__init__()
+        self.max_size = max_size
+        self.ndim = ndim
+        self._lock = threading.RLock()
+        self._table: Table | None = None
+        self._structure = Structure(0)
+        self._known: State | None = None
+        """The counters, where no other process changes them."""
+
+    # -- what differs --------------------------------------------------------------------------
+    @abstractmethod
+    def _make(self, structure: Structure) -> None:
+        """Allocate the table for rows of that structure."""
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Keep other processes from writing meanwhile."""
+        return nullcontext()
+
+    def _ready(self) -> Table:
+        """The table.
+
+        Raises:
+            RuntimeError: nothing was ever written.
+        """
+        if self._table is None:
+            raise RuntimeError(f"nothing was written into this {type(self).__name__} yet: it has no rows to read")
+        return self._table
+
+    def _widen(self, columns: list[Column]) -> None:
+        """Make room for longer values."""
+        raise NotImplementedError
+
+    def _uses(self, table: Table, structure: Structure) -> None:
+        self._structure = structure
+        self._table = table
+        self._known = table.state
+        self.initialized = True
+        self._tails = [(*structure.inner, *column.shape) for column in structure.columns]
+        self.max_size = table.capacity * table.slots_per_row
+
+    # -- counters --------------------------------------------------------------------------------
+    @property
+    def _state(self) -> State:
+        if self._known is not None:
+            return self._known
+        return State() if self._table is None else self._table.state
+
+    def __len__(self) -> int:
+        """Number of visible slots."""
+        table = self._table
+        return 0 if table is None else self._state.length * table.slots_per_row
+
+    @property
+    def shape(self) -> torch.Size | None:
+        """Visible rows, and the other dimensions of slots; None before the first write."""
+        return None if self._table is None else torch.Size((self._state.length, *self._table.inner))
+
+    @property
+    def cursor(self) -> int:
+        """Row of the first dimension that a round-robin writer fills next."""
+        return self._state.cursor
+
+    @property
+    def write_count(self) -> int:
+        """Rows of the first dimension that were ever written."""
+        return self._state.write_count
+
+    @property
+    def epoch(self) -> int:
+        """Number of changes other than rows appended to the ring."""
+        return self._state.epoch
+
+    @property
+    def capacity(self) -> int:
+        """Rows of the first dimension that there is room for."""
+        return self.max_size if self._table is None else self._table.capacity
+
+    def _commit(self, table: Table, state: State) -> None:
+        table.commit(state)
+        if self._known is not None:
+            self._known = state
+
+    def set_counters(self, cursor: int, write_count: int) -> None:
+        """Set where the writer goes on, and how many rows it has written."""
+        with self._lock, self._alone():
+            if self._table is not None:
+                state = self._state
+                self._commit(self._table, state._replace(cursor=cursor, write_count=write_count))
+
+    def empty(self) -> None:
+        """Forget all rows; their room stays."""
+        with self._lock, self._alone():
+            if self._table is not None:
+                self._commit(self._table, State(scattered=self._state.scattered, epoch=self._state.epoch + 1))
+
+    # -- data in ---------------------------------------------------------------------------------
+    def _prepare(self, data: Any, lead: tuple[int, ...]) -> list[Any]:
+        """The columns of data whose first dimensions are `lead`, each a tensor of the right shape and dtype."""
+        table = self._table
+        if table is None:
+            inner = lead[1:] if len(lead) == self.ndim else lead
+            self._make(structure_of(data, len(lead), inner))
+            table = self._ready()
+        structure = self._structure
+        columns = structure.take(data, peer=self.on_mismatch == "peer")
+        single = len(lead) < self.ndim
+        for i, column in enumerate(structure.columns):
+            value = columns[i]
+            if column.values:
+                columns[i] = self._texts(i, value, lead, single=single)
+                continue
+            if value is None:
+                continue
+            if not isinstance(value, Tensor):
+                value = columns[i] = torch.as_tensor(value)
+            if value.dtype is not column.dtype:
+                value = columns[i] = self._cast(value, column)
+            tail = self._tails[i]
+            expected = tail if single else (lead[0], *tail)
+            if value.shape != expected:
+                raise BatchSizeError(
+                    f"{path_text(column.path)} has shape {list(value.shape)}, and the storage takes {list(expected)}",
+                    hint="a list is a batch of separate items; rows are along the first dimension",
+                )
+            if value.requires_grad:
+                columns[i] = value.detach()
+            if value.device.type != "cpu" and isinstance(table, ArrayTable):
+                columns[i] = value.detach().cpu()
+        if single and (not isinstance(table, ArrayTable) or isinstance(table, LiveTable)):
+            columns = [None if value is None else value.unsqueeze(0) for value in columns]
+        return columns
+
+    def _cast(self, value: Tensor, column: Column) -> Tensor:
+        if self.on_mismatch == "peer" or torch.promote_types(value.dtype, column.dtype) == column.dtype:
+            return value.to(column.dtype)
+        raise TypeError(
+            f"{path_text(column.path)} is {dtype_name(value.dtype)}, and the storage holds {dtype_name(column.dtype)}: "
+            "values would be cut"
+        )
+
+    def _texts(self, number: int, value: Any, lead: tuple[int, ...], *, single: bool) -> Tensor:
+        column = self._structure.columns[number]
+        shape = (*self._tails[number][:-1],) if single else (lead[0], *self._tails[number][:-1])
+        values = encoded_values(value)
+        count = math.prod(shape)
+        if len(values) == 1 and count != 1:
+            values = values * count
+        if len(values) != count:
+            raise BatchSizeError(f"{path_text(column.path)} has {len(values)} values for {list(shape)} rows")
+        width = column.shape[-1]
+        if any(len(v) + 4 > width for v in values):
+            columns = list(self._structure.columns)
+            columns[number] = column.wider(width_of(values))
+            self._widen(columns)
+            width = self._structure.columns[number].shape[-1]
+        return packed(values, shape, width)
+
+    def _transact(self, table: Table, pieces: Sequence[tuple[Rows, list[Any]]], before: State, after: State) -> None:
+        """Write rows and make the counters valid; when that fails, what was there before is there again."""
+        kept = False
+        if table.durable and before.length:
+            rows = _visible([rows for rows, _ in pieces], before.length)
+            if rows is not None:
+                table.save(rows, before)
+                kept = True
+        try:
+            for rows, values in pieces:
+                table.write(rows, values)
+            self._commit(table, after)
+        except BaseException:
+            if kept:
+                table.undo()
+            raise
+
+    # -- a ring ------------------------------------------------------------------------------------
+    def append(self, data: Any) -> Ints:
+        """Write rows at the cursor, which wraps at the capacity, and move the cursor behind them.
+
+        The rows, the length and the cursor change together: a process that is killed meanwhile leaves either.
+
+        Args:
+            data: rows along the first dimension. Of more than fit, the last ones are kept.
+
+        Returns:
+            The rows of the first dimension that were written, int64.
+        """
+        if isinstance(data, list):
+            data = stacked(data)
+        lead = length_of(data, self.ndim)
+        if not lead or not lead[0]:
+            raise RuntimeError("there are no rows in the data that is to be written")
+        with self._lock, self._alone():
+            values = self._prepare(data, lead)
+            return self._ring(self._ready(), values, lead[0])
+
+    def append_one(self, data: Any) -> int:
+        """Write one row at the cursor, and move the cursor behind it; gives its number."""
+        with self._lock, self._alone():
+            if self._table is None:
+                self._make(structure_of(data, self.ndim - 1, length_of(data, self.ndim - 1) if self.ndim > 1 else ()))
+            values = self._prepare(data, length_of(data, self.ndim - 1) if self.ndim > 1 else ())
+            return int(self._ring(self._ready(), values, 1)[0])
+
+    def _ring(self, table: Table, values: list[Any], n: int) -> Ints:
+        state, capacity = self._state, table.capacity
+        start, counted = state.cursor, state.write_count
+        at, done = start, 0
+        if n > capacity:
+            done = n - capacity
+            at = (start + done) % capacity
+        while done < n:
+            count = n - done
+            if table.durable and count > 1 and (at < state.length or at + count > capacity):
+                count = min(count, table.undo_rows)
+            first = min(count, capacity - at)
+            if count == n:
+                pieces = [(slice(at, at + first), values if first == n else _cut(values, 0, first))]
+            else:
+                pieces = [(slice(at, at + first), _cut(values, done, done + first))]
+            if count > first:
+                pieces.append((slice(0, count - first), _cut(values, done + first, done + count)))
+            end = at + count
+            after = State(
+                length=max(state.length, min(capacity, end)),
+                cursor=end % capacity,
+                write_count=counted + done + count,
+                scattered=state.scattered,
+                epoch=state.epoch,
+            )
+            self._transact(table, pieces, state, after)
+            state, at, done = after, end % capacity, done + count
+        if n == 1:
+            return np.array([start])
+        rows = np.arange(start, start + n)
+        return rows if start + n <= capacity else rows % capacity
+
+    # -- any rows ----------------------------------------------------------------------------------
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Write rows at an int, a slice, a range, a list or a tensor of rows.
+
+        All is checked before anything is written. A row that is named twice gets the last value.
+
+        Args:
+            cursor: rows of the first dimension; an int means that `data` is one row. Negative ones count from the
+                length. With several dimensions of slots a tuple of as many indices names slots.
+            data: rows, or a list of separate items.
+            set_cursor: whether the length and the cursor follow.
+
+        Raises:
+            IndexError: beyond `max_size`. KeyError: other keys. TypeError: a cast that would cut values.
+            RuntimeError: another shape.
+        """
+        if isinstance(data, list):
+            data = stacked(data)
+        single = is_int(cursor)
+        with self._lock, self._alone():
+            if isinstance(cursor, tuple) and len(cursor) == 1:
+                cursor = cursor[0]
+                single = is_int(cursor)
+            if isinstance(cursor, tuple) or (isinstance(cursor, Tensor) and cursor.ndim == 2 and self.ndim > 1):
+                self._set_slots(cursor, data)
+                return
+            lead = length_of(data, self.ndim - single) if self.ndim > single else ()
+            rows = self._rows(cursor, data, lead)
+            if not single and len(rows) != (lead[0] if lead else -1):
+                raise BatchSizeError(f"{len(rows)} rows are to be written, and the data has {list(lead)}")
+            values = self._prepare(data, lead)
+            table, state = self._ready(), self._state
+            if single:
+                values = [
+                    v if v is None or v.ndim == len(t) + 1 else v.unsqueeze(0)
+                    for v, t in zip(values, self._tails, strict=True)
+                ]
+            if not len(rows):
+                return
+            last = int(rows[-1])
+            high = max(state.length, int(rows.max()) + 1) if set_cursor else state.length
+            keep = _last_of(rows)
+            if keep is not None:
+                rows = rows[keep]
+                values = [None if v is None else v[torch.from_numpy(keep)] for v in values]
+            slots: Rows = rows
+            if len(rows) == int(rows[-1]) - int(rows[0]) + 1 and (len(rows) == 1 or bool((np.diff(rows) == 1).all())):
+                slots = slice(int(rows[0]), int(rows[-1]) + 1)
+            gap = int(rows.max()) >= state.length + len(rows) or int(rows.min()) > state.length
+            ring = (
+                set_cursor and isinstance(slots, slice) and slots.start == state.cursor and slots.stop <= table.capacity
+            )
+            after = State(
+                length=high,
+                cursor=(last + 1) % table.capacity if set_cursor else state.cursor,
+                write_count=state.write_count + (len(rows) if set_cursor else 0),
+                scattered=int(state.scattered or gap),
+                epoch=state.epoch + (not ring),
+            )
+            if gap and not state.scattered:
+                self._commit(table, state._replace(scattered=1))
+                state = state._replace(scattered=1)
+            self._in_parts(table, slots, values, state, after)
+
+    def _in_parts(self, table: Table, rows: Rows, values: list[Any], state: State, after: State) -> None:
+        """Write rows of any place, no more at once than can be taken back."""
+        n, step = count_of(rows), table.undo_rows if table.durable else count_of(rows)
+        for start in range(0, n, step):
+            stop = min(n, start + step)
+            part = part_of(rows, start, stop)
+            cut = values if stop - start == n else _cut(values, start, stop)
+            self._transact(table, [(part, cut)], state, after if stop == n else state)
+
+    def _rows(self, cursor: Any, data: Any, lead: tuple[int, ...]) -> Ints:
+        length = self._state.length
+        limit = self._limit(data, lead)
+        if isinstance(cursor, slice):
+            stop = (
+                cursor.stop if cursor.stop is not None else max(length, (cursor.start or 0) + (lead[0] if lead else 0))
+            )
+            start, stop, step = slice(cursor.start, stop, cursor.step).indices(max(length, limit))
+            rows = np.arange(start, stop, step)
+        else:
+            rows = as_ints(list(cursor) if isinstance(cursor, range) else cursor).reshape(-1)
+            if len(rows) and rows.min() < 0:
+                rows = np.where(rows < 0, rows + length, rows)
+        if len(rows) and (rows.min() < 0 or rows.max() >= limit):
+            wrong = int(rows.max()) if rows.max() >= limit else int(rows.min())
+            raise IndexError(
+                f"index {wrong} is out of range: this {type(self).__name__} has room for {limit} rows, "
+                f"of which {length} are written"
+            )
+        return rows
+
+    def _limit(self, data: Any, lead: tuple[int, ...]) -> int:
+        if self._table is not None:
+            return self._table.capacity
+        inner = lead[1:] if len(lead) == self.ndim else lead
+        return -(-self.max_size // max(1, math.prod(inner)))
+
+    def _set_slots(self, index: Any, data: Any) -> None:
+        """Write single slots of several dimensions: their rows are read, changed and written."""
+        table = self._ready()
+        if isinstance(index, Tensor):
+            index = tuple(index.unbind(-1))
+        state = self._state
+        found = select(index, state.length, table.inner, self._what())
+        slots = found.slots
+        if slots is None:
+            raise IndexError("slots of several dimensions are named by a tuple of as many tensors, slices or ints")
+        columns = self._structure.take(data, peer=self.on_mismatch == "peer")
+        unique, inverse = np.unique(slots // table.slots_per_row, return_inverse=True)
+        whole = (unique.reshape(-1, 1) * table.slots_per_row + np.arange(table.slots_per_row)).reshape(-1)
+        places = torch.from_numpy(inverse.reshape(-1) * table.slots_per_row + slots % table.slots_per_row)
+        values = []
+        for column, old, new in zip(self._structure.columns, table.gather(whole), columns, strict=True):
+            if new is not None:
+                given = torch.as_tensor(new)
+                if given.dtype is not column.dtype:
+                    given = self._cast(given, column)
+                old[places] = given.expand(*found.shape, *column.shape).reshape(len(slots), *column.shape)
+            values.append(old.view(len(unique), *table.inner, *column.shape))
+        self._in_parts(table, unique, values, state, state._replace(epoch=state.epoch + 1))
+
+    # -- data out ------------------------------------------------------------------------------------
+    def _what(self) -> str:
+        return f"{len(self)} of {self.max_size} slots of this {type(self).__name__} are written"
+
+    def get(self, index: Any) -> Any:
+        """Read rows; an int and a slice give views where the storage has live tensors."""
+        with self._lock:
+            table = self._ready()
+            return self._picked(table, select(index, self._state.length, table.inner, self._what()))
+
+    def _picked(self, table: Table, found: Selection) -> Any:
+        if found.rows is not None:
+            columns = table.look(found.rows)
+            if found.single:
+                columns = [column[0] for column in columns]
+        else:
+            assert found.slots is not None
+            columns = table.gather(found.slots)
+            if len(found.shape) != 1:
+                columns = [c.view(*found.shape, *c.shape[1:]) for c in columns]
+        return self._structure.build(columns, found.shape)
+
+    def take_slots(self, slots: Ints) -> Any:
+        """Copies of slots, counted over all dimensions, that the caller has checked: one gather for each column."""
+        with self._lock:
+            return self._structure.build(self._ready().gather(slots), (len(slots),))
+
+    def column(self, key: Any, slots: Ints) -> Tensor | None:
+        """Copies of slots of one entry; None where there is none of that name."""
+        path = (key,) if isinstance(key, str) else tuple(key)
+        for number, column in enumerate(self._structure.columns):
+            if column.path == path:
+                with self._lock:
+                    return self._ready().column(number, slots)
+        return None
+
+    def put_column(self, key: Any, value: Any) -> None:
+        """Write one entry of all visible rows.
+
+        Raises:
+            KeyError: no such entry.
+        """
+        with self._lock, self._alone():
+            table, state = self._ready(), self._state
+            whole = self.get(slice(None))
+            if not isinstance(whole, (TensorDictBase, Typed)):
+                raise TypeError("the rows of this storage are no TensorDicts: there is no entry to set")
+            made: Any = TensorDict({}, batch_size=whole.batch_size)
+            made.set(key, value)
+            columns = self._structure.columns
+            values: list[Any] = [None] * len(columns)
+            path = (key,) if isinstance(key, str) else tuple(key)
+            number = next((i for i, c in enumerate(columns) if c.path == path), None)
+            if number is None:
+                raise KeyError(f"no entry {path_text(path)} in this {type(self).__name__}")
+            given = made.get(key)
+            if columns[number].values:
+                values[number] = self._texts(number, given, (state.length,), single=False)
+            else:
+                values[number] = given if given.dtype is columns[number].dtype else self._cast(given, columns[number])
+            if state.length:
+                self._in_parts(table, slice(0, state.length), values, state, state._replace(epoch=state.epoch + 1))
+
+    def check_slots(self, index: Any) -> Ints:
+        """Slots that are visible, as int64.
+
+        Raises:
+            IndexError: one is not.
+        """
+        return check(as_ints(index), len(self), self._what())
+
+
+def is_collection(data: Any) -> bool:
+    """Whether data is a TensorDict or a tensorclass, of this package or of `tensordict`."""
+    return isinstance(data, (TensorDictBase, Typed)) or is_foreign(data)
+
+
+def _cut(values: list[Any], start: int, stop: int) -> list[Any]:
+    return [None if value is None else value[start:stop] for value in values]
+
+
+def _visible(places: Sequence[Rows], length: int) -> Rows | None:
+    found: list[Rows] = []
+    for rows in places:
+        if isinstance(rows, slice):
+            if rows.start < length:
+                found.append(slice(rows.start, min(rows.stop, length)))
+        else:
+            seen = rows[rows < length]
+            if len(seen):
+                found.append(seen)
+    if len(found) < 2:
+        return found[0] if found else None
+    return np.concatenate([np.arange(r.start, r.stop) if isinstance(r, slice) else r for r in found])
+
+
+def _last_of(rows: Ints) -> Ints | None:
+    """Positions of the last mention of each row, in order; None when no row repeats."""
+    if len(rows) < 2:
+        return None
+    unique, first = np.unique(rows[::-1], return_index=True)
+    if len(unique) == len(rows):
+        return None
+    return np.sort(len(rows) - 1 - first)
