@@ -117,7 +117,7 @@ def sums_of_file(fd: int, nbytes: int, known: bytes = b"") -> Sums:
     while at < nbytes:
         size = min(BLOCK, nbytes - at)
         if at >= data_until:
-            at_data, data_until = _next_data(fd, at, nbytes)
+            at_data, data_until = next_data(fd, at, nbytes)
             whole = (nbytes if at_data >= nbytes else at_data // BLOCK * BLOCK) - at
             if whole > 0:
                 if os.fstat(fd).st_size < at + whole:
@@ -139,7 +139,7 @@ def sums_of_file(fd: int, nbytes: int, known: bytes = b"") -> Sums:
     return summer.sums()
 
 
-def _next_data(fd: int, at: int, nbytes: int) -> tuple[int, int]:
+def next_data(fd: int, at: int, nbytes: int) -> tuple[int, int]:
     """Start and end of the next extent at or after `at`; a file system that cannot tell has data everywhere."""
     try:
         start = os.lseek(fd, at, os.SEEK_DATA)

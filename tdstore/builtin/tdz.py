@@ -9,13 +9,15 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from tdstore import files, manifest
+from tdstore import files
 from tdstore.builtin.localplace import local_place
+from tdstore.builtin.mmtensor import write_tensor
 from tdstore.builtin.tdz_leaves import TdzLeaves
 from tdstore.builtin.tdz_read import (
     METHODS,
     LeafEntry,
     Member,
+    as_bytes,
     blocks_of,
     check_bombs,
     crc_of_range,
@@ -24,24 +26,18 @@ from tdstore.builtin.tdz_read import (
     sums_of_range,
     zip_errors,
 )
-from tdstore.builtin.tdz_write import (
-    copy_head,
-    descriptions,
-    finish,
-    finish_packed,
-    new_file,
-    padded_manifest,
-    patch_local,
-    write_crc,
-)
+from tdstore.builtin.tdz_write import copy_head, descriptions, finish, finish_packed, new_file, patch_local
+from tdstore.checksums import sums_of_memory
 from tdstore.errors import (
     CorruptStoreError,
     OptionError,
     StoreExistsError,
+    StoreIOError,
     StoreNotFoundError,
     UnsupportedError,
 )
 from tdstore.header import Header
+from tdstore.session import LOCK_TIMEOUT
 from tdstore.types import MODES, Fault, Mode, Path, path_text
 
 Verify = Literal["none", "size", "full"]
@@ -57,8 +53,9 @@ def open_tdz(
     durable: Durable = "commit",
     verify: Verify = "size",
     max_bytes: int | None = None,
+    lock_timeout: float = LOCK_TIMEOUT,
 ) -> TdzStore:
-    """Open, or make, an archive.
+    """Open, or make, an archive. Changes are in memory until a commit writes the file anew and swaps it in.
 
     Args:
         compression: "stored" (default), "deflate", "bzip2", "lzma" or a constant of `zipfile`, for a new archive. A
@@ -68,10 +65,12 @@ def open_tdz(
         durable: "commit" waits for the medium before it publishes (survives a power cut); "none" does not.
         verify: "full" compares every byte with the checksums of the archive; "size" and "none" only its structure.
         max_bytes: refuse an archive that declares more data.
+        lock_timeout: seconds to wait for another process that is swapping in its archive.
 
     Raises:
         StoreNotFoundError, StoreExistsError: by mode. CorruptStoreError: not an archive, or a damaged one.
-        UnsupportedError: mode "r+" on compressed or unaligned leaves. StoreIOError: the medium failed.
+        UnsupportedError: mode "r+" on compressed leaves. StoreIOError: the medium failed. ConflictError, by a commit:
+            another writer committed since this one opened the archive.
     """
     for name, value, known in (("mode", mode, MODES), ("durable", durable, get_args(Durable))):
         if value not in known:
@@ -81,7 +80,12 @@ def open_tdz(
     if sys.byteorder != "little":
         raise UnsupportedError("the tdz backend needs a little-endian machine", url=location)
     method = method_of(compression)
-    options: dict[str, Any] = {"durable": durable, "verify": verify, "max_bytes": max_bytes}
+    options: dict[str, Any] = {
+        "durable": durable,
+        "verify": verify,
+        "max_bytes": max_bytes,
+        "lock_timeout": lock_timeout,
+    }
     store = TdzStore(local_place(location or "", "tdz", "file"), mode, method, compresslevel, options)
     store._start()
     return store
@@ -104,10 +108,10 @@ def method_of(compression: str | int | None) -> int:
 
 
 class TdzStore(TdzLeaves):
-    """Leaves as stored entries of one zip file.
+    """Leaves as stored entries of one zip file, which is never written in place.
 
-    Changes of structure build a new file and swap it in; leaves that stay keep their place in it, so that tensors
-    that were handed out go on showing, and changing, the dataset.
+    What is written into leaves stays in private memory of this process. A commit builds a new file and swaps it in;
+    leaves that stay keep their place in it, so that tensors that were handed out go on showing the dataset.
     """
 
     # -- opening -------------------------------------------------------------------------
@@ -116,8 +120,7 @@ class TdzStore(TdzLeaves):
             with files.io_errors(self.url, "opening", writing=self.writable):
                 self._open_by_mode()
         except BaseException:
-            self._closed = True
-            self._last()
+            self._let_go()
             raise
 
     def _open_by_mode(self) -> None:
@@ -162,17 +165,16 @@ class TdzStore(TdzLeaves):
         self._end = self._at = listing.end
         for leaf in leaves:
             if self.writable and leaf.info is not None:
-                self._check_in_place(leaf)
+                self._check_writable_leaf(leaf)
                 self._layout.adopt(leaf.path, leaf.file)
             self._entries[leaf.path] = leaf
+        self._committed = dict(self._entries)
 
-    def _check_in_place(self, leaf: LeafEntry) -> None:
+    def _check_writable_leaf(self, leaf: LeafEntry) -> None:
         assert leaf.info is not None
-        packed = leaf.info.compress_type != zipfile.ZIP_STORED
-        if packed or leaf.start % leaf.dtype.itemsize:
+        if leaf.info.compress_type != zipfile.ZIP_STORED:
             raise UnsupportedError(
-                f"{self.url}: leaf {path_text(leaf.path)} is {'compressed' if packed else 'not aligned'} and cannot "
-                "be written in place",
+                f"{self.url}: leaf {path_text(leaf.path)} is compressed and cannot be changed",
                 url=self.url,
                 hint="load it and save it again without compression, or unpack_memmap() it",
             )
@@ -183,13 +185,38 @@ class TdzStore(TdzLeaves):
         with files.io_errors(self.url, "committing"), zip_errors(self.url):
             if self._open.fd < 0 and self._method != zipfile.ZIP_STORED:
                 self._publish_packed(header)
-            elif self._open.fd < 0 or self._changed or header != self._header:
-                self._publish(header)
+                return
+            written = self._written_leaves()
+            if self._open.fd < 0 or self._changed or written or header != self._header:
+                self._publish(header, written)
             else:
                 self._check_current()
-                self.refresh()
 
-    def _publish(self, header: Header) -> None:
+    def refresh(self) -> None:
+        """Write the archive anew, with the checksums of what it holds."""
+        self._check_writable()
+        with files.io_errors(self.url, "committing"), zip_errors(self.url):
+            self._publish(self._header, list(self._committed.values()))
+
+    def _written_leaves(self) -> list[LeafEntry]:
+        """Leaves of the last commit whose bytes are not those of the archive any more, in this process."""
+        return [leaf for leaf in self._entries.values() if not leaf.building and self._is_written(leaf)]
+
+    def _is_written(self, leaf: LeafEntry) -> bool:
+        if leaf.probe is None or leaf.info is None:
+            return False
+        stop = leaf.start + leaf.nbytes
+        window = next((w for w in self._windows if w.start <= leaf.start and stop <= w.stop), None)
+        aligned = leaf.start % leaf.dtype.itemsize == 0
+        if window is not None and aligned and window.is_written(leaf.start, leaf.nbytes) is False:
+            return False
+        # torch counts its own writes, and no others: the bytes tell.
+        memory = as_bytes(leaf.probe)
+        if leaf.sums is not None:
+            return sums_of_memory(memory) != leaf.sums
+        return zlib.crc32(memory.data) != leaf.crc
+
+    def _publish(self, header: Header, written: Sequence[LeafEntry]) -> None:
         """Swap in a new archive: what the old one held, in the same places, and what came since."""
         hold, leaves = self._open, list(self._entries.values())
         if hold.new < 0:
@@ -198,21 +225,40 @@ class TdzStore(TdzLeaves):
         if hold.fd >= 0:
             self._check_current()
             copy_head(hold.fd, hold.new, self._end)
-        self._take_sums(hold.new, [leaf for leaf in leaves if leaf.suspect() or leaf.crc is None])
-        for leaf in leaves:
-            if leaf.info is not None and leaf.crc is not None and not leaf.building:
-                patch_local(hold.new, leaf.info, leaf.crc)
-                leaf.info.CRC = leaf.crc
-        end = finish(hold.new, self._at, leaves, descriptions(header, leaves, self._layout, self.url))
-        self._swap_in(replace=self._mode != "x")
+        for leaf in written:
+            if leaf.probe is not None:
+                write_tensor(hold.new, leaf.probe, leaf.start)
+        before = [(leaf, leaf.crc, leaf.sums) for leaf in leaves]
+        renewed = {id(leaf) for leaf in written}
+        try:
+            self._take_sums(hold.new, [x for x in leaves if id(x) in renewed or x.building or x.sums is None])
+            for leaf in leaves:
+                if leaf.info is not None and leaf.crc is not None and not leaf.building:
+                    patch_local(hold.new, leaf.info, leaf.crc)
+                    leaf.info.CRC = leaf.crc
+            end = finish(hold.new, self._at, leaves, descriptions(header, leaves, self._layout, self.url))
+            self._swap_in(current=hold.fd >= 0)
+        except BaseException:
+            for leaf, crc, sums in before:
+                leaf.crc, leaf.sums = crc, sums
+                if leaf.info is not None and crc is not None:
+                    leaf.info.CRC = crc
+            raise
+        for window in self._windows:
+            window.move_to(hold.new)
         if hold.fd >= 0:
-            for window in self._windows:
-                window.move_to(hold.new)  # those over new leaves are there already
             os.close(hold.fd)
         hold.fd, hold.new, hold.temp = hold.new, -1, None
-        for leaf in leaves:
-            leaf.building = False
-        self._header, self._end, self._at, self._changed, self._mode = header, end, end, False, "r+"
+        self._settle(header, end, "r+")
+
+    def _settle(self, header: Header, end: int, mode: Mode) -> None:
+        """Take what was published for what is there."""
+        for leaf in self._entries.values():
+            if leaf.holes is not None:
+                leaf.holes.filled()  # written to memory from now on
+            leaf.building, leaf.holes, leaf.version = False, None, leaf.seen()
+        self._committed = dict(self._entries)
+        self._header, self._end, self._at, self._changed, self._mode = header, end, end, False, mode
 
     def _publish_packed(self, header: Header) -> None:
         """A first commit with compression: from here on the data is only to be read, from the uncompressed copy."""
@@ -225,7 +271,7 @@ class TdzStore(TdzLeaves):
         try:
             texts = descriptions(header, leaves, self._layout, self.url)
             finish_packed(hold.new, leaves, texts, source, self._method, self._level)
-            self._swap_in(replace=self._mode != "x")
+            self._swap_in(current=False)
         except BaseException:
             hold.drop_new()
             hold.new, hold.temp = source, scratch
@@ -234,74 +280,50 @@ class TdzStore(TdzLeaves):
         if scratch is not None:
             files.unlink_if_there(scratch, hold.folder)
         hold.fd, hold.new, hold.temp = source, -1, None
-        for leaf in leaves:
-            leaf.building = False
-        self._header, self._end, self._changed, self._mode, self.writable = header, self._at, False, "r", False
+        for window in self._windows:
+            window.move_to(source)
+        self._settle(header, self._at, "r")
+        self.writable = False
 
-    def _swap_in(self, *, replace: bool) -> None:
+    def _swap_in(self, *, current: bool) -> None:
+        """Give the new file the name of the archive, in the place of the one that this store holds, or of any."""
         hold = self._open
         assert hold.temp is not None
         if self._sync:
             files.fsync(hold.new)
-        if replace:
-            files.rename(hold.temp, hold.folder, self._name, hold.folder)
-        else:
-            files.link(hold.temp, hold.folder, self._name, hold.folder)
-            files.unlink(hold.temp, hold.folder)
+        lock = os.open(".", files.SAFE_DIR, dir_fd=hold.folder)
+        try:
+            # Two writers that commit at once: the second one looks when the first is through.
+            files.lock(lock, exclusive=True, timeout=self._options["lock_timeout"], url=self.url)
+            if current:
+                self._check_current()
+            if self._mode == "x":
+                files.link(hold.temp, hold.folder, self._name, hold.folder)
+                files.unlink(hold.temp, hold.folder)
+            else:
+                files.rename(hold.temp, hold.folder, self._name, hold.folder)
+        finally:
+            os.close(lock)
+        files.unlock(hold.new)
         if self._sync:
             files.fsync(hold.folder)
 
-    def _take_sums(self, fd: int, leaves: Sequence[LeafEntry]) -> list[LeafEntry]:
-        """Renew the checksums of leaves; those whose data had changed."""
-        changed = []
+    def _take_sums(self, fd: int, leaves: Sequence[LeafEntry]) -> None:
+        """Take the checksums of leaves as they lie in a file."""
         for leaf in leaves:
-            if leaf.info is None:
-                continue
-            crc, sums = sums_of_range(fd, leaf.start, leaf.nbytes)
-            if (crc, sums) != (leaf.crc, leaf.sums):
-                changed.append(leaf)
-            leaf.crc, leaf.sums = crc, sums
-            leaf.version = leaf.seen()
-        return changed
-
-    def refresh(self, *, everything: bool = False) -> None:
-        """Bring the checksums of the archive up to date with what was written in place."""
-        leaves, fd = list(self._entries.values()), self._open.fd
-        changed = self._take_sums(fd, [leaf for leaf in leaves if everything or leaf.suspect()])
-        if not changed and not everything:
-            return
-        crcs = {leaf.file: leaf.crc for leaf in changed if leaf.crc is not None}
-        members, end = read_listing(fd, self.url)
-        kept = members.get((manifest.NAME,))
-        if kept is not None:
-            self._take_sums(fd, [leaf for leaf in leaves if leaf.sums is None])
-            raw = padded_manifest(self._header, leaves, self.url)
-            if len(raw) != kept.info.file_size or not kept.stored:
-                self._publish(self._header)
-                return
-            files.write_at(fd, memoryview(raw), kept.start)
-            crcs[(manifest.NAME,)] = zlib.crc32(raw)
-        write_crc(fd, end, members, crcs)
-        if self._sync:
-            files.fsync(fd)
+            if leaf.info is not None:
+                leaf.crc, leaf.sums = sums_of_range(fd, leaf.start, leaf.nbytes)
 
     # -- the rest ------------------------------------------------------------------------
-    def flush(self) -> None:
-        """Wait for the medium if the store is durable; other processes see writes at once anyway."""
-        self._check_open()
-        if self.writable and self._sync and self._open.fd >= 0:
-            with files.io_errors(self.url, "flushing"):
-                files.fsync(self._open.fd)
-
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
-        """Compare every byte with the checksums of the archive; leaves that this store wrote to are left out."""
+        """Compare every byte of the archive with its checksums; what is not committed yet is left out."""
         leaves = [self._entry(path) for path in (self._entries if paths is None else paths)]
         with files.io_errors(self.url, "verifying", writing=False):
             found = [(leaf, self._fault(leaf)) for leaf in leaves]
         return [Fault(leaf.path, reason) for leaf, reason in found if reason is not None]
 
     def _fault(self, leaf: LeafEntry) -> str | None:
-        if leaf.info is None or leaf.building or (self.writable and leaf.written()):
+        if leaf.info is None or leaf.building:
             return None
         try:
             if leaf.info.compress_type != zipfile.ZIP_STORED:
@@ -316,17 +338,35 @@ class TdzStore(TdzLeaves):
         return f"leaf {path_text(leaf.path)} is damaged: its CRC-32 is {crc:08x}, expected {leaf.crc:08x}"
 
     def close(self) -> None:
+        """Commit rows that were written into leaves of the last commit, drop other changes, let go of the file.
+
+        Raises:
+            StoreIOError: the medium failed. The store stays open, and `close` can be called again.
+            ConflictError: another writer committed since. The store is closed, and its changes are lost.
+        """
         if self._closed:
             return
-        self._closed = True
         hold = self._open
         try:
-            with files.io_errors(self.url, "closing"), zip_errors(self.url):
-                # After changes that were not committed the manifest tells of other leaves than are here.
-                current = hold.fd >= 0 and not self._changed and files.is_still(hold.fd, self._name, hold.folder)
-                if self.writable and current:
-                    self.refresh()
-        finally:
-            self._entries = {}
-            self._windows.clear()
-            self._last()
+            if self.writable and hold.fd >= 0 and hold.pid == os.getpid():
+                self._commit_rows()
+        except StoreIOError:
+            raise
+        except BaseException:
+            self._let_go()
+            raise
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._closed = True
+        self._entries, self._committed = {}, {}
+        self._windows.clear()
+        self._last()
+
+    def _commit_rows(self) -> None:
+        self.discard()
+        with files.io_errors(self.url, "closing"), zip_errors(self.url):
+            if (written := self._written_leaves()) and os.fstat(self._open.fd).st_nlink:
+                self._publish(self._header, written)
+            elif written and os.path.lexists(self.location):
+                self._check_current()

@@ -16,7 +16,7 @@ from tdstore.builtin.memmap_layout import Layout, LeafFile
 from tdstore.builtin.mmtensor import write_tensor
 from tdstore.builtin.resident import ResidentStore, put
 from tdstore.builtin.tdz_read import LeafEntry, Member, as_entry, load_member
-from tdstore.builtin.tdz_write import Held, copy_range, new_file, new_info
+from tdstore.builtin.tdz_write import Held, new_file, new_info
 from tdstore.builtin.window import Window
 from tdstore.errors import ConflictError, KeyNotFoundError, OptionError
 from tdstore.header import Header
@@ -31,14 +31,7 @@ class TdzLeaves(ResidentStore):
     """Everything of an archive's store but how it is opened, committed and closed."""
 
     caps = (
-        Cap.WRITE
-        | Cap.PARTIAL_READ
-        | Cap.PARTIAL_WRITE
-        | Cap.RESIZE
-        | Cap.VIEW
-        | Cap.SHARED
-        | Cap.PERSISTENT
-        | Cap.CONCURRENT_READ
+        Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.VIEW | Cap.PERSISTENT | Cap.CONCURRENT_READ
     )
 
     def __init__(
@@ -57,6 +50,8 @@ class TdzLeaves(ResidentStore):
         self._options = options
         self._name = os.path.basename(location)
         self._entries: dict[Path, LeafEntry] = {}
+        self._committed: dict[Path, LeafEntry] = {}
+        """The leaves of the last commit."""
         self._header = Header()
         self._layout = Layout()
         self._end = 0
@@ -125,7 +120,8 @@ class TdzLeaves(ResidentStore):
         if leaf.building:
             window = Window(self._open.new, leaf.start, stop, shared=True)
         elif window is None:
-            window = Window(self._open.fd, 0, self._end, shared=self.writable)
+            # Private: what is written stays in this process until a commit writes the archive anew.
+            window = Window(self._open.fd, 0, self._end, shared=False)
             self._windows.append(window)
         found = window.tensor(leaf.start, leaf.shape, leaf.dtype)
         if leaf.building:
@@ -183,18 +179,14 @@ class TdzLeaves(ResidentStore):
         for leaf, w in wanted:
             with files.io_errors(self.url, f"writing leaf {path_text(w.path)}"):
                 first = _first_row(leaf, w.index)
-                if first is None:
+                if first is None or not leaf.building:
                     target = self._tensor(leaf)
                     if HOLES:
                         reserve(target, w.index)
                     put(target, w.index, w.value)
                 else:
                     start = leaf.start + (first * leaf.nbytes // leaf.shape[0] if first else 0)
-                    write_tensor(self._fd(leaf), w.value, start)
-            leaf.sums = leaf.crc = None
-
-    def _fd(self, leaf: LeafEntry) -> int:
-        return self._open.new if leaf.building else self._open.fd
+                    write_tensor(self._open.new, w.value, start)
 
     def delete(self, paths: Sequence[Path]) -> None:
         self._check_writable()
@@ -233,14 +225,24 @@ class TdzLeaves(ResidentStore):
         """Copy what fits of one leaf into another, which is being built."""
         nbytes = min(old.nbytes, new.nbytes)
         if nbytes:
-            with os.fdopen(os.dup(self._open.new), "r+b") as target:
-                target.seek(new.start)
-                copy_range(self._fd(old), old.start, nbytes, target)
+            memory = self._tensor(old).reshape(-1)[: nbytes // old.dtype.itemsize]  # with what was written since
+            write_tensor(self._open.new, memory, new.start)
 
     def _fill(self, leaf: LeafEntry) -> None:
         if leaf.nbytes and (leaf.fill or str(leaf.fill) == "-0.0"):
             filled = torch.full((), leaf.fill, dtype=leaf.dtype).expand(leaf.shape)
             write_tensor(self._open.new, filled, leaf.start)
+
+    def discard(self) -> None:
+        """Take back changes of structure since the last commit; rows written into its leaves stay written."""
+        self._check_open()
+        if self._changed:
+            with files.io_errors(self.url, "taking back changes"):
+                self._open.drop_new()
+            for leaf in self._entries.values():
+                leaf.holes = None
+            self._windows = [window for window in self._windows if not window.shared]
+            self._entries, self._at, self._changed = dict(self._committed), self._end, False
 
     def _check_current(self) -> None:
         if self._open.fd >= 0 and not files.is_still(self._open.fd, self._name, self._open.folder):

@@ -16,7 +16,7 @@ from tdstore.builtin.memmap_layout import SUFFIX
 from tdstore.builtin.peer_memmap import META
 from tdstore.builtin.tdz import method_of, open_tdz
 from tdstore.builtin.tdz_read import Listing, as_file, blocks_of, check_ratio, read_listing, read_manifest, zip_errors
-from tdstore.builtin.tdz_write import copy_range, new_file, new_info, repadded
+from tdstore.builtin.tdz_write import copy_range, new_file, new_info
 from tdstore.checksums import Summer, Sums
 from tdstore.errors import CorruptStoreError, StoreExistsError, StoreNotFoundError
 from tdstore.header import Header
@@ -104,9 +104,6 @@ def _pack(root: int, names: list[FileParts], fd: int, method: int, level: int | 
             source = tree.open(parts)
             try:
                 size, name = os.fstat(source).st_size, "/".join(parts)
-                if parts == (manifest.NAME,):
-                    archive.writestr(name, repadded(os.pread(source, size, 0), url), zipfile.ZIP_STORED)
-                    continue
                 if not name.endswith(SUFFIX):
                     archive.writestr(name, os.pread(source, size, 0), zipfile.ZIP_STORED)
                     continue
@@ -222,14 +219,14 @@ def _renewed(document: manifest.Manifest, header: Header, sums: dict[FileParts, 
 
 
 def refresh_archive_checksums(archive_path: Place) -> Path:
-    """Bring the checksums of an archive up to date with what was written into its mapped leaves.
+    """Write an archive anew with the checksums of the bytes that it holds.
 
-    `close()` and `commit()` of a dataset opened with mode "r+" do so for what they know of; this is for writes of
-    others, or of a process that was killed.
+    tdstore writes archives whole, and never needs this. It is for archives that another program changed in place,
+    as the `tensordict` package does: their checksums are older than their data.
 
     Returns:
         The path of the archive.
     """
     with open_tdz(os.fspath(archive_path), mode="r+") as store, files.io_errors(store.url, "refreshing"):
-        store.refresh(everything=True)
+        store.refresh()
     return Path(archive_path)

@@ -256,9 +256,15 @@ def blocks_of(fd: int, member: Member, url: str) -> Iterator[bytes]:
             raise zipfile.BadZipFile(f"{member.info.filename!r} is longer than it says")
 
 
+def as_bytes(tensor: Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """The bytes of a contiguous tensor."""
+    found: np.ndarray[tuple[int], np.dtype[np.uint8]] = to_numpy(tensor).reshape(-1).view("uint8")
+    return found
+
+
 def load_member(fd: int, member: Member, out: Tensor, url: str) -> None:
     """Fill a contiguous tensor with the bytes of an entry."""
-    target = to_numpy(out).reshape(-1).view("uint8")
+    target = as_bytes(out)
     at = 0
     for block in blocks_of(fd, member, url):
         target[at : at + len(block)] = np.frombuffer(block, np.uint8)

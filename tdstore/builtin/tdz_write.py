@@ -7,7 +7,8 @@ are written when they are: `zipfile` makes them, as it makes the directory.
 from __future__ import annotations
 
 import os
-import struct
+import re
+import secrets
 import time
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -16,8 +17,8 @@ from typing import IO, Any
 from tdstore import files, manifest
 from tdstore.builtin.memmap_layout import Layout
 from tdstore.builtin.peer_memmap import meta_files
-from tdstore.builtin.tdz_read import LeafEntry, Member, as_file
-from tdstore.checksums import BLOCK
+from tdstore.builtin.tdz_read import LeafEntry, as_file
+from tdstore.checksums import BLOCK, next_data
 from tdstore.header import Header
 from tdstore.session import FileParts
 
@@ -26,8 +27,6 @@ _BLOCK_ID = b"td"
 """Of the extra field that aligns an entry."""
 _LOCAL = 30
 _ZIP64 = 20
-_RECORD = 46
-"""Bytes of a record of the directory, before its name."""
 CRC_AT = 14
 """Where the CRC-32 is in a local header."""
 DESCRIPTOR = 0x8
@@ -51,15 +50,44 @@ def _now() -> tuple[int, int, int, int, int, int]:
 
 
 def new_file(folder: int) -> tuple[int, str]:
-    """A new file in a folder, under a name that nobody takes for an archive."""
-    name = files.temp_name()
-    return files.create_empty(name, folder), name
+    """A new file in a folder, under a name that nobody takes for an archive, and locked for as long as it is open.
+
+    Files that were left by processes that ended are removed.
+    """
+    with os.scandir(folder) as entries:
+        left = [entry.name for entry in entries if _NEW.fullmatch(entry.name)]
+    for name in left:
+        _remove_if_left(name, folder)
+    while True:
+        name = f".tdstore-tdz-{secrets.token_hex(8)}"
+        fd = files.create_empty(name, folder)
+        # A rival that tidies up may have come between the two calls.
+        if files.try_lock(fd, exclusive=True) and os.fstat(fd).st_nlink:
+            return fd, name
+        os.close(fd)
+
+
+def _remove_if_left(name: str, folder: int) -> None:
+    """Remove a file that was being built, if its process ended."""
+    try:
+        fd = files.open_plain(name, folder)
+    except OSError:
+        return  # gone meanwhile, or not ours
+    try:
+        if files.try_lock(fd, exclusive=True):
+            files.unlink_if_there(name, folder)
+    finally:
+        os.close(fd)
+
+
+_NEW = re.compile(r"\.tdstore-tdz-[0-9a-f]{16}")
 
 
 class Held:
     """The descriptors of one store, and the file that is being built; let go of also when nobody closes the store."""
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self.fd = -1
         """Of the published archive."""
         self.folder = -1
@@ -76,8 +104,9 @@ class Held:
         self.new, self.temp = -1, None
 
     def end(self) -> None:
-        """Let go of everything."""
-        self.drop_new()
+        """Let go of everything. In a forked child what is being built stays: it is its parent's."""
+        if self.pid == os.getpid():
+            self.drop_new()
         for fd in (self.fd, self.folder):
             if fd >= 0:
                 os.close(fd)
@@ -87,26 +116,8 @@ class Held:
 def descriptions(header: Header, leaves: Iterable[LeafEntry], layout: Layout, url: str) -> dict[FileParts, bytes]:
     """The manifest and the peer's `meta.json` files, which come first."""
     known = list(leaves)
-    return {(manifest.NAME,): padded_manifest(header, known, url), **meta_files(header, known, layout)}
-
-
-def padded_manifest(header: Header, leaves: list[LeafEntry], url: str) -> bytes:
-    """A manifest as long as that of other checksums would be, so that it can be overwritten where it is."""
-    raw = manifest.encode_manifest(header, [leaf.record() for leaf in leaves], url=url)
-    records = [leaf.record() for leaf in leaves]
-    short = sum(10 + len(',"tips":') - _told(record.tips) for record in records)
-    return manifest.seal(manifest.unseal(raw, url=url) + b" " * short)
-
-
-def _told(tips: int) -> int:
-    return len(f',"tips":{tips}') if tips else 0
-
-
-def repadded(raw: bytes, url: str) -> bytes:
-    """The manifest of a directory, with the same room to grow."""
-    document, _ = manifest.decode_manifest(raw, url=url)
-    short = sum(10 + len(',"tips":') - _told(record.tips) for record in document.leaves)
-    return manifest.seal(manifest.unseal(raw, url=url).rstrip() + b" " * short)
+    raw = manifest.encode_manifest(header, [leaf.record() for leaf in known], url=url)
+    return {(manifest.NAME,): raw, **meta_files(header, known, layout)}
 
 
 def finish(fd: int, at: int, leaves: Iterable[LeafEntry], texts: Mapping[FileParts, bytes]) -> int:
@@ -160,44 +171,28 @@ def copy_range(fd: int, start: int, nbytes: int, target: IO[Any]) -> None:
 
 
 def copy_head(source: int, target: int, nbytes: int) -> None:
-    """Copy the first bytes of a file to the same place of another."""
+    """Copy the first bytes of a file to the same place of another; holes stay holes."""
+    if os.fstat(source).st_size < nbytes:
+        raise EOFError("the archive became shorter while it was copied")
+    if os.fstat(target).st_size < nbytes:
+        files.truncate(target, nbytes)
     at = 0
     while at < nbytes:
-        block = os.pread(source, min(BLOCK, nbytes - at), at)
+        start, stop = next_data(source, at, nbytes)
+        _copy_extent(source, target, start, min(stop, nbytes))
+        at = stop
+
+
+def _copy_extent(source: int, target: int, at: int, stop: int) -> None:
+    while at < stop:
+        block = os.pread(source, min(BLOCK, stop - at), at)
         if not block:
             raise EOFError("the archive became shorter while it was copied")
         files.write_at(target, memoryview(block), at)
         at += len(block)
 
 
-def write_crc(fd: int, end: int, members: Mapping[FileParts, Member], crcs: Mapping[FileParts, int]) -> None:
-    """Correct the CRC-32 of stored entries where they are, in their local headers and in the directory of the zip.
-
-    Args:
-        end: where the directory begins.
-
-    Nothing else changes, so that an archive whose writer is killed in between is whole but for checksums.
-    """
-    wanted = {"/".join(parts): crc for parts, crc in crcs.items() if crc != members[parts].info.CRC}
-    for parts, crc in crcs.items():
-        info = members[parts].info
-        if crc != info.CRC:
-            patch_local(fd, info, crc)
-        info.CRC = crc
-    raw, at = os.pread(fd, os.fstat(fd).st_size - end, end), 0
-    while wanted and raw[at : at + 4] == b"PK\x01\x02":
-        (flags,), lengths = struct.unpack_from("<H", raw, at + 8), struct.unpack_from("<3H", raw, at + 28)
-        name = raw[at + _RECORD : at + _RECORD + lengths[0]].decode("utf-8" if flags & 0x800 else "cp437")
-        if (found := wanted.pop(name, None)) is not None:
-            _patch(fd, end + at + 16, found)
-        at += _RECORD + sum(lengths)
-
-
 def patch_local(fd: int, info: zipfile.ZipInfo, crc: int) -> None:
     """Correct the CRC-32 in the local header of an entry."""
     if not info.flag_bits & DESCRIPTOR:
-        _patch(fd, info.header_offset + CRC_AT, crc)
-
-
-def _patch(fd: int, at: int, crc: int) -> None:
-    files.write_at(fd, memoryview(crc.to_bytes(4, "little")), at)
+        files.write_at(fd, memoryview(crc.to_bytes(4, "little")), info.header_offset + CRC_AT)

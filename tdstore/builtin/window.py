@@ -8,8 +8,11 @@ import os
 import sys
 import weakref
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from tdstore.checksums import next_data
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -18,6 +21,11 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
 _FIXED = 0x10
 _NORESERVE = 0x4000 if sys.platform == "linux" else 0
+_ANONYMOUS = mmap.MAP_ANONYMOUS | _NORESERVE | _FIXED
+_MOST_HOLES = 4096
+"""Holes of a file that are covered, the largest first: the system limits how many mappings a process has."""
+_PAGES = 1 << 18
+"""Entries of the page table that are looked at in one step."""
 
 
 class Window:
@@ -34,21 +42,72 @@ class Window:
         self._offset = start // mmap.PAGESIZE * mmap.PAGESIZE
         self._length = stop - self._offset
         self._address = self._map(fd, None, 0)
+        self._cover_holes(fd)
         self._buffer = (ctypes.c_byte * self._length).from_address(self._address)
         # At exit the system unmaps; doing it here could pull it from under a thread.
         weakref.finalize(self._buffer, _libc.munmap, self._address, self._length).atexit = False
 
     def _map(self, fd: int, at: int | None, flags: int) -> int:
         kind = mmap.MAP_SHARED if self.shared else mmap.MAP_PRIVATE | _NORESERVE
-        address: int | None = _libc.mmap(at, self._length, _PROTECTION, kind | flags, fd, self._offset)
+        return self._call(self._length, at, kind | flags, fd, self._offset)
+
+    @staticmethod
+    def _call(length: int, at: int | None, flags: int, fd: int, offset: int) -> int:
+        address: int | None = _libc.mmap(at, length, _PROTECTION, flags, fd, offset)
         if address is None or address == ctypes.c_void_p(-1).value:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         return address
 
     def move_to(self, fd: int) -> None:
-        """Put another file, with the same bytes there, under the tensors that were handed out."""
+        """Put another file, with the same bytes there, privately under the tensors that were handed out."""
+        self.shared = False
         self._map(fd, self._address, _FIXED)
+        self._cover_holes(fd)
+
+    def _cover_holes(self, fd: int) -> None:
+        """Put plain memory over the holes of a file that is mapped privately.
+
+        A file system in memory takes a page of its own for a hole that is looked at; a full one ends the process.
+        """
+        info, end = os.fstat(fd), self._offset + self._length
+        if self.shared or info.st_blocks * 512 >= info.st_size:
+            return
+        holes, at = [], self._offset
+        while at < end:
+            data, stop = next_data(fd, at, end)
+            first, last = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE, data // mmap.PAGESIZE * mmap.PAGESIZE
+            if first < last:
+                holes.append((last - first, first))
+            at = stop
+        for length, start in sorted(holes, reverse=True)[:_MOST_HOLES]:
+            self._call(length, self._address + start - self._offset, mmap.MAP_PRIVATE | _ANONYMOUS, -1, 0)
+
+    def is_written(self, start: int, nbytes: int) -> bool | None:
+        """Whether this process may have written into a range of a private window; None if the system cannot tell.
+
+        The first write to a page makes it memory of the process, which the page table shows.
+        """
+        first = (self._address + start - self._offset) // mmap.PAGESIZE
+        last = -(-(self._address + start - self._offset + nbytes) // mmap.PAGESIZE)
+        try:
+            table = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            while first < last:
+                raw = os.pread(table, 8 * min(last - first, _PAGES), 8 * first)
+                if not raw:
+                    return None
+                kind = np.frombuffer(raw, "<u8") >> np.uint64(61)  # bits: 4 in memory, 2 swapped out, 1 of the file
+                if ((kind & 6 != 0) & (kind & 1 == 0)).any():
+                    return True
+                first += len(kind)
+        except OSError:
+            return None
+        finally:
+            os.close(table)
+        return False
 
     def tensor(self, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor that begins at a byte of the file."""
