@@ -55,8 +55,6 @@ class Buffers(Pending):
         self.limit = limit
         self._cells: dict[tuple[str, int], _Cell] = {}
         self._bytes = 0
-        self.serial = False
-        """Start no threads: the garbage collector may run while another thread is being started."""
 
     def __bool__(self) -> bool:
         return bool(self._cells)
@@ -161,7 +159,7 @@ class Buffers(Pending):
         cells = list(self._cells.values()) if cells is None else cells
         if not cells:
             return
-        if self.serial or len(cells) < 2:
+        if len(cells) < 2:
             for cell in cells:
                 self._put(cell)
                 self._written(cell)

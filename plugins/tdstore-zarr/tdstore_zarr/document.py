@@ -27,6 +27,7 @@ from tdstore.manifest import seal, unseal
 from tdstore.types import Path, path_text
 from tdstore_zarr.arrays import parse_array
 from tdstore_zarr.leaf import Leaf, Stored
+from tdstore_zarr.redolog import LOG, RedoLog, decode_log
 
 NAME = "zarr.json"
 MANIFEST = "tdstore"
@@ -62,6 +63,8 @@ class Mark(msgspec.Struct, frozen=True):
     pid: int = 0
     host: str = ""
     time: float = 0.0
+    token: str = ""
+    """Tells writers of one process apart."""
 
     @property
     def who(self) -> str:
@@ -86,9 +89,9 @@ class Mark(msgspec.Struct, frozen=True):
         return False
 
 
-def mark_now(leaves: Iterable[Path]) -> Mark:
+def mark_now() -> Mark:
     """A mark of this process."""
-    return Mark(sorted(leaves), os.getpid(), socket.gethostname(), time.time())
+    return Mark([], os.getpid(), socket.gethostname(), time.time(), uuid.uuid4().hex)
 
 
 @dataclass
@@ -102,6 +105,8 @@ class Document:
     consolidated: bool = False
     ours: bool = False
     mark: Mark | None = None
+    """Of a writer of tdstore 0.1, which changed chunks in place: what it names may be neither old nor new."""
+    log: RedoLog | None = None
     generation: str = ""
     header: Header = field(default_factory=Header)
     leaves: dict[Path, Leaf] = field(default_factory=dict)
@@ -133,13 +138,6 @@ def encode_root(
             f"the limits are {MAX_BYTES} and {MAX_NODES}"
         )
     return _root(document, {MANIFEST: seal(body).decode()})
-
-
-def encode_marked(data: bytes, mark: Mark) -> bytes:
-    """The same root, with a mark."""
-    root = msgspec.json.decode(data)
-    root.setdefault("attributes", {})[DIRTY] = msgspec.to_builtins(mark)
-    return msgspec.json.encode(root)
 
 
 def unmarked(data: bytes) -> bytes:
@@ -190,8 +188,10 @@ def decode_root(data: bytes, *, url: str, trust: bool = False) -> Document:
         metadata = consolidated.get("metadata") if isinstance(consolidated, dict) else None
     if not isinstance(attributes, dict) or not isinstance(metadata, dict) or len(metadata) > MAX_NODES:
         raise CorruptStoreError(f"{url}: {NAME} has malformed attributes or metadata", url=url, hint=_RESTORE)
-    manifest, mark = attributes.pop(MANIFEST, None), attributes.pop(DIRTY, None)
+    manifest, mark, log = (attributes.pop(name, None) for name in (MANIFEST, DIRTY, LOG))
     found = Document(metadata, attributes, consolidated is not None, manifest is not None)
+    if log is not None:
+        found.log = decode_log(log, url)
     if mark is not None:
         try:
             found.mark = msgspec.convert(mark, Mark)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tdstore import files
 from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
 from tdstore.errors import CorruptStoreError, StoreNotFoundError, UntrustedDataError
 from tdstore.manifest import is_plain_name
 from tdstore.ranges import Range
+from tdstore_zarr.redolog import PREFIX
 
 KEEP_OPEN = 128
 _WRITEBACK = 1 << 20
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EXDEV)
 
 
 class _File:
@@ -26,9 +29,18 @@ class _File:
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):  # the interpreter may be closing
-            os.close(self.fd)
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:
+        close_quietly([self.fd], _close)
+
+
+def close_quietly(fds: Iterable[int], close: Callable[[int], None]) -> None:
+    """Close descriptors of an owner that was dropped; `close` is given, for at exit modules are empty."""
+    for fd in fds:
+        try:
+            if fd >= 0:
+                close(fd)
+        except OSError:
+            return  # it is closed
 
 
 class FolderEngine(Engine):
@@ -49,6 +61,8 @@ class FolderEngine(Engine):
         self._tree = files.Tree(root)
         self._open: OrderedDict[str, _File] = OrderedDict()
         self._unsynced: dict[str, None] = {}
+        self._changed: set[tuple[str, ...]] = set()
+        """Folders in which names were changed."""
 
     @property
     def can(self) -> EngineCap:
@@ -174,7 +188,7 @@ class FolderEngine(Engine):
                 self._open.pop(key, None)
                 self._unsynced[key] = None
             try:
-                if self.private:
+                if self.private or key.startswith(PREFIX):
                     self._put_here(parts[-1], folder, data)
                 else:
                     files.replace_file(parts[-1], folder, bytes(data))
@@ -198,6 +212,7 @@ class FolderEngine(Engine):
             with files.io_errors(self.where(key), "cannot remove"), self._lock:
                 self._open.pop(key, None)
                 self._unsynced.pop(key, None)
+                self._changed.add(parts[:-1])
                 with contextlib.suppress(FileNotFoundError):
                     files.unlink(parts[-1], self._tree.folder(parts[:-1]))
 
@@ -230,11 +245,62 @@ class FolderEngine(Engine):
             for key in [k for k in self._unsynced if k.startswith(folder + "/")]:
                 del self._unsynced[key]
 
+    def folders(self, prefix: str) -> Sequence[str]:
+        """Names of folders of the root that start so."""
+        with files.io_errors(self.url, writing=False):
+            return [name for name in files.subfolders(self.root) if name.startswith(prefix)]
+
+    def link(self, old: str, new: str) -> None:
+        """Give a file a second name; where the file system has no links, copy it."""
+        source, target = self._parts(old), self._parts(new)
+        with files.io_errors(self.where(old), "cannot link"):
+            with self._lock:
+                parent = os.dup(self._tree.folder(source[:-1]))
+                try:
+                    self._unsynced[new] = None
+                    files.link(source[-1], parent, target[-1], self._tree.folder(target[:-1], create=True))
+                    return
+                except OSError as error:
+                    if error.errno not in _NO_LINKS:
+                        raise
+                finally:
+                    os.close(parent)
+            self.put(new, self.get(old).data)
+
+    def rename_files(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Rename files, replacing what is there; one that is not there is no error."""
+        with self._lock:
+            self.forget()
+            for old, new in pairs:
+                source, target = self._parts(old), self._parts(new)
+                with files.io_errors(self.where(new), "cannot rename"):
+                    try:
+                        parent = os.dup(self._tree.folder(source[:-1]))
+                    except FileNotFoundError:
+                        continue
+                    try:
+                        folder = self._tree.folder(target[:-1], create=True)
+                        with contextlib.suppress(FileNotFoundError):
+                            files.rename(source[-1], parent, target[-1], folder)
+                    finally:
+                        os.close(parent)
+                self._unsynced.pop(old, None)
+                self._changed.update(target[:depth] for depth in range(len(target)))
+
+    def prune(self, keys: Iterable[str]) -> None:
+        """Remove the folders of objects that are gone, as far as they are empty."""
+        folders = {parts[:depth] for parts in map(self._parts, keys) for depth in range(1, len(parts))}
+        with self._lock:
+            for folder in sorted(folders, key=len, reverse=True):
+                self._tree.close()
+                with contextlib.suppress(OSError):  # it holds something, or went already
+                    os.rmdir(folder[-1], dir_fd=self._tree.folder(folder[:-1]))
+
     def sync(self) -> None:
-        """Wait until everything that was put is on the medium."""
+        """Wait until everything that was put, renamed or removed is on the medium."""
         with self._lock:
             keys = list(self._unsynced)
-            folders: set[tuple[str, ...]] = set()
+            folders = set(self._changed)
             with files.io_errors(self.url, "waiting for the medium"):
                 for key in keys:
                     parts = self._parts(key)
@@ -245,8 +311,10 @@ class FolderEngine(Engine):
                         os.close(fd)
                     folders.update(parts[:depth] for depth in range(len(parts)))
                 for folder in sorted(folders):
-                    files.fsync(self._tree.folder(folder))
+                    with contextlib.suppress(FileNotFoundError):  # it was removed; the one above it tells that
+                        files.fsync(self._tree.folder(folder))
             self._unsynced.clear()
+            self._changed.clear()
 
     def forget(self) -> None:
         """Close the files that are kept open."""
@@ -260,6 +328,9 @@ class FolderEngine(Engine):
             if self.root >= 0:
                 os.close(self.root)
                 self.root = self._tree.root = -1
+
+    def __del__(self, _close: Callable[[int], None] = os.close, _quietly: Any = close_quietly) -> None:
+        _quietly([*self._tree.release(), self.root], _close)
 
     def _parts(self, key: str) -> tuple[str, ...]:
         parts = tuple(key.split("/"))

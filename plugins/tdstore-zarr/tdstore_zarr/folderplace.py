@@ -16,6 +16,7 @@ from tdstore.errors import StoreBusyError, StoreNotFoundError
 from tdstore.publish import Site
 from tdstore_zarr.document import MAX_ROOT, NAME, Mark
 from tdstore_zarr.folder import FolderEngine
+from tdstore_zarr.folderlog import FolderLog
 from tdstore_zarr.place import Place
 
 # What zarr writes into a folder: metadata of both versions, and chunks under all encodings of their keys.
@@ -41,7 +42,7 @@ class FolderPlace(Place):
         self._lock = -1
         self._tag: tuple[int, int, int] | None = None
         self._writable = writable
-        self.engine: FolderEngine
+        self.engine: FolderLog
 
     # -- opening -------------------------------------------------------------------------
     @classmethod
@@ -82,7 +83,8 @@ class FolderPlace(Place):
             raise
 
     def _attach(self, root: int, *, private: bool) -> None:
-        self.engine = FolderEngine(root, self.url, writable=self._writable, private=private)
+        self.engine = FolderLog(FolderEngine(root, self.url, writable=self._writable, private=private))
+        self.engine.active = not private
         # flock belongs to the open file: a second opening gives a lock of our own. That of a folder being
         # built is its site's, and tells a sweeper that we are alive.
         self._lock = os.dup(root) if private else os.open(".", files.SAFE_DIR, dir_fd=root)
@@ -92,7 +94,7 @@ class FolderPlace(Place):
     def read_root(self) -> bytes:
         try:
             before = self._root_tag()
-            data = self.engine.get(NAME, MAX_ROOT).data
+            data = self.engine.base.get(NAME, MAX_ROOT).data
         except StoreNotFoundError:
             raise StoreNotFoundError(
                 f"{self.url} holds no zarr v3 group: there is no {NAME}{self._other_kind()}", url=self.url
@@ -103,13 +105,13 @@ class FolderPlace(Place):
     def _other_kind(self) -> str:
         for name in (".zgroup", ".zarray"):
             with contextlib.suppress(OSError):
-                os.stat(name, dir_fd=self.engine.root, follow_symlinks=False)
+                os.stat(name, dir_fd=self.engine.base.root, follow_symlinks=False)
                 return " (but that of zarr v2: convert it with `zarr migrate v3`)"
         return ""
 
     def _root_tag(self) -> tuple[int, int, int] | None:
         try:
-            status = os.stat(NAME, dir_fd=self.engine.root, follow_symlinks=False)
+            status = os.stat(NAME, dir_fd=self.engine.base.root, follow_symlinks=False)
         except FileNotFoundError:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
@@ -121,10 +123,16 @@ class FolderPlace(Place):
             return None
         return "was changed by another process since it was opened"
 
+    def stale(self) -> bool:
+        return self.moved() or self.changed() is not None
+
+    def forget(self) -> None:
+        self.engine.base.forget()
+
     def moved(self) -> bool:
         """Whether the path leads to another folder by now."""
         try:
-            return not os.path.samestat(os.stat(self.path), os.fstat(self.engine.root))
+            return not os.path.samestat(os.stat(self.path), os.fstat(self.engine.base.root))
         except OSError:
             return True
 
@@ -162,20 +170,26 @@ class FolderPlace(Place):
     def _holder(self) -> str:
         return "this process" if any(h._same(self) for h in list(_HOLDERS)) else "another process"
 
-    def writer(self, mark: Mark) -> str | None:
+    def holder(self, mark: Mark | None) -> str | None:
         if any(h._same(self) for h in list(_HOLDERS)):
             return "this process"
-        probe = os.open(".", files.SAFE_DIR, dir_fd=self.engine.root)
+        probe = os.open(".", files.SAFE_DIR, dir_fd=self.engine.base.root)
         try:
-            return None if files.try_lock(probe, exclusive=False) else mark.who
+            if files.try_lock(probe, exclusive=False):
+                return None
+            return "another process" if mark is None else mark.who
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return None
+            files.raise_io(error, self.url, "locking")
         finally:
             os.close(probe)
 
     def put_root(self, data: bytes, *, sync: bool) -> None:
         with files.io_errors(self.url, "committing"):
-            files.replace_file(NAME, self.engine.root, data, sync=sync)
+            files.replace_file(NAME, self.engine.base.root, data, sync=sync)
             if sync:
-                files.fsync(self.engine.root)
+                files.fsync(self.engine.base.root)
         self._tag = self._root_tag()
 
     def release(self) -> None:
@@ -184,33 +198,37 @@ class FolderPlace(Place):
             files.unlock(self._lock)
 
     def sync(self) -> None:
-        self.engine.sync()
+        self.engine.base.sync()
 
     def remove(self, node: str, keys: Iterable[str]) -> None:
-        self.engine.remove(node)
+        if self.engine.active:
+            self.engine.delete([entry.key for entry in self.engine.list(node + "/")])
+        else:
+            self.engine.base.remove(node)
 
     def move(self, old: str, new: str, keys: Iterable[str]) -> bool:
-        self.engine.move(old, new)
+        self.engine.base.move(old, new)
         return True
 
     # -- publishing ------------------------------------------------------------------------
     def publish(self, data: bytes, *, sync: bool) -> None:
         assert self._site is not None
         with files.io_errors(self.url, "publishing"):
-            files.create_file(NAME, self.engine.root, data, sync=sync)
+            files.create_file(NAME, self.engine.base.root, data, sync=sync)
             try:
                 if sync:
-                    files.fsync(self.engine.root)
+                    files.fsync(self.engine.base.root)
                 replace = not self._exclusive
                 self._site.publish(replace=replace, sync=sync, alone=self._alone, swapped=self._tell_rivals)
             except BaseException:
-                files.unlink_if_there(NAME, self.engine.root)
+                files.unlink_if_there(NAME, self.engine.base.root)
                 raise
         self._site.close()
         self._site = None
         self.published = True
-        self.engine.private = False
-        self.engine.forget()
+        self.engine.base.private = False
+        self.engine.active = True
+        self.engine.base.forget()
         self._tag = self._root_tag()
         self.release()
 
@@ -230,7 +248,7 @@ class FolderPlace(Place):
             rival.replaced = True
 
     def _is(self, fd: int) -> bool:
-        return self.engine.root >= 0 and os.path.samestat(os.fstat(self.engine.root), os.fstat(fd))
+        return self.engine.base.root >= 0 and os.path.samestat(os.fstat(self.engine.base.root), os.fstat(fd))
 
     def check_target(self) -> int:
         """As `Site.check`."""

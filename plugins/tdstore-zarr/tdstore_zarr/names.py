@@ -9,8 +9,8 @@ from tdstore.errors import OptionError
 from tdstore.keys import decode_file_name, encode_file_name, encode_names, fold
 from tdstore.types import Path, path_text
 
-# Names that zarr gives a meaning, and those that begin like them; zarr reserves two underscores for itself.
-_RESERVED = re.compile(r"__|zarr\.json\Z|\.z(group|array|attrs|metadata)\Z", re.IGNORECASE)
+# Names that zarr gives a meaning, and those that begin like them; zarr reserves two underscores for itself. And ours.
+_RESERVED = re.compile(r"__|zarr\.json\Z|\.z(group|array|attrs|metadata)\Z|tdstore\.(log-|claim\Z)", re.IGNORECASE)
 
 
 class Names:

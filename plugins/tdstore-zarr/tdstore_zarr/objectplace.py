@@ -5,12 +5,14 @@ What makes commits atomic all the same:
 * A new store is written under chunk keys that the one before it does not use (zarr allows four spellings:
   `c/0/1`, `c.0.1`, `0.1`, `0/1`), and the root's `zarr.json`, whose consolidated metadata says which, is put
   last, on the condition that it is still the one that was read. Then the old chunks go.
-* Who builds a store holds the object `tdstore.claim`, so that two builders do not write the same keys.
-* In place, the root is marked first, on the same condition, and a crash leaves the mark.
+* In place, changes go to a redo log (`redolog`), which the root names, on the same condition.
+* Who writes, anew or in place, holds the object `tdstore.claim`, so that a rival learns of it before it writes.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -30,19 +32,27 @@ from tdstore_zarr.arrays import KEY_ENCODINGS, ArrayMeta, parse_array
 from tdstore_zarr.document import MAX_ROOT, NAME, Document, Mark, decode_root, mark_now
 from tdstore_zarr.leaf import Leaf
 from tdstore_zarr.place import Place
+from tdstore_zarr.redolog import LoggedEngine
 
 CLAIM = "tdstore.claim"
+THIS = "this process"
 
 
 class ObjectPlace(Place):
     """Objects below one URL."""
 
-    def __init__(self, engine: Engine, url: str) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, url: str, *, timeout: float, take_over: bool) -> None:
+        self.engine = LoggedEngine(engine)
         self.url = url
+        self.timeout = timeout
+        self.pid = os.getpid()
+        self._take_over = take_over
         self._tag: str | None = None
         self._exclusive = False
-        self._claimed = False
+        self._token = ""
+        """Of our claim; empty while we have none."""
+        self._lost = False
+        """Whether somebody else wrote though we had the claim."""
         self._there = False
         """Whether a root was there when this store was begun."""
         self._old: dict[str, ArrayMeta] = {}
@@ -52,23 +62,26 @@ class ObjectPlace(Place):
         self._written: Callable[[], Iterable[str]] = tuple
 
     @classmethod
-    def existing(cls, engine: Engine, url: str) -> ObjectPlace:
+    def existing(cls, engine: Engine, url: str, *, timeout: float, take_over: bool) -> ObjectPlace:
         """A store that is there."""
-        return cls(engine, url)
+        place = cls(engine, url, timeout=timeout, take_over=take_over)
+        place.engine.active = True
+        return place
 
     @classmethod
-    def new(cls, engine: Engine, url: str, *, exclusive: bool, take_over: bool) -> ObjectPlace:
+    def new(cls, engine: Engine, url: str, *, timeout: float, exclusive: bool, take_over: bool) -> ObjectPlace:
         """Begin a new store.
 
         Raises:
             StoreExistsError: `exclusive`, and one is there. StoreBusyError: somebody else is building one.
         """
-        place = cls(engine, url)
+        place = cls(engine, url, timeout=timeout, take_over=take_over)
         if EngineCap.WRITE not in engine.can:
             raise engine.unsupported(EngineCap.WRITE)
         place.published = False
         place._exclusive = exclusive
-        place._claim(take_over)
+        if (who := place._try_claim()) is not None:
+            raise place._busy(who)
         try:
             place._look()
         except BaseException:
@@ -84,26 +97,53 @@ class ObjectPlace(Place):
     def _conditional(self) -> bool:
         return self.engine.conditional()
 
-    def _claim(self, take_over: bool) -> None:
-        data = msgspec.json.encode(mark_now([]))
+    # -- the claim -------------------------------------------------------------------------
+    def _try_claim(self) -> str | None:
+        """Become the one writer; else who that is."""
+        mark = mark_now()
+        data = msgspec.json.encode(mark)
+        conditional = self._conditional
         try:
-            self.engine.put(CLAIM, data, if_absent=self._conditional)
+            if not conditional and (who := self.holder(None)) is not None:
+                return who
+            self.engine.base.put(CLAIM, data, if_absent=conditional)
         except ConflictError:
-            mark = self._claimant()
-            if mark is not None and not take_over and not mark.is_dead():
-                raise StoreBusyError(
-                    f"{self.url} is being written by {mark.who}",
-                    url=self.url,
-                    hint=f"if that writer is dead, pass recover='accept', or delete the object {CLAIM!r}",
-                ) from None
-            self.engine.put(CLAIM, data)
-        self._claimed = True
+            there, tag = self._claimant()
+            if there is None or there.token != mark.token:  # else only the answer was lost
+                if there is not None and not self._take_over and (who := _live(there)) is not None:
+                    return who
+                try:
+                    self.engine.base.put(CLAIM, data, if_match=tag, if_absent=tag is None)
+                except ConflictError:
+                    return "another writer"
+        self._token = mark.token
+        _TOKENS.add(mark.token)
+        return None
 
-    def _claimant(self) -> Mark | None:
+    def _claimant(self) -> tuple[Mark | None, str | None]:
+        """Who holds the claim, and the tag of that object."""
         try:
-            return msgspec.json.decode(bytes(self.engine.get(CLAIM, 1 << 20).data), type=Mark)
-        except (StoreNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
-            return None
+            blob = self.engine.get(CLAIM, 1 << 20)
+        except StoreNotFoundError:
+            return None, None
+        try:
+            return msgspec.json.decode(bytes(blob.data), type=Mark), blob.tag
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None, blob.tag
+
+    def holder(self, mark: Mark | None) -> str | None:
+        if mark is not None and mark.is_here() and not mark.is_dead():
+            return mark.who
+        there, _ = self._claimant()
+        return None if there is None or self._take_over else _live(there)
+
+    def _busy(self, who: str) -> StoreBusyError:
+        return StoreBusyError(
+            f"{self.url} is being written by {who}",
+            url=self.url,
+            hint=f"commit or close it there; if that writer is dead, pass recover='accept', "
+            f"or delete the object {CLAIM!r}",
+        )
 
     def _look(self) -> None:
         """Find what is there, and keys that it does not use."""
@@ -155,8 +195,46 @@ class ObjectPlace(Place):
         return bytes(blob.data)
 
     def take(self) -> None:
+        if self._token:
+            return
         if EngineCap.WRITE not in self.engine.can:
             raise self.engine.unsupported(EngineCap.WRITE)
+        deadline = time.monotonic() + self.timeout
+        while (who := self._try_claim()) is not None:
+            if time.monotonic() >= deadline or who == THIS:
+                raise self._busy(who)
+            time.sleep(0.05)
+        try:
+            tag = self.engine.get(NAME, MAX_ROOT).tag
+        except StoreNotFoundError:
+            tag = ""
+        if tag != self._tag:
+            self.release()
+            raise self._changed_error()
+
+    def release(self) -> None:
+        if not self._token:
+            return
+        token, self._token = self._token, ""
+        _TOKENS.discard(token)
+        if self._lost:
+            there, _ = self._claimant()
+            if there is not None and there.token != token:
+                return
+        self.engine.base.delete([CLAIM])
+
+    def _changed_error(self) -> StoreBusyError:
+        return StoreBusyError(
+            f"{self.url} was changed by another writer since it was opened here",
+            url=self.url,
+            hint="nothing of this change is visible; open it again",
+        )
+
+    def stale(self) -> bool:
+        try:
+            return self.engine.get(NAME, MAX_ROOT).tag != self._tag
+        except StoreNotFoundError:
+            return True
 
     def put_root(self, data: bytes, *, sync: bool) -> None:
         self._put(data)
@@ -169,15 +247,12 @@ class ObjectPlace(Place):
             elif conditional and self._tag is not None:
                 self._tag = self.engine.put(NAME, data, if_match=self._tag)
             else:
-                self._tag = self.engine.put(NAME, data)
+                self._tag = self.engine.base.put(NAME, data)
         except ConflictError as error:
             if self._is_ours(data):
                 return  # the put went through and its answer was lost
-            raise StoreBusyError(
-                f"{self.url} was changed by another writer since it was opened here",
-                url=self.url,
-                hint="nothing of this commit is visible; open it again",
-            ) from error
+            self._lost = True
+            raise self._changed_error() from error
 
     def _is_ours(self, data: bytes) -> bool:
         try:
@@ -196,12 +271,10 @@ class ObjectPlace(Place):
             if self._exclusive:
                 raise StoreExistsError(f"{self.url} exists by now", url=self.url) from error
             raise
-        self.published = True
+        self.published = self.engine.active = True
 
     def settled(self, document: Document) -> None:
         """Remove what the store before this one left, and the claim."""
-        if not self._claimed:
-            return
         gone: list[str] = []
         new = {leaf.node: leaf.meta.keys for leaf in document.leaves.values()}
         for node, meta in self._old.items():
@@ -210,9 +283,8 @@ class ObjectPlace(Place):
             if node not in document.metadata:
                 gone.append(f"{node}/{NAME}")
         gone += [f"{node}/{NAME}" for node in self._groups if node and node not in document.metadata]
-        self._old = {}
-        self.engine.delete([*gone, CLAIM])
-        self._claimed = False
+        self._old, self._groups = {}, []
+        self.engine.base.delete(gone)
 
     def _chunk_keys(self, node: str, meta: ArrayMeta) -> list[str]:
         known = next((leaf for leaf in self._leaves.values() if leaf.node == node), None)
@@ -224,11 +296,26 @@ class ObjectPlace(Place):
         return [e.key for e in self.engine.list(start) if meta.number_of(e.key[len(start) :]) is not None]
 
     def close(self) -> None:
-        if self._claimed:
-            self._claimed = False
-            try:
-                self.engine.delete([*self._written(), CLAIM])
-            finally:
-                self.engine.close()
-            return
-        self.engine.close()
+        try:
+            if self._token and self.pid == os.getpid():
+                if not self.published:
+                    self.engine.delete(list(self._written()))
+                self.release()
+        finally:
+            self.engine.close()
+
+
+_TOKENS: set[str] = set()
+"""Of the claims that stores of this process hold."""
+
+
+def _live(mark: Mark) -> str | None:
+    """The writer that holds a claim, unless it is dead. Of another machine nobody can tell."""
+    if mark.is_dead():
+        return None
+    if mark.is_here() and mark.pid == os.getpid():
+        return THIS if mark.token in _TOKENS or not mark.token else None
+    return mark.who
+
+
+os.register_at_fork(after_in_child=_TOKENS.clear)

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import Any
 
-from tdstore.engine import Engine, EngineCap
+from tdstore.engine import EngineCap
 from tdstore.errors import DirtyStoreError, UnsupportedError
 from tdstore_zarr.document import NAME, Document, Mark
+from tdstore_zarr.redolog import LoggedEngine
 
 
 class Place(ABC):
     """One location, opened."""
 
     url: str
-    engine: Engine
+    engine: LoggedEngine[Any]
     local: bool = False
     """Whether a request costs microseconds."""
     published: bool = True
     """False until a new store is committed for the first time: nobody sees it."""
+    redo: bool = True
+    """Whether the root is put before objects come to their places; else both happen in one step."""
     keys: tuple[str, str] = ("default", "/")
     """How keys of new chunks are encoded."""
 
@@ -58,20 +62,27 @@ class Place(ABC):
     def sync(self) -> None:
         """Wait until all that was put is on the medium."""
 
-    def writer(self, mark: Mark) -> str | None:
-        """Who holds a store that is marked; None when the writer is dead, or on another machine and may be."""
-        return mark.who if mark.is_here() and not mark.is_dead() else None
+    @abstractmethod
+    def holder(self, mark: Mark | None) -> str | None:
+        """The writer that is at work now, if one is; `mark`: what the root says of one."""
 
     def changed(self) -> str | None:
         """What happened to the store since its root was read, where that can be told for free."""
         return None
+
+    def stale(self) -> bool:
+        """Whether the root is another one than was read; may ask for it."""
+        return self.changed() is not None
+
+    def forget(self) -> None:
+        """Any object may be another one by now."""
 
     def remove(self, node: str, keys: Iterable[str]) -> None:
         """Remove a node, whose objects have these keys."""
         self.engine.delete([*keys, f"{node}/{NAME}"])
 
     def move(self, old: str, new: str, keys: Iterable[str]) -> bool:
-        """Move a node and its objects; whether its metadata went along."""
+        """Move a node and its objects, in a store that nobody sees yet; whether its metadata went along."""
         moved = list(keys)
         for key in moved:
             self.engine.put(new + key[len(old) :], self.engine.get(key).data)

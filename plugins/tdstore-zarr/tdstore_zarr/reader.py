@@ -361,6 +361,13 @@ class Reader:
                 if (data := self._whole.pop(place, None)) is not None:
                     self._whole_bytes -= len(data)
 
+    def forget_all(self) -> None:
+        """Any object may have changed."""
+        with self._lock:
+            self._indices.clear()
+            self._whole.clear()
+            self._index_bytes = self._whole_bytes = 0
+
     # -- errors -------------------------------------------------------------------------------
     def corrupt(self, leaf: Leaf, number: int, text: str) -> CorruptStoreError:
         """The error for an object that is not what it should be."""

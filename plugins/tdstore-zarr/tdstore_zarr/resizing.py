@@ -21,7 +21,6 @@ def resize(session: Session, leaf: Leaf, length: int) -> None:
     old = meta.shape[0]
     if length == old:
         return
-    session.stale_nodes = True
     if length > 2 * meta.chunks[0] and old <= meta.chunks[0] and meta.pipeline is not None:
         # Chunks were cut to a leaf that was small: of the long one they would be crumbs.
         _lay_out_anew(session, leaf, length)

@@ -1,18 +1,20 @@
 """One session on a store: what it holds, what was touched, and how it is committed.
 
-Order of an in-place change: the mark in the root names the leaves; then the data; then the nodes;
-then the root, with a new manifest and without the mark. A crash in between leaves the mark.
+Order of an in-place change: the data and the nodes go to the redo log; then the root, with a new manifest and the
+log's list, which is the commit; then all comes to its place, and the root is put without the list.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,17 +28,26 @@ from tdstore.types import Fault, Path, path_text
 from tdstore_zarr import bridge
 from tdstore_zarr.buffers import Buffers, seal_of
 from tdstore_zarr.codecs import ChunkError
-from tdstore_zarr.document import NAME, Document, Mark, decode_root, encode_marked, encode_root, mark_now, unmarked
+from tdstore_zarr.document import NAME, Document, Mark, decode_root, encode_root, unmarked
 from tdstore_zarr.foreign import Foreign, relist
 from tdstore_zarr.leaf import TAIL, UNKNOWN, Leaf, Stored
 from tdstore_zarr.names import Names
 from tdstore_zarr.nodes import put_copies, wanted_nodes
 from tdstore_zarr.place import Place, dirty
 from tdstore_zarr.reader import Job, Reader
+from tdstore_zarr.redolog import LoggedEngine, Put, encode_logged, without_log
 
+_log = logging.getLogger("tdstore")
 MAX_ASKED = 10_000
 PREFETCH = 1024
 """Shard indices that are fetched at opening, where a request is dear."""
+
+
+class Rows(NamedTuple):
+    """The objects of a leaf at some moment, and where those are that are not committed."""
+
+    objects: dict[int, Stored]
+    puts: dict[str, Put]
 
 
 class Session:
@@ -55,13 +66,20 @@ class Session:
         self.document = Document(ours=True)
         self.names = Names()
         self.root = b""
-        """The root as it was read or committed."""
+        """The root as it was read or committed, without a log."""
         self.marked: set[Path] = set()
+        """Leaves into which rows were written since."""
+        self._moved: dict[Path, Rows | None] = {}
+        """Leaves that were made, deleted, renamed or resized since, with the rows that were written before that."""
+        self.version = 0
+        """How often a reader followed another writer's commit."""
+        self._opened: dict[Path, Leaf] | None = None
+        """The leaves as they were when the store was opened, where it followed a commit since."""
+        self._following = threading.Lock()
+        self._accept = False
         self.accepted = False
         """Whether the store differs from its manifest and was taken as it is: closing makes that good."""
         self.foreign: Foreign | None = None
-        self.stale_nodes = False
-        self._dropped: list[tuple[str, list[str]]] = []
         self.reader = Reader(place.engine, self.url, local=place.local)
         self.buffers = Buffers(place.engine, self.reader, buffer_bytes)
 
@@ -75,20 +93,26 @@ class Session:
         """Leaves in memory: what a store of another program has of strings."""
         return {} if self.foreign is None else self.foreign.tensors
 
+    @property
+    def engine(self) -> LoggedEngine[Any]:
+        """How bytes are reached."""
+        return self.place.engine
+
     # -- opening -------------------------------------------------------------------------
     def load(self, *, verify: str, accept: bool) -> None:
-        """Read the root, wait for a writer that is at work, and compare with the medium."""
+        """Read the root, and compare with the medium. A writer waits for one that is at work; a reader for nobody."""
+        self._accept = accept
         deadline = time.monotonic() + self.timeout
         while True:
-            self.root = self.place.read_root()
-            self.document = self._decode(accept)
-            mark = self.document.mark
-            if mark is None:
+            self._read_root()
+            if not self.writable:
                 break
-            who = self.place.writer(mark)
+            who = self.place.holder(self.document.mark)
             if who is None:
-                # (A writer may have committed between the root and the question.)
-                if self.place.read_root() == self.root:
+                if self.document.log is None:
+                    break
+                with contextlib.suppress(StoreBusyError):  # somebody was faster
+                    self._redo()
                     break
             elif time.monotonic() >= deadline or who == "this process":
                 raise StoreBusyError(
@@ -97,20 +121,78 @@ class Session:
                     hint="commit or close it there, or pass a longer lock_timeout=",
                 )
             time.sleep(0.005)
-        if not self.document.ours:
-            self.foreign = Foreign(self.place, self.document, trust=self.trust, leaves=not self.writable)
-            self.foreign.load()
-            self.foreign.document = self.document
-        for path, node in [*self.document.groups.items(), *((p, leaf.node) for p, leaf in self.leaves.items())]:
-            self.names.put(path, node)
-        for node, path in self.document.copies.items():
-            self.names.put(path, node)
-        if mark is not None:
-            self._judge(mark, accept)
+        self._take_in(self.document)
+        if self.document.mark is not None:
+            self._judge(self.document.mark, accept)
         if self.document.ours and not self.accepted:
             self._verify(verify)
         if not self.place.local:
             self._prefetch()
+
+    def _read_root(self) -> None:
+        self.root = self.place.read_root()
+        self.document = self._decode(self._accept)
+        self.engine.follow(self.document.log)
+        if self.document.log is not None:
+            self.root = without_log(self.root)
+
+    def _redo(self) -> None:
+        """Do what a writer committed, and did not come to."""
+        self.place.take()
+        try:
+            self._settle_log()
+        finally:
+            self.place.release()
+
+    def _take_in(self, document: Document) -> None:
+        """Know the nodes of a document, and look for what it does not say."""
+        self.document, self.foreign, self.names = document, None, Names()
+        if not document.ours:
+            self.foreign = Foreign(self.place, document, trust=self.trust, leaves=not self.writable)
+            self.foreign.load()
+        for path, node in [*document.groups.items(), *((p, leaf.node) for p, leaf in self.leaves.items())]:
+            self.names.put(path, node)
+        for node, path in document.copies.items():
+            self.names.put(path, node)
+
+    def follow(self, *, ask: bool) -> bool:
+        """Read the root again if another writer committed since; whether it did.
+
+        Args:
+            ask: whether to ask where that costs a request.
+        """
+        with self._following:
+            if self.place.changed() is None and not (ask and self.place.stale()):
+                return False
+            opened = self.leaves if self._opened is None else self._opened
+            try:
+                self._read_root()
+            except StoreNotFoundError:
+                return False
+            self.place.forget()
+            self.reader = Reader(self.engine, self.url, local=self.place.local)
+            self.buffers = Buffers(self.engine, self.reader, self.buffers.limit)
+            self._take_in(self.document)
+            self._opened = opened
+            self.version += 1
+            return True
+
+    def is_as_opened(self, path: Path) -> bool:
+        """Whether a leaf is the one that it was when the store was opened, but for its rows."""
+        if self._opened is None or path in self.strings:
+            return True
+        old, new = self._opened.get(path), self.leaves.get(path)
+        if old is None or new is None:
+            return False
+        return old.spec.shape == new.spec.shape and old.spec.dtype == new.spec.dtype
+
+    def _as_committed(self) -> None:
+        """Forget what was changed since the last commit, in memory."""
+        self.buffers.clear()
+        self.reader.forget_all()
+        self._take_in(self._decode(self._accept))
+        if self.document.mark is not None and self._accept:
+            self._judge(self.document.mark, accept=True)
 
     def _decode(self, accept: bool) -> Document:
         try:
@@ -125,13 +207,13 @@ class Session:
             return decode_root(msgspec.json.encode(root), url=self.url, trust=self.trust)
 
     def _judge(self, mark: Mark, accept: bool) -> None:
-        """A writer died. Forgive it when what it named is as it was committed."""
+        """A writer died that changed chunks in place. Forgive it when what it named is as it was committed."""
         named = [path for path in map(tuple, mark.leaves) if path in self.leaves]
         if accept:
             self.accepted = True
             for path in named:
-                if EngineCap.LIST in self.place.engine.can:
-                    relist(self.place.engine, self.leaves[path])
+                if EngineCap.LIST in self.engine.can:
+                    relist(self.engine, self.leaves[path])
             return
         if not self.document.ours or len(named) < len(mark.leaves) or not mark.leaves or self.faults(named):
             raise dirty(self.url, mark)
@@ -260,16 +342,66 @@ class Session:
                     raise self.reader.corrupt(leaf, number, f"cannot be decoded: {error}") from None
 
     # -- changes ---------------------------------------------------------------------------
-    def mark(self, paths: Iterable[Path], structure: bool = False) -> None:
-        """Say on the medium which leaves are about to change in place, or that the structure is."""
+    def touch(self, paths: Iterable[Path]) -> None:
+        """Become the one writer, and note into which leaves rows are about to be written."""
+        if self.place.published:
+            self.place.take()
+            self.marked.update(paths)
+
+    def restructure(self, paths: Iterable[Path]) -> None:
+        """Become the one writer, and note which leaves are about to be made, deleted, renamed or resized."""
         if not self.place.published:
             return
         self.place.take()
-        new = set(paths) - self.marked
-        if new or (structure and not self.marked):
-            mark = mark_now(self.marked | new)
-            self.place.put_root(encode_marked(self.root, mark), sync=self.durable)
-            self.marked |= new
+        for path in paths:
+            if path not in self._moved:
+                self._moved[path] = self._rows(path)
+
+    def _rows(self, path: Path) -> Rows | None:
+        """What was written into a leaf since the last commit, to come back to it."""
+        leaf = self.leaves.get(path)
+        if leaf is None or path not in self.marked:
+            return None
+        self.buffers.flush()
+        return Rows(dict(leaf.objects), self.engine.hold(map(leaf.key, leaf.objects)))
+
+    def _drop_structure(self) -> None:
+        """Go back to the leaves of the last commit, with the rows that were written into them."""
+        self.buffers.flush()
+        moved, marked = self._moved, self.marked
+        found: dict[Path, Rows | None] = {}
+        for path in marked:
+            leaf = self.leaves.get(path)
+            if path in moved:
+                found[path] = moved[path]
+            elif leaf is not None:
+                found[path] = Rows(dict(leaf.objects), self.engine.hold(map(leaf.key, leaf.objects)))
+        self._as_committed()
+        puts: dict[str, Put] = {}
+        gone: list[str] = []
+        for path, rows in found.items():
+            leaf = self.leaves.get(path)
+            if leaf is not None and rows is not None:
+                gone += [leaf.key(number) for number in leaf.objects if number not in rows.objects]
+                leaf.objects = rows.objects
+                puts.update(rows.puts)
+        self.engine.restore(puts, gone)
+        self._moved = {}
+        self.marked = {path for path, rows in found.items() if rows is not None and path in self.leaves}
+
+    def discard(self) -> None:
+        """Take back every change since the last commit."""
+        self.buffers.clear()
+        if self.place.published:
+            self.engine.abandon()
+            self._as_committed()
+            self.place.release()
+        else:
+            for path in list(self.leaves):
+                self.unlink(path)
+            self.document, self.names = Document(ours=True), Names()
+            self.reader.forget_all()
+        self.marked, self._moved = set(), {}
 
     def check_places(self, leaves: Mapping[Path, Any]) -> None:
         """Refuse leaves where a group is, and below leaves."""
@@ -289,12 +421,10 @@ class Session:
         """Take a new leaf in."""
         self.leaves[leaf.path] = leaf
         self.names.put(leaf.path, leaf.node)
-        self.stale_nodes = True
 
     def unlink(self, path: Path) -> None:
         """Remove a leaf, or whatever else has that name."""
         leaf = self.leaves.pop(path, None)
-        self.stale_nodes = True
         if leaf is None:
             if (node := self.names.nodes.get(path)) is not None and node in self.document.metadata:
                 self._remove_node(node, [])
@@ -325,26 +455,38 @@ class Session:
         """Move leaves; names may be exchanged."""
         moves = {old: new for old, new in moves.items() if old != new}
         self.check_places({new: None for new in moves.values() if new not in self.leaves})
-        self.mark([*moves, *moves.values()])
+        self.restructure([*moves, *moves.values()])
         self.buffers.flush()
         for new in moves.values():
             if new in self.leaves and new not in moves:
                 self.unlink(new)
-        parked = []
-        for number, old in enumerate(moves):
-            leaf = self.leaves.pop(old)
+        leaves = [self.leaves.pop(old) for old in moves]
+        for number, (leaf, old) in enumerate(zip(leaves, moves, strict=True)):
             self.reader.forget(leaf)
-            self._move(leaf, f"tdstore.move-{number}")
+            if not self.engine.active:
+                self._move(leaf, f"tdstore.move-{number}")
             self.names.drop(old)
-            parked.append(leaf)
-        for leaf, new in zip(parked, moves.values(), strict=True):
+        keys: dict[str, str] = {}
+        for leaf, new in zip(leaves, moves.values(), strict=True):
             if new in self.names.nodes:
                 self.unlink(new)  # an empty group, or a value
-            self._move(leaf, self.names.node(new))
+            node = self.names.node(new)
+            if self.engine.active:
+                keys.update((leaf.key(number), node + leaf.key(number)[len(leaf.node) :]) for number in leaf.objects)
+            else:
+                self._move(leaf, node)
+        if self.engine.active:
+            self.engine.move(keys)
+            for leaf in leaves:
+                if self.document.metadata.pop(leaf.node, None) is not None:
+                    self.place.remove(leaf.node, [])
+        for leaf, new in zip(leaves, moves.values(), strict=True):
+            leaf.node = self.names.node(new)
             leaf.path = new
             self.add(leaf)
 
     def _move(self, leaf: Leaf, node: str) -> None:
+        """Move a node of a store that nobody sees yet."""
         metadata = self.document.metadata.pop(leaf.node, None)
         if metadata is not None or leaf.objects:
             with_metadata = self.place.move(leaf.node, node, [leaf.key(number) for number in leaf.objects])
@@ -360,9 +502,7 @@ class Session:
         self.buffers.flush()
         wanted = wanted_nodes(header, self.leaves, self.names, self.place.keys)
         there = self.document.metadata
-        if self.place.published and not self.marked and wanted.metadata != there:
-            self.mark([], structure=True)
-        engine = self.place.engine
+        engine = self.engine
         put_copies(engine, wanted, there)
         changed = [node for node, data in wanted.metadata.items() if there.get(node) != data]
         engine.put_many([(f"{node}/{NAME}", msgspec.json.encode(wanted.metadata[node])) for node in changed])
@@ -377,62 +517,96 @@ class Session:
             root = encode_root(document, header, self.leaves.values(), url=self.url)
         except ValueError as error:
             raise StoreError(str(error), url=self.url) from error
+        self._put_root(root)
+        document.ours, document.header, document.mark = True, header, None
+        self.accepted = False
+        self.foreign = None
+
+    def _put_root(self, root: bytes) -> None:
+        """Commit, and bring everything to its place."""
         if self.durable:
             self.place.sync()
-        if self.place.published:
-            self.place.put_root(root, sync=self.durable)
-        else:
+        new = not self.place.published
+        log = self.engine.record()
+        if new:
             self.place.publish(root, sync=self.durable)
-        self._committed(root, header)
-        self.place.settled(document)
-        self.place.release()
+        else:
+            marked = root if log is None or not self.place.redo else encode_logged(root, log)
+            self.place.put_root(marked, sync=self.durable)
+        self.root = root
+        self.marked.clear()
+        self._moved = {}
+        self.engine.follow(log)
+        try:
+            if new:
+                self.place.settled(self.document)
+            elif log is not None:
+                self._settle_log()
+            self.place.release()
+        except StoreError as error:
+            # It is committed, and every reader of ours sees it.
+            _log.warning(
+                "tdstore: %s is committed, and the next writer has to tidy up; until then other programs may read "
+                "chunks of the commit before: %s",
+                self.url,
+                error,
+            )
+            with contextlib.suppress(StoreError):
+                self.place.release()
+
+    def _settle_log(self) -> None:
+        """Bring what was committed to its place."""
+        self.engine.apply()
+        if self.place.redo:
+            if self.durable:
+                self.place.sync()
+            self.place.put_root(self.root, sync=self.durable)
+        self.reader.forget_all()
+        self.engine.applied()
+        self.engine.clean()
 
     def _forget_node(self, node: str) -> None:
         for path in [p for p, n in self.names.nodes.items() if n == node]:
             self.names.drop(path)
 
-    def _committed(self, root: bytes, header: Header) -> None:
-        self.root = root
-        self.marked.clear()
-        self.accepted = self.stale_nodes = False
-        self.foreign = None
-        self.document.ours, self.document.header = True, header
-
     def settle(self) -> None:
-        """Commit what was written in place since the last header."""
-        if not self.place.published or not (self.marked or self.buffers or self.accepted):
+        """Commit the rows that were written since the last header; a change of structure needs one."""
+        if not self.place.published:
+            return
+        if self._moved:
+            self._drop_structure()
+        if not (self.marked or self.accepted):
+            self.place.release()
             return
         if self.document.ours:
             self.commit(self.document.header)
             return
-        self.mark(self.marked, structure=True)
+        self.place.take()
         self.buffers.flush()
-        if self.stale_nodes:
-            for path, leaf in self.leaves.items():
-                data = leaf.meta.to_json()
-                if self.document.metadata.get(leaf.node) != data:
-                    self.document.metadata[leaf.node] = data
-                    self.place.engine.put(f"{leaf.node}/{NAME}", msgspec.json.encode(data))
-                self.names.put(path, leaf.node)
-        if self.durable:
-            self.place.sync()
-        root = msgspec.json.decode(unmarked(self.root))
-        if self.document.consolidated:
-            root["consolidated_metadata"]["metadata"] = self.document.metadata
-        self.root = msgspec.json.encode(root)
-        self.place.put_root(self.root, sync=self.durable)
-        self.marked.clear()
-        self.place.release()
+        self._put_root(unmarked(self.root))
+        self.accepted = False
+
+    def settle_rows(self) -> None:
+        """As `settle`, unless the structure is being changed: that is for a header to commit."""
+        if not self._moved:
+            self.settle()
 
     def written_keys(self) -> list[str]:
         """Every object that was put."""
         return [leaf.key(number) for leaf in self.leaves.values() for number in list(leaf.objects)]
 
     def close(self, *, discard: bool = False) -> None:
-        """Commit what was changed in place, and let go."""
+        """Commit rows that were written, and let go."""
+        mine = self.writable and self.pid == os.getpid()
         try:
-            if self.writable and self.pid == os.getpid() and not discard:
+            if mine and not discard:
                 self.settle()
         finally:
             self.buffers.clear()
-            self.place.close()
+            try:
+                if mine and self.engine.active:
+                    self.engine.abandon()
+            except StoreError as error:
+                _log.warning("tdstore: %s: the next writer has to tidy up: %s", self.url, error)
+            finally:
+                self.place.close()

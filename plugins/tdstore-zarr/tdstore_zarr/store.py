@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tdstore.dtypes import to_numpy
-from tdstore.engine import Engine
+from tdstore.engine import Engine, EngineCap
 from tdstore.errors import (
     CorruptStoreError,
     KeyNotFoundError,
@@ -45,6 +45,8 @@ from tdstore_zarr.resizing import resize
 from tdstore_zarr.session import Session
 from tdstore_zarr.zipplace import ZipPlace
 
+LOOKS = 100
+"""How often a reader looks again because a writer committed meanwhile."""
 Durable = Literal["none", "commit"]
 Verify = Literal["none", "size", "full"]
 
@@ -160,12 +162,12 @@ def open_on(
     }  # fmt: skip
     place: ObjectPlace
     if mode in ("r", "r+", "a"):
-        place = ObjectPlace.existing(engine, url)
+        place = ObjectPlace.existing(engine, url, timeout=lock_timeout, take_over=recover == "accept")
         session = _session(place, arguments, writable=mode != "r")
         try:
             session.load(verify=verify, accept=recover == "accept")
-            if mode != "r":
-                place.take()
+            if mode != "r" and EngineCap.WRITE not in engine.can:
+                raise engine.unsupported(EngineCap.WRITE)
             return _kind(engine)(session, location, mode, defaults, arguments)
         except StoreNotFoundError:
             if mode != "a":
@@ -174,7 +176,7 @@ def open_on(
         except BaseException:
             engine.close()
             raise
-    place = ObjectPlace.new(engine, url, exclusive=mode != "w", take_over=recover == "accept")
+    place = ObjectPlace.new(engine, url, timeout=lock_timeout, exclusive=mode != "w", take_over=recover == "accept")
     session = _session(place, arguments, writable=True)
     place.wrote(session.written_keys)
     return _kind(engine)(session, location, mode, defaults, arguments)
@@ -236,16 +238,16 @@ def _open_local(text: str, mode: Mode, defaults: dict[str, Any], arguments: dict
         store = open_on(ZipEngine(path, url), mode="r", location=path, **{**arguments, **defaults})
         store._session.reader.local = True
         return store
-    for attempt in range(3):
+    for attempt in range(LOOKS):
         folder = FolderPlace.existing(path, url, timeout=timeout, writable=mode == "r+")
         session = _session(folder, arguments, writable=mode == "r+")
         try:
             session.load(verify=arguments["verify"], accept=arguments["recover"] == "accept")
             return ZarrStore(session, path, mode, defaults, arguments)
         except (StoreNotFoundError, CorruptStoreError):
-            moved = folder.moved()
+            moved = folder.stale()
             session.close(discard=True)
-            if not moved or attempt == 2:  # else it was replaced while we looked
+            if not moved or attempt == LOOKS - 1:  # else it was replaced while we looked
                 raise
         except BaseException:
             session.close(discard=True)
@@ -280,7 +282,7 @@ class ZarrStore(Store):
         if self._location is None:
             raise UnsupportedError(f"{self.url} has no name by which another process could open it", url=self.url)
         if self.writable and session.pid == os.getpid() and not self._closed:
-            session.settle()
+            session.settle_rows()
         return self._location, "r", {k: v for k, v in self._arguments.items() if v is not None}
 
     # -- catalogue -------------------------------------------------------------------------
@@ -306,6 +308,42 @@ class ZarrStore(Store):
     # -- data ------------------------------------------------------------------------------
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         session = self._open()
+        if self.writable:
+            with self._lock:
+                return self._read_changed(session, reads)
+        for _ in range(LOOKS):
+            version = session.version
+            try:
+                found = self._read(session, reads)
+                if session.version == version and not session.follow(ask=False):
+                    return found
+            except (CorruptStoreError, KeyNotFoundError):
+                if session.version == version and not session.follow(ask=True):
+                    if session.place.stale():  # its folder was replaced as a whole
+                        raise self._changed() from None
+                    raise
+            # A writer committed meanwhile: all is read again, unless a leaf is another one by now.
+            if not all(map(session.is_as_opened, (r.path for r in reads))):
+                break
+        raise self._changed()
+
+    def _read_changed(self, session: Session, reads: Sequence[Read]) -> list[Tensor]:
+        """Read what is written here; a rival that was faster shows by chunks that do not fit."""
+        try:
+            return self._read(session, reads)
+        except CorruptStoreError:
+            if session.place.stale():
+                raise self._changed() from None
+            raise
+
+    def _changed(self) -> StoreBusyError:
+        return StoreBusyError(
+            f"{self.url} was replaced or changed by another writer since it was opened",
+            url=self.url,
+            hint="open it again",
+        )
+
+    def _read(self, session: Session, reads: Sequence[Read]) -> list[Tensor]:
         jobs, results, copies = [], [], []
         strings = session.strings
         check_indices(
@@ -332,11 +370,7 @@ class ZarrStore(Store):
                     target = fresh
             jobs.append(Job(leaf, r.index, to_numpy(target)))
             results.append(target if r.out is None else r.out)
-        if self.writable:
-            with self._lock:
-                session.read(jobs)
-        else:
-            self._read_committed(session, jobs)
+        session.read(jobs)
         for job in jobs:
             if job.leaf.meta.dtype is torch.bool:
                 bits = job.out.view("u1") if job.out.flags.c_contiguous else job.out
@@ -344,21 +378,6 @@ class ZarrStore(Store):
         for target, fresh in copies:
             target.detach().copy_(fresh)
         return results
-
-    def _read_committed(self, session: Session, jobs: list[Job]) -> None:
-        try:
-            session.read(jobs)
-        except CorruptStoreError as error:
-            place = session.place
-            if isinstance(place, FolderPlace) and (place.moved() or place.changed()):
-                raise StoreBusyError(
-                    f"{self.url} was replaced or changed by another writer since it was opened",
-                    url=self.url,
-                    hint="open it again",
-                ) from error
-            raise
-        if what := session.place.changed():
-            raise StoreBusyError(f"{self.url} {what}: what is read may be mixed", url=self.url, hint="open it again")
 
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         session = self._changing()
@@ -372,7 +391,7 @@ class ZarrStore(Store):
             session.check_places(leaves)
             for path in leaves:
                 session.names.node(path)
-            session.mark(leaves)
+            session.restructure(leaves)
             for path, _, meta in plan:
                 session.unlink(path)
                 session.add(Leaf(path, session.names.node(path), meta))
@@ -389,7 +408,7 @@ class ZarrStore(Store):
                         f"{path_text(w.path)} takes shape {list(expected)} and dtype {leaf.meta.dtype} at this index, "
                         f"not {list(w.value.shape)} and {w.value.dtype}"
                     )
-            session.mark([w.path for w in writes])
+            session.touch([w.path for w in writes])
             for w in writes:
                 index, value = _unique(w.index, w.value)
                 session.write(self._leaf(w.path), index, value)
@@ -399,7 +418,7 @@ class ZarrStore(Store):
         with self._lock:
             for path in paths:
                 self._leaf(path)
-            session.mark(paths)
+            session.restructure(paths)
             for path in dict.fromkeys(paths):
                 session.unlink(path)
 
@@ -409,7 +428,7 @@ class ZarrStore(Store):
             for path, length in lengths.items():
                 if not self._leaf(path).meta.shape or length < 0:
                     raise ValueError(f"{path_text(path)} of {self.url} cannot have length {length}")
-            session.mark(lengths)
+            session.restructure(lengths)
             for path, length in lengths.items():
                 resize(session, self._leaf(path), length)
 
@@ -452,10 +471,11 @@ class ZarrStore(Store):
         self._closed = True
         self._session.close()
 
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
-            self._session.buffers.serial = True
-            self.close()
+    def discard(self) -> None:
+        """Take back every change since the last `save_header`, or since the store was opened."""
+        session = self._changing()
+        with self._lock:
+            session.discard()
 
     def layout(self, path: Path) -> Mapping[str, Any]:
         """As `Store.layout`: chunks are what is encoded as one, shards what one object holds."""

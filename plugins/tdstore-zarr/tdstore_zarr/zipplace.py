@@ -9,12 +9,13 @@ import zipfile
 from tdstore import files
 from tdstore.errors import StoreExistsError
 from tdstore_zarr.document import NAME
-from tdstore_zarr.folder import FolderEngine
 from tdstore_zarr.folderplace import FolderPlace
 
 
 class ZipPlace(FolderPlace):
-    """A folder that is packed at every commit."""
+    """A folder that is packed at every commit, with what waits to come to its place there."""
+
+    redo = False
 
     def __init__(self, path: str, url: str, *, timeout: float, exclusive: bool) -> None:
         super().__init__(path, url, timeout=timeout, writable=True)
@@ -37,15 +38,24 @@ class ZipPlace(FolderPlace):
                 f"{self.url} is a file of another kind", url=self.url, hint="remove it, or choose another name"
             )
 
+    def take(self) -> None:
+        """Nobody else sees the folder."""
+
+    def release(self) -> None:
+        """As `take`."""
+
     def publish(self, data: bytes, *, sync: bool) -> None:
         """Pack the folder; it stays, so that the store can be written on. Every commit packs it again."""
+        self.put_root(data, sync=sync)
+        self.published = self.engine.active = True
+
+    def put_root(self, data: bytes, *, sync: bool) -> None:
         site = self._site
         assert site is not None
         temp = f"{site.temp}-{secrets.token_hex(4)}.zip"
         with files.io_errors(self.url, "publishing"):
-            files.replace_file(NAME, self.engine.root, data)
             try:
-                self._pack(temp, site.parent, sync=sync)
+                self._pack(temp, site.parent, data, sync=sync)
                 with site.locked():
                     if self._exclusive:
                         try:
@@ -62,12 +72,12 @@ class ZipPlace(FolderPlace):
                 files.unlink_if_there(temp, site.parent)
         site.keep_parents()
 
-    def _pack(self, name: str, parent: int, *, sync: bool) -> None:
+    def _pack(self, name: str, parent: int, root: bytes, *, sync: bool) -> None:
         fd = files.create_empty(name, parent)
         with open(fd, "wb") as file:
-            assert isinstance(self.engine, FolderEngine)
             # Stored, not deflated: chunks are compressed already, and are read by ranges.
             with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as packed:
+                packed.writestr(zipfile.ZipInfo(NAME), root)
                 for entry in sorted(self.engine.list()):
                     packed.writestr(zipfile.ZipInfo(entry.key), bytes(self.engine.get(entry.key).data))
             file.flush()

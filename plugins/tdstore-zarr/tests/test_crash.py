@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path as FsPath
 from typing import Any
 
@@ -18,9 +19,10 @@ from tdstore_zarr.store import ZarrStore, open_on, open_zarr
 from zarrhelp import NEW, OLD, everything, fill, header_of, load, same, save
 
 from tdstore import files
-from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreError, StoreIOError, StoreNotFoundError
+from tdstore.errors import CorruptStoreError, StoreIOError, StoreNotFoundError
+from tdstore.store import Store
 from tdstore.testing import CrashTests
-from tdstore.types import LeafSpec, Mode, Write
+from tdstore.types import LeafSpec, Write
 
 IN_MEMORY = True
 LAYOUTS: dict[str, dict[str, Any]] = {"plain": {"chunks": 40, "checksum": False}, "shards": {"chunks": 8, "shards": 32}}
@@ -39,19 +41,15 @@ class TestCrash(CrashTests):
     layouts = LAYOUTS
     reading = {"verify": "full", "lock_timeout": 0}
     points = [
-        (os, "pwrite"), (os, "fsync"), (os, "rename"), (os, "unlink"), (os, "mkdir"), (os, "rmdir"),
+        (os, "pwrite"), (os, "fsync"), (os, "rename"), (os, "unlink"), (os, "mkdir"), (os, "rmdir"), (os, "link"),
         (files, "exchange"), (files, "create_file"),
     ]  # fmt: skip
-    outcomes = {"rows": {"old", "dirty", "new"}, "structure": {"old", "dirty", "new"}}
     least = 12
     steps = {"save": 2, "rows": 3, "structure": 3}
 
     @pytest.fixture
     def location(self, place: FsPath) -> FsPath:
         return place
-
-    def is_marked(self, location: FsPath) -> bool:
-        return b"tdstore_dirty" in (location / "zarr.json").read_bytes()
 
     @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
     @pytest.mark.parametrize("work", ["save", "rows"])
@@ -70,20 +68,22 @@ class TestCrash(CrashTests):
         assert self.outcome(location, new) in self.outcomes.get(work, {"old", "new"})
 
     def test_in_place_on_a_full_disk(self, disk: FsPath) -> None:
-        """An update that does not fit is an error, and the next reader is told."""
+        """An update that does not fit is an error, and the store is the old one."""
         place = disk / "t.zarr"
-        save(place, {("x",): torch.zeros(1_000_000, dtype=torch.uint8)})
+        old = {("x",): torch.zeros(1_000_000, dtype=torch.uint8)}
+        save(place, old)
         store = open_zarr(place, mode="r+")
         with pytest.raises(StoreIOError):
             for _ in range(3):
                 store.write([Write(("x",), (), torch.randint(0, 255, (1_000_000,), dtype=torch.uint8))])
                 store.create({("y",): LeafSpec((4_000_000,), "uint8")})
                 store.write([Write(("y",), (), torch.randint(0, 255, (4_000_000,), dtype=torch.uint8))])
-        with pytest.raises(StoreIOError):
-            store.close()
-        del store
-        with pytest.raises(DirtyStoreError, match="'x'"):
-            open_zarr(place, lock_timeout=0)
+                store.flush()
+        assert same(load(place, verify="full"), old)
+        store.discard()
+        store.close()
+        assert same(load(place, verify="full"), old)
+        assert {entry.name for entry in place.iterdir()} == {"x", "zarr.json"}
 
 
 class DyingEngine(MemoryEngine):
@@ -111,51 +111,73 @@ class DyingEngine(MemoryEngine):
         super().delete(keys)
 
 
+def update(store: Store) -> None:
+    """Write rows of every leaf."""
+    store.write([Write(p, (), v) for p, v in NEW.items() if p != ("c",)])
+    store.flush()
+    store.write([Write(("c",), (), NEW[("c",)])])
+
+
+def restructure(store: Store) -> None:
+    """As `TestCrash.structure`, with names exchanged and a leaf replaced."""
+    TestCrash().structure(store)
+    store.rename({("moved", "a"): ("made", "x"), ("made", "x"): ("moved", "a")})
+    store.create({("n", "b"): LeafSpec((3,), "float32", chunks=2)})
+    store.write([Write(("n", "b"), (), torch.ones(3))])
+    store.save_header(header_of(everything(store)))
+
+
+def save_over(store: Store) -> None:
+    fill(store, NEW)
+    store.save_header(header_of(NEW))
+
+
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("work", ["save", "update"])
-def test_object_stores_kill_at_every_request(work: str, after: bool) -> None:
-    """The same without renames: chunks under other keys, the root last; in place, a mark."""
+@pytest.mark.parametrize("work", [save_over, update, restructure])
+def test_object_stores_kill_at_every_request(work: Callable[[Store], None], after: bool) -> None:
+    """The same without renames: a commit is one put. The next writer does what the dead one did not come to."""
     clean = MemoryEngine("memory://clean")
     with open_on(clean, mode="w", chunks=8, shards=32) as store:
         fill(store, OLD)
         store.save_header(header_of(OLD))
-
-    def change(engine: MemoryEngine) -> None:
-        mode: Mode = "w" if work == "save" else "r+"
-        store = open_on(engine, mode=mode, recover="accept", **({"chunks": 8, "shards": 32} if mode == "w" else {}))
-        try:
-            if work == "save":
-                fill(store, NEW)
-                store.save_header(header_of(NEW))
-            else:
-                store.write([Write(p, (), v) for p, v in NEW.items()])
-                store.flush()
-            store._session.close()
-        finally:
-            store._closed = True  # the dead commit nothing
+    options: dict[str, Any] = {"mode": "w", "chunks": 8, "shards": 32} if work is save_over else {"mode": "r+"}
+    done = MemoryEngine("memory://done", dict(clean.objects))
+    with open_on(done, **options) as store:
+        work(store)
+    new = everything(open_on(done, verify="full"))
+    assert not same(new, OLD)
+    states = {"old": OLD, "new": new}
+    if work is restructure:
+        with open_on(MemoryEngine("memory://between", dict(clean.objects)), mode="r+") as store:
+            TestCrash().structure(store)
+            states["between"] = everything(store)
+    assert not [key for key in done.objects if key.startswith("tdstore")]
 
     seen: dict[str, int] = {}
-    for k in range(1, 200):
+    for k in range(1, 500):
         engine = DyingEngine(dict(clean.objects), k, after=after)
-        alive = False
+        died = True
         try:
-            change(engine)
-            alive = True
+            store = open_on(engine, **options)
+            work(store)
+            store._session.close()
+            died = False
         except RuntimeError:
             engine.left = 10**9
-        try:
-            with open_on(MemoryEngine("memory://after", dict(engine.objects)), verify="full", lock_timeout=0) as store:
-                found = everything(store)
-            result = "old" if same(found, OLD) else "new"
-            assert result == "old" or same(found, NEW)
-        except StoreError as error:
-            assert "being written by process" in str(error) or isinstance(error, DirtyStoreError)
-            result = "dirty"
+        rest = MemoryEngine("memory://after", dict(engine.objects))
+        before = dict(rest.objects)
+        found = everything(open_on(rest, verify="full"))
+        assert rest.objects == before, "reading changed it"
+        (result,) = [name for name, leaves in states.items() if same(found, leaves)]
         seen[result] = seen.get(result, 0) + 1
-        if alive:
+        if not died:
             assert result == "new"
             break
-    assert set(seen) == {"old", "new"} if work == "save" else set(seen) >= {"dirty", "new"}
+        with open_on(rest, mode="r+", recover="accept") as store:
+            store.write([Write(p, (), v) for p, v in found.items()])
+        assert same(everything(open_on(rest, verify="full")), found)
+        assert not [key for key in rest.objects if key.startswith("tdstore")]
+    assert set(seen) == set(states)
 
 
 # -- damage --------------------------------------------------------------------------------
