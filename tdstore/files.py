@@ -122,6 +122,10 @@ class Tree:
         """Let the open folders go."""
         self._cut(0)
 
+    def descriptors(self) -> Sequence[int]:
+        """Descriptors of the folders that are open, for an owner whose finalizer closes them."""
+        return tuple(self._fds)
+
     def _cut(self, keep: int) -> None:
         while len(self._fds) > keep:
             self._names.pop()

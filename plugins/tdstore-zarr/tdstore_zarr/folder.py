@@ -7,7 +7,8 @@ import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from tdstore import files
 from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
@@ -219,7 +220,7 @@ class FolderEngine(Engine):
     def move(self, old: str, new: str) -> None:
         """Rename a folder, with all that is in it."""
         with files.io_errors(self.where(old), "cannot rename"), self._lock:
-            self.forget()
+            self._open.clear()
             source, target = self._parts(old), self._parts(new)
             parent = os.dup(self._tree.folder(source[:-1]))
             try:
@@ -235,7 +236,7 @@ class FolderEngine(Engine):
     def remove(self, folder: str) -> None:
         """Remove a folder and all that is in it; one that is not there is no error."""
         with files.io_errors(self.where(folder), "cannot remove"), self._lock:
-            self.forget()
+            self._open.clear()
             parts = self._parts(folder)
             with contextlib.suppress(FileNotFoundError):
                 parent = self._tree.folder(parts[:-1])
@@ -270,7 +271,7 @@ class FolderEngine(Engine):
     def rename_files(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Rename files, replacing what is there; one that is not there is no error."""
         with self._lock:
-            self.forget()
+            self._open.clear()
             for old, new in pairs:
                 source, target = self._parts(old), self._parts(new)
                 with files.io_errors(self.where(new), "cannot rename"):
@@ -318,19 +319,20 @@ class FolderEngine(Engine):
 
     def forget(self) -> None:
         """Close the files that are kept open."""
-        self._open.clear()
+        with self._lock:
+            self._open.clear()
 
     def close(self) -> None:
         """Let go of the folder."""
         with self._lock:
-            self.forget()
+            self._open.clear()
             self._tree.close()
             if self.root >= 0:
                 os.close(self.root)
                 self.root = self._tree.root = -1
 
     def __del__(self, _close: Callable[[int], None] = os.close, _quietly: Any = close_quietly) -> None:
-        _quietly([*self._tree.release(), self.root], _close)
+        _quietly([*self._tree.descriptors(), self.root], _close)
 
     def _parts(self, key: str) -> tuple[str, ...]:
         parts = tuple(key.split("/"))

@@ -8,14 +8,15 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tdstore import files
 from tdstore.errors import StoreBusyError, StoreNotFoundError
 from tdstore.publish import Site
 from tdstore_zarr.document import MAX_ROOT, NAME, Mark
-from tdstore_zarr.folder import FolderEngine
+from tdstore_zarr.folder import FolderEngine, close_quietly
 from tdstore_zarr.folderlog import FolderLog
 from tdstore_zarr.place import Place
 
@@ -269,6 +270,9 @@ class FolderPlace(Place):
         self._lock = -1
         if hasattr(self, "engine"):
             self.engine.close()
+
+    def __del__(self, _close: Callable[[int], None] = os.close, _quietly: Any = close_quietly) -> None:
+        _quietly([self._lock], _close)
 
 
 _LIVE: weakref.WeakSet[FolderPlace] = weakref.WeakSet()

@@ -8,12 +8,14 @@ import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from tdstore import files
 from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
 from tdstore.errors import ConflictError, CorruptStoreError, StoreNotFoundError
 from tdstore.ranges import Range
+from tdstore_zarr.folder import close_quietly
 
 
 class MemoryEngine(Engine):
@@ -91,6 +93,7 @@ class ZipEngine(Engine):
 
     def __init__(self, path: str, url: str) -> None:
         self.url = url
+        self._fd = -1
         self._lock = threading.Lock()
         with files.io_errors(url, "opening", writing=False):
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -99,7 +102,7 @@ class ZipEngine(Engine):
             with open(self._fd, "rb", closefd=False) as file, zipfile.ZipFile(file) as found:
                 infos = found.infolist()
         except (OSError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile, struct.error) as error:
-            os.close(self._fd)
+            self.close()
             raise CorruptStoreError(f"{url} is not a readable zip file: {error}", url=url) from error
         self._members = {info.filename: info for info in infos if not info.is_dir()}
         self._starts: dict[str, int] = {}
@@ -186,3 +189,6 @@ class ZipEngine(Engine):
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
+
+    def __del__(self, _close: Callable[[int], None] = os.close, _quietly: Any = close_quietly) -> None:
+        _quietly([self._fd], _close)

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 from torch import Tensor
 
+from tdstore import lifetime
 from tdstore.dtypes import numpy_dtype, to_numpy
 from tdstore.engine import EngineCap
 from tdstore.errors import CorruptStoreError, StoreBusyError, StoreError, StoreNotFoundError
@@ -102,7 +103,7 @@ class Session:
     def load(self, *, verify: str, accept: bool) -> None:
         """Read the root, and compare with the medium. A writer waits for one that is at work; a reader for nobody."""
         self._accept = accept
-        deadline = time.monotonic() + self.timeout
+        deadline, settled = time.monotonic() + self.timeout, False
         while True:
             self._read_root()
             if not self.writable:
@@ -114,6 +115,10 @@ class Session:
                 with contextlib.suppress(StoreBusyError):  # somebody was faster
                     self._redo()
                     break
+            elif who == "this process" and not settled:
+                settled = True
+                lifetime.settle()  # a handle that was dropped may be about to be closed
+                continue
             elif time.monotonic() >= deadline or who == "this process":
                 raise StoreBusyError(
                     f"{self.url} is being written by {who}",

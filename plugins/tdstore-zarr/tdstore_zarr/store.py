@@ -27,6 +27,7 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.header import Header
+from tdstore.lifetime import Ending
 from tdstore.ranges import index_shape
 from tdstore.registry import registry, split_scheme
 from tdstore.rows import check_indices, gather, last_wins, take
@@ -272,6 +273,8 @@ class ZarrStore(Store):
         self._arguments = arguments
         self._closed = False
         self._lock = threading.RLock()
+        # What is being built, and the claim on a place, are taken away also when nothing was ever written.
+        self._ending = None if session.place.published else Ending(self, session.close, self.url)
         layouts.check_names(layout, self.url)
 
     def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
@@ -469,6 +472,8 @@ class ZarrStore(Store):
         if self._closed:
             return
         self._closed = True
+        if self._ending is not None:
+            self._ending.cancel()
         self._session.close()
 
     def discard(self) -> None:
