@@ -9,6 +9,7 @@ import pytest
 from tdstore.errors import OptionError
 from tdstore.registry import registry
 from tdstore.store import Cap
+from tdstore.testing.comparing import check_unchanged, raises
 from tdstore.testing.setup import Location, StoreSetup, import_root
 from tdstore.testing.warm import python
 
@@ -52,7 +53,7 @@ class DeclarationTests(StoreSetup):
         self._importable(monkeypatch)
         before = self.fingerprint(location) if Cap.PERSISTENT in self.caps else None
         for mode in ("w", "r") if Cap.WRITE in self.caps else ("r",):
-            with pytest.raises(OptionError, match="no_such_option"):
+            with raises(OptionError, match="no_such_option"):
                 registry().open(
                     self.declaration(),
                     location,
@@ -61,16 +62,16 @@ class DeclarationTests(StoreSetup):
                     no_such_option=1,
                 )
         if Cap.PERSISTENT in self.caps:
-            assert self.fingerprint(location) == before
+            check_unchanged(before, self.fingerprint(location), "the medium was changed")
 
     def test_unknown_mode(self, location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
         """A mode that does not exist is refused before anything is opened."""
         self._importable(monkeypatch)
         before = self.fingerprint(location) if Cap.PERSISTENT in self.caps else None
-        with pytest.raises(OptionError, match="mode"):
+        with raises(OptionError, match="mode"):
             registry().open(self.declaration(), location, mode="rw", **self.options)  # type: ignore[arg-type]
         if Cap.PERSISTENT in self.caps:
-            assert self.fingerprint(location) == before
+            check_unchanged(before, self.fingerprint(location), "the medium was changed")
 
     def _importable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         opener = type(self).open

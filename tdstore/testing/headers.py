@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tdstore.header import Group, Header
 from tdstore.store import Cap, Store
-from tdstore.testing.samples import ODD_KEYS, deep_path, same
+from tdstore.testing.comparing import check_header, check_paths, check_same, raises
+from tdstore.testing.samples import ODD_KEYS, deep_path
 from tdstore.testing.setup import Location, StoreSetup, fill, numbers
 from tdstore.types import Path, Read
 from tdstore.values import encode_value
@@ -89,9 +88,9 @@ class HeaderTests(StoreSetup):
         fill(store, leaves)
         self._check(store, RICH)
         store.save_header(RICH)
-        assert sorted(store.paths()) == sorted(leaves)
+        check_paths(store.paths(), leaves)
         for path, value in leaves.items():
-            assert same(store.read([Read(path)])[0], value)
+            check_same(store.read([Read(path)])[0], value)
 
     def test_header_kept_by_writes(self, location: Location) -> None:
         """Opening to write and closing again keeps the header that was there."""
@@ -108,7 +107,7 @@ class HeaderTests(StoreSetup):
         store = self.opened(location)
         self._check(store, RICH)
         assert list(store.paths()) == []
-        with pytest.raises(KeyError):
+        with raises(KeyError):
             store.read([Read(("a",))])
 
     def _keeps_header(self, location: Location, header: Header) -> Store:
@@ -124,8 +123,4 @@ class HeaderTests(StoreSetup):
 
     @staticmethod
     def _check(store: Store, expected: Header) -> None:
-        got = store.load_header()
-        assert list(got.groups) == list(expected.groups), "groups were lost, added or reordered"
-        for path, group in expected.groups.items():
-            assert got.groups[path] == group, path
-            assert list(got.groups[path].values) == list(group.values)
+        check_header(store.load_header(), expected)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tdstore.header import Group, Header
 from tdstore.store import Cap, Store
-from tdstore.testing.samples import assign, pick, same, sample, store_indices
+from tdstore.testing.comparing import check_header, check_paths, check_same, check_spec
+from tdstore.testing.samples import assign, pick, sample, store_indices
 from tdstore.testing.setup import Location, StoreSetup
 from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, Write
 
@@ -79,9 +80,9 @@ class StoreMachine(RuleBasedStateMachine):
             expected.append(pick(old, index))
             reads.append(Read(path, index, torch.zeros_like(expected[-1]) if into else None))
         for read, want, got in zip(reads, expected, self.store.read(reads), strict=True):
-            assert same(got, want), f"{read.path} at {read.index}: {got} is not {want}"
+            check_same(got, want, f"read of {read.path} at {read.index}")
             if read.out is not None:
-                assert same(read.out, want)
+                check_same(read.out, want, f"`out` of {read.path} at {read.index}")
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
@@ -131,12 +132,12 @@ class StoreMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         """Names, specs, values and header are those of the dict."""
         paths = list(self.model)
-        assert sorted(self.store.paths()) == sorted(paths)
-        assert self.store.load_header() == self.header
+        check_paths(self.store.paths(), paths)
+        check_header(self.store.load_header(), self.header)
         for path, spec in zip(paths, self.store.specs(paths), strict=True):
-            assert (spec.shape, spec.dtype) == (tuple(self.model[path].shape), self.model[path].dtype)
+            check_spec(spec, LeafSpec(self.model[path].shape, self.model[path].dtype, fill_value=spec.fill_value), path)
         for path, got in zip(paths, self.store.read([Read(path) for path in paths]), strict=True):
-            assert same(got, self.model[path]), f"{path}: {got} is not {self.model[path]}"
+            check_same(got, self.model[path], path)
 
 
 class MachineTests(StoreSetup):

@@ -17,7 +17,16 @@ from tdstore.errors import (
 )
 from tdstore.header import Group, Header
 from tdstore.store import Cap, Store
-from tdstore.testing.samples import same, sample
+from tdstore.testing.comparing import (
+    check_header,
+    check_leaves,
+    check_names,
+    check_paths,
+    check_same,
+    check_unchanged,
+    raises,
+)
+from tdstore.testing.samples import sample
 from tdstore.testing.setup import Location, StoreSetup, content, fill, header_for, numbers, read_all
 from tdstore.types import LeafSpec, Mode, Path, Read, Write
 
@@ -36,10 +45,10 @@ class ModeTests(StoreSetup):
         for _ in range(2):
             with self.opened(location) as store:
                 got = read_all(store)
-                assert sorted(got) == sorted(leaves)
+                check_paths(got, leaves)
                 for path, value in leaves.items():
-                    assert same(got[path], value), path
-                assert store.load_header() == header_for(leaves)
+                    check_same(got[path], value, path)
+                check_header(store.load_header(), header_for(leaves))
 
     @pytest.mark.parametrize("mode", ["r", "r+"])
     def test_must_exist(self, location: Location, mode: Mode) -> None:
@@ -47,11 +56,11 @@ class ModeTests(StoreSetup):
         if mode == "r+":
             self.needs(Cap.WRITE)
         before = self.fingerprint(location) if Cap.PERSISTENT in self.caps else None
-        with pytest.raises(StoreNotFoundError) as caught:
+        with raises(StoreNotFoundError) as caught:
             self.opened(location, mode)
         if Cap.PERSISTENT in self.caps:
-            assert str(location) in str(caught.value)
-            assert self.fingerprint(location) == before
+            check_names(caught.value, location)
+            check_unchanged(before, self.fingerprint(location), "the medium was changed")
 
     def test_write_in_place(self, location: Location) -> None:
         """ "r+" changes what it writes and keeps the rest, header included."""
@@ -62,9 +71,9 @@ class ModeTests(StoreSetup):
             store.write([Write(("a",), (), OLD[("a",)] + 1)])
         with self.opened(location) as store:
             got = store.read([Read(("a",))])[0]
-            assert same(got, OLD[("a",)] + 1), "what was written in mode 'r+' is gone: close() must commit it"
-            assert same(store.read([Read(("g", "b"))])[0], OLD["g", "b"])
-            assert store.load_header() == header_for(OLD)
+            check_same(got, OLD[("a",)] + 1, "what was written in mode 'r+' is gone: close() must commit it")
+            check_same(store.read([Read(("g", "b"))])[0], OLD["g", "b"])
+            check_header(store.load_header(), header_for(OLD))
 
     def test_add_leaf_in_place(self, location: Location) -> None:
         """ "r+" can add a leaf to a store that is there."""
@@ -74,8 +83,8 @@ class ModeTests(StoreSetup):
             fill(store, {("new",): numbers(7)})
             store.save_header(header_for({**OLD, ("new",): numbers(7)}))
         got = read_all(self.opened(location))
-        assert sorted(got) == sorted([*OLD, ("new",)])
-        assert same(got[("new",)], numbers(7))
+        check_paths(got, [*OLD, ("new",)])
+        check_same(got[("new",)], numbers(7))
 
     def test_w_replaces_when_committed(self, location: Location) -> None:
         """ "w" shows a reader the old store until `save_header`, then the new one, with nothing of the old."""
@@ -87,14 +96,14 @@ class ModeTests(StoreSetup):
         fill(store, NEW)
         with self.opened(location) as reader:
             assert content(reader) == before, "mode 'w' changed the old store before save_header"
-            assert reader.load_header() == header_for(OLD)
+            check_header(reader.load_header(), header_for(OLD))
         store.save_header(header_for(NEW))
         store.close()
         with self.opened(location) as reader:
             got = read_all(reader)
-            assert sorted(got) == sorted(NEW)
-            assert all(same(got[path], value) for path, value in NEW.items())
-            assert reader.load_header() == header_for(NEW)
+            check_paths(got, NEW)
+            check_leaves(got, NEW)
+            check_header(reader.load_header(), header_for(NEW))
 
     def test_w_after_commit(self, location: Location) -> None:
         """A store opened with "w" can be written on after `save_header`."""
@@ -106,8 +115,8 @@ class ModeTests(StoreSetup):
             fill(store, {("b",): numbers(2)})
             store.save_header(header_for({("a",): numbers(3), ("b",): numbers(2)}))
         got = read_all(self.opened(location))
-        assert same(got[("a",)], numbers(3, start=5))
-        assert same(got[("b",)], numbers(2))
+        check_same(got[("a",)], numbers(3, start=5))
+        check_same(got[("b",)], numbers(2))
 
     @pytest.mark.parametrize("mode", ["w", "x", "a"])
     def test_abandoned_leaves_no_trace(self, location: Location, mode: Mode) -> None:
@@ -116,8 +125,8 @@ class ModeTests(StoreSetup):
         before = self.fingerprint(location)
         with self.opened(location, mode) as store:
             fill(store, NEW)
-        assert self.fingerprint(location) == before, f"mode {mode!r}, closed before save_header, left something"
-        with pytest.raises(StoreNotFoundError):
+        check_unchanged(before, self.fingerprint(location), f"mode {mode!r}, closed before save_header, left something")
+        with raises(StoreNotFoundError):
             self.opened(location)
 
     def test_abandoned_keeps_the_old(self, location: Location) -> None:
@@ -127,8 +136,8 @@ class ModeTests(StoreSetup):
         before = self.fingerprint(location)
         with self.opened(location, "w") as store:
             fill(store, NEW)
-        assert self.fingerprint(location) == before
-        assert same(self.opened(location).read([Read(("a",))])[0], OLD[("a",)])
+        check_unchanged(before, self.fingerprint(location), "the medium was changed")
+        check_same(self.opened(location).read([Read(("a",))])[0], OLD[("a",)])
 
     def test_x_refuses(self, location: Location) -> None:
         """ "x" makes a new store, and refuses to touch one that is there."""
@@ -137,10 +146,10 @@ class ModeTests(StoreSetup):
             fill(store, OLD)
             store.save_header(header_for(OLD))
         before = self.fingerprint(location)
-        with pytest.raises(StoreExistsError) as caught:
+        with raises(StoreExistsError) as caught:
             self.opened(location, "x")
-        assert str(location) in str(caught.value)
-        assert self.fingerprint(location) == before
+        check_names(caught.value, location)
+        check_unchanged(before, self.fingerprint(location), "the medium was changed")
 
     def test_a_makes_then_opens(self, location: Location) -> None:
         """ "a" makes a store where there is none and opens it where there is one."""
@@ -150,10 +159,10 @@ class ModeTests(StoreSetup):
             fill(store, OLD)
             store.save_header(header_for(OLD))
         with self.opened(location, "a") as store:
-            assert sorted(store.paths()) == sorted(OLD)
-            assert store.load_header() == header_for(OLD)
+            check_paths(store.paths(), OLD)
+            check_header(store.load_header(), header_for(OLD))
             store.write([Write(("a",), (), OLD[("a",)] + 1)])
-        assert same(self.opened(location).read([Read(("a",))])[0], OLD[("a",)] + 1)
+        check_same(self.opened(location).read([Read(("a",))])[0], OLD[("a",)] + 1)
 
     def test_read_only(self, location: Location) -> None:
         """A store opened with "r" refuses every change with `ReadOnlyError`, and its medium is unchanged."""
@@ -165,14 +174,14 @@ class ModeTests(StoreSetup):
         # What cannot write at all may say so instead.
         refusal = (ReadOnlyError,) if Cap.WRITE in self.caps else (ReadOnlyError, UnsupportedError)
         for name, change in _changes(self.caps).items():
-            with pytest.raises(refusal) as caught:
+            with raises(refusal, doing=f"{name} in mode 'r'") as caught:
                 change(store)
-            assert store.url in str(caught.value), f"the error of {name} does not say where"
+            check_names(caught.value, store.url, name)
         assert content(store)[("a",)][1] == (4, 3)
         store.flush()
         store.verify()
         store.close()
-        assert self.fingerprint(location) == before, "reading changed the medium"
+        check_unchanged(before, self.fingerprint(location), "reading changed the medium")
 
     def test_closed(self, location: Location) -> None:
         """After `close` every method raises `StoreClosedError`; closing twice is fine."""
@@ -192,21 +201,21 @@ class ModeTests(StoreSetup):
         if Cap.VIEW in self.caps:
             calls["view"] = lambda s: s.view(("a",))
         for name, call in calls.items():
-            with pytest.raises(StoreClosedError) as caught:
+            with raises(StoreClosedError, doing=f"{name} of a closed store") as caught:
                 call(store)
-            assert url in str(caught.value), f"the error of {name} does not say which store was closed"
+            check_names(caught.value, url, name)
 
     def test_context_manager(self, location: Location) -> None:
         """`with` gives the store itself and closes it, also when the body raises."""
         first = self.holding(location, OLD)
         with first as store:
             assert store is first
-        with pytest.raises(StoreClosedError):
+        with raises(StoreClosedError):
             first.load_header()
         second = self.holding(location, OLD)
-        with pytest.raises(ZeroDivisionError), second:
+        with raises(ZeroDivisionError), second:
             1 / 0  # noqa: B018
-        with pytest.raises(StoreClosedError):
+        with raises(StoreClosedError):
             second.load_header()
 
     def test_corruption_noticed(self, location: Location) -> None:
@@ -233,9 +242,9 @@ class ModeTests(StoreSetup):
         self.needs(Cap.PERSISTENT)
         self.saved(location, {("big",): sample("uint8", (1 << 19,)), ("small",): numbers(2)})
         self.truncate(location)
-        with pytest.raises(StoreError) as caught, self.opened(location) as store:
+        with raises(StoreError) as caught, self.opened(location) as store:
             store.read([Read(("big",))])
-        assert str(location).rpartition("://")[2] in str(caught.value)
+        check_names(caught.value, str(location).rpartition("://")[2])
 
 
 def _changes(caps: Cap) -> dict[str, Callable[[Store], object]]:

@@ -10,9 +10,18 @@ import torch
 from tdstore.dtypes import dtype_name
 from tdstore.errors import KeyNotFoundError, UnsupportedError
 from tdstore.store import Cap, Store
+from tdstore.testing.comparing import (
+    check_is_out,
+    check_names,
+    check_out,
+    check_read_writable,
+    check_same,
+    check_spec,
+    raises,
+)
 from tdstore.testing.samples import DTYPES, INDICES, OUTSIDE, SHAPES, pick, rows, same, sample
-from tdstore.testing.setup import Location, StoreSetup, fill, numbers, raised
-from tdstore.types import Path, Read, Write
+from tdstore.testing.setup import Location, StoreSetup, fill, numbers
+from tdstore.types import LeafSpec, Path, Read, Write
 
 
 class ReadTests(StoreSetup):
@@ -27,7 +36,7 @@ class ReadTests(StoreSetup):
         store = self.holding(location, leaves)
         got = store.read([Read(path) for path in leaves])
         for (path, value), tensor in zip(leaves.items(), got, strict=True):
-            assert same(tensor, value), f"leaf {path} of shape {tuple(value.shape)} and dtype {dtype} came back changed"
+            check_same(tensor, value, f"leaf {path} of shape {tuple(value.shape)} and dtype {dtype} came back changed")
 
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
     def test_round_trip_shape(self, location: Location, shape: tuple[int, ...]) -> None:
@@ -35,16 +44,16 @@ class ReadTests(StoreSetup):
         leaves = {(dtype,): sample(dtype, shape) for dtype in ("bool", "int64", "float32", "complex64")}
         store = self.holding(location, leaves)
         for spec, (path, value) in zip(store.specs(list(leaves)), leaves.items(), strict=True):
-            assert (spec.shape, spec.dtype) == (tuple(value.shape), value.dtype)
+            check_spec(spec, LeafSpec(value.shape, value.dtype), path)
             (got,) = store.read([Read(path)])
-            assert same(got, value)
+            check_same(got, value)
 
     def test_negative_zero_and_nan(self, location: Location) -> None:
         """-0.0 is not 0.0: a store that skips "empty" blocks must compare bits, not numbers."""
         leaves = {("zeros",): torch.full((64,), -0.0), ("nans",): torch.full((64,), float("nan"))}
         store = self.holding(location, leaves)
         for path, value in leaves.items():
-            assert same(store.read([Read(path)])[0], value)
+            check_same(store.read([Read(path)])[0], value)
 
     def test_read_order_and_duplicates(self, location: Location) -> None:
         """Answers come in request order, one for each request, however often a leaf is asked for."""
@@ -54,7 +63,7 @@ class ReadTests(StoreSetup):
         got = store.read([Read(path) for path in asked])
         assert len(got) == len(asked)
         for path, tensor in zip(asked, got, strict=True):
-            assert same(tensor, leaves[path]), f"the answer at the place of {path} is another leaf"
+            check_same(tensor, leaves[path], f"the answer at the place of {path} is another leaf")
 
     def test_read_outside(self, location: Location) -> None:
         """What is not within a leaf is an IndexError, not other rows: neither clipped, nor counted from the end."""
@@ -62,9 +71,9 @@ class ReadTests(StoreSetup):
         value = sample("float32", (6, 4, 3))
         store = self.holding(location, {("a",): value, ("b",): value})
         for case, index in OUTSIDE.items():
-            with raised(IndexError, case):
+            with raises(IndexError, doing=case):
                 store.read([Read(("b",)), Read(("a",), index)])
-        assert same(store.read([Read(("a",))])[0], value)
+        check_same(store.read([Read(("a",))])[0], value)
 
     def test_read_nothing(self, location: Location) -> None:
         """An empty batch is no error."""
@@ -78,8 +87,17 @@ class ReadTests(StoreSetup):
         store = self.holding(location, {("a",): value})
         first, second = store.read([Read(("a",)), Read(("a",))])
         first.fill_(-1)
-        assert same(second, value), "two answers of one batch share memory"
-        assert same(store.read([Read(("a",))])[0], value), "changing an answer changed the store"
+        check_same(second, value, "two answers of one batch share memory")
+        check_same(store.read([Read(("a",))])[0], value, "changing an answer changed the store")
+
+    def test_read_is_writable(self, location: Location) -> None:
+        """What is read may be written into: it is no tensor over bytes, or over a map, that must not be changed."""
+        leaves = {(name,): sample(name, (64, 40)) for name in ("float32", "bfloat16", "bool")}
+        store = self.holding(location, leaves)
+        reads = [Read(path) for path in leaves]
+        if Cap.PARTIAL_READ in self.caps:
+            reads += [Read(path, index) for path in leaves for index in ((slice(2, 60, 1),), (rows(3, 1, 3),))]
+        check_read_writable(store, reads)
 
     def test_read_slice_does_not_alias(self, location: Location) -> None:
         """A range of rows is no view of the store either."""
@@ -88,18 +106,18 @@ class ReadTests(StoreSetup):
         store = self.holding(location, {("a",): value})
         (first,) = store.read([Read(("a",), (slice(1, 3, 1),))])
         first.fill_(-1)
-        assert same(store.read([Read(("a",))])[0], value)
+        check_same(store.read([Read(("a",))])[0], value)
 
     def test_missing_leaf_read(self, location: Location) -> None:
         """A leaf that is not there is named, key by key."""
         store = self.holding(location, {("group", "there"): numbers(2)})
-        with pytest.raises(KeyNotFoundError) as caught:
+        with raises(KeyNotFoundError) as caught:
             store.read([Read(("group", "there")), Read(("group", "absent-leaf"))])
         _names_leaf(caught.value)
-        with pytest.raises(KeyNotFoundError) as caught:
+        with raises(KeyNotFoundError) as caught:
             store.specs([("group", "there"), ("group", "absent-leaf")])
         _names_leaf(caught.value)
-        with pytest.raises(KeyNotFoundError):
+        with raises(KeyNotFoundError):
             store.read([Read(("group",))])
 
     def test_out_buffer(self, location: Location) -> None:
@@ -108,10 +126,12 @@ class ReadTests(StoreSetup):
         store = self.holding(location, {("a",): value})
         out = torch.full((4, 3), -1.0)
         with_out, without = store.read([Read(("a",), (), out), Read(("a",))])
-        assert with_out.data_ptr() == out.data_ptr()
-        assert same(out, value)
-        assert same(without, value)
-        assert without.data_ptr() != out.data_ptr()
+        if same(out, torch.full((4, 3), -1.0)):
+            raise AssertionError("`out` was not filled: it holds what it held before `read`")
+        check_same(out, value, "`out`")
+        check_is_out(with_out, out)
+        check_same(without, value, "a request without `out` beside one with it")
+        assert without.data_ptr() != out.data_ptr(), "a request without `out` was given the memory of another's `out`"
 
     def test_out_strided(self, location: Location) -> None:
         """`out` may have any strides, and what lies between its elements is left alone."""
@@ -119,10 +139,9 @@ class ReadTests(StoreSetup):
         store = self.holding(location, {("a",): value})
         transposed = torch.zeros(3, 4).t()
         wide = torch.full((4, 6), -7.0)
-        store.read([Read(("a",), (), transposed), Read(("a",), (), wide[:, ::2])])
-        assert same(transposed.contiguous(), value)
-        assert same(wide[:, ::2].contiguous(), value)
-        assert bool((wide[:, 1::2] == -7).all())
+        check_out(store, Read(("a",), (), transposed), value, "a transposed `out`")
+        check_out(store, Read(("a",), (), wide[:, ::2]), value, "an `out` of every second column")
+        check_same(wide[:, 1::2].contiguous(), torch.full((4, 3), -7.0), "between the elements of `out` was written")
 
     @pytest.mark.parametrize("dtype", ["bool", "bfloat16", "float8_e5m2", "complex64", "uint64"])
     def test_out_dtypes(self, location: Location, dtype: str) -> None:
@@ -132,7 +151,7 @@ class ReadTests(StoreSetup):
         outs = [torch.zeros(v.shape, dtype=v.dtype) for v in leaves.values()]
         store.read([Read(path, (), out) for path, out in zip(leaves, outs, strict=True)])
         for value, out in zip(leaves.values(), outs, strict=True):
-            assert same(out, value)
+            check_same(out, value)
 
     @pytest.mark.parametrize("case", INDICES)
     def test_read_index(self, location: Location, case: str) -> None:
@@ -144,11 +163,14 @@ class ReadTests(StoreSetup):
         got = store.read([Read(path, index) for path in leaves])
         for value, tensor in zip(leaves.values(), got, strict=True):
             expected = pick(value, index)
-            assert tensor.shape == torch.empty(value.shape)[index].shape
-            assert same(tensor, expected), f"{value.dtype} at {index}"
+            check_same(tensor, expected, f"{value.dtype} at {index}")
             out = torch.zeros((*expected.shape, 2), dtype=value.dtype)[..., 0]
-            store.read([Read((dtype_name(value.dtype),), index, out)])
-            assert same(out.contiguous(), expected), f"{value.dtype} at {index} into a strided out"
+            check_out(
+                store,
+                Read((dtype_name(value.dtype),), index, out),
+                expected,
+                f"{value.dtype} at {index}, strided `out`",
+            )
 
     def test_read_index_batch(self, location: Location) -> None:
         """Requests of one batch, on one leaf and several, do not disturb one another."""
@@ -157,7 +179,7 @@ class ReadTests(StoreSetup):
         store = self.holding(location, leaves)
         reads = [Read(path, index) for index in INDICES.values() for path in leaves]
         for read, tensor in zip(reads, store.read(reads), strict=True):
-            assert same(tensor, leaves[read.path][read.index]), read
+            check_same(tensor, leaves[read.path][read.index], read)
 
     def test_read_index_flat(self, location: Location) -> None:
         """Rows of a leaf without further dimensions, of one row, and of none."""
@@ -172,7 +194,7 @@ class ReadTests(StoreSetup):
             Read(("none",), (rows(),)),
         ]
         for read, tensor in zip(asked, store.read(asked), strict=True):
-            assert same(tensor, leaves[read.path][read.index])
+            check_same(tensor, leaves[read.path][read.index])
 
     def test_many_rows(self, location: Location) -> None:
         """A few thousand random rows of a larger leaf, in order."""
@@ -180,7 +202,7 @@ class ReadTests(StoreSetup):
         value = sample("int32", (3000, 17))
         store = self.holding(location, {("a",): value})
         picked = torch.randint(0, 3000, (2500,), generator=torch.Generator().manual_seed(0))
-        assert same(store.read([Read(("a",), (picked,))])[0], value[picked])
+        check_same(store.read([Read(("a",), (picked,))])[0], value[picked])
 
     def test_aread_agrees(self, location: Location) -> None:
         """`aread` gives what `read` gives, also several at once."""
@@ -195,13 +217,13 @@ class ReadTests(StoreSetup):
 
         forward, backward = asyncio.run(both())
         for value, a, b in zip(leaves.values(), forward, backward[::-1], strict=True):
-            assert same(a, value)
-            assert same(b, value)
+            check_same(a, value)
+            check_same(b, value)
 
     def test_aread_missing_leaf(self, location: Location) -> None:
         """`aread` names a missing leaf as `read` does."""
         store = self.holding(location, {("a",): numbers(2)})
-        with pytest.raises(KeyNotFoundError, match="absent-leaf"):
+        with raises(KeyNotFoundError, match="absent-leaf"):
             asyncio.run(store.aread([Read(("absent-leaf",))]))
 
     def test_view_tells_the_truth(self, location: Location) -> None:
@@ -209,17 +231,17 @@ class ReadTests(StoreSetup):
         value = numbers(4, 3)
         store = self.holding(location, {("a",): value})
         if Cap.VIEW not in self.caps:
-            with pytest.raises(UnsupportedError) as caught:
+            with raises(UnsupportedError) as caught:
                 store.view(("a",))
-            assert store.url in str(caught.value)
+            check_names(caught.value, store.url)
             assert "VIEW" in str(caught.value)
             return
         view = store.view(("a",))
-        assert same(view.cpu(), value)
+        check_same(view.cpu(), value)
         assert store.view(("a",)).data_ptr() == view.data_ptr(), "each view is another copy"
         if Cap.WRITE in self.caps:
             store.write([Write(("a",), (), value + 1)])
-            assert same(view.cpu(), value + 1), "a view does not see writes"
+            check_same(view.cpu(), value + 1, "a view does not see writes")
             view.fill_(9)
             assert bool((store.read([Read(("a",))])[0] == 9).all()), "writing into a view changes nothing"
 
@@ -227,7 +249,7 @@ class ReadTests(StoreSetup):
         """`view` names a leaf that is not there."""
         self.needs(Cap.VIEW)
         store = self.holding(location, {("a",): numbers(2)})
-        with pytest.raises(KeyNotFoundError, match="absent-leaf"):
+        with raises(KeyNotFoundError, match="absent-leaf"):
             store.view(("absent-leaf",))
 
     def test_refused_dtypes(self, location: Location) -> None:
@@ -235,17 +257,18 @@ class ReadTests(StoreSetup):
         self.needs(Cap.WRITE)
         store = self.opened(location, "w")
         for dtype in self.dtypes_refused:
-            with pytest.raises(TypeError, match=dtype):  # OptionError is a TypeError
+            with raises(TypeError, match=dtype):  # OptionError is a TypeError
                 fill(store, {("refused",): sample(dtype, (2,))})
             assert ("refused",) not in set(store.paths())
 
     def test_caps_are_as_declared(self, location: Location) -> None:
         """The store's own `caps` are those said here; `url` and `writable` are there."""
         store: Store = self.holding(location, {("a",): numbers(2)})
-        assert store.caps == self.caps
+        more, fewer = store.caps & ~self.caps, self.caps & ~store.caps
+        assert store.caps == self.caps, f"the store declares {more} more and {fewer} less than the test class says"
         assert isinstance(store.url, str)
-        assert store.url
-        assert store.writable is (Cap.WRITE in self.caps)
+        assert store.url, "url is empty: messages need a name for the place"
+        assert store.writable is (Cap.WRITE in self.caps), f"writable is {store.writable} after an opening with 'w'"
 
 
 def _names_leaf(error: KeyNotFoundError) -> None:

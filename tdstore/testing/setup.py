@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path as FsPath
 from typing import Any, ClassVar
 
@@ -247,16 +247,6 @@ def import_root(function: Callable[..., object]) -> str:
     source = FsPath(inspect.getfile(function)).resolve()
     up = function.__module__.count(".") + (source.name == "__init__.py")
     return str(source.parents[up])
-
-
-@contextmanager
-def raised(kind: type[BaseException], case: str) -> Iterator[None]:
-    """As `pytest.raises`, for one of many cases."""
-    try:
-        yield
-    except kind:
-        return
-    raise AssertionError(f"no {kind.__name__}: {case}")
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32, start: int = 0) -> Tensor:

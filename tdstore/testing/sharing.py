@@ -10,8 +10,9 @@ import torch
 from tdstore.header import Group, Header, decode_header
 from tdstore.store import Cap
 from tdstore.testing.child import Child, digest
+from tdstore.testing.comparing import check_header, check_same
 from tdstore.testing.headers import RICH
-from tdstore.testing.samples import same, sample
+from tdstore.testing.samples import sample
 from tdstore.testing.setup import Location, StoreSetup, fill, header_for, import_root, numbers
 from tdstore.types import LeafSpec, Mode, Read, Write
 
@@ -46,9 +47,9 @@ class SharingTests(StoreSetup):
         child.ask("close")
         child.close()
         store = self.opened(location)
-        assert same(store.read([Read(("a",))])[0], torch.full((6, 2), 100.0))
-        assert same(store.read([Read(("b",))])[0], numbers(3))
-        assert store.load_header() == Header({(): Group(batch_size=(6,))})
+        check_same(store.read([Read(("a",))])[0], torch.full((6, 2), 100.0))
+        check_same(store.read([Read(("b",))])[0], numbers(3))
+        check_header(store.load_header(), Header({(): Group(batch_size=(6,))}))
 
     def test_shared_writes_are_seen(self, location: Location) -> None:
         """With SHARED, two processes that hold the store open see one another's writes."""
@@ -64,7 +65,7 @@ class SharingTests(StoreSetup):
         store.flush()
         assert child.ask("digests") == {("a",): digest(value + 1)}, "the second process does not see a write"
         child.ask("put_whole", ("a",), 7.0)
-        assert same(store.read([Read(("a",))])[0], torch.full((6, 2), 7.0)), "a write of the second process is not seen"
+        check_same(store.read([Read(("a",))])[0], torch.full((6, 2), 7.0), "a write of the second process is not seen")
 
     def test_concurrent_reads(self, location: Location) -> None:
         """With CONCURRENT_READ, threads read one store object at once and each gets its own rows."""
@@ -80,7 +81,7 @@ class SharingTests(StoreSetup):
             rows = torch.tensor([turn % 64, (7 * turn) % 64, turn % 64])
             index = (rows,) if partial else ()
             for path, got in zip(paths, store.read([Read(path, index) for path in paths]), strict=True):
-                assert same(got, leaves[path][rows] if partial else leaves[path])
+                check_same(got, leaves[path][rows] if partial else leaves[path])
             return turn
 
         try:

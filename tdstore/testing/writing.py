@@ -7,8 +7,9 @@ import torch
 
 from tdstore.errors import KeyNotFoundError
 from tdstore.store import Cap
-from tdstore.testing.samples import INDICES, OUTSIDE, assign, pick, rows, same, sample
-from tdstore.testing.setup import Location, StoreSetup, fill, numbers, raised
+from tdstore.testing.comparing import check_same, raises
+from tdstore.testing.samples import INDICES, OUTSIDE, assign, pick, rows, sample
+from tdstore.testing.setup import Location, StoreSetup, fill, numbers
 from tdstore.types import LeafSpec, Read, Write
 
 
@@ -21,8 +22,8 @@ class WriteTests(StoreSetup):
         store = self.holding(location, {("a",): numbers(4, 3), ("b",): numbers(2)})
         store.write([Write(("a",), (), numbers(4, 3, start=50))])
         a, b = store.read([Read(("a",)), Read(("b",))])
-        assert same(a, numbers(4, 3, start=50))
-        assert same(b, numbers(2))
+        check_same(a, numbers(4, 3, start=50))
+        check_same(b, numbers(2))
 
     def test_write_does_not_alias(self, location: Location) -> None:
         """Changing a value after it was written changes nothing."""
@@ -32,7 +33,7 @@ class WriteTests(StoreSetup):
         mine = value.clone()
         store.write([Write(("a",), (), mine)])
         mine.fill_(-1)
-        assert same(store.read([Read(("a",))])[0], value)
+        check_same(store.read([Read(("a",))])[0], value)
 
     def test_write_keeps_the_value(self, location: Location) -> None:
         """A value that is written is not changed."""
@@ -40,7 +41,7 @@ class WriteTests(StoreSetup):
         value = sample("complex64", (4, 3))
         kept = value.clone()
         self.holding(location, {("a",): value})
-        assert same(value, kept)
+        check_same(value, kept)
 
     def test_write_non_contiguous(self, location: Location) -> None:
         """Transposed, strided, expanded and offset values are written as they read."""
@@ -56,7 +57,7 @@ class WriteTests(StoreSetup):
         }
         store = self.holding(location, values)
         for path, value in values.items():
-            assert same(store.read([Read(path)])[0], value.contiguous()), path
+            check_same(store.read([Read(path)])[0], value.contiguous(), path)
 
     @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
     def test_write_conjugate(self, location: Location, dtype: str) -> None:
@@ -68,8 +69,8 @@ class WriteTests(StoreSetup):
         assert negated.is_neg()
         store = self.holding(location, {("conj",): conjugate, ("neg",): negated})
         got_conj, got_neg = store.read([Read(("conj",)), Read(("neg",))])
-        assert same(got_conj, conjugate.resolve_conj())
-        assert same(got_neg, negated.resolve_neg())
+        check_same(got_conj, conjugate.resolve_conj())
+        check_same(got_neg, negated.resolve_neg())
 
     @pytest.mark.parametrize("dtype", ["bool", "uint16", "uint32", "uint64", "bfloat16", "float8_e8m0fnu", "complex32"])
     def test_write_rows_of_dtype(self, location: Location, dtype: str) -> None:
@@ -81,7 +82,7 @@ class WriteTests(StoreSetup):
         value = sample(dtype, (3, 4), 1)
         store = self.holding(location, {("a",): before})
         store.write([Write(("a",), index, value)])
-        assert same(store.read([Read(("a",))])[0], assign(before, index, value))
+        check_same(store.read([Read(("a",))])[0], assign(before, index, value))
 
     @pytest.mark.parametrize("case", INDICES)
     def test_write_index(self, location: Location, case: str) -> None:
@@ -94,7 +95,7 @@ class WriteTests(StoreSetup):
             value = sample(name, tuple(pick(before, index).shape), 1)
             store.write([Write((name,), index, value)])
             got = store.read([Read((name,))])[0]
-            assert same(got, assign(before, index, value)), f"{name} at {index}"
+            check_same(got, assign(before, index, value), f"{name} at {index}")
 
     def test_write_outside(self, location: Location) -> None:
         """What is not within a leaf is an IndexError, and nothing is written: of the other writes neither."""
@@ -107,10 +108,10 @@ class WriteTests(StoreSetup):
                 for term in index[:3]
             ]
             value = torch.ones((*shape, *(6, 4, 3)[len(shape) :]))
-            with raised(IndexError, case):
+            with raises(IndexError, doing=case):
                 store.write([Write(("b",), (), torch.zeros(6, 4, 3)), Write(("a",), index, value)])
             for leaf in store.read([Read(("a",)), Read(("b",))]):
-                assert same(leaf, before), f"written, though an index was outside: {case}"
+                check_same(leaf, before, f"written, though an index was outside: {case}")
 
     def test_write_last_wins(self, location: Location) -> None:
         """Where an index names a row twice, the last value in its order stays."""
@@ -119,13 +120,13 @@ class WriteTests(StoreSetup):
         value = numbers(6, 2, start=100)
         picked = rows(3, 1, 3, 0, 1, 3)
         store.write([Write(("a",), (picked,), value)])
-        assert same(store.read([Read(("a",))])[0], assign(numbers(5, 2), (picked,), value))
+        check_same(store.read([Read(("a",))])[0], assign(numbers(5, 2), (picked,), value))
         store.create({("c",): LeafSpec((3,), "uint16")})  # a dtype for which torch has no index_select
         store.write([Write(("c",), (rows(2, 0, 2),), sample("uint16", (3,)))])
-        assert same(store.read([Read(("c",))])[0][[0, 2]], sample("uint16", (3,))[1:])
+        check_same(store.read([Read(("c",))])[0][[0, 2]], sample("uint16", (3,))[1:])
         index = (slice(0, 2, 1), rows(2, 2, 0))
         store.write([Write(("b",), index, numbers(2, 3, start=50))])
-        assert same(store.read([Read(("b",))])[0], assign(numbers(2, 4), index, numbers(2, 3, start=50)))
+        check_same(store.read([Read(("b",))])[0], assign(numbers(2, 4), index, numbers(2, 3, start=50)))
 
     def test_write_last_wins_many(self, location: Location) -> None:
         """Last wins for hundreds of repeats too, where a parallel scatter would be a race."""
@@ -134,14 +135,14 @@ class WriteTests(StoreSetup):
         value = numbers(800, 3)
         store = self.holding(location, {("a",): torch.zeros(7, 3)})
         store.write([Write(("a",), (picked,), value)])
-        assert same(store.read([Read(("a",))])[0], assign(torch.zeros(7, 3), (picked,), value))
+        check_same(store.read([Read(("a",))])[0], assign(torch.zeros(7, 3), (picked,), value))
 
     def test_write_batch_in_order(self, location: Location) -> None:
         """Writes of one batch to one leaf take effect in their order."""
         self.needs(Cap.WRITE)
         store = self.holding(location, {("a",): numbers(3)})
         store.write([Write(("a",), (), numbers(3, start=10)), Write(("a",), (), numbers(3, start=20))])
-        assert same(store.read([Read(("a",))])[0], numbers(3, start=20))
+        check_same(store.read([Read(("a",))])[0], numbers(3, start=20))
 
     def test_write_batch_of_rows(self, location: Location) -> None:
         """Several row writes to several leaves in one call."""
@@ -166,7 +167,7 @@ class WriteTests(StoreSetup):
         store.create({})
         store.delete([])
         assert list(store.paths()) == [("a",)]
-        assert same(store.read([Read(("a",))])[0], numbers(2))
+        check_same(store.read([Read(("a",))])[0], numbers(2))
 
     def test_write_nothing_in_place(self, location: Location) -> None:
         """Empty batches to what is stored leave nothing behind that the next opening has to forgive."""
@@ -177,13 +178,13 @@ class WriteTests(StoreSetup):
         store.create({})
         store.delete([])
         store.close()
-        assert same(self.opened(location, "r").read([Read(("a",))])[0], numbers(2))
+        check_same(self.opened(location, "r").read([Read(("a",))])[0], numbers(2))
 
     def test_missing_leaf_write(self, location: Location) -> None:
         """Writing to a leaf that was not created names it and makes nothing."""
         self.needs(Cap.WRITE)
         store = self.holding(location, {("group", "there"): numbers(2)})
-        with pytest.raises(KeyNotFoundError) as caught:
+        with raises(KeyNotFoundError) as caught:
             store.write([Write(("group", "absent-leaf"), (), numbers(2))])
         assert "'group'" in str(caught.value)
         assert "'absent-leaf'" in str(caught.value)
@@ -211,4 +212,4 @@ class WriteTests(StoreSetup):
             for start in range(0, 1024, 300):
                 stop = min(start + 300, 1024)
                 store.write([Write(("a",), (slice(start, stop, 1),), value[start:stop])])
-        assert same(store.read([Read(("a",))])[0], value)
+        check_same(store.read([Read(("a",))])[0], value)

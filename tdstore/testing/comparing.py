@@ -1,0 +1,278 @@
+"""What the kit compares, and how it says what differs: the message alone must tell an author what to repair."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.dtypes import dtype_name, to_numpy
+from tdstore.header import Group, Header
+from tdstore.store import Store
+from tdstore.testing.samples import same
+from tdstore.types import LeafSpec, Path, Read, path_text
+
+_Error = TypeVar("_Error", bound=BaseException)
+
+
+def difference(got: object, expected: Tensor) -> str | None:
+    """Say how a tensor differs from what it should be, by dtype, shape and bits; None when it does not.
+
+    Args:
+        got: what a store gave.
+        expected: a CPU tensor of any shape and dtype.
+
+    Example:
+        >>> import torch
+        >>> difference(torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, 4))
+        'float64 instead of float32'
+        >>> difference(torch.zeros(1), torch.tensor(0.0))
+        'shape (1,) instead of ()'
+        >>> difference(torch.tensor([[0, 1, 7], [3, 9, 5]]), torch.arange(6).view(2, 3))
+        '2 of 6 elements differ, the first at (0, 2): 7 instead of 2'
+    """
+    if not isinstance(got, Tensor):
+        return f"{type(got).__module__}.{type(got).__qualname__} instead of torch.Tensor"
+    if got.dtype != expected.dtype:
+        return f"{dtype_name(got.dtype)} instead of {dtype_name(expected.dtype)}"
+    if got.shape != expected.shape:
+        return f"shape {tuple(got.shape)} instead of {tuple(expected.shape)}"
+    if same(got, expected):
+        return None
+    found, wanted = (np.ascontiguousarray(to_numpy(t.cpu())) for t in (got, expected))
+    raw = [a.reshape(-1).view(np.uint8).reshape(a.size, a.itemsize) for a in (found, wanted)]
+    unequal = np.flatnonzero((raw[0] != raw[1]).any(axis=1))
+    first = int(unequal[0])
+    at = tuple(map(int, np.unravel_index(first, found.shape)))
+    values = [_element(t, first) for t in (got, expected)]
+    if values[0] == values[1]:  # 0.0 and -0.0 print alike in some dtypes, and so do two NaN
+        values = [f"{v} (bytes {r[first].tobytes().hex()})" for v, r in zip(values, raw, strict=True)]
+    return f"{len(unequal)} of {found.size} elements differ, the first at {at}: {values[0]} instead of {values[1]}"
+
+
+def _element(tensor: Tensor, number: int) -> str:
+    return str(tensor.cpu().reshape(-1)[number].item())
+
+
+def check_same(got: object, expected: Tensor, what: object = "") -> None:
+    """Fail with what differs, when dtype, shape or bits do. `what` says what was compared."""
+    __tracebackhide__ = True
+    differs = difference(got, expected)
+    if differs is not None:
+        raise AssertionError(f"{_named(what)}{differs}")
+
+
+def _named(what: object) -> str:
+    if isinstance(what, tuple):
+        return f"leaf {path_text(what)}: "
+    return f"{what}: " if what != "" else ""
+
+
+def check_leaves(got: Mapping[Any, Any], expected: Mapping[Any, Tensor], what: str = "") -> None:
+    """Fail with what differs between two sets of leaves: names, dtypes, shapes, bits."""
+    __tracebackhide__ = True
+    check_paths(got, expected, what)
+    for path, value in expected.items():
+        check_same(got[path], value, f"{what}: leaf {path_text(path)}" if what else path)
+
+
+def check_paths(got: Any, expected: Any, what: str = "") -> None:
+    """Fail with the leaves that are missing and those that should not be there."""
+    __tracebackhide__ = True
+    listed = list(got)
+    lost, odd = sorted(set(expected) - set(listed)), sorted(set(listed) - set(expected))
+    if lost or odd or len(listed) != len(set(listed)):
+        parts = [_count("missing", lost), _count("not expected", odd)]
+        parts += ["a leaf is listed twice"] * (len(listed) != len(set(listed)))
+        raise AssertionError(f"{what or 'leaves differ'}: {', '.join(part for part in parts if part)}")
+
+
+def _count(kind: str, paths: list[Path]) -> str:
+    if not paths:
+        return ""
+    some = ", ".join(path_text(path) for path in paths[:3])
+    return f"{len(paths)} {'leaf is' if len(paths) == 1 else 'leaves are'} {kind}: {some}{', ...' * (len(paths) > 3)}"
+
+
+def check_out(store: Store, read: Read, expected: Tensor, what: object = "") -> None:
+    """Read into `read.out`; it must be filled, all of it, and be what is returned."""
+    __tracebackhide__ = True
+    assert read.out is not None
+    before = read.out.clone()
+    (got,) = store.read([read])
+    if same(read.out.contiguous(), before.contiguous()) and not same(before.contiguous(), expected):
+        raise AssertionError(f"{_named(what)}`out` was not filled: it holds what it held before `read`")
+    check_same(read.out.contiguous(), expected, f"{_named(what)}`out` was filled wrongly")
+    check_is_out(got, read.out, what)
+
+
+def check_is_out(got: Tensor, out: Tensor, what: object = "") -> None:
+    """What `read` returned must lie in the memory of `out`."""
+    __tracebackhide__ = True
+    if out.numel() and got.data_ptr() != out.data_ptr():
+        raise AssertionError(f"{_named(what)}`read` filled `out` but returned another tensor than `out`")
+
+
+def check_unchanged(before: object, after: object, what: str) -> None:
+    """Fail with what was left behind, changed or removed between two fingerprints of a medium."""
+    __tracebackhide__ = True
+    if before == after:
+        return
+    raise AssertionError(f"{what}: {changes(before, after)}")
+
+
+def changes(before: object, after: object) -> str:
+    """Say what differs between two fingerprints."""
+    if before is None and isinstance(after, Mapping):
+        return f"where nothing was there is now {_names(after) or 'an empty folder'}"
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return f"the medium holds {_short(after)} instead of {_short(before)}"
+    parts = []
+    for verb, names in (
+        ("left behind", [n for n in after if n not in before]),
+        ("gone", [n for n in before if n not in after]),
+        ("changed", [n for n in after if n in before and after[n] != before[n]]),
+    ):
+        if names:
+            parts.append(f"{verb}: {_names(names)}")
+    return "; ".join(parts)
+
+
+def _names(names: Any) -> str:
+    listed = sorted(str(name) for name in names)
+    return ", ".join(listed[:6]) + (f" and {len(listed) - 6} more" if len(listed) > 6 else "")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 200 else f"{text[:200]}..."
+
+
+class Caught(Generic[_Error]):
+    """The exception of a `raises` block."""
+
+    value: _Error
+
+
+@contextmanager
+def raises(
+    kind: type[_Error] | tuple[type[_Error], ...], *, match: str = "", doing: str = ""
+) -> Iterator[Caught[_Error]]:
+    """Expect an exception; another one, or none, fails with a message that names the one that is expected.
+
+    Args:
+        kind: the class that must be raised, or several.
+        match: text that must be in the message.
+        doing: what is done in the block, for the message.
+    """
+    __tracebackhide__ = True
+    caught = Caught[_Error]()
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    expected = " or ".join(_error_name(one) for one in kinds)
+    where = f"{doing}: " if doing else ""
+    try:
+        yield caught
+    except kinds as error:
+        caught.value = error
+        text = str(error)
+        if match not in text:
+            raise AssertionError(f"{where}the message of {type(error).__name__} lacks {match!r}: {text}") from error
+        return
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise AssertionError(f"{where}{expected} is expected, not {_error_name(type(error))}: {error}") from error
+    raise AssertionError(f"{where}{expected} is expected, and nothing was raised")
+
+
+def _error_name(kind: type[BaseException]) -> str:
+    return kind.__name__ if kind.__module__ in ("builtins", "tdstore.errors") else f"{kind.__module__}.{kind.__name__}"
+
+
+def check_own_memory(tensor: Tensor, what: object = "") -> None:
+    """A tensor must be writable: one over read-only memory ends the process that writes into it."""
+    __tracebackhide__ = True
+    if not tensor.numel() or tensor.device.type != "cpu":
+        return
+    if _mapped_read_only(tensor.data_ptr()):
+        raise AssertionError(
+            f"{_named(what)}the tensor lies in memory that cannot be written; writing into it would end the process"
+        )
+
+
+def _mapped_read_only(address: int) -> bool:
+    try:
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                span, rights = line.split(maxsplit=2)[:2]
+                start, _, stop = span.partition("-")
+                if int(start, 16) <= address < int(stop, 16):
+                    return "w" not in rights
+    except FileNotFoundError:  # not Linux: the other tests of writing into what was read must do
+        return False
+    return False
+
+
+def check_read_writable(store: Store, reads: list[Read]) -> None:
+    """What is read must be memory that may be written: the caller will."""
+    __tracebackhide__ = True
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="The given (NumPy array|buffer) is not writable")
+            got = store.read(reads)
+    except UserWarning as warning:
+        raise AssertionError(
+            "`read` gives a tensor over memory that must not be written (torch warns of it): copy it, or read into an "
+            "array of your own"
+        ) from warning
+    finally:
+        torch.set_warn_always(always)
+    for read, tensor in zip(reads, got, strict=True):
+        check_own_memory(tensor, read.path)
+
+
+def check_spec(got: LeafSpec, expected: LeafSpec, path: Path) -> None:
+    """Fail with what differs between two specs: dtype, shape or fill value."""
+    __tracebackhide__ = True
+    for name in ("dtype", "shape", "fill_value"):
+        found, wanted = getattr(got, name), getattr(expected, name)
+        if found != wanted and not (found != found and wanted != wanted):  # NaN is not itself
+            raise AssertionError(f"specs of leaf {path_text(path)}: {name} {_plain(found)} instead of {_plain(wanted)}")
+
+
+def _plain(value: object) -> str:
+    return dtype_name(value) if isinstance(value, torch.dtype) else repr(value)
+
+
+def check_header(got: Header, expected: Header, what: str = "the header") -> None:
+    """Fail with the first group, and the field of it, that differs between two headers."""
+    __tracebackhide__ = True
+    if list(got.groups) != list(expected.groups):
+        lost = [path_text(p) for p in expected.groups if p not in got.groups]
+        odd = [path_text(p) for p in got.groups if p not in expected.groups]
+        parts = [f"lost: {_names(lost)}"] * bool(lost) + [f"added: {_names(odd)}"] * bool(odd)
+        raise AssertionError(f"{what}: groups were lost, added or reordered ({'; '.join(parts) or 'reordered'})")
+    for path, group in expected.groups.items():
+        for field in Group.__struct_fields__:
+            found, wanted = getattr(got.groups[path], field), getattr(group, field)
+            if found != wanted:
+                where = f"{what}: {field} of group {path_text(path)}"
+                raise AssertionError(f"{where} is {_short(found)} instead of {_short(wanted)}")
+        found, wanted = list(got.groups[path].values), list(group.values)
+        if found != wanted:
+            raise AssertionError(f"{what}: the values of group {path_text(path)} were reordered: {_short(found)}")
+
+
+def check_names(error: BaseException, place: object, doing: str = "") -> None:
+    """The message of an error must name the place."""
+    __tracebackhide__ = True
+    if str(place) not in str(error):
+        where = f"{doing}: " if doing else ""
+        raise AssertionError(f"{where}the message of {type(error).__name__} does not name {place}: {error}")
