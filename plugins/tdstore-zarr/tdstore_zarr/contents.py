@@ -1,0 +1,353 @@
+"""What an opened store holds: read from its root, compared with the medium, and followed when others commit."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from torch import Tensor
+
+from tdstore import lifetime
+from tdstore.dtypes import numpy_dtype
+from tdstore.engine import EngineCap
+from tdstore.errors import CorruptStoreError, StoreBusyError, StoreNotFoundError
+from tdstore.header import Header
+from tdstore.types import Fault, Path, path_text
+from tdstore_zarr import bridge
+from tdstore_zarr.buffers import Buffers, seal_of
+from tdstore_zarr.codecs import ChunkError
+from tdstore_zarr.document import NAME, Document, Mark, decode_root
+from tdstore_zarr.foreign import Foreign, relist
+from tdstore_zarr.leaf import TAIL, UNKNOWN, Leaf, Stored
+from tdstore_zarr.names import Names
+from tdstore_zarr.place import Place, dirty
+from tdstore_zarr.reader import Job, Reader
+from tdstore_zarr.redolog import LoggedEngine, Put, without_log
+
+_log = logging.getLogger("tdstore")
+MAX_ASKED = 10_000
+PREFETCH = 1024
+"""Shard indices that are fetched at opening, where a request is dear."""
+
+
+class Rows(NamedTuple):
+    """The objects of a leaf at some moment, and where those are that are not committed."""
+
+    objects: dict[int, Stored]
+    puts: dict[str, Put]
+
+
+class Contents:
+    """An opened store: its catalogue, its bytes, and whether they are those of the last commit."""
+
+    def __init__(
+        self, place: Place, *, writable: bool, durable: bool, timeout: float, trust: bool, buffer_bytes: int
+    ) -> None:
+        self.place = place
+        self.url = place.url
+        self.writable = writable
+        self.durable = durable
+        self.timeout = timeout
+        self.trust = trust
+        self.pid = os.getpid()
+        self.document = Document(ours=True)
+        self.names = Names()
+        self.root = b""
+        """The root as it was read or committed, without a log."""
+        self.marked: set[Path] = set()
+        """Leaves into which rows were written since."""
+        self._moved: dict[Path, Rows | None] = {}
+        """Leaves that were made, deleted, renamed or resized since, with the rows that were written before that."""
+        self.version = 0
+        """How often a reader followed another writer's commit."""
+        self._opened: dict[Path, Leaf] | None = None
+        """The leaves as they were when the store was opened, where it followed a commit since."""
+        self._following = threading.Lock()
+        self._accept = False
+        self.accepted = False
+        """Whether the store differs from its manifest and was taken as it is: closing makes that good."""
+        self.foreign: Foreign | None = None
+        self.reader = Reader(place.engine, self.url, local=place.local)
+        self.buffers = Buffers(place.engine, self.reader, buffer_bytes)
+
+    @property
+    def leaves(self) -> dict[Path, Leaf]:
+        """Every leaf."""
+        return self.document.leaves
+
+    @property
+    def strings(self) -> dict[Path, Tensor]:
+        """Leaves in memory: what a store of another program has of strings."""
+        return {} if self.foreign is None else self.foreign.tensors
+
+    @property
+    def engine(self) -> LoggedEngine[Any]:
+        """How bytes are reached."""
+        return self.place.engine
+
+    # -- opening -------------------------------------------------------------------------
+    def load(self, *, verify: str, accept: bool) -> None:
+        """Read the root, and compare with the medium. A writer waits for one that is at work; a reader for nobody."""
+        self._accept = accept
+        deadline, settled = time.monotonic() + self.timeout, False
+        while True:
+            self._read_root()
+            if not self.writable:
+                break
+            who = self.place.holder(self.document.mark)
+            if who is None:
+                if self.document.log is None:
+                    break
+                with contextlib.suppress(StoreBusyError):  # somebody was faster
+                    self._redo()
+                    break
+            elif who == "this process" and not settled:
+                settled = True
+                lifetime.settle()  # a handle that was dropped may be about to be closed
+                continue
+            elif time.monotonic() >= deadline or who == "this process":
+                raise StoreBusyError(
+                    f"{self.url} is being written by {who}",
+                    url=self.url,
+                    hint="commit or close it there, or pass a longer lock_timeout=",
+                )
+            time.sleep(0.005)
+        self._take_in(self.document)
+        if self.document.mark is not None:
+            self._judge(self.document.mark, accept)
+        if self.document.ours and not self.accepted:
+            self._verify(verify)
+        if not self.place.local:
+            self._prefetch()
+
+    def _read_root(self) -> None:
+        self.root = self.place.read_root()
+        self.document = self._decode(self._accept)
+        self.engine.follow(self.document.log)
+        if self.document.log is not None:
+            self.root = without_log(self.root)
+
+    def _redo(self) -> None:
+        """Do what a writer committed, and did not come to."""
+        self.place.take()
+        try:
+            self._settle_log()
+        finally:
+            self.place.release()
+
+    def _settle_log(self) -> None:
+        """Bring what was committed to its place."""
+        self.engine.apply()
+        if self.place.redo:
+            if self.durable:
+                self.place.sync()
+            self.place.put_root(self.root, sync=self.durable)
+        self.reader.forget_all()
+        self.engine.applied()
+        self.engine.clean()
+
+    def _take_in(self, document: Document) -> None:
+        """Know the nodes of a document, and look for what it does not say."""
+        self.document, self.foreign, self.names = document, None, Names()
+        if not document.ours:
+            self.foreign = Foreign(self.place, document, trust=self.trust, leaves=not self.writable)
+            self.foreign.load()
+        for path, node in [*document.groups.items(), *((p, leaf.node) for p, leaf in self.leaves.items())]:
+            self.names.put(path, node)
+        for node, path in document.copies.items():
+            self.names.put(path, node)
+
+    def follow(self, *, ask: bool) -> bool:
+        """Read the root again if another writer committed since; whether it did.
+
+        Args:
+            ask: whether to ask where that costs a request.
+        """
+        with self._following:
+            if self.place.changed() is None and not (ask and self.place.stale()):
+                return False
+            opened = self.leaves if self._opened is None else self._opened
+            try:
+                self._read_root()
+            except StoreNotFoundError:
+                return False
+            self.place.forget()
+            self.reader = Reader(self.engine, self.url, local=self.place.local)
+            self.buffers = Buffers(self.engine, self.reader, self.buffers.limit)
+            self._take_in(self.document)
+            self._opened = opened
+            self.version += 1
+            return True
+
+    def is_as_opened(self, path: Path) -> bool:
+        """Whether a leaf is the one that it was when the store was opened, but for its rows."""
+        if self._opened is None or path in self.strings:
+            return True
+        old, new = self._opened.get(path), self.leaves.get(path)
+        if old is None or new is None:
+            return False
+        return old.spec.shape == new.spec.shape and old.spec.dtype == new.spec.dtype
+
+    def _as_committed(self) -> None:
+        """Forget what was changed since the last commit, in memory."""
+        self.buffers.clear()
+        self.reader.forget_all()
+        self._take_in(self._decode(self._accept))
+        if self.document.mark is not None and self._accept:
+            self._judge(self.document.mark, accept=True)
+
+    def _decode(self, accept: bool) -> Document:
+        try:
+            return decode_root(self.root, url=self.url, trust=self.trust)
+        except CorruptStoreError:
+            if not accept:
+                raise
+            # Without our manifest it is a store like another program's.
+            root = msgspec.json.decode(self.root)
+            root.get("attributes", {}).pop("tdstore", None)
+            self.accepted = True
+            return decode_root(msgspec.json.encode(root), url=self.url, trust=self.trust)
+
+    def _judge(self, mark: Mark, accept: bool) -> None:
+        """A writer died that changed chunks in place. Forgive it when what it named is as it was committed."""
+        named = [path for path in map(tuple, mark.leaves) if path in self.leaves]
+        if accept:
+            self.accepted = True
+            for path in named:
+                if EngineCap.LIST in self.engine.can:
+                    relist(self.engine, self.leaves[path])
+            return
+        if not self.document.ours or len(named) < len(mark.leaves) or not mark.leaves or self.faults(named):
+            raise dirty(self.url, mark)
+        self.accepted = True
+
+    def _verify(self, verify: str) -> None:
+        if verify == "full":
+            for fault in self.faults(self.leaves):
+                raise CorruptStoreError(f"{self.url}: {path_text(fault.path)}: {fault.reason}", url=self.url)
+            # Where nothing can be renamed, nodes are put before the root: the root's copy of them is what counts.
+            for node, data in self.document.metadata.items() if self.place.local else ():
+                self._verify_node(node, data)
+        elif verify == "size" and self.place.local:
+            engine = self.place.engine
+            for leaf in self.leaves.values():
+                for number, stored in leaf.objects.items():
+                    try:
+                        size = engine.size(leaf.key(number))
+                    except StoreNotFoundError:
+                        raise self.reader.corrupt(leaf, number, "was written and is missing") from None
+                    if size != stored.size:
+                        raise self.reader.corrupt(leaf, number, f"has {size} bytes instead of {stored.size}")
+
+    def _verify_node(self, node: str, data: Any) -> None:
+        where = self.place.engine.where(f"{node}/{NAME}")
+        try:
+            there = msgspec.json.decode(bytes(self.place.engine.get(f"{node}/{NAME}").data))
+        except StoreNotFoundError:
+            raise CorruptStoreError(f"{where} is missing", url=self.url) from None
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise CorruptStoreError(f"{where} is not readable: {error}", url=self.url) from error
+        if there != data:
+            raise CorruptStoreError(f"{where} is not what was committed", url=self.url)
+
+    def _prefetch(self) -> None:
+        """Fetch the indices of shards, and small objects whole, in one round, so that each read is one round."""
+        if sum(len(leaf.objects) for leaf in self.leaves.values()) <= PREFETCH:
+            self.reader.need_indices((leaf, list(leaf.objects)) for leaf in self.leaves.values() if leaf.complete)
+
+    # -- reading ---------------------------------------------------------------------------
+    def read(self, jobs: Sequence[Job]) -> None:
+        """Fill every job's `out`, ours in one round and the rest through zarr-python."""
+        ours = []
+        for job in jobs:
+            if job.leaf.cut.pipeline is None:
+                bridge.read(self.place.engine, job.leaf, job.index, job.out, self.url)
+            else:
+                if not job.leaf.complete:
+                    self._complete(job.leaf)
+                ours.append(job)
+        if ours:
+            self.reader.read(ours, self.buffers if self.buffers else None)
+
+    def _complete(self, leaf: Leaf) -> None:
+        """Find out which objects of a leaf are there, where nothing lists them: by asking for each."""
+        count = math.prod(leaf.meta.grid)
+        if count > MAX_ASKED:
+            raise CorruptStoreError(
+                f"{self.url}: {path_text(leaf.path)} has {count} chunks, too many to ask for one by one",
+                url=self.url,
+                hint="copy it to where objects can be listed",
+            )
+
+        def ask(number: int) -> None:
+            with contextlib.suppress(StoreNotFoundError):
+                leaf.objects[number] = Stored(self.place.engine.size(leaf.key(number)), UNKNOWN)
+
+        with ThreadPoolExecutor(32, "tdstore-zarr") as pool:
+            list(pool.map(ask, range(count)))
+        leaf.complete = True
+
+    def read_whole(self, leaf: Leaf) -> Any:
+        """All of a leaf, as a numpy array."""
+        out = np.empty(leaf.meta.shape, numpy_dtype(leaf.meta.dtype))
+        self.read([Job(leaf, (), out)])
+        return out
+
+    def header(self) -> Header:
+        """The header last committed."""
+        if self.foreign is not None:
+            return self.foreign.header(self.read_whole)
+        return self.document.header
+
+    def faults(self, paths: Iterable[Path]) -> list[Fault]:
+        """Leaves whose bytes are not those of the last commit."""
+        found = []
+        for path in paths:
+            leaf = self.leaves[path]
+            try:
+                for number, stored in leaf.objects.items():
+                    self._check_object(leaf, number, stored)
+            except CorruptStoreError as error:
+                found.append(Fault(path, error.message))
+        return found
+
+    def _check_object(self, leaf: Leaf, number: int, stored: Stored) -> None:
+        try:
+            data = memoryview(self.place.engine.get(leaf.key(number)).data).cast("B")
+        except StoreNotFoundError:
+            raise self.reader.corrupt(leaf, number, "was written and is missing") from None
+        if len(data) != stored.size:
+            raise self.reader.corrupt(leaf, number, f"has {len(data)} bytes instead of {stored.size}")
+        if stored.crc != UNKNOWN:
+            if seal_of(leaf, data) != stored.crc:
+                raise self.reader.corrupt(leaf, number, "has another checksum than when it was committed")
+            if not leaf.meta.sharded:
+                return
+            at = len(data) - leaf.meta.index_bytes - TAIL
+            if int.from_bytes(data[at : at + TAIL], "little") != stored.crc:
+                raise self.reader.corrupt(leaf, number, "is not the one that was committed")
+        self.reader.forget(leaf, number)
+        if leaf.meta.sharded:
+            self._decode_all(leaf, number, data, self.reader.index_of(leaf, number))
+        elif leaf.cut.pipeline is not None:
+            self._decode_all(leaf, number, data, np.array([[0, len(data)]]))
+
+    def _decode_all(self, leaf: Leaf, number: int, data: memoryview, index: Any) -> None:
+        pipeline, nbytes = leaf.meta.pipeline, leaf.meta.inner_bytes
+        assert pipeline is not None
+        decode, scratch = pipeline.decoder(nbytes), np.empty(nbytes, np.uint8)
+        for start, stop in index.tolist():
+            if start >= 0:
+                try:
+                    decode(data[start:stop], scratch)
+                except ChunkError as error:
+                    raise self.reader.corrupt(leaf, number, f"cannot be decoded: {error}") from None
