@@ -15,7 +15,7 @@ from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import LOCKED, MAPPED, SHARED
 from tdstore.container.nestedleaves import places_among
 from tdstore.container.opening import allocate, open_container, over
-from tdstore.container.saving import SavingMixin, later
+from tdstore.container.saving import SavingMixin, later, refuse_new
 from tdstore.errors import UnsupportedError
 from tdstore.io.opening import Location
 from tdstore.keys import key_text
@@ -253,6 +253,7 @@ class NamedStorageMixin(SavingMixin):
 
         Raises:
             TypeError: both `batch_size` and `auto_batch_size`. BatchSizeError: the entries do not have that one.
+            OptionError: mode "w" or "x", which would make a new file.
         """
         return _opened(filename, "h5", mode, auto_batch_size, batch_dims, batch_size, device)
 
@@ -276,6 +277,7 @@ def _opened(
 ) -> Any:
     if batch_size is not None and auto:
         raise TypeError("give batch_size or auto_batch_size=True, not both")
+    refuse_new(mode, f"from_{storage}")
     locking = Container._stored_class.LOCKING if storage == "h5" else None
     td = open_container(location, storage=storage, mode=mode, **({} if locking is None else {"locking": locking}))
     if batch_size is not None:

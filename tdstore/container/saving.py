@@ -137,8 +137,10 @@ class SavingMixin(FillingMixin):
             **kwargs: `subpath=` (a nested TensorDict only), and options of the backend.
 
         Raises:
+            OptionError: mode "w" or "x", which would make a new dataset; nothing is touched.
             StoreNotFoundError, CorruptStoreError, DirtyStoreError, UntrustedDataError, PluginError.
         """
+        refuse_new(mode, "load")
         if allow_pickle:
             kwargs["trust"] = True
         td = open_container(location if location is not None else prefix, storage=storage, mode=mode, **kwargs)
@@ -273,6 +275,15 @@ def archived(location: Location, storage: Storage, archive: bool | None) -> Stor
     if archive:
         return "tdz"
     return "memmap" if str(location).lower().endswith(".tdz") else None
+
+
+def refuse_new(mode: Mode, method: str) -> None:
+    """Raise `OptionError` for a mode that makes a new dataset, where one is to be loaded."""
+    if mode in ("w", "x"):
+        raise OptionError(
+            f"{method} reads a dataset, and mode {mode!r} would make a new, empty one in its place",
+            hint="pass mode='r' or 'r+' to load; save() writes a dataset, and from_schema() allocates one",
+        )
 
 
 def later(run: Any) -> Future[Any]:
