@@ -17,6 +17,7 @@ Declaring must stay cheap: import nothing heavy at module level.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,10 @@ from typing import Any
 import pluggy
 
 from tdstore.engine import Engine
+from tdstore.errors import PluginError
 from tdstore.store import Cap, Store
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 
 hookspec = pluggy.HookspecMarker("tdstore")
 hookimpl = pluggy.HookimplMarker("tdstore")
@@ -42,15 +46,40 @@ class Backend:
     caps: Cap = Cap.NONE
     """What its stores can do, for lists of backends; a store's own `caps` are what counts."""
     schemes: tuple[str, ...] = ()
-    """URL schemes, without `://`."""
+    """URL schemes, in lower case and without `://`."""
     suffixes: tuple[str, ...] = ()
-    """Endings of a location, such as `".h5"`."""
+    """Endings of a location, in lower case and with their dot, such as `".h5"`."""
     markers: tuple[str, ...] = ()
     """Files that betray a directory of this kind, such as `"zarr.json"`."""
     magic: tuple[bytes, ...] = ()
     """First bytes of a file of this kind."""
     install: str = ""
     """The line to paste when a package that it needs is missing."""
+
+    def __post_init__(self) -> None:
+        """Refuse a declaration that would match nothing, or too much.
+
+        Raises:
+            PluginError: a suffix without its dot or in capitals, a scheme with `://`, or text instead of a tuple.
+        """
+        for field in ("schemes", "suffixes", "markers", "magic"):
+            value = getattr(self, field)
+            if not isinstance(value, tuple):
+                raise PluginError(
+                    f"backend {self.name!r} declares {field}={value!r}, which is not a tuple", hint=f"({value!r},)"
+                )
+        for suffix in self.suffixes:
+            if not suffix.startswith(".") or suffix != suffix.lower() or len(suffix) < 2:
+                raise PluginError(
+                    f"backend {self.name!r} declares the suffix {suffix!r}",
+                    hint=f"a suffix begins with a dot and is in lower case: {'.' + suffix.lower().lstrip('.')!r}",
+                )
+        for scheme in self.schemes:
+            if not _SCHEME.fullmatch(scheme):
+                raise PluginError(
+                    f"backend {self.name!r} declares the scheme {scheme!r}",
+                    hint="a scheme is in lower case and without '://', such as 's3'",
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Find, isolate, resolve and explain backends. The only place that touches pluggy or entry points."""
+"""Resolve locations to backends, explain those that cannot be used, and open stores. `discovery` finds the plugins."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import importlib
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-import pluggy
-
-from tdstore import hookspecs, lifetime
+from tdstore import lifetime
+from tdstore.discovery import DISABLE, Plugins, Unused, find_plugins, switched_off
 from tdstore.engine import Engine
 from tdstore.errors import (
     AmbiguousBackendError,
@@ -23,7 +22,9 @@ from tdstore.errors import (
     MissingDependencyError,
     OptionError,
     PluginError,
+    StoreIOError,
     StoreNotFoundError,
+    TDStoreError,
     UnknownBackendError,
 )
 from tdstore.hookspecs import Backend, Codec
@@ -31,9 +32,6 @@ from tdstore.localengine import LocalEngine
 from tdstore.store import Store
 from tdstore.types import MODES, Mode
 from tdstore.values import PICKLE
-
-GROUP = "tdstore"
-BUILTIN = "tdstore.builtin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ def _from_clone(name: str) -> str:
 KNOWN: dict[str, _Known] = {
     "h5": _Known(_from_clone("h5"), ("h5",), (".h5", ".hdf5")),
     "zarr": _Known(_from_clone("zarr"), ("zarr",), (".zarr", ".zarr.zip")),
-    "redis": _Known(_from_clone("redis"), ("redis", "rediss", "dragonfly", "valkey")),
+    "redis": _Known(_from_clone("redis"), ("redis", "rediss", "redis+unix", "valkey", "valkeys", "dragonfly")),
     "remote": _Known(
         _from_clone("remote"), ("s3", "s3a", "gs", "gcs", "az", "abfs", "http", "https", "hf", "sftp", "webdav")
     ),
@@ -78,16 +76,37 @@ class BackendStatus:
         return f"{self.name:<10} failed to load: {self.error!r}  [{self.plugin}]"
 
 
+_SEARCH = threading.RLock()  # one thread looks for plugins; a fork waits for it
+os.register_at_fork(before=_SEARCH.acquire, after_in_parent=_SEARCH.release, after_in_child=_SEARCH.release)
+
+
 class Registry:
     """Backends found so far. Finding a declaration never imports the store behind it."""
 
     def __init__(self) -> None:
-        self._manager = pluggy.PluginManager("tdstore")
-        self._manager.add_hookspecs(hookspecs)
-        self._broken: dict[str, BrokenPluginError] = {}
-        self._off: set[str] = set()
         self._codecs: list[Codec] = []
-        self._found: dict[str, list[tuple[Backend, str]]] | None = None
+        self._plugins: Plugins | None = None
+        self._finding = False
+
+    @property
+    def plugins(self) -> Plugins:
+        """The plugins of this process, found on first use. A search that was interrupted begins anew."""
+        if self._plugins is None:
+            with _SEARCH:
+                if self._finding:
+                    raise PluginError(
+                        "a plugin asked for the backends while they are being found",
+                        hint="ask in the opener, not when the plugin is imported",
+                    )
+                self._finding = True
+                try:
+                    self._plugins = self._plugins or find_plugins()
+                finally:
+                    self._finding = False
+        return self._plugins
+
+    def _claims(self) -> dict[str, list[tuple[Backend, str]]]:
+        return self.plugins.claims
 
     # -- finding ------------------------------------------------------------------------
     def backends(self) -> dict[str, Backend]:
@@ -99,9 +118,10 @@ class Registry:
         lines = [BackendStatus(b.name, plugin, b) for claims in self._claims().values() for b, plugin in claims]
         lines += [
             BackendStatus(name, name, None, PluginError("switched off by TDSTORE_DISABLE_PLUGINS"))
-            for name in self._off
+            for name in self.plugins.off
         ]
-        lines += [BackendStatus(name, name, None, error.__cause__ or error) for name, error in self._broken.items()]
+        broken = self.plugins.broken.items()
+        lines += [BackendStatus(name, name, None, error.__cause__ or error) for name, error in broken]
         return sorted(lines, key=lambda line: (line.name, line.plugin))
 
     def register(self, backend: Backend) -> None:
@@ -139,70 +159,7 @@ class Registry:
 
     def codecs(self) -> list[Codec]:
         """Every codec that plugins declare, or this process."""
-        self._claims()
-        return self._codecs + [c for _, c in self._call_each("tdstore_codecs", Codec)]
-
-    def _claims(self) -> dict[str, list[tuple[Backend, str]]]:
-        if self._found is None:
-            self._discover()
-            self._found = {}
-            for plugin, backend in self._call_each("tdstore_backends", Backend):
-                self._found.setdefault(backend.name, []).append((backend, plugin))
-        return self._found
-
-    def _discover(self) -> None:
-        self._manager.register(importlib.import_module(BUILTIN), BUILTIN)
-        off = {name.strip() for name in os.environ.get("TDSTORE_DISABLE_PLUGINS", "").split(",")}
-        for ep in entry_points(group=GROUP):
-            if ep.name in off:
-                self._manager.set_blocked(ep.name)
-                self._off.add(ep.name)
-            else:
-                self._load(ep)
-
-    def _load(self, ep: EntryPoint) -> None:
-        # Each on its own: a plugin that fails at import, or at pluggy's checks, must not take others down.
-        if other := self._manager.get_plugin(ep.name):
-            twice = PluginError(f"two distributions name their plugin {ep.name!r}: {other!r} and {ep.value!r}")
-            return self._keep_error(ep.name, ep.value, twice)
-        try:
-            module = ep.load()
-            self._manager.register(module, ep.name)
-            unknown = [
-                name for name, f in vars(module).items() if name.startswith("tdstore_") and _is_stray_impl(f, name)
-            ]
-            if unknown:
-                raise PluginError(f"{unknown[0]!r} is not a hook of tdstore", hint=f"hooks: {', '.join(_HOOKS)}")
-        except (Exception, SystemExit) as error:
-            # pluggy writes the name before it validates: a refused plugin would stay half registered.
-            if self._manager.has_plugin(ep.name):
-                self._manager.unregister(name=ep.name)
-            self._keep_error(ep.name, ep.value, error)
-        return None
-
-    def _keep_error(self, name: str, where: str, error: BaseException) -> None:
-        if name in self._broken:
-            return  # the first failure is the one to tell
-        kept = BrokenPluginError(
-            f"plugin {name!r} ({where}) failed to load: {type(error).__name__}: {error}",
-            hint=f"repair or uninstall it; TDSTORE_DISABLE_PLUGINS={name} leaves it out",
-        )
-        kept.__cause__ = error
-        self._broken[name] = kept
-
-    def _call_each(self, hook: str, kind: type[Backend] | type[Codec]) -> Iterator[tuple[str, Any]]:
-        """Results of a hook one by one, each with its plugin; one that raises or lies is kept as broken."""
-        for impl in getattr(self._manager.hook, hook).get_hookimpls():
-            try:
-                items = list(impl.function())
-                for item in items:
-                    if not isinstance(item, kind):
-                        raise TypeError(f"{hook} must yield {kind.__name__} objects, not {item!r}")
-            except Exception as error:
-                self._keep_error(impl.plugin_name, hook, error)
-                continue
-            for item in items:
-                yield impl.plugin_name, item
+        return self._codecs + [c for _, c in self.plugins.call_each("tdstore_codecs", Codec)]
 
     # -- resolving ----------------------------------------------------------------------
     def get(self, name: str) -> Backend:
@@ -218,16 +175,13 @@ class Registry:
         if claims:
             plugins = [plugin for _, plugin in claims]
             raise AmbiguousBackendError(
-                f"backend {name!r} is declared by {' and '.join(plugins)}",
-                hint=f"uninstall one, or set TDSTORE_DISABLE_PLUGINS={plugins[-1]}",
+                f"backend {name!r} is declared by {' and '.join(map(self.plugins.describe, plugins))}",
+                hint=f"uninstall one, or leave one out: {' or '.join(f'{DISABLE}={p}' for p in plugins)}",
             )
-        if name in self._broken:
-            raise self._broken[name].with_traceback(None)  # else each raise would add to it
-        if name in self._off:
-            raise MissingDependencyError(
-                f"plugin {name!r} is installed but switched off",
-                hint=f"take {name} out of the environment variable TDSTORE_DISABLE_PLUGINS",
-            )
+        if name in self.plugins.broken:
+            raise self.plugins.broken[name].with_traceback(None)  # else each raise would add to it
+        if name in self.plugins.off:
+            raise switched_off(name)
         if name in KNOWN:
             raise MissingDependencyError(f"the {name!r} backend is not installed", hint=KNOWN[name].install)
         every = [b for named in self._claims().values() for b, _ in named]
@@ -242,6 +196,8 @@ class Registry:
 
         Raises:
             AmbiguousBackendError: two plugins claim it. UnknownBackendError: nobody knows its scheme.
+            BrokenPluginError, MissingDependencyError: it belongs to a plugin that failed, is switched off, or is ours
+                and not installed.
         """
         if isinstance(storage, Backend):
             return storage
@@ -272,21 +228,40 @@ class Registry:
         if len(claims) != 1:
             claims = [b for b in claims or by_suffix if b in by_suffix] or claims or by_suffix
         if lower.endswith(".zip") and not by_suffix:  # so many formats are zips that the bytes say little
-            self._refuse_known(lower)
+            self._refuse_unused(text)
         if len(claims) > 1 and (name := self._guess(text)):
             return self.get(name)
         if claims:
             return self._only(claims, text)
         if name := self._guess(text):
             return self.get(name)
-        self._refuse_known(lower)
+        self._refuse_unused(text)
         return None
 
-    def _refuse_known(self, lower: str) -> None:
-        """Raise `MissingDependencyError` for a name of a backend of ours that is not installed."""
+    def unused(self) -> list[Unused]:
+        """Plugins that failed to load or are switched off, and backends of ours that are not installed."""
+        found = [
+            Unused(p.name, p.error, KNOWN[p.name].suffixes, KNOWN[p.name].schemes) if p.name in KNOWN else p
+            for p in self.plugins.unused()
+        ]
+        taken = {plugin.name for plugin in found} | set(self._claims())
         for name, known in KNOWN.items():
-            if name not in self._claims() and known.suffixes and lower.endswith(known.suffixes):
-                self.get(name)
+            if name not in taken:
+                error = MissingDependencyError(f"the {name!r} backend is not installed", hint=known.install)
+                found.append(Unused(name, error, known.suffixes, known.schemes))
+        return found
+
+    def failed(self) -> list[PluginError]:
+        """The errors of plugins that failed to load or are switched off."""
+        return [plugin.error for plugin in self.plugins.unused()]
+
+    def _refuse_unused(self, path: str) -> None:
+        """Raise the error of a plugin that is not in use and to which the suffix of a path belongs."""
+        name = os.path.basename(path).lower()
+        for plugin in self.unused():
+            for suffix in plugin.suffixes:
+                if name.endswith(suffix) and name != suffix:
+                    raise _about(plugin, f"{path}: {suffix!r} belongs to a backend that cannot be used")
 
     def resolve_url(self, url: str) -> Backend:
         """The backend of a URL, by its scheme; then by suffix for schemes that several formats share."""
@@ -296,10 +271,12 @@ class Registry:
             return self._only(claims, url)
         if name := self._guess(url):
             return self.get(name)
-        for name, known in KNOWN.items():
-            if scheme in known.schemes or (name == "remote" and "::" in url):  # chained: a cache before a bucket
-                self.get(name)  # says what to install, or why the installed one failed
-        raise self._unknown(f"no backend knows the scheme {scheme!r} of {without_password(url)!r}", scheme)
+        for plugin in self.unused():
+            if scheme in plugin.schemes or (
+                plugin.name == "remote" and "::" in url
+            ):  # chained: a cache before a bucket
+                raise _about(plugin, f"{without_password(url)}: {scheme!r} belongs to a backend that cannot be used")
+        raise self._unknown_scheme("backend", scheme, url)
 
     def _only(self, claims: list[Backend], location: str) -> Backend:
         names = list(dict.fromkeys(b.name for b in claims))
@@ -311,26 +288,34 @@ class Registry:
         return self.get(names[0])
 
     def _guess(self, location: str) -> str | None:
-        for impl in reversed(self._manager.hook.tdstore_guess_backend.get_hookimpls()):
+        for impl in reversed(self.plugins.manager.hook.tdstore_guess_backend.get_hookimpls()):
             try:
                 name = impl.function(location)
                 if not isinstance(name, str | None):
                     raise TypeError(f"tdstore_guess_backend must return a name or None, not {name!r}")
             except Exception as error:
-                self._keep_error(impl.plugin_name, "tdstore_guess_backend", error)
+                self.plugins.keep_error(impl.plugin_name, "tdstore_guess_backend", error)
                 continue
             if name is not None:
                 return name
         return None
 
     def _unknown(self, message: str, name: str) -> UnknownBackendError:
-        installed = sorted(self._claims())
-        near = difflib.get_close_matches(name, installed, 1)
-        broken = f"; failed to load: {', '.join(sorted(self._broken))}" if self._broken else ""
-        return UnknownBackendError(
-            f"{message}; installed: {', '.join(installed)}{broken}",
-            hint=f"did you mean {near[0]!r}?" if near else None,
-        )
+        near = difflib.get_close_matches(name, sorted(self._claims()), 1)
+        return self._unknown_error(message, f"did you mean {near[0]!r}?" if near else None)
+
+    def _unknown_scheme(self, kind: str, scheme: str, url: str) -> UnknownBackendError:
+        schemes = sorted({s for claims in self._claims().values() for backend, _ in claims for s in backend.schemes})
+        near = difflib.get_close_matches(scheme, schemes, 1)
+        hint = f"did you mean {near[0] + '://'!r}?" if near else None
+        if scheme in self._claims():
+            hint = f"the backend {scheme!r} has no URLs: pass a path, and storage={scheme!r}"
+        return self._unknown_error(f"no {kind} knows the scheme {scheme!r} of {without_password(url)!r}", hint)
+
+    def _unknown_error(self, message: str, hint: str | None) -> UnknownBackendError:
+        failed = self.plugins.broken
+        broken = f"; failed to load: {', '.join(sorted(failed))}" if failed else ""
+        return UnknownBackendError(f"{message}; installed: {', '.join(sorted(self._claims()))}{broken}", hint=hint)
 
     # -- opening ------------------------------------------------------------------------
     def open(
@@ -354,14 +339,14 @@ class Registry:
         opener = self._opener(backend)
         _check_options(backend, opener, options)
         place = os.fspath(location) if isinstance(location, os.PathLike) else location
-        store = opener(place, mode=mode, **options)
+        store = self._call(backend, opener, place, mode, options)
         if not isinstance(store, Store):
             raise BrokenPluginError(f"{backend.opener} returned {type(store).__name__}, not a tdstore.Store")
-        for impl in self._manager.hook.tdstore_store_opened.get_hookimpls():
+        for impl in self.plugins.manager.hook.tdstore_store_opened.get_hookimpls():
             try:
                 impl.function(store)
             except Exception as error:  # an onlooker must not take the store away
-                self._keep_error(impl.plugin_name, "tdstore_store_opened", error)
+                self.plugins.keep_error(impl.plugin_name, "tdstore_store_opened", error)
         return store
 
     def engine(self, url: str, options: Mapping[str, Any] | None = None) -> Engine:
@@ -374,8 +359,7 @@ class Registry:
         scheme, rest = split_scheme(url)
         if "::" not in url and (not scheme or scheme.lower() in ("file", "local")):
             return LocalEngine(rest)
-        self._claims()
-        for impl in reversed(self._manager.hook.tdstore_open_engine.get_hookimpls()):
+        for impl in reversed(self.plugins.manager.hook.tdstore_open_engine.get_hookimpls()):
             given = {"url": url, "options": options or {}}
             found = impl.function(*(given[name] for name in impl.argnames))
             if found is not None:
@@ -386,7 +370,39 @@ class Registry:
                 return found
         if "remote" not in self._claims():
             self.get("remote")  # says what to install, or why the installed one failed
-        raise self._unknown(f"no engine knows the scheme {scheme!r} of {without_password(url)!r}", scheme)
+        raise self._unknown_scheme("engine", scheme, url)
+
+    def _call(
+        self, backend: Backend, opener: Callable[..., Store], place: object, mode: Mode, options: dict[str, Any]
+    ) -> Store:
+        """Call an opener. An error of its library gets the names that a user needs; it is the cause of what is raised.
+
+        Raises:
+            MissingDependencyError: a package is not installed. StoreIOError: an OSError of the opener.
+            BrokenPluginError: any other error that is not one of `tdstore.errors`.
+        """
+        try:
+            return opener(place, mode=mode, **options)
+        except (TDStoreError, MemoryError):
+            raise
+        except Exception as error:
+            what = f"the backend {backend.name!r} ({self._origin(backend)}) failed to open {_shown(place)}"
+            message = f"{what} with mode {mode!r}: {type(error).__name__}: {error}"
+            url = None if place is None else _shown(place)
+            if isinstance(error, ImportError):
+                raise MissingDependencyError(message, hint=backend.install or None) from error
+            if isinstance(error, OSError):
+                raise StoreIOError(message, url=url, errno=error.errno) from error
+            raise BrokenPluginError(
+                message, hint="the opener should raise an error of tdstore.errors: tell the authors of the plugin"
+            ) from error
+
+    def _origin(self, backend: Backend) -> str:
+        """The distribution that declares a backend, for messages."""
+        for declared, plugin in self._claims().get(backend.name, ()):
+            if declared is backend:
+                return self.plugins.distribution(plugin)
+        return "this process"
 
     def _opener(self, backend: Backend) -> Callable[..., Store]:
         module, _, attribute = backend.opener.partition(":")
@@ -403,7 +419,6 @@ class Registry:
 
 
 _SQUEEZED_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
-_HOOKS = [name for name in vars(hookspecs) if name.startswith("tdstore_")]
 
 
 def without_password(url: str) -> str:
@@ -411,8 +426,15 @@ def without_password(url: str) -> str:
     return re.sub(r"//[^/@\s]*@", "//***@", url)
 
 
-def _is_stray_impl(function: object, name: str) -> bool:
-    return callable(function) and hasattr(function, "tdstore_impl") and name not in _HOOKS
+def _shown(place: object) -> str:
+    return without_password(place) if isinstance(place, str) else repr(place)
+
+
+def _about(plugin: Unused, message: str) -> PluginError:
+    """The error of a plugin that is not in use, for one location."""
+    error = type(plugin.error)(f"{message}: {plugin.error.message}", hint=plugin.error.hint)
+    error.__cause__ = plugin.error.__cause__
+    return error
 
 
 def _first_bytes(path: str) -> bytes:

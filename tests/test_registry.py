@@ -295,8 +295,9 @@ def test_disabled_plugins():
             ("broken_import", "example"), "switched off by TDSTORE_DISABLE_PLUGINS"
         )
         fails(MissingDependencyError, r.get, "example")
-        e = fails(UnknownBackendError, r.resolve, "example://x")
-        assert "'example'" in str(e) and "memory" in str(e)
+        e = fails(MissingDependencyError, r.resolve, "example://x")
+        assert "'example' is installed but switched off" in str(e) and "example://x" in str(e)
+        assert e.hint == "take example out of the environment variable TDSTORE_DISABLE_PLUGINS"
         """,
         "good",
         "raises_at_import",
@@ -317,7 +318,7 @@ def test_h5_disabled_or_not_installed_says_what_to_install(tmp_path):
         """
     run("GONE = False\n" + textwrap.dedent(code), TDSTORE_DISABLE_PLUGINS="h5")
     # As if the distribution were not there: no entry points at all.
-    run("GONE = True\nsys.modules['tdstore.registry'].entry_points = lambda **k: ()\n" + textwrap.dedent(code))
+    run("GONE = True\nsys.modules['tdstore.discovery'].entry_points = lambda **k: ()\n" + textwrap.dedent(code))
 
 
 def test_remote_says_what_to_install():

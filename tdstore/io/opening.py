@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tdstore.errors import DirtyStoreError, StoreBusyError, StoreError, StoreNotFoundError, UnknownBackendError
+from tdstore.errors import (
+    DirtyStoreError,
+    PluginError,
+    StoreBusyError,
+    StoreError,
+    StoreNotFoundError,
+    UnknownBackendError,
+)
 from tdstore.header import Header
 from tdstore.hookspecs import Backend
 from tdstore.io.partial import Mark, incomplete, mark_of
@@ -27,10 +34,11 @@ def find_backend(location: Location, storage: Storage, mode: Mode) -> tuple[Back
     """The backend of a location, and the location as text.
 
     `storage` may be a URL itself; then it is the location. A local path that nothing claims is the
-    default on-disk format when writing.
+    default on-disk format when writing, unless its suffix is that of a file format (`FILE_SUFFIXES`).
 
     Raises:
         PluginError: see `Registry.resolve`. StoreNotFoundError: nothing is there to read.
+        UnknownBackendError: the suffix of a new path names a file format that no installed backend writes.
     """
     if isinstance(storage, str) and "://" in storage and location is None:
         location, storage = storage, None
@@ -44,13 +52,8 @@ def find_backend(location: Location, storage: Storage, mode: Mode) -> tuple[Back
     if backend is None:
         assert text is not None
         if mode in ("r", "r+"):
-            there = os.path.exists(text)
-            raise StoreNotFoundError(
-                f"{text} is there, but no installed backend recognises it" if there else f"nothing is stored at {text}",
-                url=text,
-                hint="pass storage= to name its backend" if there else None,
-            )
-        _refuse_file_ending(text)
+            raise _not_found(text)
+        _refuse_file_suffix(text)
         backend = known.get(DEFAULT_ON_DISK)
     return backend, text
 
@@ -130,18 +133,51 @@ def find_partial(backend: Backend, location: str | None, options: Mapping[str, A
         return None  # whatever it is, it is not a copy that could be finished
 
 
-# Endings that name a file of a certain kind: a directory of that name would not be what was asked for.
-_FILES = frozenset(
-    ".arrow .bin .ckpt .csv .feather .gguf .h5 .hdf5 .json .mat .msgpack .nc .npy .npz .onnx .parquet .pickle .pkl "
-    ".pt .pth .safetensors .tar .tdz .tfrecord .txt .zarr .zip".split()
+FILE_SUFFIXES = frozenset(
+    # arrays and tensors
+    ".arrow .avro .beton .bin .ckpt .feather .fits .gguf .h4 .h5 .hdf .hdf5 .he5 .keras .lance .lmdb .mat .mds "
+    ".msgpack .n5 .nc .nc4 .npy .npz .nwb .onnx .orc .parquet .pb .pickle .pkl .pt .pth .safetensors .tdz .tfrecord "
+    ".tfrecords .tflite .zarr "
+    # databases and tables
+    ".bson .csv .db .db3 .duckdb .json .jsonl .mdb .ndjson .ods .rdb .sqlite .sqlite3 .tsv .txt .xls .xlsx .xml .yaml "
+    ".yml "
+    # archives, images, sound
+    ".7z .bz2 .gz .rar .tar .tgz .xz .zip .zst .bmp .gif .jpeg .jpg .png .tif .tiff .webp .avi .mkv .mov .mp4 .webm "
+    ".flac .mp3 .ogg .wav".split()
 )
+"""Suffixes of file formats: a directory of such a name would not be what was asked for.
+
+Any other ending is part of a name: `runs/exp.1`, `v1.2`, `data.2024-01-01`, `ppo.best` are directories.
+"""
 
 
-def _refuse_file_ending(location: str) -> None:
-    ending = os.path.splitext(location)[1].lower()
-    if ending in _FILES and not os.path.isdir(location):
+def _refuse_file_suffix(location: str) -> None:
+    """Raise `UnknownBackendError` for the suffix of a file format. A trailing slash asks for a directory."""
+    suffix = os.path.splitext(location)[1].lower()
+    if suffix in FILE_SUFFIXES:
+        causes, error = _failed_plugins()
         raise UnknownBackendError(
-            f"no installed backend writes {ending!r} files ({location})",
+            f"no installed backend writes {suffix!r} files ({location}){causes}",
             hint="tdstore.backends() lists what is installed; "
             f"storage={DEFAULT_ON_DISK!r} makes a directory of that name",
-        )
+        ) from error
+
+
+def _not_found(location: str) -> StoreNotFoundError:
+    """The error of a path about which no backend knows anything."""
+    if not os.path.exists(location):
+        return StoreNotFoundError(f"nothing is stored at {location}", url=location)
+    causes, error = _failed_plugins()
+    missing = StoreNotFoundError(
+        f"{location} is there, but no installed backend recognises it{causes}",
+        url=location,
+        hint="pass storage= to name its backend" + ("; tdstore.backends() says why a plugin failed" if causes else ""),
+    )
+    missing.__cause__ = error
+    return missing
+
+
+def _failed_plugins() -> tuple[str, PluginError | None]:
+    """What a message says of plugins that are not in use, and the error of the first."""
+    failed = registry().failed()
+    return "".join(f"; {error.message}" for error in failed), failed[0] if failed else None

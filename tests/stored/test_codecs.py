@@ -25,7 +25,7 @@ def test_a_codec_keeps_its_kind(reopened, place):
     with pytest.raises(errors.UntrustedDataError, match="'f'"):
         td.save(**where)
     registry().backends()
-    registry()._manager.register(Plugin(), "fractions")
+    registry().plugins.manager.register(Plugin(), "fractions")
     try:
         owner = td.save(**where)
         again = TensorDict.load(where["location"])
@@ -33,7 +33,7 @@ def test_a_codec_keeps_its_kind(reopened, place):
         assert again[1]["f"] == Fraction(2, 3)
         again.close()
     finally:
-        registry()._manager.unregister(name="fractions")
+        registry().plugins.manager.unregister(name="fractions")
     with pytest.raises(errors.UntrustedDataError, match="codec 'fraction'"):
         TensorDict.load(where["location"])["f"]
     owner.close()
