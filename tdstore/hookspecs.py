@@ -55,6 +55,9 @@ class Backend:
     """First bytes of a file of this kind."""
     install: str = ""
     """The line to paste when a package that it needs is missing."""
+    checks_target: bool = False
+    """Whether the opener itself refuses, in mode "w", to replace what is not a dataset. Else the core opens in mode "r"
+    what is there, before it calls the opener."""
 
     def __post_init__(self) -> None:
         """Refuse a declaration that would match nothing, or too much.

@@ -29,6 +29,7 @@ from tdstore.errors import (
 )
 from tdstore.hookspecs import Backend, Codec
 from tdstore.localengine import LocalEngine
+from tdstore.replacing import check_replaceable
 from tdstore.store import Store
 from tdstore.types import MODES, Mode
 from tdstore.values import PICKLE
@@ -330,6 +331,10 @@ class Registry:
 
         A location that is neither text nor a path is what the store itself gave as `reopen_token`. `trust=True`
         and `trust=False` are about values, which backends never look into; what else `trust` may be, they say.
+
+        Raises:
+            StoreExistsError: mode "w", and what is there is not a dataset of that backend.
+            OptionError, PluginError, StoreError: see `tdstore.store.Store`.
         """
         if isinstance(options.get("trust"), bool | None):
             options.pop("trust", None)
@@ -339,6 +344,8 @@ class Registry:
         opener = self._opener(backend)
         _check_options(backend, opener, options)
         place = os.fspath(location) if isinstance(location, os.PathLike) else location
+        if mode == "w" and isinstance(place, str) and not backend.checks_target:
+            self._check_replaceable(backend, opener, place, options)
         store = self._call(backend, opener, place, mode, options)
         if not isinstance(store, Store):
             raise BrokenPluginError(f"{backend.opener} returned {type(store).__name__}, not a tdstore.Store")
@@ -371,6 +378,15 @@ class Registry:
         if "remote" not in self._claims():
             self.get("remote")  # says what to install, or why the installed one failed
         raise self._unknown_scheme("engine", scheme, url)
+
+    def _check_replaceable(
+        self, backend: Backend, opener: Callable[..., Store], place: str, options: dict[str, Any]
+    ) -> None:
+        # Only the header is wanted, and at once: whoever holds a lock there is a writer of that backend.
+        quick = {"lock_timeout": 0.0, "verify": "none"}
+        known = _option_names(opener) or ()
+        asked = {**options, **{name: value for name, value in quick.items() if name in known}}
+        check_replaceable(backend, place, _shown(place), lambda: self._call(backend, opener, place, "r", asked))
 
     def _call(
         self, backend: Backend, opener: Callable[..., Store], place: object, mode: Mode, options: dict[str, Any]

@@ -29,7 +29,7 @@ ROWS: list[str] = [
     "store",
     "engine localengine files publish holes checksums manifest objects session together",
     "hookspecs",
-    "discovery registry together",
+    "discovery replacing registry together",
     "builtin/ bytestore/ together",
     "io/ together",
     "ops/ parallel/",

@@ -20,6 +20,7 @@ def tdstore_backends() -> Iterable[Backend]:
         schemes=("ram",),
         summary="tensors of this process, on the CPU",
         caps=_RESIDENT,
+        checks_target=True,
     )
     yield Backend(
         name="cuda",
@@ -27,6 +28,7 @@ def tdstore_backends() -> Iterable[Backend]:
         schemes=("cuda",),
         summary="tensors on a CUDA device",
         caps=_RESIDENT | Cap.DIRECT_DEVICE,
+        checks_target=True,
     )
     yield Backend(
         name="shared",
@@ -42,6 +44,7 @@ def tdstore_backends() -> Iterable[Backend]:
         markers=("tdstore.json", "meta.json"),
         summary="a directory of raw memory-mapped files, one per leaf",
         caps=_RESIDENT | Cap.SHARED | Cap.PERSISTENT | Cap.CONCURRENT_WRITE,
+        checks_target=True,
     )
     yield Backend(
         name="tdz",

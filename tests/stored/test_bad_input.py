@@ -170,7 +170,7 @@ def test_other_peoples_files_are_not_replaced(tmp_path):
 @pytest.fixture
 def only_built_in(monkeypatch):
     """As on a machine where no plugin is installed."""
-    monkeypatch.setattr(sys.modules["tdstore.registry"], "entry_points", lambda **_: [])
+    monkeypatch.setattr(sys.modules["tdstore.discovery"], "entry_points", lambda **_: [])
     tdstore.registry.cache_clear()
     yield
     tdstore.registry.cache_clear()

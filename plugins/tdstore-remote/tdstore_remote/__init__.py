@@ -27,6 +27,7 @@ def tdstore_backends() -> Iterable[Backend]:
         caps=Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ,
         schemes=SCHEMES,
         install="pip install ./plugins/tdstore-remote   # from a clone of tdstore",
+        checks_target=True,
     )
 
 

@@ -44,6 +44,6 @@ def test_zips_by_name_and_by_content(tmp_path: Path) -> None:
 def test_without_the_plugin_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TensorDict({"a": torch.arange(3)}, [3]).save(tmp_path / "x.zarr.zip").close()
     bare = Registry()
-    monkeypatch.setattr(sys.modules["tdstore.registry"], "entry_points", lambda **_: [])
+    monkeypatch.setattr(sys.modules["tdstore.discovery"], "entry_points", lambda **_: [])
     with pytest.raises(MissingDependencyError, match="'zarr' backend is not installed"):
         bare.resolve(tmp_path / "x.zarr.zip")
