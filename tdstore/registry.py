@@ -347,8 +347,6 @@ class Registry:
         if mode == "w" and isinstance(place, str) and not backend.checks_target:
             self._check_replaceable(backend, opener, place, options)
         store = self._call(backend, opener, place, mode, options)
-        if not isinstance(store, Store):
-            raise BrokenPluginError(f"{backend.opener} returned {type(store).__name__}, not a tdstore.Store")
         for impl in self.plugins.manager.hook.tdstore_store_opened.get_hookimpls():
             try:
                 impl.function(store)
@@ -398,7 +396,7 @@ class Registry:
             BrokenPluginError: any other error that is not one of `tdstore.errors`.
         """
         try:
-            return opener(place, mode=mode, **options)
+            store = opener(place, mode=mode, **options)
         except (TDStoreError, MemoryError):
             raise
         except Exception as error:
@@ -412,6 +410,9 @@ class Registry:
             raise BrokenPluginError(
                 message, hint="the opener should raise an error of tdstore.errors: tell the authors of the plugin"
             ) from error
+        if not isinstance(store, Store):
+            raise BrokenPluginError(f"{backend.opener} returned {type(store).__name__}, not a tdstore.Store")
+        return store
 
     def _origin(self, backend: Backend) -> str:
         """The distribution that declares a backend, for messages."""

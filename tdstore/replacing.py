@@ -43,7 +43,12 @@ def check_replaceable(backend: Backend, location: str, name: str, open_it: Calla
     except StoreNotFoundError as error:
         if _is_file_format(backend) and _holds_something(location):
             reason, cause = f"what is there is not a dataset: {error.message}", error
-    except (CorruptStoreError, UnsupportedError, BrokenPluginError) as error:
+    except BrokenPluginError as error:  # a bare error of its library: perhaps of what is there
+        if not _is_file_format(backend):
+            raise
+        if _holds_something(location):
+            reason, cause = f"what is there cannot be read as a dataset: {error.message}", error
+    except (CorruptStoreError, UnsupportedError) as error:
         if not (_is_file_format(backend) and _is_empty_file(location)):
             reason, cause = f"what is there cannot be read as a dataset: {error.message}", error
     if reason is not None:
