@@ -26,6 +26,7 @@ class WrappedStore(Store):
         vars(self)["caps"] = inner.caps
         self.url = inner.url
         self.writable = inner.writable
+        self.uncommitted = inner.uncommitted
 
     def before_call(self, method: str, count: int) -> None:
         """Called before each call; `count` is how many leaves it concerns (0 for the header)."""

@@ -16,7 +16,13 @@ def tdstore_backends() -> Iterable[Backend]:
         name="zarr",
         opener="tdstore_zarr.store:open_zarr",
         summary="zarr v3 groups: a folder, a zip file, memory, or any URL",
-        caps=Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ,
+        caps=Cap.WRITE
+        | Cap.DISCARD
+        | Cap.PARTIAL_READ
+        | Cap.PARTIAL_WRITE
+        | Cap.RESIZE
+        | Cap.PERSISTENT
+        | Cap.CONCURRENT_READ,
         schemes=("zarr",),
         suffixes=(".zarr", ".zarr.zip"),
         markers=("zarr.json",),

@@ -259,7 +259,10 @@ def _open_local(text: str, mode: Mode, defaults: dict[str, Any], arguments: dict
 class ZarrStore(Store):
     """Leaves as the arrays of a zarr v3 group. Made by `open_zarr`."""
 
-    caps = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ
+    caps = (
+        Cap.WRITE | Cap.DISCARD | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT
+        | Cap.CONCURRENT_READ
+    )  # fmt: skip
 
     def __init__(
         self, session: Session, location: str | None, mode: Mode, layout: dict[str, Any], arguments: dict[str, Any]

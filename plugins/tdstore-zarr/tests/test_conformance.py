@@ -18,7 +18,7 @@ from tdstore.testing.setup import Location, fill
 from tdstore.testing.writing import WriteTests
 from tdstore.types import Mode
 
-CAPS = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ
+CAPS = ZarrStore.caps
 
 
 class TestZarr(StoreTests):
