@@ -36,6 +36,13 @@ class Typed(Container):
         """An object of this class around a container, or the container itself if it has other entries."""
         raise NotImplementedError
 
+    def __opened__(self) -> Any:
+        """Return the container that opening stored data of this class gives; default: the object.
+
+        A class that is only the stored form of another one overrides this.
+        """
+        return self
+
     @classmethod
     def _odd(cls, td: Any) -> list[str]:
         """Entries that a container of this class cannot have."""
@@ -123,7 +130,7 @@ def dressed(handle: Any, path: Path, td: Any) -> Any:
                 stacklevel=3,
             )
         return td
-    return cls._dress(td)
+    return cls._dress(td).__opened__()
 
 
 def _tell_unknown(handle: Any, first: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -340,6 +341,9 @@ class TensorClass(Surface, metaclass=Fields):
                 raise AttributeError(f"this {type(self).__name__} was not made: its __init__ was not called")
             if name in self._field_names and self._tensordict._kind(name) is None:  # asked after its own AttributeError
                 raise AttributeError(f"{name!r} of {type(self).__name__} is not set")
+            found = inspect.getattr_static(type(self), name, None)
+            if isinstance(found, property):  # it raised an AttributeError: the same again, which says more
+                return found.__get__(self)
             if name.startswith("__") or not hasattr(type(self._tensordict), name):
                 raise AttributeError(
                     f"{type(self).__name__} has no field or attribute {name!r}; its fields are "

@@ -279,3 +279,34 @@ def test_what_is_missing_and_what_is_no_field():
 
     with pytest.raises(TypeError, match=r"is missing 'reward', and has no field 'rewrad'$"):
         Step(obs=torch.zeros(2), rewrad=1)
+
+
+class Guarded(TensorClass):
+    x: torch.Tensor
+
+    @property
+    def first(self):
+        raise AttributeError("nothing was measured")
+
+
+def test_a_property_says_itself_what_it_lacks():
+    with pytest.raises(AttributeError, match="nothing was measured"):
+        Guarded(x=torch.ones(2)).first  # noqa: B018
+
+
+class Sums(TensorClass):
+    total: torch.Tensor
+
+
+class Table(TensorClass):
+    x: torch.Tensor
+
+    def __opened__(self):
+        return Sums(total=self.x.sum())
+
+
+@pytest.mark.parametrize("place", ["folder", "data.h5"])
+def test_a_class_says_what_opening_its_data_gives(tmp_path, place):
+    Table(x=torch.arange(3)).save(tmp_path / place)
+    found = tdstore.open(tmp_path / place)
+    assert type(found) is Sums and found.total == 3

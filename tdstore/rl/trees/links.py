@@ -1,0 +1,70 @@
+"""What a node of a tree knows at run time only: its parents, its keys, the table that its data is in.
+
+A node is a wrapper around a container, made anew at each access. So these facts are kept beside the containers, by
+identity, and vanish with them; they are never saved.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+Key = str | tuple[str, ...]
+
+
+class Links:
+    """The run-time facts of one container."""
+
+    __slots__ = ("action_keys", "observation_keys", "owner", "parents", "table")
+
+    def __init__(self, owner: weakref.ref[Any]) -> None:
+        self.owner = owner
+        self.parents: list[weakref.ref[Any]] = []
+        self.observation_keys: tuple[Key, ...] | None = None
+        self.action_keys: tuple[Key, ...] | None = None
+        self.table: Any = None
+
+
+_LINKS: dict[int, Links] = {}
+
+
+def find(container: Any) -> Links | None:
+    """Return the facts of a container, None where there are none."""
+    links = _LINKS.get(id(container))
+    return links if links is not None and links.owner() is container else None
+
+
+def make(container: Any) -> Links:
+    """Return the facts of a container; new and empty where there were none."""
+    links = find(container)
+    if links is None:
+        key = id(container)
+
+        def forget(owner: weakref.ref[Any]) -> None:
+            if key in _LINKS and _LINKS[key].owner is owner:
+                del _LINKS[key]
+
+        links = _LINKS[key] = Links(weakref.ref(container, forget))
+    return links
+
+
+def adopt(parent: Any, children: list[Any]) -> None:
+    """Record a container as a parent of others, once each."""
+    for child in children:
+        links = make(child)
+        links.parents = [ref for ref in links.parents if ref() is not None]
+        if not any(ref() is parent for ref in links.parents):
+            links.parents.append(weakref.ref(parent))
+
+
+def disown(parent: Any, children: list[Any]) -> None:
+    """Record that a container is no parent of others any more."""
+    for child in children:
+        if (links := find(child)) is not None:
+            links.parents = [ref for ref in links.parents if ref() is not None and ref() is not parent]
+
+
+def parents(container: Any) -> list[weakref.ref[Any]]:
+    """Return the references to the parents that still exist."""
+    links = find(container)
+    return [] if links is None else [ref for ref in links.parents if ref() is not None]

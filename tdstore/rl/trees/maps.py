@@ -1,0 +1,209 @@
+"""The two maps of a forest: from steps to rows of a storage, and from observations to the steps that leave them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tdstore
+from tdstore.rl.storages import LazyStorage
+from tdstore.rl.trees.links import Key
+
+
+def row_hashes(data: Any, keys: Sequence[Key]) -> list[int]:
+    """Return a hash of each row of some entries: an int64 that is the same in every process.
+
+    It is the 8-byte blake2b of the names, dtypes, shapes and bytes of the entries.
+
+    Args:
+        data: a TensorDict of batch size `[T]`.
+        keys: the entries; their order does not matter.
+
+    Raises:
+        KeyError: an entry is not there.
+    """
+    count = data.batch_size[0]
+    hashes = [hashlib.blake2b(digest_size=8) for _ in range(count)]
+    for key in sorted(keys, key=_parts):
+        value = data.get(key, None)
+        if value is None:
+            raise KeyError(f"no entry {key!r}; there are {', '.join(map(repr, data.keys()))}")
+        head, rows = _row_bytes(key, value, count)
+        for number, digest in enumerate(hashes):
+            digest.update(head)
+            digest.update(rows[number])
+    return [int.from_bytes(digest.digest(), "little", signed=True) for digest in hashes]
+
+
+def _parts(key: Key) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
+
+
+def _row_bytes(key: Key, value: Any, count: int) -> tuple[bytes, Sequence[Any]]:
+    """What all rows of an entry share, and the bytes of each."""
+    if isinstance(value, Tensor):
+        shape = list(value.shape[1:])
+        flat = value.detach().cpu().contiguous().reshape(count, -1)
+        head = [_parts(key), str(value.dtype), shape]
+        rows: Any = flat.view(torch.uint8).numpy() if flat.numel() else [b""] * count
+    else:
+        values = value.tolist() if hasattr(value, "tolist") else list(value)
+        head = [_parts(key), "value", []]
+        rows = [json.dumps(item, sort_keys=True).encode() for item in values]
+    return json.dumps(head).encode(), rows
+
+
+class DataMap:
+    """Steps in a storage, found by observation and action.
+
+    Args:
+        max_size: how many steps there may be.
+        storage: where they lie: None for memory, a device, the name of a backend, a URL; see `LazyStorage`.
+        path: the place, for a backend that is named.
+        **options: of `LazyStorage`.
+    """
+
+    def __init__(self, max_size: int = 1000, *, storage: Any = None, path: Any = None, **options: Any) -> None:
+        self.max_size = max_size
+        self.storage = LazyStorage(max_size, storage=storage, path=path, **options)
+        self.rows: dict[int, int] = {}
+        """The row of each pair of observation and action, by hash."""
+        self.pairs: list[int] = []
+        """The hash of the pair in each row."""
+        self.reached: list[int] = []
+        """The hash of the observation that follows each row."""
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __contains__(self, pair: object) -> bool:
+        """Whether a pair, given by its hash, has a row."""
+        return pair in self.rows
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        self.rows, self.pairs, self.reached = {}, [], []
+        self.storage.empty()
+
+    def read(self, rows: Sequence[int]) -> Any:
+        """Return steps as a TensorDict `[len(rows)]`, by one read of the storage."""
+        return self.storage.get(torch.tensor(rows, dtype=torch.int64))
+
+    def write(self, pairs: Sequence[int], reached: Sequence[int], steps: Any) -> list[int]:
+        """Write steps, known ones to the row that they have, and return their rows.
+
+        Args:
+            pairs: the hash of the observation and action of each step.
+            reached: the hash of the observation that follows.
+            steps: a TensorDict of batch size `[T]`. Of several steps with one hash, the last is kept.
+
+        Raises:
+            IndexError: more steps than `max_size`; nothing is written then.
+        """
+        fresh = list(dict.fromkeys(pair for pair in pairs if pair not in self.rows))
+        if len(self) + len(fresh) > self.max_size:
+            raise IndexError(
+                f"a forest of {len(self)} of at most {self.max_size} steps has no room for {len(fresh)} more: "
+                "make it with a larger max_size"
+            )
+        numbers = {pair: len(self) + i for i, pair in enumerate(fresh)}
+        rows = [self.rows[pair] if pair in self.rows else numbers[pair] for pair in pairs]
+        last = {row: position for position, row in enumerate(rows)}
+        self.storage.set(torch.tensor(list(last)), steps[torch.tensor(list(last.values()))])
+        self.rows.update(numbers)
+        self.pairs += fresh
+        self.reached += [0] * len(fresh)
+        for row, follower in zip(rows, reached, strict=True):
+            self.reached[row] = follower
+        return rows
+
+
+@dataclasses.dataclass(slots=True)
+class Node:
+    """What a forest knows of one observation: the steps that leave it, and how often it was passed."""
+
+    rows: list[int] = dataclasses.field(default_factory=list)
+    """Rows of the data map, in the order in which they were first seen."""
+    hashes: list[int] = dataclasses.field(default_factory=list)
+    """The hash of the pair in each of them."""
+    passes: int = 0
+
+
+class NodeMap:
+    """Observations, found by their hash."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[int, Node] = {}
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __contains__(self, observation: object) -> bool:
+        """Whether an observation, given by its hash, was left by a step."""
+        return observation in self.nodes
+
+    def get(self, observation: int) -> Node | None:
+        """Return what is known of an observation, given by its hash; None for nothing."""
+        return self.nodes.get(observation)
+
+    def count(self, observations: Iterable[int], rows: Iterable[int], pairs: Iterable[int]) -> None:
+        """Take note of steps: the hash of the observation, the row, and the hash of the pair of each."""
+        for observation, row, pair in zip(observations, rows, pairs, strict=True):
+            node = self.nodes.setdefault(observation, Node())
+            node.passes += 1
+            if row not in node.rows:
+                node.rows.append(row)
+                node.hashes.append(pair)
+
+
+def dump(data: DataMap, nodes: NodeMap, keys: dict[str, Any], path: Any, **options: Any) -> None:
+    """Save both maps as one dataset, on any backend; see `MCTSForest.dumps`."""
+    rows = torch.tensor([row for node in nodes.nodes.values() for row in node.rows], dtype=torch.int64)
+    found = {
+        "pairs": torch.tensor(data.pairs, dtype=torch.int64),
+        "reached": torch.tensor(data.reached, dtype=torch.int64),
+        "observations": torch.tensor(list(nodes.nodes), dtype=torch.int64),
+        "passes": torch.tensor([node.passes for node in nodes.nodes.values()], dtype=torch.int64),
+        "lengths": torch.tensor([len(node.rows) for node in nodes.nodes.values()], dtype=torch.int64),
+        "rows": rows,
+        "layout": json.dumps({"version": 1, "max_size": data.max_size, "keys": keys}),
+    }
+    saved = tdstore.TensorDict(found)
+    if len(data):
+        saved["steps"] = data.read(range(len(data)))
+    saved.save(path, **options).close()
+
+
+def load(data: DataMap, nodes: NodeMap, path: Any, **options: Any) -> dict[str, Any]:
+    """Fill two maps with what `dump` saved instead of what they have, and return its keys.
+
+    Raises:
+        ValueError: what lies there is no forest. IndexError: it has more steps than there is room for.
+    """
+    with tdstore.open(path, **options) as saved:
+        if "layout" not in saved.keys() or "observations" not in saved.keys():  # noqa: SIM118
+            raise ValueError(f"{path} holds no forest: it was not written by MCTSForest.dumps")
+        layout: dict[str, Any] = json.loads(saved["layout"])
+        if layout["version"] != 1:
+            raise ValueError(f"the forest of {path} has version {layout['version']}, and this tdstore reads 1")
+        pairs = saved["pairs"].tolist()
+        if len(pairs) > data.max_size:
+            raise IndexError(f"the forest of {path} has {len(pairs)} steps, and there is room for {data.max_size}")
+        found = saved.to_tensordict()
+    data.clear()
+    nodes.nodes.clear()
+    if pairs:
+        data.write(pairs, found["reached"].tolist(), found["steps"])
+    rows, start = found["rows"].tolist(), 0
+    facts = zip(*(found[name].tolist() for name in ("observations", "passes", "lengths")), strict=True)
+    for observation, passes, length in facts:
+        own = rows[start : start + length]
+        nodes.nodes[observation] = Node(own, [pairs[row] for row in own], passes)
+        start += length
+    return dict(layout["keys"])

@@ -1,0 +1,150 @@
+"""Pictures of trees, by plotly, which is imported when one is drawn."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tdstore.errors import MissingDependencyError
+from tdstore.rl.trees import walks
+from tdstore.rl.trees.walks import Path
+
+FIGURES = ("tree", "box")
+INFO = ("node_id", "count", "wins")
+
+
+def plot(
+    tree: Any,
+    backend: str,
+    figure: str,
+    info: Sequence[str] | None,
+    make_labels: Callable[[Any, Path], str] | None,
+    show: bool,
+) -> Any:
+    """Draw a tree; see `Tree.plot`.
+
+    Raises:
+        NotImplementedError: another backend or figure. MissingDependencyError: plotly is not installed.
+    """
+    if backend != "plotly":
+        raise NotImplementedError(f"trees are drawn by the backend 'plotly', not {backend!r}")
+    if figure not in FIGURES:
+        raise NotImplementedError(f"a tree is drawn as {' or '.join(map(repr, FIGURES))}, not {figure!r}")
+    nodes = [(path, node) for path, node, _ in walks.paths_by_breadth(tree, type(tree).children)]
+    labels = [(make_labels or label)(node, path) for path, node in nodes]
+    hover = [_hover(node, INFO if info is None else info) for _, node in nodes]
+    draw = _draw_tree if figure == "tree" else _draw_box
+    made = draw(nodes, labels, hover)
+    if show:
+        made.show()
+    return made
+
+
+def label(node: Any, path: Path) -> str:
+    """Return the action that led to a node, and its number of visits."""
+    action = node.branching_action if path else None
+    name = "root" if not path else "" if action is None else str(action.tolist())
+    visits = float(node.count or 0)
+    return f"{name}<br>{visits:g}" if visits else name or str(path[-1])
+
+
+def layout(paths: Sequence[Path]) -> dict[Path, tuple[float, int]]:
+    """Return the place `(x, depth)` of each node: leaves side by side, others in the middle above their children.
+
+    Args:
+        paths: of all nodes, a node before its children.
+    """
+    below: dict[Path, list[Path]] = {path: [] for path in paths}
+    for path in paths:
+        if path:
+            below[path[:-1]].append(path)
+    # Depth first, so that the leaves of one node lie together.
+    order: list[Path] = []
+    stack: list[Path] = [()]
+    while stack:
+        path = stack.pop()
+        order.append(path)
+        stack.extend(reversed(below[path]))
+    x: dict[Path, float] = {}
+    leaves = 0
+    for path in reversed(order):
+        if below[path]:
+            x[path] = (x[below[path][0]] + x[below[path][-1]]) / 2
+        else:
+            x[path] = float(-leaves)
+            leaves += 1
+    return {path: (x[path] + leaves - 1, len(path)) for path in order}
+
+
+def _hover(node: Any, names: Sequence[str]) -> str:
+    return "<br>".join(f"{name}: {_shown(getattr(node, name))}" for name in names)
+
+
+def _shown(value: Any) -> str:
+    return str(value.tolist() if hasattr(value, "tolist") else value)
+
+
+def _plotly() -> Any:
+    if importlib.util.find_spec("plotly") is None:
+        raise MissingDependencyError("Tree.plot needs the package plotly", hint="pip install 'tdstore[plot]'")
+    import plotly.graph_objects
+
+    return plotly.graph_objects
+
+
+def _draw_tree(nodes: list[tuple[Path, Any]], labels: list[str], hover: list[str]) -> Any:
+    graphs = _plotly()
+    places = layout([path for path, _ in nodes])
+    xs: list[float | None] = []
+    ys: list[float | None] = []
+    for path, _ in nodes[1:]:
+        (x0, y0), (x1, y1) = places[path[:-1]], places[path]
+        xs += [x0, x1, None]
+        ys += [-y0, -y1, None]
+    lines = graphs.Scatter(
+        x=xs, y=ys, mode="lines", line={"color": "#b0b0b0", "width": 1}, hoverinfo="none", showlegend=False
+    )
+    dots = graphs.Scatter(
+        x=[places[path][0] for path, _ in nodes],
+        y=[-places[path][1] for path, _ in nodes],
+        mode="markers+text",
+        text=labels,
+        hovertext=hover,
+        hoverinfo="text",
+        marker={"size": 16, "color": [float(node.count or 0) for _, node in nodes], "colorscale": "Blues"},
+        textposition="top center",
+        showlegend=False,
+    )
+    figure = graphs.Figure([lines, dots])
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    figure.update_layout(plot_bgcolor="white", margin={"l": 20, "r": 20, "t": 20, "b": 20})
+    return figure
+
+
+def _draw_box(nodes: list[tuple[Path, Any]], labels: list[str], hover: list[str]) -> Any:
+    graphs = _plotly()
+    ids = ["/".join(map(str, ("root", *path))) for path, _ in nodes]
+    weight = {path: max(float(node.count or 0), 1.0) for path, node in nodes}
+    for path in reversed([path for path, _ in nodes]):  # a box holds those of the children
+        inside = sum(weight[below] for below in ((*path, i) for i in range(_children(weight, path))))
+        weight[path] = max(weight[path], inside)
+    return graphs.Figure(
+        graphs.Treemap(
+            ids=ids,
+            parents=["" if not path else name.rpartition("/")[0] for name, (path, _) in zip(ids, nodes, strict=True)],
+            labels=labels,
+            values=[weight[path] for path, _ in nodes],
+            branchvalues="total",
+            hovertext=hover,
+            hoverinfo="text",
+        )
+    )
+
+
+def _children(weight: dict[Path, float], path: Path) -> int:
+    number = 0
+    while (*path, number) in weight:
+        number += 1
+    return number

@@ -1,0 +1,259 @@
+"""A tree as a whole: stored as flat tables, pickled, cloned, moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+import tdstore
+from tdstore.rl.trees import links, walks
+from tdstore.rl.trees.specs import reduce_specs, restore_specs
+from tdstore.rl.trees.table import TreeTable, flatten, unflatten
+
+
+class StoredTree(tdstore.TensorClass, nocast=True):
+    """What a tree does as a whole: the base of `Tree`, which has the fields."""
+
+    if TYPE_CHECKING:
+        node_id: int | None
+        subtree: Any
+        specs: Any
+
+        def children(self) -> list[Self]:
+            """Return the children."""
+
+    # -- storing ---------------------------------------------------------------------------------
+    def to_table(self) -> TreeTable:
+        """Return the tree as flat tables; see `TreeTable`. Tensors are copied."""
+        nodes = self._nodes()
+        numbers = {identity(node): number for number, node in enumerate(nodes)}
+        children = [[numbers[identity(child)] for child in node.children()] for node in nodes]
+        roots = torch.tensor([numbers[identity(node)] for node in self._roots()])
+        facts = links.find(nodes[0]._tensordict)
+        keys = None if facts is None else [facts.observation_keys, facts.action_keys]
+        specs = next((node.specs for node in nodes if node.specs is not None), None)
+        return flatten(nodes, children, roots if is_stack(self) else roots[0], reduce_specs(specs), keys)
+
+    @classmethod
+    def from_table(cls, table: TreeTable) -> Self:
+        """Make the tree of tables. Its tensors share memory with theirs, where those are live."""
+        stored = isinstance(table._tensordict, tdstore.PersistentTensorDict)
+        nodes, children, layout = unflatten(table.read() if stored else table, lambda fields: cls(**fields))
+        specs = restore_specs(layout["specs"])
+        keys = [None if part is None else tuple(map(_key, part)) for part in layout["keys"] or (None, None)]
+        for node in nodes:
+            if any(keys):
+                facts = links.make(node._tensordict)
+                facts.observation_keys, facts.action_keys = keys
+        join(nodes, children)
+        roots = [nodes[number] for number in table.roots.reshape(-1).tolist()]
+        for root in roots if specs is not None else ():
+            root.specs = specs
+        tree: Self = tdstore.lazy_stack(roots) if table.roots.ndim else roots[0]
+        live = not stored and table.edges.is_shared()
+        if stored or live:
+            links.make(tree._tensordict).table = table
+        for node in reversed(nodes) if live else ():  # one by one: a tree is deeper than Python's stack
+            node.lock_()
+        return tree
+
+    def _renew(self, made: Any) -> Any:
+        """The tree of a table that was stored; of a future, a future."""
+        if isinstance(made, Future):
+            done: Future[Any] = Future()
+            done.set_result(self._renew(made.result()))
+            return done
+        return type(self).from_table(made) if isinstance(made, TreeTable) else made  # one that was opened is a tree
+
+    def _become(self, tree: StoredTree) -> Self:
+        """Take over the fields of another tree, and the store that it is in."""
+        for field in self.fields():
+            setattr(self, field.name, getattr(tree, field.name))
+        if (table := tree._table()) is not None:
+            links.make(self._tensordict).table = table
+        return self
+
+    def _table(self) -> Any:
+        """The stored table that the tree lies in, None for none."""
+        facts = links.find(self._tensordict)
+        return None if facts is None else facts.table
+
+    def save(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
+        """As `TensorDict.save`, as flat tables; returns the stored tree."""
+        return self._renew(self.to_table().save(prefix, copy_existing, **kwargs))
+
+    dumps = save
+
+    def memmap(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
+        """As `TensorDict.memmap`, as flat tables; returns a tree over memory-mapped tensors."""
+        return self._renew(self.to_table().memmap(prefix, copy_existing, **kwargs))
+
+    def memmap_(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Self:
+        """As `TensorDict.memmap_`, as flat tables; this tree gets memory-mapped tensors."""
+        self._become(self._renew(self.to_table().memmap(prefix, copy_existing, **kwargs)))
+        return self.lock_()
+
+    def memmap_like(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
+        """As `TensorDict.memmap_like`: the same nodes and edges, with zeros for counts, values and data."""
+        table = self.to_table()
+        for group in table.nodes.values():
+            for name in ("count", "wins", "node_data"):
+                if (entry := group.get(name, None)) is not None:
+                    entry.zero_()
+        if table.rollouts is not None:
+            table.rollouts.zero_()
+        return self._renew(table.memmap(prefix, copy_existing, **kwargs))
+
+    def share_memory_(self) -> Self:
+        """As `TensorDict.share_memory_`: this tree gets tensors in shared memory."""
+        self._become(self._renew(self.to_table().save(storage="shared")))
+        return self.lock_()
+
+    def to_h5(self, *args: Any, **kwargs: Any) -> Any:
+        """As `TensorDict.to_h5`, as flat tables."""
+        return self._renew(self.to_table().to_h5(*args, **kwargs))
+
+    def to_zarr(self, *args: Any, **kwargs: Any) -> Any:
+        """As `TensorDict.to_zarr`, as flat tables."""
+        return self._renew(self.to_table().to_zarr(*args, **kwargs))
+
+    def to_store(self, *args: Any, **kwargs: Any) -> Any:
+        """As `TensorDict.to_store`, as flat tables."""
+        return self._renew(self.to_table().to_store(*args, **kwargs))
+
+    def consolidate(self, *args: Any, **kwargs: Any) -> Any:
+        """As `TensorDict.consolidate`, as flat tables."""
+        return self._renew(self.to_table().consolidate(*args, **kwargs))
+
+    def load_(self, prefix: Any, *args: Any, **kwargs: Any) -> Self:
+        """Take over a stored tree, whatever this one was."""
+        return self._become(type(self).load(prefix, *args, **kwargs))
+
+    load_memmap_ = load_
+
+    def is_memmap(self) -> bool:
+        """Whether the tensors are memory-mapped."""
+        return (table := self._table()) is not None and isinstance(table.edges, tdstore.MemoryMappedTensor)
+
+    def is_shared(self) -> bool:
+        """Whether the tensors are in shared memory."""
+        return (table := self._table()) is not None and bool(table.edges.is_shared())
+
+    def commit(self) -> Self:
+        """Make in-place changes durable, where the tensors of the tree lie in a store."""
+        if (table := self._table()) is not None:
+            table.commit()
+        return self
+
+    def close(self) -> None:
+        """Commit in-place changes and let go of the store, if the tree is over one. Twice is fine."""
+        if (table := self._table()) is not None:
+            table.close()
+
+    def __enter__(self) -> Self:
+        """Return the tree; at the end of the block, one that is over a store is closed."""
+        return super().__enter__() if self._table() is None else self
+
+    def __exit__(self, *error: Any) -> Any:
+        if self._table() is None:
+            return super().__exit__(*error)
+        return self.close()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As `TensorDict.state_dict`, of flat tables."""
+        return self.to_table().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Self:
+        """Take over the tree of a state dict, whatever this one was."""
+        found = tdstore.TensorDict()
+        found.load_state_dict(state_dict, False, **kwargs)
+        return self._become(self.from_table(TreeTable.from_tensordict(found)))
+
+    def to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """As `TensorDict.to_dict`; `subtree` is a list of the dicts of the children."""
+        if self.batch_size:
+            return super().to_dict(**kwargs)
+        nodes = self._nodes()
+        made = {identity(node): super(StoredTree, bare(node)).to_dict(**kwargs) for node in nodes}
+        for node in nodes:
+            if node.subtree is not None:
+                made[identity(node)]["subtree"] = [made[identity(child)] for child in node.children()]
+        return made[identity(self)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (type(self), self.to_table())
+
+    # -- the same tree elsewhere -----------------------------------------------------------------
+    def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
+        """As `TensorDict.clone`; nodes that are shared stay shared."""
+        return self._each(lambda container: container.clone(recurse, **kwargs))
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """As `TensorDict.to`; nodes that are shared stay shared."""
+        return self._each(lambda container: container.to(*args, **kwargs))
+
+    def cpu(self, **kwargs: Any) -> Self:
+        """As `TensorDict.cpu`; nodes that are shared stay shared."""
+        return self.to("cpu", **kwargs)
+
+    def cuda(self, device: Any = None, **kwargs: Any) -> Self:
+        """As `TensorDict.cuda`; nodes that are shared stay shared."""
+        return self.to(torch.device("cuda") if device is None else torch.device("cuda", device), **kwargs)
+
+    def _each(self, fn: Callable[[Any], Any]) -> Self:
+        """Apply a function to the containers of all nodes, without their children, and join the results."""
+        nodes = self._nodes()
+        numbers = {identity(node): number for number, node in enumerate(nodes)}
+        made = [type(self).from_tensordict(fn(bare(node)._tensordict)) for node in nodes]
+        for old, new in zip(nodes, made, strict=True):
+            if (facts := links.find(old._tensordict)) is not None:
+                copied = links.make(new._tensordict)
+                copied.observation_keys, copied.action_keys = facts.observation_keys, facts.action_keys
+        join(made, [[numbers[identity(child)] for child in node.children()] for node in nodes])
+        roots = [made[numbers[identity(node)]] for node in self._roots()]
+        found: Self = tdstore.lazy_stack(roots) if is_stack(self) else roots[0]
+        return found
+
+    def _roots(self) -> list[Self]:
+        return list(self.unbind(0)) if is_stack(self) else [self]
+
+    def _nodes(self) -> list[Self]:
+        return walks.nodes_by_breadth(self._roots(), _children, identity)
+
+
+def _unpickled(cls: type[StoredTree], table: TreeTable) -> StoredTree:
+    return cls.from_table(table)
+
+
+def is_stack(tree: StoredTree) -> bool:
+    """Whether a tree is a stack of nodes, as `subtree` is."""
+    return isinstance(tree._tensordict, tdstore.LazyStackedTensorDict)
+
+
+def identity(node: StoredTree) -> int:
+    """What two wrappers of one node have in common."""
+    return id(node._tensordict)
+
+
+def bare(node: StoredTree) -> Any:
+    """A node without its children."""
+    return node if node.subtree is None else node.exclude("subtree")
+
+
+def join(nodes: Sequence[StoredTree], children: Sequence[Sequence[int]]) -> None:
+    """Give nodes their children."""
+    for node, below in zip(nodes, children, strict=True):
+        if below:
+            node.subtree = tdstore.lazy_stack([nodes[number] for number in below])
+
+
+def _key(stored: Any) -> links.Key:
+    return tuple(stored) if isinstance(stored, list) else stored
+
+
+def _children(node: Any) -> list[Any]:
+    found: list[Any] = node.children()
+    return found
