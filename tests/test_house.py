@@ -27,7 +27,7 @@ ROWS: list[str] = [
     "values header together",
     "keys indexing shapes plans rows ranges strings tracing lifetime together",
     "store",
-    "engine localengine files publish holes checksums manifest objects session together",
+    "engine localengine files publish holes checksums budget manifest objects session together",
     "hookspecs",
     "discovery replacing registry together",
     "builtin/ bytestore/ together",

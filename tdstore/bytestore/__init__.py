@@ -1,5 +1,7 @@
 """The object layout: a whole store over any engine, as immutable objects and one manifest that is put last."""
 
-from tdstore.bytestore.store import DIRECTORY_HINT, ByteStore, open_directory, open_objects
+from tdstore.bytestore.directory import DIRECTORY_HINT
+from tdstore.bytestore.opening import open_directory, open_objects
+from tdstore.bytestore.store import ByteStore
 
 __all__ = ["DIRECTORY_HINT", "ByteStore", "open_directory", "open_objects"]

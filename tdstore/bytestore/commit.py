@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tdstore.engine import Engine, EngineCap
+from tdstore.engine import Blob, Engine, EngineCap
 from tdstore.errors import (
     ConflictError,
     StoreError,
@@ -43,6 +43,14 @@ def generation_of(data: bytes) -> str | None:
     """The generation that a manifest of either layout names."""
     found = _GENERATION.search(data, 0, 200)
     return found[1].decode() if found else None
+
+
+def fetch_manifest(engine: Engine) -> Blob | None:
+    """The manifest of either layout; None where there is none. One request."""
+    try:
+        return engine.get(NAME, MAX_FILE_BYTES)
+    except StoreNotFoundError:
+        return None
 
 
 class Publisher:
@@ -167,9 +175,8 @@ class Publisher:
 
     def look(self) -> Seen:
         """What is there now."""
-        try:
-            blob = self.engine.get(NAME, MAX_FILE_BYTES)
-        except StoreNotFoundError:
+        blob = fetch_manifest(self.engine)
+        if blob is None:
             return NOTHING_THERE
         return Seen(True, generation_of(bytes(blob.data[:400])), blob.tag)
 
@@ -251,11 +258,9 @@ class Publisher:
         # Listed first: what a writer commits between the two requests is in the manifest that is read then.
         found = [e.key for e in self.engine.list("data/") if OBJECT_NAME.fullmatch(e.key) and e.modified <= limit]
         named: set[str] = set(self.mine)
-        try:
-            document = decode_objects(bytes(self.engine.get(NAME, MAX_FILE_BYTES).data), url=self.url)
-        except StoreNotFoundError:
-            pass  # nothing was ever committed there: only what this writer put is needed
-        else:
+        blob = fetch_manifest(self.engine)
+        if blob is not None:  # else nothing was ever committed there: only what this writer put is needed
+            document = decode_objects(bytes(blob.data), url=self.url)
             named |= {o.name for o in document.objects} | {r.name for r in document.retired}
         doomed = [name for name in found if name not in named]
         if doomed:

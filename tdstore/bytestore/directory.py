@@ -22,6 +22,8 @@ from tdstore.ranges import Range
 from tdstore.session import FileParts
 from tdstore.types import Path
 
+DIRECTORY_HINT = "a directory of files that was uploaded can be read only: save it anew somewhere else to change it"
+
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:

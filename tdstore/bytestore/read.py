@@ -12,7 +12,19 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tdstore.bytestore.table import PER_BLOCK, UNCHECKED, Bytes, Extents, Leaf, Table, fill_bytes, locate, spread
+from tdstore.bytestore.table import (
+    OBJECT_BITS,
+    PER_BLOCK,
+    UNCHECKED,
+    Bytes,
+    Extents,
+    Leaf,
+    Table,
+    fill_bytes,
+    locate,
+    place,
+    spread,
+)
 from tdstore.checksums import crc32c
 from tdstore.engine import Buffer, Engine
 from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError
@@ -25,8 +37,6 @@ WASTE = 2
 """Bridging gaps may double the bytes, not more ..."""
 FREE = 512 << 10
 """... unless they are so few."""
-_OBJECT_BITS = 42
-"""Bits for a place in an object, in a number that also holds the object's: objects have less than 4 TiB."""
 
 _AS_IT_IS = "restore it from a copy; verify='size' reads it as it is"
 
@@ -253,11 +263,6 @@ class Fetcher:
         return bad
 
 
-def place(number: Ints) -> Ints:
-    """Where an object begins when all lie one after the other, far apart."""
-    return number << _OBJECT_BITS
-
-
 class Fetched:
     """Ranges `[n, 2]` of objects that lie one after the other (`place`), fetched with few requests."""
 
@@ -268,9 +273,9 @@ class Fetched:
     def requests(self) -> list[tuple[int, int, int]]:
         """Object, start and stop of each."""
         asked = []
-        mask = (1 << _OBJECT_BITS) - 1
+        mask = (1 << OBJECT_BITS) - 1
         for a, b in self._cover.tolist():
-            number, start, stop = a >> _OBJECT_BITS, a & mask, (b - 1 & mask) + 1
+            number, start, stop = a >> OBJECT_BITS, a & mask, (b - 1 & mask) + 1
             asked += [(number, at, min(at + PART, stop)) for at in range(start, stop, PART)]
         return asked
 
@@ -336,7 +341,7 @@ class _Job:
         low = (self.first + self.low)[some] // PER_BLOCK
         high = (self.first + self.high - 1)[some] // PER_BLOCK + 1
         keys = np.unique(place(np.repeat(self.object[some], high - low)) + spread(low, high - low))
-        blocks = ((key >> _OBJECT_BITS, key & ((1 << _OBJECT_BITS) - 1)) for key in keys.tolist())
+        blocks = ((key >> OBJECT_BITS, key & ((1 << OBJECT_BITS) - 1)) for key in keys.tolist())
         return [(o, b) for o, b in blocks if b not in self.objects[o].sums]
 
     def damaged(self, got: Fetched) -> Ints:
@@ -365,7 +370,7 @@ class _Job:
         out = np.empty(len(keys), np.uint32)
         edges = (np.flatnonzero(np.diff(keys // PER_BLOCK)) + 1).tolist()
         for low, high in zip([0, *edges], [*edges, len(keys)], strict=True):
-            number, first = int(keys[low]) >> _OBJECT_BITS, int(keys[low]) & ((1 << _OBJECT_BITS) - 1)
+            number, first = int(keys[low]) >> OBJECT_BITS, int(keys[low]) & ((1 << OBJECT_BITS) - 1)
             out[low:high] = self.objects[number].sums[first // PER_BLOCK][keys[low:high] % PER_BLOCK]
         return out
 

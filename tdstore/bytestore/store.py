@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from tdstore.bytestore.commit import NOTHING_THERE, Publisher, Seen, generation_of
-from tdstore.bytestore.directory import Uploaded, read_uploaded
+from tdstore.bytestore.commit import Publisher, Seen, fetch_manifest, generation_of
+from tdstore.bytestore.directory import DIRECTORY_HINT, Uploaded
 from tdstore.bytestore.read import Check, Want, drive
-from tdstore.bytestore.table import Leaf, Table, check_fills, fill_bytes, to_document
+from tdstore.bytestore.table import Leaf, Table, check_table, fill_bytes, to_document
 from tdstore.bytestore.tidy import crowded, wasteful
+from tdstore.bytestore.uncommitted import Uncommitted
 from tdstore.bytestore.view import View
 from tdstore.bytestore.write import Buffer, Names, pack, placed, portions, store_in_memory
-from tdstore.engine import Blob, Engine, EngineCap
+from tdstore.engine import EngineCap
 from tdstore.errors import (
     ConflictError,
     CorruptStoreError,
@@ -34,16 +34,14 @@ from tdstore.errors import (
     StoreBusyError,
     StoreClosedError,
     StoreError,
-    StoreExistsError,
     StoreNotFoundError,
 )
 from tdstore.header import Header
-from tdstore.manifest import MAX_FILE_BYTES, NAME, OBJECTS_START
 from tdstore.objects import MAX_GRAIN, Document, decode_objects, encode_objects, new_generation
 from tdstore.ranges import Ints, index_shape
 from tdstore.rows import check_indices
 from tdstore.store import Cap, Store
-from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
+from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Write, path_text
 
 Verify = Literal["full", "size", "none"]
 Reopen = tuple[Any, dict[str, Any]]
@@ -51,177 +49,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 VERIFY_BYTES = 64 << 20
-DIRECTORY_HINT = "a directory of files that was uploaded can be read only: save it anew somewhere else to change it"
 
 
-def open_objects(
-    engine: Engine,
-    *,
-    mode: Mode = "r",
-    url: str | None = None,
-    verify: Verify | None = None,
-    single_writer: bool = False,
-    object_bytes: int = 64 << 20,
-    buffer_bytes: int = 64 << 20,
-    keep_old: float = 3600.0,
-    max_bytes: int | None = None,
-    reopen: Reopen | None = None,
-    close_engine: bool = True,
-) -> ByteStore:
-    """Open what `tdstore.json` at the engine's root describes, or make something new there. One request.
+class Limits(NamedTuple):
+    """How many bytes a store puts, keeps and gives."""
 
-    To read, that may also be a directory of files that was uploaded as it is (see `open_directory`).
-
-    Args:
-        mode: "r", "r+", "w", "x" or "a", as `tdstore.Store` says.
-        url: what messages call the place; the engine's own by default.
-        verify: "full" compares all that is read with its checksums, "size" and "none" only that it is there and
-            long enough. By default "full" for the object layout and "size" for a directory (see there).
-        single_writer: the word of the caller that nobody else writes; needed where the engine has no
-            conditional put.
-        object_bytes: no new object is larger than this (or than one row).
-        buffer_bytes: writes are kept in memory up to about so many bytes, then put as new objects.
-        keep_old: seconds for which objects stay that only older generations need: for readers that have those open.
-        max_bytes: refuse a store that declares more data than this.
-        reopen: the location and options with which the backend's opener opens this place again, elsewhere.
-        close_engine: close the engine with the store.
-
-    Raises:
-        StoreNotFoundError: there is no `tdstore.json`; something else may be there.
-        StoreExistsError: by the mode. ReadOnlyError: the engine cannot write.
-        CorruptStoreError: damaged, or not what a writer would write.
-
-    Example:
-        >>> store = open_objects(LocalEngine(tmp_path / "run"), mode="w")
-        >>> store.create({("a",): LeafSpec((3, 2), "int64")})
-        >>> store.write([Write(("a",), (slice(1, 2, 1),), torch.tensor([[5, 6]]))])
-        >>> store.save_header(Header())
-        >>> open_objects(LocalEngine(tmp_path / "run")).read([Read(("a",))])[0].tolist()
-        [[0, 0], [5, 6], [0, 0]]
-    """
-    place = engine.url if url is None else url
-    _check_options(place, mode, verify, object_bytes, buffer_bytes)
-    if mode != "r" and EngineCap.WRITE not in engine.can:
-        raise ReadOnlyError(f"{place} cannot be written to", url=place, hint="open it with mode='r'")
-    blob = _manifest(engine, place)
-    if mode == "a":
-        mode = "x" if blob is None else "r+"
-    if mode == "x" and blob is not None:
-        raise StoreExistsError(
-            f"there is a store at {place} already", url=place, hint="mode='w' replaces it, mode='r+' changes it"
-        )
-    seen = NOTHING_THERE if blob is None else Seen(True, generation_of(bytes(blob.data[:400])), blob.tag)
-    publisher = Publisher(engine, place, seen, single_writer=single_writer, keep_old=keep_old)
-    limits = (object_bytes, buffer_bytes)
-    check = Check.NONE if verify in ("size", "none") else Check.FULL
-    if mode in ("w", "x"):
-        before = None if blob is None else _replaced(blob, place)
-        view = View(engine, place, Table.empty(), Header(), check=check)
-        return ByteStore(view, publisher, before, "w", limits, reopen, close_engine)
-    if blob is None:
-        raise StoreNotFoundError(f"nothing is stored at {place}: there is no {NAME}", url=place)
-    data = bytes(blob.data)
-    if not _is_ours(data):
-        if mode == "r+":
-            raise ReadOnlyError(f"{place} is a directory of files", url=place, hint=DIRECTORY_HINT)
-        return open_directory(
-            engine,
-            url=url,
-            verify=verify or "size",
-            max_bytes=max_bytes,
-            reopen=reopen,
-            close_engine=close_engine,
-            manifest=blob,
-        )
-    document = decode_objects(data, url=place)
-    table = Table.from_document(document)
-    _check_budget(table, max_bytes, place)
-    view = View(engine, place, table, document.header, check=check, nbytes=len(data))
-    return ByteStore(view, publisher, document, mode, limits, reopen, close_engine)
-
-
-def open_directory(
-    engine: Engine,
-    *,
-    url: str | None = None,
-    verify: Verify = "size",
-    max_bytes: int | None = None,
-    reopen: Reopen | None = None,
-    close_engine: bool = True,
-    manifest: Blob | None = None,
-    peer: bool = False,
-) -> ByteStore:
-    """Open a directory of files, ours or the peer's, that was uploaded as it is. It can be read only.
-
-    Its checksums are of 4 MiB each. "size" compares blocks that are read whole, and the first, middle and last
-    4 KiB of each leaf; "full" fetches whole blocks and compares everything, which for scattered rows is
-    many times what was asked for; "none" compares nothing. Directories of the peer have no checksums.
-
-    Args:
-        manifest: its `tdstore.json`, if that was fetched already.
-        peer: it is known that there is no `tdstore.json`: do not ask again.
-
-    Raises:
-        StoreNotFoundError: there is neither `tdstore.json` nor `meta.json`.
-        CorruptStoreError: damaged. UntrustedDataError: a value is pickled.
-    """
-    place = engine.url if url is None else url
-    _check_options(place, "r", verify, 1, 1)
-    blob = _manifest(engine, place) if manifest is None and not peer else manifest
-    uploaded = read_uploaded(engine, place, None if blob is None else bytes(blob.data))
-    _check_budget(uploaded.table, max_bytes, place)
-    check = {"full": Check.FULL, "size": Check.COVERED, "none": Check.NONE}[verify]
-    tips = {} if verify == "none" else uploaded.tips
-    view = View(engine, place, uploaded.table, uploaded.header, check=check, tips=tips)
-    publisher = Publisher(engine, place, NOTHING_THERE, single_writer=False, keep_old=0.0)
-    return ByteStore(view, publisher, uploaded, "r", (1, 1), reopen, close_engine)
-
-
-def _check_options(place: str, mode: str, verify: str | None, object_bytes: int, buffer_bytes: int) -> None:
-    for name, value, allowed in (("mode", mode, MODES), ("verify", verify, (None, "full", "size", "none"))):
-        if value not in allowed:
-            raise OptionError(
-                f"{place}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", url=place
-            )
-    for name, size in (("object_bytes", object_bytes), ("buffer_bytes", buffer_bytes)):
-        if size < 1:
-            raise OptionError(f"{place}: {name} must be at least 1, not {size}", url=place)
-
-
-def _manifest(engine: Engine, place: str) -> Blob | None:
-    try:
-        return engine.get(NAME, MAX_FILE_BYTES)
-    except StoreNotFoundError:
-        return None
-
-
-def _is_ours(data: bytes) -> bool:
-    return data.startswith(OBJECTS_START, data.find(b"\n", 0, 40) + 1)
-
-
-def _replaced(blob: Blob, place: str) -> Document | None:
-    """The generation that mode "w" is to replace; None when it is damaged, so that nobody needs its objects."""
-    data = bytes(blob.data)
-    if not _is_ours(data):
-        raise StoreExistsError(
-            f"{place} holds a {NAME} that is not of the object layout",
-            url=place,
-            hint="remove what is there first, or choose another place",
-        )
-    with suppress(CorruptStoreError):
-        return decode_objects(data, url=place)
-    return None
-
-
-def _check_budget(table: Table, max_bytes: int | None, place: str) -> None:
-    check_fills(table.leaves, place)
-    total = sum(leaf.spec.nbytes for leaf in table.leaves.values())
-    if max_bytes is not None and total > max_bytes:
-        raise CorruptStoreError(
-            f"{place} declares {total} bytes of data, more than max_bytes={max_bytes}",
-            url=place,
-            hint="pass a larger max_bytes= if that is meant",
-        )
+    object_bytes: int
+    """No new object is larger."""
+    buffer_bytes: int
+    """Writes that are in memory before they are put."""
+    max_bytes: int | None
+    """What the store may declare; None: anything."""
 
 
 def _in_turn(fn: Callable[Concatenate[ByteStore, P], R]) -> Callable[Concatenate[ByteStore, P], R]:
@@ -243,7 +81,15 @@ class ByteStore(Store):
     A reader keeps the generation that it opened (for `keep_old` seconds after it was replaced); `refresh` moves it.
     """
 
-    caps = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ
+    caps = (
+        Cap.WRITE
+        | Cap.PARTIAL_READ
+        | Cap.PARTIAL_WRITE
+        | Cap.RESIZE
+        | Cap.PERSISTENT
+        | Cap.CONCURRENT_READ
+        | Cap.DISCARD
+    )
 
     def __init__(
         self,
@@ -251,7 +97,7 @@ class ByteStore(Store):
         publisher: Publisher,
         before: Document | Uploaded | None,
         mode: Mode,
-        limits: tuple[int, int],
+        limits: Limits,
         reopen: Reopen | None,
         close_engine: bool,
     ) -> None:
@@ -264,12 +110,12 @@ class ByteStore(Store):
         self._publisher = publisher
         self._before = before
         self._committed = mode in ("r", "r+")
-        self._object_bytes, self._buffer_bytes = limits
+        self._limits = limits
         self._reopen = reopen
         self._close_engine = close_engine
         self._buffer = Buffer()
         self._names = Names()
-        self._dirty = False
+        self._uncommitted = Uncommitted(view.table.leaves)
         self._conflict: ConflictError | None = None
         self._closed = False
         self._pid = os.getpid()
@@ -321,7 +167,7 @@ class ByteStore(Store):
                 fill_bytes(spec)
             except (TypeError, ValueError, RuntimeError, OverflowError) as error:
                 raise OptionError(f"{self.url}: {path_text(path)} cannot be filled: {error}", url=self.url) from error
-        self._dirty = True
+        self._uncommitted.gone(leaves)
         for path, spec in leaves.items():
             view.replace(path, Leaf(spec))
 
@@ -353,15 +199,15 @@ class ByteStore(Store):
                     f"{path_text(w.path)} takes shape {list(expected)} and dtype {spec.dtype} at this index, "
                     f"not {list(w.value.shape)} and {w.value.dtype}"
                 )
-        self._dirty = True
+        self._uncommitted.rows = True
         for w in writes:
             leaf = self._leaf(w.path)
             if not w.value.numel():
                 continue
             ranges, source, data = placed(leaf.spec.shape, leaf.spec.dtype.itemsize, w.index, w.value)
-            for some, begins in portions(ranges, source, self._buffer_bytes, leaf.grain):
+            for some, begins in portions(ranges, source, self._limits.buffer_bytes, leaf.grain):
                 view.replace(w.path, store_in_memory(self._leaf(w.path), some, begins, data, self._buffer))
-                if self._buffer.nbytes >= self._buffer_bytes:
+                if self._buffer.nbytes >= self._limits.buffer_bytes:
                     self._flush_buffer(view)
 
     @_in_turn
@@ -370,7 +216,7 @@ class ByteStore(Store):
         view = self._changing()
         for path in paths:
             self._leaf(path)
-        self._dirty = True
+        self._uncommitted.gone(paths)
         for path in dict.fromkeys(paths):
             view.remove(path)
 
@@ -381,7 +227,7 @@ class ByteStore(Store):
         for path, length in lengths.items():
             if not self._leaf(path).spec.shape or length < 0:
                 raise ValueError(f"{path_text(path)} of {self.url} cannot have length {length}")
-        self._dirty = True
+        self._uncommitted.resized()
         for path, length in lengths.items():
             view.replace(path, self._leaf(path).resized(length))
 
@@ -392,7 +238,7 @@ class ByteStore(Store):
         leaves = {path: self._leaf(path) for path in moves}
         if len(set(moves.values())) < len(moves):
             raise ValueError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
-        self._dirty = True
+        self._uncommitted.moved(moves)
         for path in leaves:
             view.remove(path)
         for path, leaf in leaves.items():
@@ -400,10 +246,20 @@ class ByteStore(Store):
 
     # -- life ----------------------------------------------------------------------------
     @_in_turn
+    def discard(self) -> None:
+        """As `Store.discard`: the leaves are those of the last commit again. No request; what was put for nothing is
+        removed by the next commit, or by `close`.
+        """
+        self._take_back(self._open())
+
+    @_in_turn
     def flush(self) -> None:
-        """Commit changes to a store that was committed before; a new one waits for its first `save_header`."""
+        """Commit rows that were written into leaves of the last commit; a change of structure waits for `save_header`.
+
+        What is flushed while the structure changes is committed with it.
+        """
         view = self._open()
-        if self.writable and self._committed and self._dirty:
+        if self.writable and self._committed and self._uncommitted.rows and not self._uncommitted.structure:
             self._commit(self._changing(), view.header)
 
     @_in_turn
@@ -415,13 +271,13 @@ class ByteStore(Store):
             StoreNotFoundError: the store was removed.
         """
         view = self._open()
-        if self._dirty or not isinstance(self._before, Document) or not self._committed:
+        if self._uncommitted or not isinstance(self._before, Document) or not self._committed:
             raise StoreError(
                 f"{self.url} cannot be refreshed: it has changes of its own, or is a directory of files",
                 url=self.url,
                 hint="commit the changes, or open it again",
             )
-        blob = _manifest(self.engine, self.url)
+        blob = fetch_manifest(self.engine)
         if blob is None:
             raise StoreNotFoundError(f"nothing is stored at {self.url} any more", url=self.url)
         data = bytes(blob.data)
@@ -429,11 +285,12 @@ class ByteStore(Store):
             return False
         document = decode_objects(data, url=self.url)
         table = Table.from_document(document)
-        check_fills(table.leaves, self.url)
-        fresh = View(self.engine, self.url, table, document.header, check=view.check, nbytes=len(data))
+        check_table(table, self._limits.max_bytes, self.url)
+        fresh = View(self.engine, self.url, table, document.header, check=view.check, nbytes=len(data), wary=view.wary)
         fresh.memory = self._buffer.pieces
         self._publisher.seen = Seen(True, document.generation, blob.tag)
         self._before, self._view = document, fresh
+        self._uncommitted = Uncommitted(table.leaves)
         self._conflict = None
         return True
 
@@ -487,18 +344,19 @@ class ByteStore(Store):
             The names of the objects that were removed.
         """
         self._changing()
-        if self._dirty:
+        if self._uncommitted:
             raise StoreError(f"{self.url} has changes that are not committed", url=self.url, hint="commit them first")
         return self._publisher.collect(older_than)
 
     @_in_turn
     def close(self) -> None:
-        """Commit in-place changes, remove what was put for nothing, and close the engine. Twice is fine."""
+        """Commit written rows, drop other changes, remove what was put for nothing, close the engine. Twice is fine."""
         if self._closed:
             return
         try:
-            if self._dirty and self._committed and self._conflict is None and self._pid == os.getpid():
-                self._commit(self._changing(), self._view.header)
+            changed = self._uncommitted and self._committed and self._pid == os.getpid()
+            if changed and self._conflict is None:
+                self._commit_rows(self._changing())
         finally:
             self._closed = True
             if self._pid == os.getpid():
@@ -506,11 +364,6 @@ class ByteStore(Store):
             self._buffer.clear()
             if self._close_engine:
                 self.engine.close()
-
-    def __del__(self) -> None:
-        # Not while the interpreter ends: an engine's threads may be gone, and waiting for them would never end.
-        if not getattr(self, "_closed", True) and not sys.is_finalizing() and self._pid == os.getpid():
-            self.close()
 
     # -- inside --------------------------------------------------------------------------
     def _open(self) -> View:
@@ -533,6 +386,18 @@ class ByteStore(Store):
             )
         return view
 
+    def _take_back(self, view: View) -> None:
+        view.restore(self._uncommitted.saved)
+        self._uncommitted = Uncommitted(view.table.leaves)
+        self._buffer.clear()
+
+    def _commit_rows(self, view: View) -> None:
+        """Commit what was written into leaves of the last commit, and drop a change of structure."""
+        if self._uncommitted.structure:
+            view.restore(self._uncommitted.without_structure(view.table.leaves))
+        if self._uncommitted.rows:
+            self._commit(view, view.header)
+
     def _leaf(self, path: Path) -> Leaf:
         try:
             return self._view.table.leaves[path]
@@ -544,7 +409,7 @@ class ByteStore(Store):
         if not self._buffer.pieces:
             return
         self._publisher.check_can_commit()
-        packed = pack(view.table, self._buffer.pieces, self._names, self._object_bytes)
+        packed = pack(view.table, self._buffer.pieces, self._names, self._limits.object_bytes)
         if packed.objects:
             self._publisher.upload([(stored.name, data) for stored, data in packed.objects])
             packed.install(view.table)
@@ -552,7 +417,7 @@ class ByteStore(Store):
 
     def _commit(self, view: View, header: Header) -> None:
         self._publisher.check_can_commit()
-        if self._dirty:
+        if self._uncommitted:
             self._tidy(view)
         self._flush_buffer(view)
         before = self._before if isinstance(self._before, Document) else None
@@ -568,7 +433,8 @@ class ByteStore(Store):
             raise
         view.header, view.nbytes = header, len(data)
         view.compact(document, which)
-        self._before, self._committed, self._dirty = document, True, False
+        self._before, self._committed = document, True
+        self._uncommitted = Uncommitted(view.table.leaves)
 
     def _tidy(self, view: View) -> None:
         for path, leaf in list(view.table.leaves.items()):
@@ -581,7 +447,7 @@ class ByteStore(Store):
     def _rewrite(self, view: View, path: Path, ranges: Ints) -> None:
         """Read ranges of a leaf and write them anew, each as one run."""
         sizes = ranges[:, 1] - ranges[:, 0]
-        limit = self._buffer_bytes
+        limit = self._limits.buffer_bytes
         for some, _ in portions(ranges, np.cumsum(sizes) - sizes, limit, self._leaf(path).grain):
             leaf = self._leaf(path)
             lengths = some[:, 1] - some[:, 0]

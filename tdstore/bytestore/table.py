@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from tdstore.budget import check_declared
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name, to_numpy
 from tdstore.errors import CorruptStoreError
 from tdstore.header import Header
 from tdstore.objects import MAX_GRAIN, SUMS_BLOCK, Document, LeafRecord, ObjectRecord, no_collection, sums_crc
-from tdstore.ranges import Ints
+from tdstore.ranges import Ints, cover
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore.values import decode_value, encode_value
 
@@ -25,6 +26,13 @@ UNCHECKED = -1
 """In place of the first checksum of a piece: it has none."""
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+OBJECT_BITS = 42
+"""Bits for a place in an object, in a number that also holds the object's: objects have less than 4 TiB."""
+
+
+def place(number: Ints) -> Ints:
+    """Where an object begins when all lie one after the other, far apart."""
+    return number << OBJECT_BITS
 
 
 # -- extents ---------------------------------------------------------------------------------
@@ -295,11 +303,32 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, (torch.Tensor, np.generic)) else value
 
 
-def check_fills(leaves: Mapping[Path, Leaf], url: str) -> None:
-    """Refuse fill values that their dtype cannot hold."""
-    for path, leaf in leaves.items():
+def check_table(table: Table, max_bytes: int | None, url: str) -> None:
+    """Refuse fill values that their dtype cannot hold, and more data than the caller allows.
+
+    Raises:
+        CorruptStoreError: names the place, and the leaf.
+    """
+    for path, leaf in table.leaves.items():
         try:
             if leaf.spec.fill_value:
                 fill_bytes(leaf.spec)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise CorruptStoreError(f"{url}: {path_text(path)} cannot be filled: {error}", url=url) from error
+    if max_bytes is not None:
+        check_declared(sum(leaf.spec.nbytes for leaf in table.leaves.values()), max_bytes, url)
+
+
+def stored_bytes(leaves: Iterable[Leaf], pieces: Pieces) -> int:
+    """How many different bytes some leaves are made of: those that several share are counted once."""
+    spans = [np.empty((0, 2), np.int64)]
+    total = 0
+    for leaf in leaves:
+        start, stop, piece, offset = leaf.extents
+        on_medium = piece >= 0
+        total += int((stop - start)[~on_medium].sum())
+        rows = pieces.rows[piece[on_medium]]
+        begin = place(rows[:, 0]) + rows[:, 1] + offset[on_medium]
+        spans.append(np.stack([begin, begin + (stop - start)[on_medium]], 1))
+    different = cover(np.concatenate(spans), 0)
+    return total + int((different[:, 1] - different[:, 0]).sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
 from tdstore.builtin.resident import full
-from tdstore.bytestore.read import Check, Fetcher, Rounds, Want, drive
-from tdstore.bytestore.table import Bytes, Leaf, Table
+from tdstore.bytestore.read import Check, Fetcher, Rounds, Want, covered, drive
+from tdstore.bytestore.table import Bytes, Leaf, Table, stored_bytes
 from tdstore.checksums import TIP, crc32c, tip_ranges
 from tdstore.engine import Engine
 from tdstore.errors import CorruptStoreError, StoreError
@@ -40,6 +42,7 @@ class View:
 
     Args:
         tips: for leaves of an uploaded directory, crc32c of their first, middle and last 4 KiB.
+        wary: refuse reads that would allocate far more than is stored.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class View:
         check: Check,
         nbytes: int = 0,
         tips: Mapping[Path, int] | None = None,
+        wary: bool = False,
     ) -> None:
         self.engine = engine
         self.url = url
@@ -60,6 +64,7 @@ class View:
         self.check = check
         self.nbytes = nbytes
         """Of the manifest."""
+        self.wary = wary
         self.memory: Mapping[int, Bytes] = {}
         self._tips = dict(tips or {})
         self._kept: dict[Path, Tensor] = {}
@@ -81,6 +86,13 @@ class View:
         """A leaf is gone."""
         self.forget(path)
         self.table.leaves.pop(path, None)
+
+    def restore(self, leaves: Mapping[Path, Leaf]) -> None:
+        """The table has these leaves, and no others."""
+        now = self.table.leaves
+        for path in [path for path, leaf in now.items() if leaves.get(path) is not leaf]:
+            self.forget(path)
+        self.table.leaves = dict(leaves)
 
     def forget(self, path: Path) -> None:
         """What was kept of a leaf is not true any more."""
@@ -234,12 +246,34 @@ class _Job:
         self._targets: list[_Target] = []
         self._wholes: dict[Path, _Whole] = {}
         self._tips: dict[Path, _Tips] = {}
-        for read, leaf in reads:
-            self._add(read, leaf)
+        shapes = [index_shape(leaf.spec.shape, read.index) for read, leaf in reads]
+        self._check_room(reads, shapes)
+        for (read, leaf), shape in zip(reads, shapes, strict=True):
+            self._add(read, leaf, shape)
 
-    def _add(self, read: Read, leaf: Leaf) -> None:
+    def _check_room(self, reads: Sequence[tuple[Read, Leaf]], shapes: Sequence[tuple[int, ...]]) -> None:
+        """Refuse to allocate far more than is stored, before anything is allocated."""
+        sizes = [
+            math.prod(shape) * leaf.spec.dtype.itemsize if read.out is None else 0
+            for (read, leaf), shape in zip(reads, shapes, strict=True)
+        ]
+        if not self.view.wary or sum(sizes) <= SUSPECT_BYTES:
+            return
+        leaves = {read.path: leaf for read, leaf in reads}
+        wanted = dict.fromkeys(leaves, 0)
+        for (read, leaf), size in zip(reads, sizes, strict=True):
+            wanted[read.path] = min(wanted[read.path] + size, leaf.spec.nbytes)  # rows asked for twice are meant
+        total, stored = sum(wanted.values()), stored_bytes(leaves.values(), self.view.table.pieces)
+        if is_suspect(total, stored):
+            path = max(wanted, key=lambda path: wanted[path] - covered(leaves[path].extents))
+            raise refuse_absent(path, total, stored, self.view.url)
+
+    def _room(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        with allocating(path, shape, dtype, self.view.url):
+            return torch.empty(shape, dtype=dtype)
+
+    def _add(self, read: Read, leaf: Leaf, shape: tuple[int, ...]) -> None:
         spec = leaf.spec
-        shape = index_shape(spec.shape, read.index)
         out = read.out
         if out is not None and (tuple(out.shape) != shape or out.dtype != spec.dtype):
             raise ValueError(
@@ -252,14 +286,15 @@ class _Job:
             self._add_whole(target, read.path, leaf)
             return
         if not len(leaf.extents.start) and out is None:
-            target.value = full(LeafSpec(shape, spec.dtype, fill_value=spec.fill_value))
+            with allocating(read.path, shape, spec.dtype, self.view.url):
+                target.value = full(LeafSpec(shape, spec.dtype, fill_value=spec.fill_value))
             return
         ranges = byte_ranges(spec.shape, spec.dtype.itemsize, read.index)
         if not self._exact and len(ranges) and self.view.pays_off(read.path, leaf, ranges):
             self._add_whole(target, read.path, leaf)
             return
         usable = out is not None and out.is_contiguous() and not out.is_conj() and not out.is_neg()
-        target.value = out.detach() if usable and out is not None else torch.empty(shape, dtype=spec.dtype)
+        target.value = out.detach() if usable and out is not None else self._room(read.path, shape, spec.dtype)
         if len(ranges):
             self.wants.append(Want(read.path, leaf, ranges, _memory(target.value)))
             self._want_tips(read.path, leaf)
@@ -277,7 +312,7 @@ class _Job:
         if kept is not None:
             self._wholes[path] = _Whole(leaf, kept)
             return
-        value = torch.empty(leaf.spec.shape, dtype=leaf.spec.dtype)
+        value = self._room(path, leaf.spec.shape, leaf.spec.dtype)
         self._wholes[path] = _Whole(leaf, value, True)
         self.wants.append(Want(path, leaf, np.array([[0, leaf.spec.nbytes]]), _memory(value)))
 

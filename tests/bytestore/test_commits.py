@@ -176,7 +176,7 @@ def test_when_nobody_answers_nothing_that_may_be_needed_is_removed(engine):
         store.save_header(numbered(1))
     engine.fault = lambda verb, key, number: None
     before = engine.bucket.keys()
-    store._dirty = False  # the process gives up
+    store.discard()  # the process gives up
     store.close()
     assert engine.bucket.keys() == before
     assert row_of(again(engine)) == 100
@@ -411,6 +411,6 @@ def test_a_slow_writer_whose_objects_were_collected_is_told(engine, monkeypatch)
         assert len(other.collect(older_than=0)) == 1
     with pytest.raises(StoreError, match="are gone"):
         slow.save_header(numbered(1))
-    slow._dirty = False
+    slow.discard()
     slow.close()
     assert row_of(again(engine)) == 10

@@ -65,7 +65,7 @@ def test_a_failure_at_any_write_leaves_old_or_new(saved, answer, stays):
             acknowledged = True
         except TransientError:
             acknowledged = False
-        store._dirty = False
+        store.discard()
         store.close()
         found = contents(open_objects(MemoryEngine(engine.bucket)))
         assert equal(found, NEW) if acknowledged else (equal(found, OLD) or equal(found, NEW)), k
@@ -90,6 +90,61 @@ def test_a_failed_write_can_be_repeated(saved):
     store.write([Write(("a",), (), NEW[("a",)])])
     store.close()
     assert torch.equal(contents(open_objects(MemoryEngine(engine.bucket)))[("a",)], NEW[("a",)])
+
+
+def test_a_failed_change_can_be_taken_back_at_any_write(saved):
+    """In the open store too, and what is committed afterwards is not the failed change."""
+    for k in range(1, 200):
+        engine = MemoryEngine(saved.copy())
+        engine.fault = lambda verb, key, number, k=k: "fail" if verb == "put" and number >= k else None
+        store = open_objects(engine, mode="r+", buffer_bytes=5000, object_bytes=3000, keep_old=0.0)
+        try:
+            change(store)
+            break
+        except TransientError:
+            store.discard()
+        assert equal(contents(store), OLD)
+        engine.fault = lambda verb, key, number: None
+        store.write([Write(("big",), (slice(0, 1, 1),), torch.full((1, 5000), 7.0))])
+        store.close()
+        found = contents(open_objects(MemoryEngine(engine.bucket)))
+        expected = {**OLD, ("big",): OLD["big",].index_fill(0, torch.tensor([0]), 7.0)}
+        assert equal(found, expected), k
+        needed = {o.name for o in open_objects(MemoryEngine(engine.bucket))._before.objects}
+        assert needed <= set(engine.bucket.keys())
+    else:
+        raise AssertionError("the sweep did not come to an end")
+    assert k > 5
+
+
+def test_closing_commits_rows_and_drops_structure_that_no_header_committed(saved):
+    engine = MemoryEngine(saved.copy())
+    with open_objects(engine, mode="r+") as store:
+        store.write([Write(("a",), (slice(0, 1, 1),), torch.full((1, 10), -1))])
+        store.create({("new",): LeafSpec((3,), "int64")})
+        store.write([Write(("new",), (), torch.arange(3))])
+        store.rename({("a",): ("moved",)})
+        store.write([Write(("moved",), (slice(1, 2, 1),), torch.full((1, 10), -2))])
+        store.resize({("moved",): 2})
+        store.create({("big",): LeafSpec((2,), "bool")})
+        store.delete([("g", "b")])
+    expected = OLD[("a",)].clone()
+    expected[0], expected[1] = -1, -2
+    assert equal(contents(open_objects(MemoryEngine(engine.bucket))), {**OLD, ("a",): expected})
+
+
+def test_flushing_commits_no_structure(saved):
+    engine = MemoryEngine(saved.copy())
+    store = open_objects(engine, mode="r+")
+    store.write([Write(("a",), (slice(0, 1, 1),), torch.full((1, 10), -1))])
+    store.flush()
+    assert contents(open_objects(MemoryEngine(engine.bucket)))["a",][0, 0] == -1
+    store.create({("new",): LeafSpec((3,), "int64")})
+    store.flush()
+    assert contents(open_objects(MemoryEngine(engine.bucket))).keys() == OLD.keys()
+    store.save_header(numbered(3))
+    assert ("new",) in contents(open_objects(MemoryEngine(engine.bucket)))
+    store.close()
 
 
 WRITERS = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import errno
 import json
 import random
 import tracemalloc
@@ -14,11 +15,11 @@ import torch
 
 from tdstore.builtin.memmap import open_memmap
 from tdstore.bytestore import open_objects
-from tdstore.errors import CorruptStoreError, StoreError
+from tdstore.errors import CorruptStoreError, StoreError, StoreIOError
 from tdstore.header import Group, Header
 from tdstore.manifest import NAME, decode_manifest, seal
 from tdstore.objects import decode_objects, encode_objects
-from tdstore.types import Read
+from tdstore.types import LeafSpec, Read
 from tests.bytestore.memory_engine import Bucket, MemoryEngine
 from tests.bytestore.support import contents, open_local, save
 
@@ -200,6 +201,76 @@ def test_large_manifests_are_refused_before_they_cost_much(good, kind):
 def test_more_than_max_bytes_is_refused(good):
     with pytest.raises(CorruptStoreError, match="max_bytes=100"):
         open_objects(MemoryEngine(good), max_bytes=100)
+
+
+GIB = 1 << 30
+
+
+def fills_of(*sizes):
+    """A store of leaves of fill value only."""
+    engine = MemoryEngine()
+    store = open_objects(engine, mode="w")
+    store.create({(f"leaf {i}",): LeafSpec((n,), "uint8", fill_value=1) for i, n in enumerate(sizes)})
+    store.save_header(Header())
+    store.close()
+    return engine
+
+
+def test_a_read_does_not_allocate_what_only_was_declared():
+    engine = fills_of(10, 2 * GIB)
+    store = open_objects(engine)
+    with pytest.raises(
+        CorruptStoreError, match=r"mem://bucket: reading 'leaf 1' would take 2147483648 bytes"
+    ) as caught:
+        store.read([Read(("leaf 1",))])
+    assert "max_bytes=" in caught.value.hint
+    assert store.read([Read(("leaf 1",), (slice(GIB, GIB + 3, 1),))])[0].tolist() == [1, 1, 1]
+    assert store.read([Read(("leaf 0",))])[0].tolist() == [1] * 10
+    allowed = open_objects(engine, max_bytes=3 * GIB)
+    assert allowed.read([Read(("leaf 1",), (slice(0, GIB + (1 << 20), 1),))])[0].nbytes > GIB
+    with pytest.raises(CorruptStoreError, match="max_bytes="):
+        open_objects(engine, max_bytes=GIB)
+
+
+def test_many_leaves_of_fill_value_count_together():
+    store = open_objects(fills_of(*[GIB // 8] * 9))
+    with pytest.raises(CorruptStoreError, match="of which 0 are stored"):
+        store.read([Read((f"leaf {i}",)) for i in range(9)])
+    assert store.read([Read(("leaf 3",))])[0].nbytes == GIB // 8
+
+
+def test_pieces_that_leaves_share_count_for_each():
+    """A manifest of some MB can give the same 4 MiB to thousands of leaves, or many times to one."""
+    engine = MemoryEngine()
+    save(engine, {("a",): torch.zeros(4 << 20, dtype=torch.uint8)}).close()
+    doc = document(engine.bucket)
+    (piece,) = doc["leaves"]
+    doc["leaves"] = [{**piece, "path": [f"{i}"]} for i in range(400)]
+    rows, columns = doc["extents"]
+    assert rows == 1
+    doc["extents"] = [400, [c if c == "0" else column([4 << 20] * 400) for c in columns]]
+    shared = opened(engine.bucket, sealed(doc))
+    with pytest.raises(CorruptStoreError, match="of which 4194304 are stored"):
+        shared.read([Read(path) for path in shared.paths()])
+    assert shared.read([Read(("7",), (slice(0, 9, 1),))])[0].tolist() == [0] * 9
+    doc["leaves"] = [{**piece, "shape": [400 * (4 << 20)], "extents": 400}]
+    long = opened(engine.bucket, sealed(doc))
+    with pytest.raises(CorruptStoreError, match="'a' would take 1677721600 bytes of memory, of which 4194304"):
+        long.read([Read(("a",))])
+
+
+def test_a_leaf_larger_than_memory_is_an_error_that_names_it():
+    engine = fills_of(1 << 50)
+    with pytest.raises(StoreIOError, match=r"mem://bucket: no memory for 'leaf 0'") as caught:
+        open_objects(engine, max_bytes=1 << 60).read([Read(("leaf 0",))])
+    assert caught.value.errno == errno.ENOMEM
+
+
+def test_rows_that_are_asked_for_many_times_are_meant():
+    engine = MemoryEngine()
+    save(engine, {("a",): torch.zeros(2, 1 << 20, dtype=torch.uint8)}).close()
+    rows = torch.zeros(1100, dtype=torch.int64)
+    assert open_objects(engine).read([Read(("a",), (rows,))])[0].nbytes > GIB
 
 
 def test_a_larger_manifest_than_anybody_reads_is_not_written():

@@ -91,14 +91,21 @@ class Fragments(RuleBasedStateMachine):
         self.model = {}
         self.store = open_objects(MemoryEngine(self.bucket), mode="w", **self.limits)
         self.store.save_header(Header())
-        self.committed = {}
-        self.reader = self.snapshot = None
+        self.start_anew()
+
+    def start_anew(self):
+        """All is as it was committed."""
+        self.committed = dict(self.model)
+        self.origin = {path: path for path in self.model}
+        self.written = {path: torch.zeros(value.shape, dtype=torch.bool) for path, value in self.model.items()}
 
     @rule(path=st.sampled_from(PATHS), shape=SHAPES, dtype=st.sampled_from(["int64", "bool", "bfloat16"]))
     def create(self, path, shape, dtype):
         spec = LeafSpec(shape, dtype, fill_value=1)
         self.store.create({path: spec})
         self.model[path] = torch.full(spec.shape, 1, dtype=spec.dtype)
+        self.origin.pop(path, None)
+        self.written[path] = torch.zeros(spec.shape, dtype=torch.bool)
 
     @precondition(lambda self: self.model)
     @rule(data=st.data(), seed=st.integers(0, 50))
@@ -109,6 +116,7 @@ class Fragments(RuleBasedStateMachine):
         value = sample(old.dtype, tuple(pick(old, index).shape), seed)
         self.store.write([Write(path, index, value)])
         self.model[path] = assign(old, index, value)
+        self.written[path] = assign(self.written[path], index, torch.ones(value.shape, dtype=torch.bool))
 
     @precondition(lambda self: self.model)
     @rule(data=st.data(), length=st.integers(0, 12))
@@ -119,31 +127,58 @@ class Fragments(RuleBasedStateMachine):
         new = torch.full((length, *old.shape[1:]), 1, dtype=old.dtype)
         new[: min(length, len(old))] = old[:length]
         self.model[path] = new
+        written = torch.zeros(new.shape, dtype=torch.bool)
+        written[: min(length, len(old))] = self.written[path][:length]
+        self.written[path] = written
 
     @precondition(lambda self: self.model)
     @rule(data=st.data(), new=st.sampled_from(PATHS))
     def rename(self, data, new):
         path = data.draw(st.sampled_from(sorted(self.model)))
         self.store.rename({path: new})
+        origin = self.origin.pop(path, None)
+        self.origin.pop(new, None)
         self.model[new] = self.model.pop(path)
+        self.written[new] = self.written.pop(path)
+        if origin is not None:
+            self.origin[new] = origin
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def delete(self, data):
+        path = data.draw(st.sampled_from(sorted(self.model)))
+        self.store.delete([path])
+        del self.model[path]
+        self.origin.pop(path, None)
 
     @rule()
     def commit(self):
         self.store.save_header(Header())
-        self.committed = dict(self.model)
+        self.start_anew()
 
-    @rule()
-    def give_up(self):
-        """The writer dies: what was committed last is there."""
-        self.store._dirty = False
-        self.store.close()
+    @rule(leave=st.booleans())
+    def discard(self, leave):
+        """What was committed last is there."""
+        self.store.discard()
         self.model = dict(self.committed)
-        self.store = open_objects(MemoryEngine(self.bucket), mode="r+", **self.limits)
+        self.start_anew()
+        if leave:
+            self.store.close()
+            self.store = open_objects(MemoryEngine(self.bucket), mode="r+", **self.limits)
 
     @rule()
     def close(self):
+        """Rows of leaves of the last commit are committed, and nothing else is."""
         self.store.close()
-        self.committed = dict(self.model)
+        expected = dict(self.committed)
+        for path, origin in self.origin.items():
+            now, before = self.model[path], expected[origin]
+            common = min(len(now), len(before))
+            value = before.clone()
+            value[:common] = torch.where(self.written[path][:common], now[:common], before[:common])
+            expected[origin] = value
+        self.model = expected
+        self.start_anew()
         self.store = open_objects(MemoryEngine(self.bucket), mode="r+", **self.limits)
 
     @invariant()

@@ -24,7 +24,13 @@ def tdstore_backends() -> Iterable[Backend]:
         name="remote",
         opener="tdstore_remote.store:open_remote",
         summary="S3, GCS, Azure, http, and every URL that fsspec knows",
-        caps=Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ,
+        caps=Cap.WRITE
+        | Cap.PARTIAL_READ
+        | Cap.PARTIAL_WRITE
+        | Cap.RESIZE
+        | Cap.PERSISTENT
+        | Cap.CONCURRENT_READ
+        | Cap.DISCARD,
         schemes=SCHEMES,
         install="pip install ./plugins/tdstore-remote   # from a clone of tdstore",
         checks_target=True,

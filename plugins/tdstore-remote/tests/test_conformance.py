@@ -13,7 +13,9 @@ from tdstore.store import Cap
 from tdstore.testing import StoreTests
 from tests.servers import AzureServer, S3Server
 
-CAPS = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ
+CAPS = (
+    Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ | Cap.DISCARD
+)
 
 
 class RemoteTests(StoreTests):

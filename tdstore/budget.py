@@ -1,0 +1,84 @@
+"""How much memory a read may take: what a file declares costs its writer nothing.
+
+A few bytes can describe a terabyte of fill value, or one piece that is read again and again. A read that would
+allocate very much more than lies on the medium is refused, and one that is larger than this machine's memory, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import ENOMEM
+
+import torch
+
+from tdstore.errors import CorruptStoreError, StoreIOError
+from tdstore.types import Path, path_text
+
+SUSPECT_BYTES = 1 << 30
+"""Bytes that one read may allocate for what is not on the medium ..."""
+SUSPECT_RATIO = 100
+"""... unless so many hundredths of the whole are there."""
+
+
+def check_declared(total: int, max_bytes: int | None, url: str) -> None:
+    """Refuse a store that declares more data than the caller allows.
+
+    Args:
+        total: bytes of all leaves together; None of `max_bytes` is no limit.
+
+    Raises:
+        CorruptStoreError: more than `max_bytes`.
+    """
+    if max_bytes is not None and total > max_bytes:
+        raise CorruptStoreError(
+            f"{url} declares {total} bytes of data, more than max_bytes={max_bytes}",
+            url=url,
+            hint="pass a larger max_bytes= if that is meant",
+        )
+
+
+def is_suspect(wanted: int, stored: int) -> bool:
+    """Whether a read of `wanted` bytes would allocate far more than the `stored` ones that lie on the medium."""
+    return wanted - stored > SUSPECT_BYTES and wanted > SUSPECT_RATIO * stored
+
+
+def refuse_absent(path: Path, wanted: int, stored: int, url: str) -> CorruptStoreError:
+    """Make the error for a read that `is_suspect`; `path` names the leaf that takes the most."""
+    return CorruptStoreError(
+        f"{url}: reading {path_text(path)} would take {wanted} bytes of memory, of which {stored} are stored; "
+        "the rest is fill value, or the same bytes repeated",
+        url=url,
+        hint="read some of its rows, or pass max_bytes= when opening it to allow so many",
+    )
+
+
+@contextmanager
+def allocating(path: Path, shape: tuple[int, ...], dtype: torch.dtype, url: str) -> Iterator[None]:
+    """Let what is allocated for values of a leaf fail with an error that names the leaf, not with torch's.
+
+    Raises:
+        StoreIOError: no memory; `errno` is ENOMEM.
+    """
+    error: Exception | None = None
+    if math.prod(shape) * dtype.itemsize <= memory_bytes():
+        try:
+            yield
+            return
+        except (RuntimeError, MemoryError) as raised:
+            error = raised
+    raise StoreIOError(
+        f"{url}: no memory for {path_text(path)} of shape {list(shape)} and dtype {dtype}",
+        url=url,
+        hint="read some of its rows",
+        errno=ENOMEM,
+    ) from error
+
+
+@functools.cache
+def memory_bytes() -> int:
+    """Give the bytes of memory that this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

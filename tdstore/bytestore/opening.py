@@ -1,0 +1,171 @@
+"""Opening a byte store: what the object at its root says, and what the mode allows."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from tdstore.bytestore.commit import NOTHING_THERE, Publisher, Seen, fetch_manifest, generation_of
+from tdstore.bytestore.directory import DIRECTORY_HINT, read_uploaded
+from tdstore.bytestore.read import Check
+from tdstore.bytestore.store import ByteStore, Limits, Reopen, Verify
+from tdstore.bytestore.table import Table, check_table
+from tdstore.bytestore.view import View
+from tdstore.engine import Blob, Engine, EngineCap
+from tdstore.errors import CorruptStoreError, OptionError, ReadOnlyError, StoreExistsError, StoreNotFoundError
+from tdstore.header import Header
+from tdstore.manifest import NAME, OBJECTS_START
+from tdstore.objects import Document, decode_objects
+from tdstore.types import MODES, Mode
+
+
+def open_objects(
+    engine: Engine,
+    *,
+    mode: Mode = "r",
+    url: str | None = None,
+    verify: Verify | None = None,
+    single_writer: bool = False,
+    object_bytes: int = 64 << 20,
+    buffer_bytes: int = 64 << 20,
+    keep_old: float = 3600.0,
+    max_bytes: int | None = None,
+    reopen: Reopen | None = None,
+    close_engine: bool = True,
+) -> ByteStore:
+    """Open what `tdstore.json` at the engine's root describes, or make something new there. One request.
+
+    To read, that may also be a directory of files that was uploaded as it is (see `open_directory`).
+
+    Args:
+        mode: "r", "r+", "w", "x" or "a", as `tdstore.Store` says.
+        url: what messages call the place; the engine's own by default.
+        verify: "full" compares all that is read with its checksums, "size" and "none" only that it is there and
+            long enough. By default "full" for the object layout and "size" for a directory (see there).
+        single_writer: the word of the caller that nobody else writes; needed where the engine has no
+            conditional put.
+        object_bytes: no new object is larger than this (or than one row).
+        buffer_bytes: writes are kept in memory up to about so many bytes, then put as new objects.
+        keep_old: seconds for which objects stay that only older generations need: for readers that have those open.
+        max_bytes: refuse a store that declares more data than this. Without it a store of any size is opened, and a
+            read is refused that would allocate over 1 GiB, of which less than a hundredth is stored.
+        reopen: the location and options with which the backend's opener opens this place again, elsewhere.
+        close_engine: close the engine with the store.
+
+    Raises:
+        StoreNotFoundError: there is no `tdstore.json`; something else may be there.
+        StoreExistsError: by the mode. ReadOnlyError: the engine cannot write.
+        CorruptStoreError: damaged, or not what a writer would write.
+
+    Example:
+        >>> store = open_objects(LocalEngine(tmp_path / "run"), mode="w")
+        >>> store.create({("a",): LeafSpec((3, 2), "int64")})
+        >>> store.write([Write(("a",), (slice(1, 2, 1),), torch.tensor([[5, 6]]))])
+        >>> store.save_header(Header())
+        >>> open_objects(LocalEngine(tmp_path / "run")).read([Read(("a",))])[0].tolist()
+        [[0, 0], [5, 6], [0, 0]]
+    """
+    place = engine.url if url is None else url
+    _check_options(place, mode, verify, object_bytes, buffer_bytes)
+    if mode != "r" and EngineCap.WRITE not in engine.can:
+        raise ReadOnlyError(f"{place} cannot be written to", url=place, hint="open it with mode='r'")
+    blob = fetch_manifest(engine)
+    if mode == "a":
+        mode = "x" if blob is None else "r+"
+    if mode == "x" and blob is not None:
+        raise StoreExistsError(
+            f"there is a store at {place} already", url=place, hint="mode='w' replaces it, mode='r+' changes it"
+        )
+    seen = NOTHING_THERE if blob is None else Seen(True, generation_of(bytes(blob.data[:400])), blob.tag)
+    publisher = Publisher(engine, place, seen, single_writer=single_writer, keep_old=keep_old)
+    limits = Limits(object_bytes, buffer_bytes, max_bytes)
+    check = Check.NONE if verify in ("size", "none") else Check.FULL
+    if mode in ("w", "x"):
+        before = None if blob is None else _replaced(blob, place)
+        view = View(engine, place, Table.empty(), Header(), check=check)
+        return ByteStore(view, publisher, before, "w", limits, reopen, close_engine)
+    if blob is None:
+        raise StoreNotFoundError(f"nothing is stored at {place}: there is no {NAME}", url=place)
+    data = bytes(blob.data)
+    if not _is_ours(data):
+        if mode == "r+":
+            raise ReadOnlyError(f"{place} is a directory of files", url=place, hint=DIRECTORY_HINT)
+        return open_directory(
+            engine,
+            url=url,
+            verify=verify or "size",
+            max_bytes=max_bytes,
+            reopen=reopen,
+            close_engine=close_engine,
+            manifest=blob,
+        )
+    document = decode_objects(data, url=place)
+    table = Table.from_document(document)
+    check_table(table, max_bytes, place)
+    view = View(engine, place, table, document.header, check=check, nbytes=len(data), wary=max_bytes is None)
+    return ByteStore(view, publisher, document, mode, limits, reopen, close_engine)
+
+
+def open_directory(
+    engine: Engine,
+    *,
+    url: str | None = None,
+    verify: Verify = "size",
+    max_bytes: int | None = None,
+    reopen: Reopen | None = None,
+    close_engine: bool = True,
+    manifest: Blob | None = None,
+    peer: bool = False,
+) -> ByteStore:
+    """Open a directory of files, ours or the peer's, that was uploaded as it is. It can be read only.
+
+    Its checksums are of 4 MiB each. "size" compares blocks that are read whole, and the first, middle and last
+    4 KiB of each leaf; "full" fetches whole blocks and compares everything, which for scattered rows is
+    many times what was asked for; "none" compares nothing. Directories of the peer have no checksums.
+
+    Args:
+        manifest: its `tdstore.json`, if that was fetched already.
+        peer: it is known that there is no `tdstore.json`: do not ask again.
+
+    Raises:
+        StoreNotFoundError: there is neither `tdstore.json` nor `meta.json`.
+        CorruptStoreError: damaged. UntrustedDataError: a value is pickled.
+    """
+    place = engine.url if url is None else url
+    _check_options(place, "r", verify, 1, 1)
+    blob = fetch_manifest(engine) if manifest is None and not peer else manifest
+    uploaded = read_uploaded(engine, place, None if blob is None else bytes(blob.data))
+    check_table(uploaded.table, max_bytes, place)
+    check = {"full": Check.FULL, "size": Check.COVERED, "none": Check.NONE}[verify]
+    tips = {} if verify == "none" else uploaded.tips
+    view = View(engine, place, uploaded.table, uploaded.header, check=check, tips=tips, wary=max_bytes is None)
+    publisher = Publisher(engine, place, NOTHING_THERE, single_writer=False, keep_old=0.0)
+    return ByteStore(view, publisher, uploaded, "r", Limits(1, 1, max_bytes), reopen, close_engine)
+
+
+def _check_options(place: str, mode: str, verify: str | None, object_bytes: int, buffer_bytes: int) -> None:
+    for name, value, allowed in (("mode", mode, MODES), ("verify", verify, (None, "full", "size", "none"))):
+        if value not in allowed:
+            raise OptionError(
+                f"{place}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", url=place
+            )
+    for name, size in (("object_bytes", object_bytes), ("buffer_bytes", buffer_bytes)):
+        if size < 1:
+            raise OptionError(f"{place}: {name} must be at least 1, not {size}", url=place)
+
+
+def _is_ours(data: bytes) -> bool:
+    return data.startswith(OBJECTS_START, data.find(b"\n", 0, 40) + 1)
+
+
+def _replaced(blob: Blob, place: str) -> Document | None:
+    """The generation that mode "w" is to replace; None when it is damaged, so that nobody needs its objects."""
+    data = bytes(blob.data)
+    if not _is_ours(data):
+        raise StoreExistsError(
+            f"{place} holds a {NAME} that is not of the object layout",
+            url=place,
+            hint="remove what is there first, or choose another place",
+        )
+    with suppress(CorruptStoreError):
+        return decode_objects(data, url=place)
+    return None
