@@ -2,5 +2,15 @@
 
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.lazy import LazyMemmapStorage, LazyStorage, LazyTensorStorage
+from tdstore.rl.storages.lists import LazyStackStorage, ListStorage
+from tdstore.rl.storages.tensors import TensorStorage
 
-__all__ = ["LazyMemmapStorage", "LazyStorage", "LazyTensorStorage", "Storage"]
+__all__ = [
+    "LazyMemmapStorage",
+    "LazyStackStorage",
+    "LazyStorage",
+    "LazyTensorStorage",
+    "ListStorage",
+    "Storage",
+    "TensorStorage",
+]

@@ -266,7 +266,8 @@ class LiveTable(ArrayTable):
         super().__init__(columns, capacity, inner, tensors, to_numpy(self._state_leaf), undo)
         self._leaves = [*tensors, self._state_leaf, *([] if undo is None else [undo])]
         self._touched = False
-        self._reserved = 0
+        self._reserved = self._beyond = 0
+        """Rows below the first have room on the disk; at and above the second nothing was ever written."""
         row = sum(column.nbytes for column in columns) * self.slots_per_row
         self._ahead = max(1, _AHEAD // max(row, 1))
 
@@ -322,9 +323,10 @@ class LiveTable(ArrayTable):
         given = [(c, v) for c, v in zip(self.columns, values, strict=True) if v is not None]
         ahead = 0
         if isinstance(rows, slice) and rows.start <= self._reserved and not state.scattered:
-            if rows.stop >= state.length and len(given) == len(self.columns):
+            if rows.stop >= max(state.length, self._beyond) and len(given) == len(self.columns):
                 ahead = max(0, min(self.capacity, rows.start + self._ahead) - rows.stop)
             self._reserved = rows.stop + ahead
+        self._beyond = max(self._beyond, last)
         if isinstance(rows, slice):
             index = (slice(rows.start, rows.stop + ahead, 1),)
             store.write([Write(c.path, index, _longer(v, ahead)) for c, v in given])

@@ -1,0 +1,559 @@
+"""Replay buffers: a storage, a writer that fills it, and a sampler that reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.opening import open_container
+from tdstore.container.tensordict import TensorDict
+from tdstore.interop import from_tensordict, to_tensordict
+from tdstore.rl.buffers.parts import (
+    call_transform,
+    collated,
+    is_key,
+    is_sampler,
+    is_storage,
+    is_torchrl,
+    is_writer,
+    made_part,
+    mark_truncated,
+    rows_first,
+    written_rows,
+)
+from tdstore.rl.buffers.prioritized import PrioritizedSampler
+from tdstore.rl.buffers.samplers import RandomSampler, Sampler, as_index
+from tdstore.rl.buffers.slices import SliceSampler
+from tdstore.rl.buffers.writers import RoundRobinWriter, Writer
+from tdstore.rl.storages.base import Storage
+from tdstore.rl.storages.lists import ListStorage
+from tdstore.rl.storages.structure import is_foreign
+from tdstore.rl.storages.tabular import TabularStorage, is_collection
+from tdstore.values import decode_value, encode_value
+
+_METADATA = "buffer_metadata.json"
+_PREFETCH = "prefetch"
+_RNG = "rng_state"
+
+
+class ReplayBuffer:
+    """Rows that are written one way and sampled another.
+
+    One lock guards rows, writer and sampler, so threads may extend and sample at the same time.
+
+    Args:
+        storage: where rows are; a `Storage`, or a function that makes one. Default: `ListStorage(1000)`.
+        sampler: which rows a batch has. Default: `RandomSampler()`.
+        writer: which slots new rows go to. Default: `RoundRobinWriter()`.
+        collate_fn: makes a batch of what the storage gives. Default: a stack of the items of a list, else the batch
+            as it is.
+        pin_memory: whether batches are pinned, for a faster way to a CUDA device.
+        prefetch: number of batches that are prepared in threads ahead of `sample()`. What is written later is not
+            seen by them.
+        transform: called with each batch; gives what `sample` returns. torchrl's transforms are called with its
+            TensorDicts.
+        batch_size: of `sample()` without one, and of iteration.
+        dim_extend: dimension of data that is along the rows.
+        generator: draws all random numbers.
+
+    Example:
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+        >>> rb.extend(TensorDict({"obs": torch.zeros(10, 3)}, [10])).tolist()
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        >>> rb.sample()["obs"].shape
+        torch.Size([4, 3])
+    """
+
+    def __init__(
+        self,
+        *,
+        storage: Any = None,
+        sampler: Any = None,
+        writer: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        batch_size: int | None = None,
+        dim_extend: int | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        compilable: bool | None = None,
+    ) -> None:
+        self._lock = threading.RLock()
+        self._storage: Any = made_part("storage", storage, lambda: ListStorage(1000), is_storage)
+        self._sampler: Any = made_part("sampler", sampler, RandomSampler, is_sampler)
+        self._writer: Any = made_part("writer", writer, self._default_writer, is_writer)
+        if batch_size is not None and (
+            isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1
+        ):
+            raise ValueError(f"batch_size is a number of rows, at least 1, not {batch_size!r}")
+        if batch_size is None and getattr(self._sampler, "drop_last", False):
+            raise ValueError("a sampler with drop_last needs batch_size= in the constructor of the buffer")
+        if prefetch is not None and (not isinstance(prefetch, int) or prefetch < 0):
+            raise ValueError(f"prefetch is a number of batches, not {prefetch!r}")
+        if dim_extend is not None and dim_extend < 0:
+            raise ValueError(f"dim_extend is a dimension counted from the first one, not {dim_extend}")
+        self._collate = collate_fn
+        self._pin, self._prefetch = pin_memory, prefetch or 0
+        self._batch_size = batch_size
+        self.dim_extend = dim_extend or 0
+        self.shared = shared
+        self._transforms: list[tuple[Any, bool]] = []
+        if transform is not None:
+            self._transforms.append((transform, False))
+        self._pool: ThreadPoolExecutor | None = None
+        self._pending: deque[Future[Any]] = deque()
+        self._generator: torch.Generator | None = None
+        self._writer.register_storage(self._storage)
+        if isinstance(self._storage, Storage):
+            self._storage.attach(self)
+        self.set_rng(generator)
+        if isinstance(self._sampler, PrioritizedSampler) and len(self._storage):
+            self._sampler.extend(torch.arange(len(self._storage)))
+
+    _default_writer: Callable[[], Writer] = RoundRobinWriter
+
+    # -- parts -------------------------------------------------------------------------------
+    @property
+    def storage(self) -> Any:
+        """Where the rows are."""
+        return self._storage
+
+    @property
+    def sampler(self) -> Any:
+        """What chooses the rows of a batch."""
+        return self._sampler
+
+    @property
+    def writer(self) -> Any:
+        """What chooses the slots of new rows."""
+        return self._writer
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a batch, as the constructor was told."""
+        return self._batch_size
+
+    @property
+    def write_count(self) -> int:
+        """Rows that were ever written."""
+        count = self._writer.write_count if isinstance(self._writer, Writer) else self._writer._write_count
+        return int(count)
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the storage has been allocated."""
+        return bool(self._storage.initialized)
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Draw all random numbers from that generator from now on."""
+        self._generator = generator
+        if isinstance(self._sampler, Sampler):
+            self._sampler.set_rng(generator)
+        elif generator is not None:
+            self._sampler._rng = generator
+
+    def set_sampler(self, sampler: Any) -> None:
+        """Sample in another way."""
+        with self._lock:
+            self._sampler = made_part("sampler", sampler, RandomSampler, is_sampler)
+            self.set_rng(self._generator)
+
+    def set_writer(self, writer: Any) -> None:
+        """Write in another way."""
+        with self._lock:
+            self._writer = made_part("writer", writer, RoundRobinWriter, is_writer)
+            self._writer.register_storage(self._storage)
+
+    def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
+        """Call a function with each batch, after those before it.
+
+        Args:
+            invert: call it with the data that is written instead.
+        """
+        self._transforms.append((transform, invert))
+        return self
+
+    # -- writing -----------------------------------------------------------------------------
+    def extend(self, data: Any) -> Any:
+        """Write rows.
+
+        Args:
+            data: a batch (a TensorDict, a tensorclass, a tensor, a dict or tuple of these), or a list of rows. It is
+                not changed.
+
+        Returns:
+            int64 indices of the rows, `[n]`.
+
+        Raises:
+            RuntimeError: there are no rows, or they do not fit the storage. Nothing has changed then.
+        """
+        if isinstance(data, list) and not data:
+            raise RuntimeError("extend needs at least one row")
+        data = self._inverted(data)
+        if self.dim_extend:
+            data = rows_first(data, self.dim_extend)
+        with self._lock:
+            index = self._writer.extend(data)
+            self._wrote(index)
+        return index
+
+    def add(self, data: Any) -> Any:
+        """Write one row; gives its index."""
+        data = self._inverted(data)
+        with self._lock:
+            index = self._writer.add(data)
+            self._wrote(index, one=True)
+        return index
+
+    def _wrote(self, index: Any, *, one: bool = False) -> None:
+        sampler = self._sampler
+        if isinstance(sampler, PrioritizedSampler):
+            sampler.extend(written_rows(index), storage=self._storage)
+        elif one:
+            sampler.add(index)
+        else:
+            sampler.extend(index)
+
+    def _inverted(self, data: Any) -> Any:
+        for transform, invert in reversed(self._transforms):
+            if invert:
+                data = call_transform(transform, data)
+            elif is_torchrl(transform) and hasattr(transform, "inv") and is_collection(data):
+                data = from_tensordict(transform.inv(data if is_foreign(data) else to_tensordict(data)))
+        return data
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Set priorities of rows, for samplers that have some.
+
+        Raises:
+            ValueError: a priority is negative or NaN. IndexError: an index is beyond the end.
+        """
+        with self._lock:
+            if isinstance(self._sampler, Sampler):
+                self._sampler.update_priority(index, priority, storage=self._storage)
+            else:
+                self._sampler.update_priority(index, priority)
+
+    def mark_update(self, index: Any) -> None:
+        """Take notice that a storage was written by a writer: called by storages that the buffer listens to."""
+
+    def empty(self) -> None:
+        """Forget all rows; the writer begins again."""
+        with self._lock:
+            self._clear_prefetched()
+            if isinstance(self._storage, Storage):
+                self._storage.empty()
+            else:
+                self._storage._empty()
+            for part in (self._writer, self._sampler):
+                (part.empty if hasattr(part, "empty") else part._empty)()
+
+    # -- reading -----------------------------------------------------------------------------
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """Read a batch of rows that the sampler chooses.
+
+        Args:
+            batch_size: default: that of the constructor, over which this one goes, with a warning.
+            return_info: give a dict beside the batch, with "index", and what the sampler tells
+                ("priority_weight").
+
+        Raises:
+            RuntimeError: no batch size was given anywhere, or there are no rows.
+        """
+        size = self._size(batch_size)
+        with self._lock:
+            if self._prefetch and size == self._batch_size:
+                batch, info = self._prefetched(size)
+            else:
+                batch, info = self._sample(size)
+        return (batch, info) if return_info else batch
+
+    def _size(self, asked: int | None) -> int:
+        if asked is None:
+            if self._batch_size is None:
+                raise RuntimeError("no batch size: give one to sample(), or to the constructor of the buffer")
+            return self._batch_size
+        if isinstance(asked, bool) or not isinstance(asked, (int, np.integer)) or asked < 1:
+            raise ValueError(f"batch_size is a number of rows, at least 1, not {asked!r}")
+        if self._batch_size is not None and asked != self._batch_size:
+            warnings.warn(f"batch_size={asked} is used, and not the {self._batch_size} of this buffer", stacklevel=3)
+        return int(asked)
+
+    def _sample(self, size: int) -> tuple[Any, dict[Any, Any]]:
+        """One batch, now."""
+        with self._lock:
+            storage, sampler = self._storage, self._sampler
+            if not len(storage):
+                raise RuntimeError("this buffer has no rows to sample")
+            if isinstance(sampler, Sampler) and isinstance(storage, (TabularStorage, ListStorage)):
+                slots, info = sampler.slots(storage, size)
+                batch = storage.take_slots(slots)
+                index = as_index(slots, storage)
+            else:
+                index, info = sampler.sample(storage, size)
+                batch = storage.get(index)
+        info = {"index": index, **info}
+        return self._finished(batch, info), info
+
+    def _finished(self, batch: Any, info: dict[Any, Any]) -> Any:
+        """What `sample` returns for rows: collated, marked, transformed, pinned."""
+        if self._collate is not None:
+            batch = self._collate(batch)
+        elif isinstance(batch, list):
+            batch = collated(batch)
+        if isinstance(self._sampler, SliceSampler) and is_collection(batch):
+            mark_truncated(batch, self._sampler, info)
+        for transform, invert in self._transforms:
+            if not invert:
+                batch = call_transform(transform, batch)
+        if self._pin and hasattr(batch, "pin_memory"):
+            batch = batch.pin_memory()
+        return batch
+
+    def _prefetched(self, size: int) -> tuple[Any, dict[Any, Any]]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._prefetch, thread_name_prefix="tdstore-prefetch")
+        if not self._pending:
+            self._fill(size, 1)
+        future = self._pending.popleft()
+        self._fill(size, self._prefetch)
+        batch, info, ran_out = future.result()
+        self._ran_out = ran_out
+        return batch, info
+
+    def _fill(self, size: int, wanted: int) -> None:
+        """Choose the rows of the next batches now, in order, and read them in threads."""
+        assert self._pool is not None
+        while len(self._pending) < wanted:
+            left = self._sampler.batches_left(self._storage, size) if isinstance(self._sampler, Sampler) else None
+            if self._pending and left is not None and self._sampler.ran_out:
+                break
+            storage, sampler = self._storage, self._sampler
+            if not len(storage):
+                raise RuntimeError("this buffer has no rows to sample")
+            if isinstance(sampler, Sampler) and isinstance(storage, (TabularStorage, ListStorage)):
+                slots, info = sampler.slots(storage, size)
+                index = as_index(slots, storage)
+                self._pending.append(self._pool.submit(self._read, slots, {"index": index, **info}, sampler.ran_out))
+            else:
+                self._pending.append(self._pool.submit(self._read_foreign, size))
+
+    def _read(self, slots: Any, info: dict[Any, Any], ran_out: bool) -> tuple[Any, dict[Any, Any], bool]:
+        return self._finished(self._storage.take_slots(slots), info), info, ran_out
+
+    def _read_foreign(self, size: int) -> tuple[Any, dict[Any, Any], bool]:
+        batch, info = self._sample(size)
+        return batch, info, bool(getattr(self._sampler, "ran_out", False))
+
+    _ran_out = False
+
+    def _clear_prefetched(self) -> None:
+        while self._pending:
+            self._pending.popleft().cancel()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give batches until the sampler has run out: for ever, where it draws with replacement.
+
+        Raises:
+            RuntimeError: the constructor was given no batch size.
+        """
+        if self._batch_size is None:
+            raise RuntimeError("iteration needs batch_size= in the constructor of the buffer")
+        while True:
+            sampler = self._sampler
+            if isinstance(sampler, Sampler) and not self._pending:
+                left = sampler.batches_left(self._storage, self._batch_size)
+                if left == 0:
+                    return
+            batch = self.sample()
+            yield batch
+            done = self._ran_out if self._prefetch else getattr(sampler, "ran_out", False)
+            if done:
+                return
+
+    def next(self) -> Any:
+        """The next batch of the pass; None when it is over."""
+        if not hasattr(self, "_iterator") or self._iterator is None:
+            self._iterator: Iterator[Any] | None = iter(self)
+        try:
+            assert self._iterator is not None
+            return next(self._iterator)
+        except StopIteration:
+            self._iterator = None
+            return None
+
+    # -- rows by index -----------------------------------------------------------------------
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._storage)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Rows by index, or one entry of all rows by its key."""
+        with self._lock:
+            if is_key(index):
+                return self._storage.get(slice(None))[index]
+            found = self._storage.get(index)
+            return collated(found) if isinstance(found, list) and self._collate is None else found
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write rows by index, or one entry of all rows by its key."""
+        with self._lock:
+            if is_key(index):
+                if not isinstance(self._storage, TabularStorage):
+                    raise TypeError(f"a {type(self._storage).__name__} has no entries to set by a key")
+                self._storage.put_column(index, value)
+            else:
+                self._storage.set(index, value, set_cursor=False)
+
+    def stats(self) -> dict[str, Any]:
+        """How full the buffer is."""
+        size, capacity = len(self), int(self._storage.max_size)
+        return {
+            "size": size, "capacity": capacity, "utilization": size / capacity, "write_count": self.write_count,
+            "prefetch_queue_size": len(self._pending), "initialized": self.initialized,
+        }  # fmt: skip
+
+    # -- checkpoints -------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Rows, positions and random numbers, as plain data and tensors."""
+        with self._lock:
+            generator = self._generator
+            return {
+                "_storage": self._storage.state_dict(), "_sampler": self._sampler.state_dict(),
+                "_writer": self._writer.state_dict(), "_batch_size": self._batch_size,
+                "_rng": None if generator is None else generator.get_state(),
+            }  # fmt: skip
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where a state dict was taken; nothing of it is aliased."""
+        with self._lock:
+            self._clear_prefetched()
+            self._storage.load_state_dict(state_dict["_storage"])
+            self._writer.load_state_dict(state_dict["_writer"])
+            self._sampler.load_state_dict(state_dict["_sampler"])
+            self._batch_size = state_dict.get("_batch_size", self._batch_size)
+            if state_dict.get("_rng") is not None:
+                self._restore_rng(state_dict["_rng"])
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint into a folder: `storage/`, `sampler/`, `writer/`, and what is prefetched.
+
+        A storage whose rows lie in `storage/` already only commits them.
+        """
+        folder = FilePath(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._lock:
+            self._storage.dumps(folder / "storage")
+            self._sampler.dumps(folder / "sampler")
+            self._writer.dumps(folder / "writer")
+            if self._generator is not None:
+                TensorDict({"state": self._generator.get_state()}).save(folder / _RNG, mode="w")
+            infos = self._dump_prefetched(folder / _PREFETCH)
+            about = {"batch_size": self._batch_size, "prefetched": infos}
+            beside = folder / f".{_METADATA}.{os.getpid()}"
+            beside.write_text(json.dumps(about))
+            beside.replace(folder / _METADATA)
+
+    def _dump_prefetched(self, folder: FilePath) -> list[Any]:
+        infos = []
+        for number, future in enumerate(list(self._pending)):
+            batch, info, ran_out = future.result()
+            entries = {"batch": batch} if is_collection(batch) or isinstance(batch, Tensor) else None
+            if entries is None:
+                return []
+            TensorDict(entries).save(folder / str(number), mode="w")
+            infos.append({"info": encode_value(list(info.items())), "ran_out": ran_out})
+        return infos
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Go on where a checkpoint was written: rows, cursor, sampling position, random numbers."""
+        folder = FilePath(path)
+        if not (folder / _METADATA).exists():
+            raise FileNotFoundError(f"{folder} is no checkpoint of a replay buffer: there is no {_METADATA}")
+        with self._lock:
+            self._clear_prefetched()
+            about = json.loads((folder / _METADATA).read_text())
+            self._storage.loads(folder / "storage")
+            self._writer.loads(folder / "writer")
+            self._sampler.loads(folder / "sampler")
+            self._batch_size = about["batch_size"]
+            if (folder / _RNG).exists():
+                self._restore_rng(open_container(folder / _RNG)["state"].clone())
+            for number, one in enumerate(about.get("prefetched", ())):
+                future: Future[Any] = Future()
+                batch = open_container(folder / _PREFETCH / str(number)).clone()["batch"]
+                future.set_result((batch, dict(decode_value(one["info"])), one["ran_out"]))
+                self._pending.append(future)
+
+    def _restore_rng(self, state: Tensor) -> None:
+        if self._generator is None:
+            self.set_rng(torch.Generator())
+        assert self._generator is not None
+        self._generator.set_state(torch.as_tensor(state, dtype=torch.uint8).cpu().contiguous())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """`dumps(path)`."""
+        self.dumps(path)
+
+    def dump(self, path: str | os.PathLike[str]) -> None:
+        """`dumps(path)`."""
+        self.dumps(path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """`loads(path)`."""
+        self.loads(path)
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """`storage.register_save_hook(hook)`."""
+        self._storage.register_save_hook(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """`storage.register_load_hook(hook)`."""
+        self._storage.register_load_hook(hook)
+
+    # -- the end -----------------------------------------------------------------------------
+    def flush(self) -> None:
+        """Commit the rows, where they outlive this process."""
+        with self._lock:
+            self._storage.flush()
+
+    def close(self) -> None:
+        """Commit, stop the threads of prefetching, and let go of the rows."""
+        with self._lock:
+            self._clear_prefetched()
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True)
+        self._storage.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: without threads."""
+        state = self.__dict__.copy()
+        for name in ("_lock", "_pool", "_pending", "_iterator"):
+            state.pop(name, None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Listen to the storage again."""
+        self.__dict__.update(state)
+        self._lock, self._pool, self._pending = threading.RLock(), None, deque()
+        self._writer.register_storage(self._storage)
+        if isinstance(self._storage, Storage):
+            self._storage.attach(self)
+
+    def __repr__(self) -> str:
+        """The parts."""
+        return f"{type(self).__name__}(storage={self._storage!r}, sampler={self._sampler!r}, writer={self._writer!r})"

@@ -1,0 +1,124 @@
+"""The parts of a buffer: which objects may be one, how items become a batch, and who calls a transform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.base import TensorDictBase
+from tdstore.container.making import lazy_stack, stack
+from tdstore.container.typed import Typed
+from tdstore.errors import TDStoreError
+from tdstore.interop import from_tensordict, to_tensordict
+from tdstore.rl.buffers.samplers import Sampler
+from tdstore.rl.buffers.slices import SliceSampler
+from tdstore.rl.buffers.writers import Writer
+from tdstore.rl.storages.base import Storage
+from tdstore.rl.storages.structure import is_foreign
+from tdstore.rl.storages.tabular import is_collection
+
+
+def collated(items: Sequence[Any]) -> Any:
+    """One batch of a list of items: a dense stack where shapes agree, a lazy one where they differ."""
+    first = items[0]
+    if isinstance(first, (TensorDictBase, Typed)):
+        try:
+            return stack(list(items))
+        except (TDStoreError, RuntimeError):  # other shapes or keys
+            return lazy_stack(list(items))
+    if isinstance(first, Tensor):
+        return torch.stack(list(items))
+    if isinstance(first, tuple):
+        made = [collated(parts) for parts in zip(*items, strict=True)]
+        return type(first)(*made) if hasattr(first, "_fields") else tuple(made)
+    if isinstance(first, dict):
+        return {key: collated([item[key] for item in items]) for key in first}
+    if isinstance(first, (int, float, bool, np.ndarray, np.generic)):
+        return torch.as_tensor(np.asarray(items))
+    return list(items)
+
+
+def made_part(name: str, given: Any, default: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
+    """A part that was given, or made by a function, or by default.
+
+    Raises:
+        TypeError: it is none of these.
+    """
+    if given is None:
+        return default()
+    if fits(given):
+        return given
+    if callable(given):
+        made = given()
+        if fits(made):
+            return made
+        raise TypeError(f"{name}= is a function that makes a {type(made).__name__}, and no {name}")
+    raise TypeError(f"{name}= is a {name}, or a function without arguments that makes one, not {type(given).__name__}")
+
+
+def is_storage(given: Any) -> bool:
+    """Whether an object is a storage, of this package or of torchrl."""
+    return isinstance(given, Storage) or all(hasattr(given, n) for n in ("get", "set", "max_size", "ndim"))
+
+
+def is_sampler(given: Any) -> bool:
+    """Whether an object is a sampler, of this package or of torchrl."""
+    return isinstance(given, Sampler) or (not isinstance(given, type) and hasattr(given, "sample"))
+
+
+def is_writer(given: Any) -> bool:
+    """Whether an object is a writer, of this package or of torchrl."""
+    return isinstance(given, Writer) or (not isinstance(given, type) and hasattr(given, "register_storage"))
+
+
+def is_key(index: Any) -> bool:
+    """Whether an index names an entry."""
+    return isinstance(index, str) or (
+        isinstance(index, tuple) and bool(index) and all(isinstance(part, str) for part in index)
+    )
+
+
+def is_torchrl(transform: Any) -> bool:
+    """Whether a transform is one of torchrl's, which takes its TensorDicts."""
+    return isinstance(transform, torch.nn.Module) and type(transform).__module__.split(".")[0] == "torchrl"
+
+
+def call_transform(transform: Any, data: Any) -> Any:
+    """Call a transform with data."""
+    if not is_torchrl(transform) or not is_collection(data):
+        return transform(data)
+    made = transform(data if is_foreign(data) else to_tensordict(data))
+    return from_tensordict(made) if is_foreign(made) else made
+
+
+def written_rows(index: Any) -> Any:
+    """Those of the rows that were written: not -1."""
+    if isinstance(index, Tensor) and index.ndim == 1:
+        return index[index >= 0]
+    return index
+
+
+def rows_first(data: Any, dim: int) -> Any:
+    """Data whose rows are along another dimension."""
+    if isinstance(data, dict):
+        return {key: rows_first(value, dim) for key, value in data.items()}
+    if isinstance(data, tuple):
+        return tuple(rows_first(value, dim) for value in data)
+    return data.transpose(0, dim)
+
+
+def mark_truncated(batch: Any, sampler: SliceSampler, info: dict[Any, Any]) -> None:
+    """Mark the last step of each piece of a batch."""
+    mark = info.get(sampler.truncated_key)
+    if mark is None:
+        return
+    path = (sampler.truncated_key,) if isinstance(sampler.truncated_key, str) else tuple(sampler.truncated_key)
+    batch.set(path, mark)
+    done = (*path[:-1], "done")
+    before = batch.get(done, None)
+    if isinstance(before, Tensor):
+        batch.set(done, before | mark.reshape(before.shape))

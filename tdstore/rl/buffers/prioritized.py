@@ -1,0 +1,183 @@
+"""Prioritized sampling: rows are chosen by weights that the learner sets."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tdstore.rl.buffers.samplers import Info, Sampler, as_slots
+from tdstore.rl.buffers.segment_tree import SegmentTree
+from tdstore.rl.storages.state import Ints
+
+Reduction = Literal["max", "min", "median", "mean"]
+Floats = npt.NDArray[np.float64]
+
+
+class PrioritizedSampler(Sampler):
+    """Rows by their priorities: P(i) is proportional to (p(i) + eps) ** alpha.
+
+    A new row gets the largest priority that was ever set (1.0 before any was). Each sample comes with the
+    weights (P(i) / min P) ** -beta in `info["priority_weight"]`, a float32 tensor `[batch_size]`.
+
+    Args:
+        max_capacity: number of slots.
+        alpha: 0 is uniform.
+        beta: how far the weights correct for the priorities.
+        eps: added to all priorities.
+        reduction: what becomes of priorities with more than one number in a row.
+
+    Raises:
+        ValueError: `alpha` or `beta` is negative or NaN, or `max_capacity` below 1.
+
+    Example:
+        >>> sampler = PrioritizedSampler(4, alpha=0.6, beta=0.4)
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler, batch_size=2)
+        >>> index = rb.extend(torch.arange(4))
+        >>> rb.update_priority(index, torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        >>> rb.sample(return_info=True)[1]["priority_weight"].shape
+        torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float32,
+        reduction: Reduction = "max",
+    ) -> None:
+        super().__init__()
+        for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps)):
+            if not (value >= 0 and math.isfinite(value)):
+                raise ValueError(f"{name} is a number of 0 or more, not {value!r}")
+        if isinstance(max_capacity, bool) or operator.index(max_capacity) < 1:
+            raise ValueError(f"max_capacity is a number of slots, at least 1, not {max_capacity!r}")
+        if reduction not in get_args(Reduction):
+            raise ValueError(f"reduction is one of {', '.join(get_args(Reduction))}, not {reduction!r}")
+        self.max_capacity = int(max_capacity)
+        self.alpha, self.beta, self.eps = float(alpha), float(beta), float(eps)
+        self.dtype, self.reduction = dtype, reduction
+        self._tree = SegmentTree(self.max_capacity)
+        self._largest = 1.0
+
+    @property
+    def default_priority(self) -> float:
+        """Priority of a new row: the largest that was ever set."""
+        return self._largest
+
+    def _weight(self, priority: Any) -> Any:
+        return (priority + self.eps) ** self.alpha
+
+    def priorities(self, length: int | None = None) -> Floats:
+        """P(i) of the first slots, float64; their sum is 1 unless there are none."""
+        weights = self._tree.weights(self.max_capacity if length is None else length)
+        total = weights.sum()
+        return weights / total if total else weights
+
+    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+        """Choose slots by their priorities."""
+        total = self._tree.total
+        if not total > 0 or not math.isfinite(total):
+            raise RuntimeError(
+                f"the priorities add up to {total}: none of the rows can be chosen; "
+                "write rows through the buffer, or set priorities with update_priority"
+            )
+        masses = torch.rand(batch_size, dtype=torch.float64, generator=self._rng).numpy() * total
+        slots = self._tree.find(masses)
+        length = len(storage)
+        if slots.max(initial=0) >= length:
+            raise RuntimeError(
+                f"slot {int(slots.max())} has a priority, and the storage has {length} rows: "
+                "both are restored together, by the buffer's dumps and loads"
+            )
+        return slots, {"priority_weight": self._weights(slots)}
+
+    def _weights(self, slots: Ints) -> torch.Tensor:
+        found = (self._tree[slots] / self._tree.smallest) ** -self.beta
+        return torch.from_numpy(found).to(self.dtype)
+
+    def add(self, index: Any) -> None:
+        """Give a new row the largest priority."""
+        self.extend(index)
+
+    def extend(self, index: Any, *, storage: Any = None) -> None:
+        """Give new rows the largest priority."""
+        slots = as_slots(index, storage)
+        self._check(slots)
+        if len(slots):
+            self._tree.update(slots, self._weight(self._largest))
+
+    def mark_update(self, index: Any, *, storage: Any = None) -> None:
+        """Give changed rows the largest priority."""
+        self.extend(index, storage=storage)
+
+    def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
+        """Set priorities of rows; the last value of a row that is named twice, and nothing for index -1.
+
+        Args:
+            index: int64 `[n]`, or a tuple of such tensors.
+            priority: a number, or a tensor `[n]` of numbers of 0 or more.
+
+        Raises:
+            ValueError: a priority is negative, NaN or infinite, or there is another number of them.
+            IndexError: an index is beyond the end.
+        """
+        slots = as_slots(index, storage)
+        given = np.asarray(torch.as_tensor(priority).detach().cpu().double()).reshape(-1)
+        if len(given) not in (1, len(slots)):
+            raise ValueError(f"there are {len(given)} priorities for {len(slots)} rows")
+        # All is looked at before anything is set; a NaN is neither above nor below 0.
+        good = (given >= 0) & (given < np.inf)
+        if not good.all():
+            wrong = int(np.flatnonzero(~good)[0])
+            raise ValueError(f"priority {given[wrong]} at position {wrong}: priorities are finite and not negative")
+        if len(slots) and slots.min() < 0:
+            named = slots != -1
+            slots = slots[named]
+            given = given[named] if len(given) == len(named) else given
+        self._check(slots)
+        if len(slots):
+            self._largest = max(self._largest, float(given.max()))
+            self._tree.update(slots, np.broadcast_to(self._weight(given), slots.shape))
+
+    def _check(self, slots: Ints) -> None:
+        if len(slots) and slots.view(np.uint64).max() >= self.max_capacity:
+            wrong = int(slots.max()) if slots.max() >= self.max_capacity else int(slots.min())
+            raise IndexError(f"index {wrong} is beyond the {self.max_capacity} slots of this {type(self).__name__}")
+
+    def empty(self) -> None:
+        """Forget all priorities."""
+        self._tree.clear()
+        self._largest = 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights of all slots, and the parameters."""
+        return {
+            "_weights": torch.from_numpy(self._tree.weights(self.max_capacity)), "_alpha": self.alpha,
+            "_beta": self.beta, "_eps": self.eps, "_largest": self._largest, "_max_capacity": self.max_capacity,
+        }  # fmt: skip
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over priorities and parameters.
+
+        Raises:
+            ValueError: there are priorities beyond the slots of this sampler.
+        """
+        weights = state_dict["_weights"].numpy().astype(np.float64)
+        if len(weights) > self.max_capacity and weights[self.max_capacity :].any():
+            raise ValueError(f"priorities of {len(weights)} slots do not fit the {self.max_capacity} of this sampler")
+        self.alpha, self.beta = float(state_dict["_alpha"]), float(state_dict["_beta"])
+        self.eps, self._largest = float(state_dict["_eps"]), float(state_dict["_largest"])
+        self._tree.clear()
+        count = min(len(weights), self.max_capacity)
+        self._tree.update(np.arange(count), weights[:count])
+
+    def __repr__(self) -> str:
+        """The parameters."""
+        return f"{type(self).__name__}(alpha={self.alpha}, beta={self.beta}, max_capacity={self.max_capacity})"

@@ -1,0 +1,212 @@
+"""Samplers: which slots a batch is read from."""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.rl.storages.state import Ints
+
+_FILE = "sampler_metadata.json"
+Info = dict[Any, Any]
+
+
+class Sampler(ABC):
+    """Chooses the slots of a batch."""
+
+    ran_out = False
+    """Whether the last batch ended a pass over all rows."""
+
+    def __init__(self) -> None:
+        self._rng: torch.Generator | None = None
+
+    @abstractmethod
+    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+        """Choose slots, counted over all their dimensions, and what else is known of them.
+
+        Args:
+            storage: it has rows.
+            batch_size: how many slots.
+        """
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, Info]:
+        """Choose slots.
+
+        Returns:
+            int64 indices `[batch_size]`, a tuple of such tensors where slots have several dimensions, and a dict.
+
+        Raises:
+            RuntimeError: the storage is empty.
+        """
+        if not len(storage):
+            raise RuntimeError("the storage is empty: there is nothing to sample")
+        slots, info = self.slots(storage, batch_size)
+        return as_index(slots, storage), info
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Draw from that generator from now on."""
+        self._rng = generator
+
+    def batches_left(self, storage: Any, batch_size: int) -> int | None:
+        """How many batches are left of this pass; None: there is no end."""
+        return None
+
+    # What buffers tell; most samplers need none of it.
+    def add(self, index: Any) -> None:
+        """A row was written."""
+
+    def extend(self, index: Any) -> None:
+        """Rows were written."""
+
+    def mark_update(self, index: Any, *, storage: Any = None) -> None:
+        """Rows were changed."""
+
+    def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
+        """Priorities of rows; for samplers that have none, nothing happens."""
+
+    def empty(self) -> None:
+        """All rows are gone."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the sampler goes on."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on there."""
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write the state into a folder: numbers as JSON, arrays beside them."""
+        folder = FilePath(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        plain = {}
+        for key, value in self.state_dict().items():
+            if isinstance(value, Tensor):
+                np.save(folder / f"{key.lstrip('_')}.npy", value.cpu().numpy(), allow_pickle=False)
+            else:
+                plain[key.lstrip("_")] = value
+        (folder / _FILE).write_text(json.dumps(plain))
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Take over the state of a folder."""
+        folder = FilePath(path)
+        named = json.loads((folder / _FILE).read_text())
+        state: dict[str, Any] = {f"_{key}": value for key, value in named.items()}
+        for file in folder.glob("*.npy"):
+            state[f"_{file.stem}"] = torch.from_numpy(np.load(file, allow_pickle=False))
+        self.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        """The name."""
+        return f"{type(self).__name__}()"
+
+
+class RandomSampler(Sampler):
+    """Any slot with the same probability, with replacement."""
+
+    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+        """Choose slots."""
+        return torch.randint(len(storage), (batch_size,), generator=self._rng).numpy(), {}
+
+
+class SamplerWithoutReplacement(Sampler):
+    """Each slot once, then again from the beginning.
+
+    Args:
+        drop_last: leave out the last batch of a pass if it is smaller than the others.
+        shuffle: whether the order is a new random one in each pass.
+
+    Example:
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(shuffle=False))
+        >>> _ = rb.extend(torch.arange(10))
+        >>> rb.sample(4), rb.sample(4), rb.sample(4)
+        (tensor([0, 1, 2, 3]), tensor([4, 5, 6, 7]), tensor([8, 9]))
+    """
+
+    def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
+        super().__init__()
+        self.drop_last, self.shuffle = drop_last, shuffle
+        self._order = np.zeros(0, np.int64)
+        self._at = 0
+        self._length = 0
+
+    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+        """Choose the next slots of the pass."""
+        length = len(storage)
+        if self.drop_last and batch_size > length:
+            raise ValueError(f"drop_last leaves nothing of {length} rows in batches of {batch_size}")
+        if length != self._length or self._at >= length:
+            self._begin(length)
+        stop = min(length, self._at + batch_size)
+        picked = self._order[self._at : stop] if self.shuffle else np.arange(self._at, stop)
+        self._at = stop
+        left = length - stop
+        self.ran_out = left < batch_size if self.drop_last else left == 0
+        if self.ran_out:
+            self._at = length
+        return picked, {}
+
+    def _begin(self, length: int) -> None:
+        self._length, self._at = length, 0
+        if self.shuffle:
+            self._order = torch.randperm(length, generator=self._rng).numpy()
+
+    def batches_left(self, storage: Any, batch_size: int) -> int | None:
+        """How many batches are left of this pass."""
+        length = len(storage)
+        left = length if length != self._length or self._at >= length else length - self._at
+        return left // batch_size if self.drop_last else -(-left // batch_size)
+
+    def empty(self) -> None:
+        """All rows are gone: a new pass."""
+        self._length = self._at = 0
+        self.ran_out = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """The order of this pass, and how far it is."""
+        return {
+            "_order": torch.from_numpy(self._order.copy()), "_at": self._at, "_length": self._length,
+            "_ran_out": self.ran_out, "_drop_last": self.drop_last, "_shuffle": self.shuffle,
+        }  # fmt: skip
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on in the middle of a pass."""
+        self._order = state_dict["_order"].clone().numpy()
+        self._at, self._length = int(state_dict["_at"]), int(state_dict["_length"])
+        self.ran_out = bool(state_dict["_ran_out"])
+        self.drop_last, self.shuffle = bool(state_dict["_drop_last"]), bool(state_dict["_shuffle"])
+
+
+def as_index(slots: Ints, storage: Any) -> Any:
+    """Slots as an index of a storage: a tensor, or a tuple of one for each dimension of slots."""
+    if storage.ndim == 1:
+        return torch.from_numpy(slots)
+    return tuple(torch.from_numpy(part) for part in np.unravel_index(slots, tuple(storage.shape)))
+
+
+def as_slots(index: Any, storage: Any) -> Ints:
+    """The slots that an index names: the inverse of `as_index`; coordinates `[n, ndim]` too.
+
+    Raises:
+        IndexError: no int64 numbers.
+    """
+    ndim = storage.ndim if storage is not None else 1
+    if ndim > 1:
+        if isinstance(index, Tensor) and index.ndim == 2:
+            index = index.unbind(-1)
+        if isinstance(index, (tuple, list)) and len(index) == ndim:
+            parts = np.broadcast_arrays(*(np.asarray(torch.as_tensor(part)) for part in index))
+            shape = (int(storage.capacity), *storage.shape[1:])
+            return np.ravel_multi_index(tuple(parts), shape).reshape(-1).astype(np.int64)
+    if isinstance(index, tuple) and len(index) == 1:
+        index = index[0]
+    found = np.asarray(torch.as_tensor(index).cpu()).reshape(-1)
+    if found.dtype.kind not in "iu":
+        raise IndexError(f"index is of integers, not {found.dtype}")
+    return found.astype(np.int64)

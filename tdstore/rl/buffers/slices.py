@@ -1,0 +1,276 @@
+"""Samplers of pieces of trajectories: rows that follow one another and belong together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from tdstore.rl.buffers.prioritized import PrioritizedSampler, Reduction
+from tdstore.rl.buffers.samplers import Info, Sampler
+from tdstore.rl.buffers.trajectories import Trajectories
+from tdstore.rl.storages.state import Ints
+
+_TRIES = 8
+
+
+class SliceSampler(Sampler):
+    """Pieces of trajectories, each of rows that follow one another, joined into one batch.
+
+    A trajectory is chosen first, each with the same probability, then where in it the piece begins. The last step of
+    each piece is marked as truncated. Trajectories may span the end of the ring.
+
+    Args:
+        num_slices: number of pieces in a batch. Exactly one of this and `slice_len`.
+        slice_len: number of rows of a piece.
+        traj_key: entry that is the same in all rows of a trajectory.
+        end_key: entry that is true in the last row of a trajectory; used without `traj_key`.
+        strict_length: leave out trajectories that are shorter than a piece; otherwise they are taken whole, and the
+            batch has fewer rows.
+        truncated_key: entry that marks the last step of a piece; None: no mark.
+
+    Raises:
+        TypeError: both or none of the two sizes.
+
+    Example:
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(8), sampler=SliceSampler(num_slices=2, traj_key="episode"))
+        >>> _ = rb.extend(TensorDict({"episode": torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])}, [8]))
+        >>> rb.sample(6)["episode"].view(2, 3).unique(dim=1).shape
+        torch.Size([2, 1])
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        end_key: Any = None,
+        traj_key: Any = None,
+        cache_values: bool = False,
+        truncated_key: Any = ("next", "truncated"),
+        strict_length: bool = True,
+    ) -> None:
+        super().__init__()
+        self._sizes(num_slices, slice_len, end_key, traj_key, truncated_key, strict_length)
+
+    def _sizes(
+        self, num_slices: Any, slice_len: Any, end_key: Any, traj_key: Any, truncated_key: Any, strict: bool
+    ) -> None:
+        if (num_slices is None) == (slice_len is None):
+            raise TypeError("give exactly one of num_slices and slice_len")
+        size = num_slices if slice_len is None else slice_len
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"{'num_slices' if slice_len is None else 'slice_len'} is at least 1, not {size!r}")
+        self.num_slices, self.slice_len = num_slices, slice_len
+        self.traj_key = traj_key
+        self.end_key = ("next", "done") if end_key is None else end_key
+        self.truncated_key, self.strict_length = truncated_key, strict
+        self._trajectories = Trajectories(self.end_key, traj_key)
+
+    def _shape(self, batch_size: int) -> tuple[int, int]:
+        """Number and length of the pieces of a batch."""
+        size = self.num_slices if self.slice_len is None else self.slice_len
+        assert size is not None
+        if batch_size % size:
+            name = "num_slices" if self.slice_len is None else "slice_len"
+            raise RuntimeError(f"batch_size {batch_size} is not a multiple of {name}={size}")
+        other = batch_size // size
+        return (size, other) if self.slice_len is None else (other, size)
+
+    def _look(self, storage: Any) -> Trajectories:
+        if storage.ndim != 1:
+            raise ValueError(
+                f"slices are of storages with one dimension of slots, and this one has {storage.ndim}: "
+                "storage.flatten() has one"
+            )
+        self._trajectories.look(storage)
+        return self._trajectories
+
+    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+        """Choose pieces."""
+        pieces, length = self._shape(batch_size)
+        found = self._look(storage)
+        begins, lengths = self._choose(found, pieces, length)
+        free = lengths - np.minimum(lengths, length) + 1
+        offsets = (torch.rand(pieces, dtype=torch.float64, generator=self._rng).numpy() * free).astype(np.int64)
+        return self._rows(found, begins + offsets, np.minimum(lengths, length), length)
+
+    def _choose(self, found: Trajectories, pieces: int, length: int) -> tuple[Ints, Ints]:
+        """Trajectories for the pieces: where they begin, and their lengths."""
+        if not self.strict_length:
+            return found.spans(torch.randint(len(found), (pieces,), generator=self._rng).numpy())
+        # Most trajectories are long enough as a rule, so short ones are drawn again; else all are looked at.
+        begins, lengths = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        for _ in range(_TRIES):
+            picked = torch.randint(len(found), (pieces,), generator=self._rng).numpy()
+            some, sizes = found.spans(picked)
+            long = sizes >= length
+            begins, lengths = np.concatenate([begins, some[long]]), np.concatenate([lengths, sizes[long]])
+            if len(begins) >= pieces:
+                return begins[:pieces], lengths[:pieces]
+        some, sizes = found.spans()
+        enough = np.flatnonzero(sizes >= length)
+        if not len(enough):
+            raise RuntimeError(
+                f"no trajectory has {length} rows, the longest has {int(sizes.max())}: "
+                "ask for shorter pieces, or pass strict_length=False"
+            )
+        picked = enough[torch.randint(len(enough), (pieces,), generator=self._rng).numpy()]
+        return some[picked], sizes[picked]
+
+    def _rows(self, found: Trajectories, begins: Ints, sizes: Ints, length: int) -> tuple[Ints, Info]:
+        if (sizes == length).all():
+            positions = (begins[:, None] + np.arange(length)).reshape(-1)
+            last = np.arange(length - 1, len(positions), length)
+        else:
+            ends = np.cumsum(sizes)
+            positions = np.arange(ends[-1]) + np.repeat(begins - (ends - sizes), sizes)
+            last = ends - 1
+        info: Info = {}
+        if self.truncated_key is not None:
+            mark = torch.zeros(len(positions), 1, dtype=torch.bool)
+            mark[torch.from_numpy(last)] = True
+            info[self.truncated_key] = mark
+        return found.slots(positions), info
+
+    def empty(self) -> None:
+        """All rows are gone."""
+        self._trajectories = Trajectories(self.end_key, self.traj_key)
+
+    def __repr__(self) -> str:
+        """The sizes."""
+        return f"{type(self).__name__}(num_slices={self.num_slices}, slice_len={self.slice_len})"
+
+
+class SliceSamplerWithoutReplacement(SliceSampler):
+    """Pieces of trajectories; each trajectory gives one piece, then all begin again.
+
+    Args:
+        drop_last: leave out the last batch of a pass if it is smaller than the others.
+        shuffle: whether the order of trajectories is a new random one in each pass.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        drop_last: bool = False,
+        end_key: Any = None,
+        traj_key: Any = None,
+        truncated_key: Any = ("next", "truncated"),
+        strict_length: bool = True,
+        shuffle: bool = True,
+    ) -> None:
+        super().__init__(
+            num_slices=num_slices, slice_len=slice_len, end_key=end_key, traj_key=traj_key,
+            truncated_key=truncated_key, strict_length=strict_length,
+        )  # fmt: skip
+        self.drop_last, self.shuffle = drop_last, shuffle
+        self._begins = self._lengths = np.zeros(0, np.int64)
+        self._at = 0
+        self._seen = (-1, -1)
+
+    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+        """Choose the next pieces of the pass."""
+        pieces, length = self._shape(batch_size)
+        found = self._look(storage)
+        seen = (storage.write_count, storage.epoch)
+        if seen != self._seen or self._at >= len(self._begins):
+            self._start(found, length)
+            self._seen = seen
+        stop = min(len(self._begins), self._at + pieces)
+        begins, lengths = self._begins[self._at : stop], self._lengths[self._at : stop]
+        left = len(self._begins) - stop
+        self.ran_out = left < pieces if self.drop_last else left == 0
+        self._at = len(self._begins) if self.ran_out else stop
+        sizes = np.minimum(lengths, length)
+        drawn = torch.rand(len(begins), dtype=torch.float64, generator=self._rng).numpy()
+        return self._rows(found, begins + (drawn * (lengths - sizes + 1)).astype(np.int64), sizes, length)
+
+    def _start(self, found: Trajectories, length: int) -> None:
+        begins, lengths = found.spans()
+        long = np.flatnonzero(lengths >= length) if self.strict_length else np.arange(len(begins))
+        if not len(long):
+            raise RuntimeError(f"no trajectory has {length} rows: ask for shorter pieces, or pass strict_length=False")
+        if self.shuffle:
+            long = long[torch.randperm(len(long), generator=self._rng).numpy()]
+        self._begins, self._lengths, self._at = begins[long], lengths[long], 0
+
+    def batches_left(self, storage: Any, batch_size: int) -> int | None:
+        """How many batches are left of this pass; None before its first one."""
+        if (storage.write_count, storage.epoch) != self._seen or self._at >= len(self._begins):
+            return 1
+        pieces, _ = self._shape(batch_size)
+        left = len(self._begins) - self._at
+        return left // pieces if self.drop_last else -(-left // pieces)
+
+
+class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
+    """Pieces of trajectories whose first rows are chosen by their priorities.
+
+    Rows too close to the end of their trajectory for a whole piece are not chosen, unless `strict_length=False`.
+
+    Args:
+        max_capacity, alpha, beta, eps, reduction: as `PrioritizedSampler`.
+        num_slices, slice_len, end_key, traj_key, truncated_key, strict_length: as `SliceSampler`.
+    """
+
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float32,
+        reduction: Reduction = "max",
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        end_key: Any = None,
+        traj_key: Any = None,
+        cache_values: bool = False,
+        truncated_key: Any = ("next", "truncated"),
+        strict_length: bool = True,
+    ) -> None:
+        PrioritizedSampler.__init__(self, max_capacity, alpha, beta, eps, dtype, reduction)
+        self._sizes(num_slices, slice_len, end_key, traj_key, truncated_key, strict_length)
+
+    def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
+        """Choose first rows by their priorities, and the rows that follow them."""
+        pieces, length = self._shape(batch_size)
+        found = self._look(storage)
+        first, ends = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        for _ in range(4 * _TRIES):
+            slots, _ = PrioritizedSampler.slots(self, storage, pieces)
+            positions, stops = found.containing(slots)
+            good = stops - positions >= length if self.strict_length else np.ones(len(slots), bool)
+            first, ends = np.concatenate([first, positions[good]]), np.concatenate([ends, stops[good]])
+            if len(first) >= pieces:
+                break
+        else:
+            first, ends = self._choose_among_all(storage, found, pieces, length)
+        first, ends = first[:pieces], ends[:pieces]
+        sizes = np.minimum(ends - first, length)
+        slots, info = self._rows(found, first, sizes, length)
+        weights = self._weights(found.slots(first))
+        info["priority_weight"] = weights.repeat_interleave(torch.from_numpy(sizes))
+        return slots, info
+
+    def _choose_among_all(self, storage: Any, found: Trajectories, pieces: int, length: int) -> tuple[Ints, Ints]:
+        """First rows by their priorities, of those alone that a whole piece follows."""
+        everything = np.arange(len(storage))
+        positions, ends = found.containing(everything)
+        good = np.flatnonzero(ends - positions >= length)
+        weights = self._tree[good]
+        if not len(good) or not weights.sum() > 0:
+            raise RuntimeError(f"no row with a priority has {length} rows of its trajectory from there on")
+        drawn = torch.rand(pieces, dtype=torch.float64, generator=self._rng).numpy() * weights.sum()
+        picked = good[np.minimum(weights.cumsum().searchsorted(drawn, side="right"), len(good) - 1)]
+        return positions[picked], ends[picked]
+
+    def empty(self) -> None:
+        """Forget priorities and trajectories."""
+        PrioritizedSampler.empty(self)
+        SliceSampler.empty(self)

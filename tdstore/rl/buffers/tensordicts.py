@@ -1,0 +1,140 @@
+"""Replay buffers with priorities, and those of TensorDicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore.container.typed import Typed
+from tdstore.rl.buffers.buffer import ReplayBuffer
+from tdstore.rl.buffers.parts import collated, is_storage, made_part
+from tdstore.rl.buffers.prioritized import PrioritizedSampler
+from tdstore.rl.buffers.writers import TensorDictRoundRobinWriter, only_collections
+from tdstore.rl.storages.lists import ListStorage
+from tdstore.rl.storages.tabular import is_collection
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """A replay buffer whose rows are chosen by priorities.
+
+    Args:
+        alpha, beta, eps: as `PrioritizedSampler`.
+        **kwargs: as `ReplayBuffer`.
+    """
+
+    def __init__(self, *, alpha: float, beta: float, eps: float = 1e-8, storage: Any = None, **kwargs: Any) -> None:
+        storage = made_part("storage", storage, lambda: ListStorage(1000), is_storage)
+        reduction = kwargs.pop("reduction", "max")
+        sampler = PrioritizedSampler(storage.max_size, alpha, beta, eps, reduction=reduction)
+        super().__init__(storage=storage, sampler=sampler, **kwargs)
+
+
+class TensorDictReplayBuffer(ReplayBuffer):
+    """A replay buffer of TensorDicts.
+
+    Samples have the entry "index", and what the sampler tells. `update_tensordict_priority(sample)` sets the
+    priorities of its rows; rows that are written with an entry `priority_key` have them from the start.
+
+    Args:
+        priority_key: entry with the priorities.
+        **kwargs: as `ReplayBuffer`.
+
+    Example:
+        >>> rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+        >>> _ = rb.extend(TensorDict({"obs": torch.zeros(4, 3)}, [4]))
+        >>> sorted(rb.sample().keys())
+        ['index', 'obs']
+    """
+
+    _default_writer = TensorDictRoundRobinWriter
+
+    def __init__(self, *, priority_key: Any = "td_error", **kwargs: Any) -> None:
+        self.priority_key = priority_key
+        super().__init__(**kwargs)
+
+    def extend(self, data: Any) -> Any:
+        """Write TensorDicts; their priorities are taken from the entry `priority_key`, if they have it."""
+        if not isinstance(data, list):
+            only_collections(data)
+        index = super().extend(data)
+        if isinstance(self._sampler, PrioritizedSampler) and is_collection(data):
+            self._rank(index, data)
+        return index
+
+    def add(self, data: Any) -> Any:
+        """Write one TensorDict."""
+        index = super().add(only_collections(data))
+        if isinstance(self._sampler, PrioritizedSampler):
+            self._rank(torch.as_tensor(index).reshape(-1), data.unsqueeze(0))
+        return index
+
+    def _rank(self, index: Any, data: Any) -> None:
+        priority = data.get(self.priority_key, None)
+        if priority is not None:
+            self.update_priority(index, self._reduced(priority, len(index)))
+
+    def _reduced(self, priority: Any, rows: int) -> Tensor:
+        flat = torch.as_tensor(priority).detach().reshape(rows, -1).double()
+        if flat.shape[1] == 1:
+            return flat[:, 0]
+        made = getattr(flat, getattr(self._sampler, "reduction", "max"))(dim=1)
+        return made if isinstance(made, Tensor) else torch.as_tensor(made.values)
+
+    def update_tensordict_priority(self, data: Any) -> None:
+        """Set the priorities of the rows of a sample, from its entries "index" and `priority_key`.
+
+        Raises:
+            KeyError: one of them is missing. ValueError: a priority is negative or NaN.
+        """
+        index, priority = data.get("index", None), data.get(self.priority_key, None)
+        if index is None or priority is None:
+            missing = "index" if index is None else self.priority_key
+            raise KeyError(f"the sample has no entry {missing!r}, which tells the priorities of its rows")
+        if index.ndim == 2 and self._storage.ndim == 1:
+            index = index[:, 0]
+        self.update_priority(index, self._reduced(priority, len(index)))
+
+    def _finished(self, batch: Any, info: dict[Any, Any]) -> Any:
+        if isinstance(batch, list):
+            batch = collated(batch) if self._collate is None else self._collate(batch)
+        if is_collection(batch) and not isinstance(batch, Typed):
+            index = info["index"]
+            batch.set("index", torch.stack(index, -1) if isinstance(index, tuple) else index)
+            weight = info.get("priority_weight")
+            if weight is not None:
+                batch.set("priority_weight", weight)
+        return super()._finished(batch, info)
+
+
+class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
+    """A replay buffer of TensorDicts that are chosen by priorities.
+
+    Args:
+        alpha, beta, eps, reduction: as `PrioritizedSampler`.
+        priority_key: entry with the priorities.
+        **kwargs: as `ReplayBuffer`.
+
+    Example:
+        >>> rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(10), batch_size=5)
+        >>> _ = rb.extend(TensorDict({"obs": torch.zeros(4, 3)}, [4]))
+        >>> sample = rb.sample()
+        >>> sample["td_error"] = torch.rand(5)
+        >>> rb.update_tensordict_priority(sample)
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        priority_key: Any = "td_error",
+        eps: float = 1e-8,
+        storage: Any = None,
+        reduction: Any = "max",
+        **kwargs: Any,
+    ) -> None:
+        storage = made_part("storage", storage, lambda: ListStorage(1000), is_storage)
+        sampler = PrioritizedSampler(storage.max_size, alpha, beta, eps, reduction=reduction)
+        super().__init__(priority_key=priority_key, storage=storage, sampler=sampler, **kwargs)

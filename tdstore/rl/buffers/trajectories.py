@@ -1,0 +1,158 @@
+"""Where trajectories begin and end in a ring of rows, kept up to date as rows are appended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tdstore.rl.storages.state import Ints
+
+_BLOCK = 1 << 18
+
+
+class Growing:
+    """An array that gets longer at its end and shorter at its beginning, each at constant cost."""
+
+    def __init__(self) -> None:
+        self._room = np.zeros(64, np.int64)
+        self._first = self._last = 0
+
+    def __len__(self) -> int:
+        """Number of elements."""
+        return self._last - self._first
+
+    @property
+    def values(self) -> Ints:
+        """The elements, a view."""
+        return self._room[self._first : self._last]
+
+    def extend(self, values: Ints) -> None:
+        """Add elements at the end."""
+        if self._last + len(values) > len(self._room):
+            held = self.values.copy()
+            self._room = np.zeros(2 * (len(held) + len(values)) + 64, np.int64)
+            self._room[: len(held)] = held
+            self._first, self._last = 0, len(held)
+        self._room[self._last : self._last + len(values)] = values
+        self._last += len(values)
+
+    def drop(self, count: int) -> None:
+        """Remove elements at the beginning."""
+        self._first += count
+
+
+class Trajectories:
+    """The trajectories of a storage, as positions in the order in which rows were written.
+
+    A position counts rows from the first one that was looked at; row `position % capacity` of the storage has it.
+    Only rows that were appended since the last look are read.
+
+    Args:
+        end_key: entry that is true in the last row of a trajectory.
+        traj_key: entry that is the same in all rows of a trajectory; over `end_key`.
+    """
+
+    def __init__(self, end_key: Any, traj_key: Any) -> None:
+        self.end_key, self.traj_key = end_key, traj_key
+        self._starts = Growing()
+        self._oldest = self._newest = 0
+        self._epoch = -1
+        self._capacity = 0
+        self._count = -1
+        self._last_id: Any = None
+        self._ended = True
+
+    def look(self, storage: Any) -> None:
+        """Read the rows that were appended since, or all of them after another kind of change.
+
+        Raises:
+            KeyError: the rows have no such entry.
+        """
+        length, cursor, capacity, count = len(storage), storage.cursor, storage.capacity, storage.write_count
+        full = length == capacity
+        added = count - self._count
+        position = self._newest + added
+        in_step = (
+            self._count >= 0
+            and storage.epoch == self._epoch
+            and capacity == self._capacity
+            and 0 <= added <= length
+            and position % capacity == cursor
+            and (full or position - self._base == length)
+        )
+        if not in_step:
+            self._starts = Growing()
+            self._base = cursor if full else 0
+            self._newest, self._ended, self._last_id = self._base, True, None
+            position = self._base + length
+        self._read(storage, position, capacity)
+        self._oldest = position - length
+        self._drop()
+        self._epoch, self._capacity, self._count = storage.epoch, capacity, count
+
+    _base = 0
+
+    def _read(self, storage: Any, stop: int, capacity: int) -> None:
+        for start in range(self._newest, stop, _BLOCK):
+            rows = np.arange(start, min(stop, start + _BLOCK))
+            first = self._begins(storage, rows % capacity)
+            self._starts.extend(rows[first])
+        self._newest = stop
+
+    def _begins(self, storage: Any, slots: Ints) -> npt.NDArray[np.bool_]:
+        """For rows that follow those read before: whether a trajectory begins with each."""
+        key = self.end_key if self.traj_key is None else self.traj_key
+        column = storage.column(key, slots)
+        if column is None:
+            raise KeyError(f"the rows have no entry {key!r}, which tells where trajectories end")
+        values = column.reshape(len(slots), -1).cpu()
+        first = np.empty(len(slots), bool)
+        if self.traj_key is None:
+            ends = values.bool().any(1).numpy()
+            first[0], first[1:] = self._ended, ends[:-1]
+            self._ended = bool(ends[-1])
+        else:
+            differ = (values[1:] != values[:-1]).any(1).numpy()
+            first[0] = self._last_id is None or not torch.equal(self._last_id, values[0])
+            first[1:] = differ
+            self._last_id = values[-1].clone()
+        return first
+
+    def _drop(self) -> None:
+        """Forget trajectories that were overwritten wholly; the first one may be so in part."""
+        starts = self._starts.values
+        gone = int(starts.searchsorted(self._oldest, side="right")) - 1
+        if gone > 0:
+            self._starts.drop(gone)
+
+    def __len__(self) -> int:
+        """Number of trajectories."""
+        return len(self._starts)
+
+    def spans(self, picked: Ints | slice = slice(None)) -> tuple[Ints, Ints]:
+        """Positions where trajectories begin, and their lengths."""
+        starts = self._starts.values
+        if isinstance(picked, slice):
+            ends = np.append(starts[1:], self._newest)
+            begins = starts
+        else:
+            begins = starts[picked]
+            last = picked + 1 == len(starts)
+            ends = np.where(last, self._newest, starts[np.minimum(picked + 1, len(starts) - 1)])
+        begins = np.maximum(begins, self._oldest)
+        return begins, ends - begins
+
+    def containing(self, slots: Ints) -> tuple[Ints, Ints]:
+        """Position of each slot, and where its trajectory ends."""
+        positions = self._oldest + (slots - self._oldest) % self._capacity
+        starts = self._starts.values
+        number = starts.searchsorted(positions, side="right") - 1
+        begins, lengths = self.spans(number)
+        return positions, begins + lengths
+
+    def slots(self, positions: Ints) -> Ints:
+        """Rows of the storage at positions."""
+        return positions % self._capacity

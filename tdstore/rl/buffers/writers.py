@@ -1,0 +1,312 @@
+"""Writers: which slots new rows go to."""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.rl.storages.base import Storage
+from tdstore.rl.storages.lists import ListStorage
+from tdstore.rl.storages.state import Ints
+from tdstore.rl.storages.structure import length_of, stacked
+from tdstore.rl.storages.tabular import TabularStorage, is_collection
+
+_FILE = "metadata.json"
+
+
+class Writer(ABC):
+    """Chooses slots for rows, and writes them into a storage."""
+
+    def __init__(self, compilable: bool = False) -> None:
+        self._storage: Any = None
+
+    def register_storage(self, storage: Any) -> None:
+        """Write into that storage from now on."""
+        self._storage = storage
+
+    @property
+    def storage(self) -> Any:
+        """The storage that is written into.
+
+        Raises:
+            RuntimeError: none is.
+        """
+        if self._storage is None:
+            raise RuntimeError(f"this {type(self).__name__} has no storage: give it to a ReplayBuffer")
+        return self._storage
+
+    @abstractmethod
+    def add(self, data: Any) -> Any:
+        """Write one row; gives its index."""
+
+    @abstractmethod
+    def extend(self, data: Any) -> Any:
+        """Write rows; gives their indices."""
+
+    @property
+    def write_count(self) -> int:
+        """Rows that were ever written."""
+        return 0
+
+    def empty(self) -> None:
+        """Begin again."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the writer goes on."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on there."""
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write the state into a folder."""
+        folder = FilePath(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        named = {key.lstrip("_"): value for key, value in self.state_dict().items()}
+        (folder / _FILE).write_text(json.dumps(named))
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Take over the state of a folder."""
+        named = json.loads((FilePath(path) / _FILE).read_text())
+        self.load_state_dict({f"_{key}": value for key, value in named.items()})
+
+    def __repr__(self) -> str:
+        """Name and place."""
+        return f"{type(self).__name__}(write_count={self.write_count})"
+
+
+class RoundRobinWriter(Writer):
+    """Fills slot after slot, and begins again at the first when all are full.
+
+    The cursor is the storage's own: it is committed with the rows.
+
+    Example:
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(5), writer=RoundRobinWriter())
+        >>> rb.extend(torch.arange(4)), rb.extend(torch.arange(4, 7))
+        (tensor([0, 1, 2, 3]), tensor([4, 0, 1]))
+    """
+
+    def __init__(self, compilable: bool = False) -> None:
+        super().__init__(compilable)
+        self._foreign = (0, 0)
+        """Cursor and number of rows written, for a storage that is not ours."""
+
+    @property
+    def _cursor(self) -> int:
+        return int(self._storage.cursor) if self._ours else self._foreign[0]
+
+    @property
+    def write_count(self) -> int:
+        """Rows of the first dimension that were ever written."""
+        return int(self._storage.write_count) if self._ours else self._foreign[1]
+
+    @property
+    def _ours(self) -> bool:
+        return isinstance(self._storage, (TabularStorage, ListStorage))
+
+    def add(self, data: Any) -> Any:
+        """Write one row at the cursor.
+
+        Returns:
+            Its index; with several dimensions of slots, the coordinates `[n, ndim]` of its slots.
+        """
+        storage = self.storage
+        if isinstance(storage, (TabularStorage, ListStorage)):
+            row = storage.append_one(data)
+            index: Any = row if storage.ndim == 1 else self._coordinates(np.array([row]))
+        else:
+            index, count = self._foreign
+            storage.set(index, data)
+            self._foreign = ((index + 1) % storage.max_size, count + 1)
+        _tell(storage, index)
+        return index
+
+    def extend(self, data: Any) -> Tensor:
+        """Write rows at the cursor; of more than there are slots, the last ones are kept.
+
+        Returns:
+            int64 indices `[n]`; with several dimensions of slots, coordinates `[n, ndim]`.
+
+        Raises:
+            RuntimeError: there are no rows.
+        """
+        storage = self.storage
+        if isinstance(storage, (TabularStorage, ListStorage)):
+            rows = storage.append(data)
+            index = torch.from_numpy(rows) if storage.ndim == 1 else self._coordinates(rows)
+        else:
+            index = self._extend_foreign(storage, data)
+        _tell(storage, index)
+        return index
+
+    def _extend_foreign(self, storage: Any, data: Any) -> Tensor:
+        data = stacked(data) if isinstance(data, list) else data
+        n = length_of(data)[0]
+        if not n:
+            raise RuntimeError("there are no rows in the data that is to be written")
+        cursor, count = self._foreign
+        rows = torch.arange(cursor, cursor + n) % int(storage.max_size)
+        keep = min(n, storage.max_size)
+        storage.set(rows[n - keep :], data[n - keep :])
+        self._foreign = ((cursor + n) % storage.max_size, count + n)
+        return rows
+
+    def _coordinates(self, rows: Ints) -> Tensor:
+        inner = self._storage.shape[1:]
+        grid = np.indices((len(rows), *inner)).reshape(1 + len(inner), -1).T.copy()
+        grid[:, 0] = rows[grid[:, 0]]
+        return torch.from_numpy(grid)
+
+    def empty(self) -> None:
+        """Begin again at the first slot."""
+        if self._ours:
+            self._storage.set_counters(0, 0)
+        self._foreign = (0, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Cursor, and number of rows written."""
+        return {"_cursor": self._cursor, "_write_count": self.write_count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on at the cursor of a state dict."""
+        cursor, count = int(state_dict["_cursor"]), int(state_dict.get("_write_count", 0))
+        if self._ours:
+            if not 0 <= cursor < self._storage.capacity:
+                raise ValueError(f"cursor {cursor} is beyond the {self._storage.capacity} rows of the storage")
+            self._storage.set_counters(cursor, count)
+        self._foreign = (cursor, count)
+
+
+class TensorDictRoundRobinWriter(RoundRobinWriter):
+    """A round-robin writer of TensorDicts."""
+
+    def add(self, data: Any) -> Any:
+        """Write one TensorDict at the cursor."""
+        return super().add(only_collections(data))
+
+    def extend(self, data: Any) -> Tensor:
+        """Write TensorDicts at the cursor."""
+        return super().extend(data if isinstance(data, list) else only_collections(data))
+
+
+class ImmutableDatasetWriter(Writer):
+    """Refuses to write: the rows are a data set."""
+
+    def add(self, data: Any) -> Any:
+        """Refuse."""
+        raise RuntimeError("this buffer has an ImmutableDatasetWriter: its rows cannot be changed")
+
+    def extend(self, data: Any) -> Any:
+        """Refuse."""
+        raise RuntimeError("this buffer has an ImmutableDatasetWriter: its rows cannot be changed")
+
+
+class TensorDictMaxValueWriter(Writer):
+    """Keeps the rows with the largest values of one entry.
+
+    Args:
+        rank_key: the entry; `("next", "reward")` by default.
+        reduction: what becomes of an entry with more than one number in a row: "sum", "max", "min", "mean" or
+            "median".
+
+    Example:
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(2), writer=TensorDictMaxValueWriter(rank_key="key"))
+        >>> _ = rb.extend(TensorDict({"key": torch.tensor([0.0, 3.0, 1.0, 2.0])}, [4]))
+        >>> sorted(rb["key"].tolist())
+        [2.0, 3.0]
+    """
+
+    def __init__(self, rank_key: Any = None, reduction: str = "sum", compilable: bool = False) -> None:
+        super().__init__(compilable)
+        if reduction not in ("sum", "max", "min", "mean", "median"):
+            raise ValueError(f"reduction is 'sum', 'max', 'min', 'mean' or 'median', not {reduction!r}")
+        self.rank_key = ("next", "reward") if rank_key is None else rank_key
+        self.reduction = reduction
+        self._ranks = np.zeros(0)
+        """The values of the rows, by row."""
+        self._count = 0
+
+    @property
+    def write_count(self) -> int:
+        """Rows that were ever offered."""
+        return self._count
+
+    def _values(self, data: Any, rows: int) -> Any:
+        value = data.get(self.rank_key)
+        if value is None:
+            raise KeyError(f"the rows have no entry {self.rank_key!r}, by which this writer ranks them")
+        flat = torch.as_tensor(value).detach().cpu().double().reshape(rows, -1)
+        if flat.isnan().any():
+            raise ValueError(f"{self.rank_key!r} is NaN in some rows, which therefore have no rank")
+        made = getattr(flat, self.reduction)(dim=1)
+        return (made if isinstance(made, Tensor) else made.values).numpy()
+
+    def add(self, data: Any) -> int | None:
+        """Write a row if it is among the largest; gives its index, or None."""
+        index = int(self.extend(only_collections(data).unsqueeze(0))[0])
+        return None if index < 0 else index
+
+    def extend(self, data: Any) -> Tensor:
+        """Write those of the rows that are among the largest.
+
+        Returns:
+            int64 indices `[n]`; -1 for rows that were not written.
+        """
+        storage = self.storage
+        data = stacked(data) if isinstance(data, list) else only_collections(data)
+        n = int(data.batch_size[0])
+        if not n:
+            raise RuntimeError("there are no rows in the data that is to be written")
+        ranks, length = self._values(data, n), len(storage)
+        if len(self._ranks) != length:
+            self._ranks = self._values(storage.get(slice(None)), length) if length else np.zeros(0)
+        everything = np.concatenate([self._ranks, ranks])
+        capacity = storage.max_size
+        kept = np.arange(len(everything))
+        if len(everything) > capacity:  # of equal values the older ones stay
+            order = np.lexsort((np.arange(len(everything)), -everything))
+            kept = np.sort(order[:capacity])
+        new = kept[kept >= length] - length
+        gone = np.setdiff1d(np.arange(length), kept)
+        rows = np.concatenate([np.arange(length, min(capacity, length + len(new))), gone])[: len(new)].astype(np.int64)
+        index = np.full(n, -1, np.int64)
+        if len(new):
+            storage.set(torch.from_numpy(rows), data[torch.from_numpy(new)])
+            index[new] = rows
+            self._ranks = np.concatenate([self._ranks, np.zeros(max(0, int(rows.max()) + 1 - length))])
+            self._ranks[rows] = ranks[new]
+        self._count += n
+        made = torch.from_numpy(index)
+        _tell(storage, made[made >= 0])
+        return made
+
+    def empty(self) -> None:
+        """Forget the values."""
+        self._ranks, self._count = np.zeros(0), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Number of rows offered; the values are those of the storage."""
+        return {"_write_count": self._count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Look at the storage again."""
+        self._count, self._ranks = int(state_dict["_write_count"]), np.zeros(0)
+
+
+def only_collections(data: Any) -> Any:
+    """Refuse what is no TensorDict."""
+    if not is_collection(data):
+        raise ValueError(f"this buffer takes TensorDicts, not {type(data).__name__}")
+    return data
+
+
+def _tell(storage: Any, index: Any) -> None:
+    if isinstance(storage, Storage):
+        storage.mark_update(index)

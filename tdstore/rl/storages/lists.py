@@ -1,0 +1,304 @@
+"""Storages of whole objects: a list of them, and lazy stacks of TensorDicts whose shapes differ."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing.context
+import os
+import shutil
+import threading
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.base import TensorDictBase
+from tdstore.container.making import lazy_stack
+from tdstore.container.opening import open_container
+from tdstore.container.tensordict import TensorDict
+from tdstore.container.typed import Typed
+from tdstore.errors import UnsupportedError
+from tdstore.rl.storages.base import Storage
+from tdstore.rl.storages.indices import as_ints, is_int, select
+from tdstore.rl.storages.state import Ints
+from tdstore.values import decode_value, encode_value
+
+_UNLIMITED = 2**62
+_FILE = "items.json"
+
+
+class ListStorage(Storage):
+    """A list of objects of any kind, in this process.
+
+    Args:
+        max_size: number of objects; None: no limit.
+        device: where tensors and TensorDicts are moved to when they are written.
+
+    Example:
+        >>> storage = ListStorage(10)
+        >>> storage.set([0, 1], ["first", "second"])
+        >>> storage.get(1), len(storage)
+        ('second', 2)
+    """
+
+    def __init__(self, max_size: int | None = None, *, compilable: bool = False, device: Any = None) -> None:
+        super().__init__()
+        if max_size is not None and (isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1):
+            raise ValueError(f"max_size is a number of objects, at least 1, or None, not {max_size!r}")
+        self.max_size = _UNLIMITED if max_size is None else max_size
+        self.device = None if device is None else torch.device(device)
+        self.initialized = True
+        self._items: list[Any] = []
+        self._lock = threading.RLock()
+        self.cursor = 0
+        self.write_count = 0
+        self.epoch = 0
+
+    @property
+    def capacity(self) -> int:
+        """Number of objects that there is room for."""
+        return self.max_size
+
+    @property
+    def shape(self) -> torch.Size:
+        """Number of objects."""
+        return torch.Size((len(self._items),))
+
+    def __len__(self) -> int:
+        """Number of objects."""
+        return len(self._items)
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Write objects at an int, or at several rows.
+
+        Raises:
+            RuntimeError: a row beyond the end with a gap before it, or beyond `max_size`.
+        """
+        with self._lock:
+            if is_int(cursor):
+                rows, items = [int(cursor)], [data]
+            else:
+                if isinstance(cursor, slice):
+                    items = _items(data)
+                    stop = cursor.stop if cursor.stop is not None else (cursor.start or 0) + len(items)
+                    rows = list(range(*slice(cursor.start, stop, cursor.step).indices(max(stop, len(self)))))
+                else:
+                    rows, items = as_ints(list(cursor) if isinstance(cursor, range) else cursor).tolist(), _items(data)
+                if len(rows) != len(items):
+                    raise RuntimeError(f"{len(items)} objects were given for {len(rows)} rows")
+            self._write(rows, items)
+            if set_cursor and rows:
+                self.cursor = (rows[-1] + 1) % self.max_size
+                self.write_count += len(rows)
+            self.epoch += 1
+
+    def _write(self, rows: list[int], items: list[Any]) -> None:
+        length = len(self._items)
+        end, placed = length, []
+        for row in rows:
+            at = row + length if row < 0 else row
+            if at > end or at < 0:
+                raise RuntimeError(f"row {row} is not next to the {length} objects that are there: no gaps in a list")
+            if at >= self.max_size:
+                raise RuntimeError(
+                    f"row {row} is beyond the {self.max_size} objects that this ListStorage has room for"
+                )
+            end = max(end, at + 1)
+            placed.append(at)
+        for at, item in zip(placed, items, strict=True):
+            moved = item.to(self.device) if self.device is not None and hasattr(item, "to") else item
+            if at == len(self._items):
+                self._items.append(moved)
+            else:
+                self._items[at] = moved
+
+    def append(self, data: Any) -> Ints:
+        """Write objects at the cursor, which wraps at `max_size`; gives their rows."""
+        items = _items(data)
+        if not items:
+            raise RuntimeError("there are no rows in the data that is to be written")
+        with self._lock:
+            start = self.cursor
+            rows = (start + np.arange(len(items))) % self.max_size
+            skip = max(0, len(items) - self.max_size)
+            if skip and start < len(items):  # a first round over more than fit: in the order of the rows
+                order = np.argsort(rows[skip:], kind="stable")
+                self._write(rows[skip:][order].tolist(), [items[skip + int(i)] for i in order])
+            else:
+                self._write(rows[skip:].tolist(), items[skip:])
+            self.cursor = int((start + len(items)) % self.max_size)
+            self.write_count += len(items)
+            return rows
+
+    def append_one(self, item: Any) -> int:
+        """Write one object at the cursor; gives its row."""
+        with self._lock:
+            row = self.cursor
+            self._write([row], [item])
+            self.cursor = (row + 1) % self.max_size
+            self.write_count += 1
+            return row
+
+    def set_counters(self, cursor: int, write_count: int) -> None:
+        """Set where the writer goes on, and how many objects it has written."""
+        self.cursor, self.write_count = cursor, write_count
+
+    def get(self, index: Any) -> Any:
+        """The object of an int, or a list of those of several rows.
+
+        Raises:
+            IndexError: beyond the end.
+        """
+        with self._lock:
+            if isinstance(index, tuple):
+                if len(index) != 1:
+                    raise IndexError(f"a list has one dimension, and the index has {len(index)}")
+                index = index[0]
+            found = select(index, len(self._items), (), f"{len(self._items)} objects are in this {type(self).__name__}")
+            if found.single:
+                assert found.rows is not None
+                return self._items[found.rows.start]
+            rows = range(found.rows.start, found.rows.stop) if found.rows is not None else found.slots
+            assert rows is not None
+            return [self._items[row] for row in rows]
+
+    def take_slots(self, slots: Ints) -> Any:
+        """The objects of rows that the caller has checked."""
+        with self._lock:
+            return [self._items[row] for row in slots.tolist()]
+
+    def empty(self) -> None:
+        """Forget all objects."""
+        with self._lock:
+            self._items.clear()
+            self.cursor = self.write_count = 0
+            self.epoch += 1
+
+    # -- checkpoints -------------------------------------------------------------------------
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write the objects into a folder: plain data and tensors as JSON, TensorDicts as datasets.
+
+        Raises:
+            UnsupportedError: an object is neither.
+        """
+        folder = FilePath(path)
+        beside = folder.with_name(f"{folder.name}.{os.getpid()}.new")
+        beside.mkdir(parents=True)
+        try:
+            listed = []
+            for row, item in enumerate(self._items):
+                if isinstance(item, (TensorDictBase, Typed)):
+                    item.save(beside / str(row))  # type: ignore[union-attr]
+                    listed.append({"dataset": str(row)})
+                    continue
+                try:
+                    value = item.detach().cpu() if isinstance(item, Tensor) else item
+                    listed.append({"value": encode_value(value)})
+                except TypeError as error:
+                    raise UnsupportedError(f"object {row} of this ListStorage cannot be written: {error}") from error
+            about = {"items": listed, "cursor": self.cursor, "write_count": self.write_count}
+            (beside / _FILE).write_text(json.dumps(about))
+            if folder.exists():
+                shutil.rmtree(folder)
+            beside.rename(folder)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Take over the objects of a folder."""
+        folder = FilePath(path)
+        about = json.loads((folder / _FILE).read_text())
+        listed = about["items"]
+        if len(listed) > self.max_size:
+            raise RuntimeError(f"{folder} has {len(listed)} objects, and this storage has room for {self.max_size}")
+        items = [
+            open_container(folder / str(int(one["dataset"]))).clone()
+            if "dataset" in one
+            else decode_value(one["value"])
+            for one in listed
+        ]
+        with self._lock:
+            self._items = items
+            self.cursor, self.write_count = int(about["cursor"]), int(about["write_count"])
+            self.epoch += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The objects; of TensorDicts their state dicts."""
+        rows = [i.state_dict() if isinstance(i, (TensorDictBase, Typed)) else _copied(i) for i in self._items]  # type: ignore[union-attr]
+        return {"_storage": rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy the objects of a state dict."""
+        items: list[Any] = []
+        for one in state_dict["_storage"]:
+            if isinstance(one, dict) and "__batch_size" in one:
+                items.append(TensorDict({}, batch_size=[]).load_state_dict(one, strict=False))
+            else:
+                items.append(_copied(one))
+        with self._lock:
+            self._items = items
+            self.epoch += 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy; a list cannot be seen by another process."""
+        if multiprocessing.context.get_spawning_popen() is not None:
+            raise RuntimeError(
+                f"a {type(self).__name__} is a list of this process, which others cannot see: use a LazyMemmapStorage"
+            )
+        return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_attached")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a copy."""
+        self.__dict__.update(state)
+        self._lock, self._attached = threading.RLock(), []
+
+
+class LazyStackStorage(ListStorage):
+    """A list of TensorDicts whose shapes may differ; several rows are read as a lazy stack.
+
+    Args:
+        max_size: number of TensorDicts; None: no limit.
+        stack_dim: along which dimension rows are stacked.
+
+    Example:
+        >>> storage = LazyStackStorage(10)
+        >>> storage.set([0, 1], [TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(3))])
+        >>> storage.get([0, 1])[1]["a"].shape
+        torch.Size([3])
+    """
+
+    def __init__(
+        self, max_size: int | None = None, *, compilable: bool = False, stack_dim: int = 0, device: Any = None
+    ) -> None:
+        super().__init__(max_size, compilable=compilable, device=device)
+        self.stack_dim = stack_dim
+
+    def get(self, index: Any) -> Any:
+        """A TensorDict, or a lazy stack of several."""
+        found = super().get(index)
+        return lazy_stack(found, self.stack_dim) if isinstance(found, list) and found else found
+
+    def take_slots(self, slots: Ints) -> Any:
+        """A lazy stack of rows that the caller has checked."""
+        return lazy_stack(super().take_slots(slots), self.stack_dim)
+
+
+def _items(data: Any) -> list[Any]:
+    if isinstance(data, list):
+        return data
+    if isinstance(data, (TensorDictBase, Typed, Tensor)):
+        return list(data.unbind(0))
+    if isinstance(data, tuple):
+        return [
+            type(data)(*parts) if hasattr(data, "_fields") else parts for parts in zip(*map(_items, data), strict=True)
+        ]
+    if isinstance(data, dict):
+        return [dict(zip(data, parts, strict=True)) for parts in zip(*map(_items, data.values()), strict=True)]
+    return list(data)
+
+
+def _copied(item: Any) -> Any:
+    return item.clone() if isinstance(item, Tensor) else item

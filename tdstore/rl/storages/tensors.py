@@ -1,0 +1,113 @@
+"""A storage over data that is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore.container.persistent import PersistentTensorDict
+from tdstore.interop import from_tensordict
+from tdstore.rl.storages.lazy import LazyTensorStorage
+from tdstore.rl.storages.state import Ints, State
+from tdstore.rl.storages.structure import Structure, is_foreign, length_of, structure_of
+from tdstore.rl.storages.table import ArrayTable, DeviceTable, Rows, Table
+from tdstore.rl.storages.tabular import OnMismatch
+
+
+class TensorStorage(LazyTensorStorage):
+    """A storage over a TensorDict, a tensorclass, a tensor, or a dict or tuple of these: full from the start.
+
+    Writes go into that data: into its tensors, or, where it lies in a backend, into its place.
+
+    Args:
+        storage: the data.
+        max_size: number of slots; it can only be what the data has.
+
+    Example:
+        >>> data = TensorDict({"obs": torch.zeros(10, 4)}, [10])
+        >>> storage = TensorStorage(data)
+        >>> storage[3] = TensorDict({"obs": torch.ones(4)})
+        >>> len(storage), data["obs"][3]
+        (10, tensor([1., 1., 1., 1.]))
+    """
+
+    def __init__(
+        self,
+        storage: Any,
+        max_size: int | None = None,
+        *,
+        device: Any = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+        on_mismatch: OnMismatch = "raise",
+    ) -> None:
+        if is_foreign(storage):
+            storage = from_tensordict(storage)
+        lead = length_of(storage, ndim)
+        if len(lead) < ndim or not lead[0]:
+            raise ValueError(f"the data has the leading shape {list(lead)}: no rows for ndim={ndim}")
+        slots = torch.Size(lead).numel()
+        if max_size is not None and max_size not in (slots, lead[0]):
+            raise ValueError(f"max_size={max_size}, and the data has {slots} slots")
+        super().__init__(slots, device="cpu", ndim=ndim, compilable=compilable, on_mismatch=on_mismatch)
+        if device not in (None, "auto", "cpu"):
+            storage = storage.to(device)
+        structure = structure_of(storage, ndim, lead[1:])
+        self._uses(_table_of(storage, structure, lead), structure)
+
+
+def _table_of(data: Any, structure: Structure, lead: tuple[int, ...]) -> Table:
+    table: Table
+    if isinstance(data, PersistentTensorDict):
+        table = ContainerTable(data, structure, lead)
+    elif structure.has_values:
+        raise TypeError(
+            "a TensorStorage is over tensors, and this data has values that are none: "
+            "write it into a LazyTensorStorage, which keeps them as bytes"
+        )
+    else:
+        tensors = structure.take(data)
+        device = next((t.device.type for t in tensors), "cpu")
+        loose = [c.path for c, t in zip(structure.columns, tensors, strict=True) if not t.is_contiguous()]
+        if loose:
+            raise ValueError(f"{'/'.join(loose[0])} is not contiguous: pass data.contiguous()")
+        kind = ArrayTable if device == "cpu" else DeviceTable
+        table = kind(structure.columns, lead[0], lead[1:], tensors)
+    table.commit(State(length=lead[0]))
+    return table
+
+
+class ContainerTable(Table):
+    """Rows of a TensorDict in a backend."""
+
+    def __init__(self, td: PersistentTensorDict, structure: Structure, lead: tuple[int, ...]) -> None:
+        super().__init__(structure.columns, lead[0], lead[1:])
+        self.td, self.structure = td, structure
+        self._state = State()
+
+    @property
+    def state(self) -> State:
+        """The counters."""
+        return self._state
+
+    def commit(self, state: State) -> None:
+        """Make counters valid."""
+        self._state = state
+
+    def write(self, rows: Rows, values: Sequence[Any]) -> None:
+        """Write rows into the backend."""
+        index = rows if isinstance(rows, slice) else torch.from_numpy(rows)
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        self.td[index] = self.structure.build([value.reshape(count, *value.shape[1:]) for value in values], (count,))
+
+    def gather(self, slots: Ints) -> list[Tensor]:
+        """Copies of slots."""
+        flat = self.td if not self.inner else self.td.reshape(-1)
+        return self.structure.take(flat[torch.from_numpy(slots)].to_tensordict())
+
+    def look(self, rows: slice) -> list[Tensor]:
+        """Copies of rows."""
+        return self.structure.take(self.td[rows].to_tensordict())
