@@ -63,7 +63,15 @@ class Blob:
 
 
 class ByteStore(Store):
-    caps = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ
+    caps = (
+        Cap.WRITE
+        | Cap.PARTIAL_READ
+        | Cap.PARTIAL_WRITE
+        | Cap.RESIZE
+        | Cap.PERSISTENT
+        | Cap.CONCURRENT_READ
+        | Cap.DISCARD
+    )
 
     def __init__(self, url: str, fs: Any, root: str, *, writable: bool, load: bool) -> None:
         self.url, self.writable = url, writable
@@ -71,10 +79,12 @@ class ByteStore(Store):
         self._blobs: dict[Path, Blob] = {}
         self._header = Header()
         self._mine: set[str] = set()  # objects put since the last commit
-        self._closed, self._committed, self._dirty = False, load, False
+        self._closed, self._committed, self._written = False, load, False
         self.requests = 0
         if load:
             self._load()
+        self._saved, self._kept = dict(self._blobs), dict(self._blobs)  # the last commit; with rows written since
+        self._saved_header = self._header
 
     # -- catalogue -----------------------------------------------------------------------
     def paths(self) -> Iterator[Path]:
@@ -100,7 +110,6 @@ class ByteStore(Store):
             if spec.options:
                 raise OptionError(f"{self.url} has no leaf option {next(iter(spec.options))!r}", url=self.url)
         self._blobs |= {path: Blob(spec) for path, spec in leaves.items()}
-        self._dirty = True
 
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         blobs = [self._blob(r.path) for r in reads]
@@ -129,7 +138,10 @@ class ByteStore(Store):
                 assign_last_wins(array, w.index, to_numpy(w.value))
             else:
                 array = to_numpy(w.value)
-            self._blobs[w.path] = self._put(blob, np.ascontiguousarray(array).tobytes())
+            new = self._put(blob, np.ascontiguousarray(array).tobytes())
+            if self._kept.get(w.path) is blob:
+                self._kept[w.path], self._written = new, True
+            self._blobs[w.path] = new
 
     def delete(self, paths: Sequence[Path]) -> None:
         self._check(write=True)
@@ -137,7 +149,6 @@ class ByteStore(Store):
             self._blob(path)
         for path in paths:
             self._blobs.pop(path, None)
-        self._dirty = True
 
     def resize(self, lengths: Mapping[Path, int]) -> None:
         self._check(write=True)
@@ -155,7 +166,12 @@ class ByteStore(Store):
             self._blob(path)
         blobs = [self._blobs.pop(path) for path in moves]
         self._blobs |= dict(zip(moves.values(), blobs))
-        self._dirty = True
+
+    def discard(self) -> None:
+        self._check(write=True)
+        self._blobs, self._kept, self._written = dict(self._saved), dict(self._saved), False
+        self._header = self._saved_header
+        self._remove_mine()
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
         self._check()
@@ -171,10 +187,10 @@ class ByteStore(Store):
     def close(self) -> None:
         if self._closed:
             return
-        if self.writable and self._dirty and self._committed:
+        if self._written and self._committed:
+            self._blobs = self._kept
             self._commit()
-        for key in self._mine:
-            self._fs.rm_file(f"{self._root}/{key}")
+        self._remove_mine()
         self._closed = True
 
     # -- inside --------------------------------------------------------------------------
@@ -194,11 +210,7 @@ class ByteStore(Store):
     def _put(self, blob: Blob, data: bytes) -> Blob:
         key = f"{uuid.uuid4().hex}.bin"
         self._fs.pipe_file(f"{self._root}/{key}", data)
-        if blob.key in self._mine:
-            self._mine.discard(blob.key)
-            self._fs.rm_file(f"{self._root}/{blob.key}")
         self._mine.add(key)
-        self._dirty = True
         return replace(blob, key=key, crc=google_crc32c.value(data))
 
     def _commit(self) -> None:
@@ -214,7 +226,13 @@ class ByteStore(Store):
             if key != "MANIFEST" and key not in used:
                 self._fs.rm_file(name)
         self._mine.clear()
-        self._committed, self._dirty = True, False
+        self._saved, self._kept, self._saved_header = dict(self._blobs), dict(self._blobs), self._header
+        self._committed, self._written = True, False
+
+    def _remove_mine(self) -> None:
+        for key in self._mine:
+            self._fs.rm_file(f"{self._root}/{key}")
+        self._mine.clear()
 
     def _load(self) -> None:
         document = json.loads(self._fs.cat_file(f"{self._root}/MANIFEST"))

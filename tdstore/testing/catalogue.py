@@ -279,8 +279,7 @@ class CatalogueTests(StoreSetup):
             stores.append(self.opened(location))
         for store in stores:
             listed = list(store.paths())
-            lost, odd = sorted(set(leaves) - set(listed)), sorted(set(listed) - set(leaves))
-            assert sorted(listed) == sorted(leaves), f"{len(lost)} keys were lost: {lost[:2]}...; new are {odd[:2]}..."
+            check_paths(listed, leaves)
             got = store.read([Read(path) for path in leaves])
             for (path, value), tensor in zip(leaves.items(), got, strict=True):
                 check_same(tensor, value, f"{path} came back as another leaf's values")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tdstore.testing.catalogue import CatalogueTests
 from tdstore.testing.declaration import DeclarationTests
+from tdstore.testing.discarding import DiscardTests
 from tdstore.testing.headers import HeaderTests
 from tdstore.testing.machine import MachineTests
 from tdstore.testing.modes import ModeTests
@@ -14,7 +15,15 @@ from tdstore.testing.writing import WriteTests
 
 # pytest runs the tests of the last base first, and the state machine fails for everything: it comes last.
 class StoreTests(
-    MachineTests, SharingTests, ModeTests, HeaderTests, CatalogueTests, WriteTests, ReadTests, DeclarationTests
+    MachineTests,
+    SharingTests,
+    DiscardTests,
+    ModeTests,
+    HeaderTests,
+    CatalogueTests,
+    WriteTests,
+    ReadTests,
+    DeclarationTests,
 ):
     """Check a store against the contract of `tdstore.store.Store`.
 

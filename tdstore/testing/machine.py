@@ -34,6 +34,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.header = Header({(): Group(batch_size=(0,))})
         self.store = open_store("w")
         self.store.save_header(self.header)
+        self.committed = (dict(self.model), dict(self.fills), self.header)
 
     def teardown(self) -> None:
         """Close the store, even after a failure."""
@@ -119,12 +120,23 @@ class StoreMachine(RuleBasedStateMachine):
         """Commit with another header."""
         self.header = Header({(): Group(batch_size=(size,)), ("g",): Group(values={"n": size})})
         self.store.save_header(self.header)
+        self.committed = (dict(self.model), dict(self.fills), self.header)
+
+    # What is written into live tensors stays.
+    @precondition(lambda self: Cap.DISCARD in self.caps and Cap.VIEW not in self.caps)
+    @rule()
+    def discard(self) -> None:
+        """Take back what was not committed."""
+        self.store.discard()
+        model, fills, self.header = self.committed
+        self.model, self.fills = dict(model), dict(fills)
 
     @precondition(lambda self: Cap.PERSISTENT in self.caps)
     @rule(mode=st.sampled_from(["r+", "a"]))
     def reopen(self, mode: Mode) -> None:
         """Commit, close, and open what is there."""
         self.store.save_header(self.header)
+        self.committed = (dict(self.model), dict(self.fills), self.header)
         self.store.close()
         self.store = self._open(mode)
 

@@ -15,6 +15,6 @@ def tdstore_backends() -> Iterable[Backend]:
         name="safetensors",
         opener="tdstore_safetensors.store:open_safetensors",
         summary="one .safetensors file, written as a whole",
-        caps=Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.PERSISTENT | Cap.CONCURRENT_READ,
+        caps=Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.PERSISTENT | Cap.CONCURRENT_READ | Cap.DISCARD,
         suffixes=(".safetensors",),
     )

@@ -24,11 +24,11 @@ from tdstore_safetensors.leaf import NewLeaf, SavedLeaf, numpy_index
 class SafetensorsStore(Store):
     """The tensors of one file as leaves. Made by `open_safetensors`."""
 
-    caps = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.PERSISTENT | Cap.CONCURRENT_READ
+    caps = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.PERSISTENT | Cap.CONCURRENT_READ | Cap.DISCARD
 
     def __init__(self, path: str, mode: Mode, metadata: Mapping[str, str]) -> None:
         self.url, self.writable, self.metadata = path, mode != "r", dict(metadata)
-        self._exclusive, self._changed, self._closed = mode == "x", False, False
+        self._exclusive, self._closed = mode == "x", False
         self._file: BinaryIO | None = None
         self._header, self._leaves = Header(), dict[Path, NewLeaf | SavedLeaf]()
         if mode in ("r", "r+"):
@@ -39,6 +39,7 @@ class SafetensorsStore(Store):
                 except BaseException:
                     self._file.close()
                     raise
+        self._saved, self._kept, self._written = dict(self._leaves), dict(self._leaves), False
 
     def _load(self, file: BinaryIO) -> None:
         size = os.fstat(file.fileno()).st_size
@@ -87,7 +88,6 @@ class SafetensorsStore(Store):
             raise errors.OptionError(f"{self.url} has no leaf option {option!r}", url=self.url)
         for path, spec in leaves.items():
             self._leaves[path] = NewLeaf(spec, to_numpy(torch.full((), spec.fill_value, dtype=spec.dtype)))
-        self._changed = True
 
     def write(self, writes: Sequence[Write]) -> None:
         self._check(writing=True)
@@ -99,14 +99,14 @@ class SafetensorsStore(Store):
                 leaf.array[numpy_index(w.index)] = to_numpy(w.value)
             else:
                 leaf = NewLeaf(spec, to_numpy(w.value).copy())
+            if self._kept.get(w.path) is self._leaves[w.path]:  # a leaf of the last commit: `close` keeps its rows
+                self._kept[w.path], self._written = leaf, True
             self._leaves[w.path] = leaf
-        self._changed = True
 
     def delete(self, paths: Sequence[Path]) -> None:
         self._check(writing=True)
         for path in [path for path in paths if self._leaf(path)]:
             self._leaves.pop(path, None)
-        self._changed = True
 
     # -- saving: the whole file --------------------------------------------------------------
     def save_header(self, header: Header) -> None:
@@ -118,12 +118,18 @@ class SafetensorsStore(Store):
         file = write_whole(self.url, chain([begin], blocks), exclusive=self._exclusive)
         if self._file:
             self._file.close()
-        self._file, self._header, self._exclusive, self._changed = file, header, False, False
+        self._file, self._header, self._exclusive = file, header, False
         self._leaves = {path: SavedLeaf(specs[name], file, starts[name], self.url) for name, path in names.items()}
+        self._saved, self._kept, self._written = dict(self._leaves), dict(self._leaves), False
+
+    def discard(self) -> None:
+        self._check(writing=True)
+        self._leaves, self._kept, self._written = dict(self._saved), dict(self._saved), False
 
     def close(self) -> None:
         try:
-            if self._changed and not self._closed and self._file:  # a new store that was never saved leaves no trace
+            if self._written and not self._closed:
+                self._leaves = self._kept
                 self.save_header(self._header)
         finally:
             self._closed = True

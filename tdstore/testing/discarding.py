@@ -1,0 +1,258 @@
+"""The kit's tests of what was not committed: `discard`, and `close` without `save_header`."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tdstore.errors import ReadOnlyError, StoreClosedError, StoreError, StoreNotFoundError, UnsupportedError
+from tdstore.store import Cap, Store
+from tdstore.testing.comparing import check_header, check_leaves, check_names, check_paths, check_unchanged, raises
+from tdstore.testing.samples import assign, rows, sample
+from tdstore.testing.setup import Leaves, Location, StoreSetup, fill, header_for, local_path, numbers, read_all
+from tdstore.types import LeafSpec, Write
+
+OLD: Leaves = {("a",): sample("float32", (6, 4)), ("g", "b"): numbers(5).long(), ("c",): sample("bfloat16", (3,))}
+HEADER = header_for(OLD, {"text": "of the last commit"})
+NEW_HEADER = header_for({("z",): numbers(1)}, {"text": "newer"})
+BIG = sample("uint8", (1 << 20,))
+Change = Callable[[Store], object]
+
+
+def _create(store: Store) -> None:
+    fill(store, {("new",): numbers(7), ("g", "n"): numbers(2)})
+
+
+def _replace(store: Store) -> None:
+    fill(store, {("a",): sample("int16", (2, 5)), ("g", "b"): sample("int64", (5,))})
+
+
+def _write(store: Store) -> None:
+    store.write([Write(("a",), (), sample("float32", (6, 4), 1)), Write(("c",), (), sample("bfloat16", (3,), 1))])
+
+
+def _write_rows(store: Store) -> None:
+    store.write([Write(("a",), (rows(5, 0),), numbers(2, 4)), Write(("g", "b"), (slice(1, 3, 1),), numbers(2).long())])
+
+
+STRUCTURE: dict[str, Change] = {
+    "create": _create,
+    "replace": _replace,
+    "delete": lambda store: store.delete([("a",), ("g", "b")]),
+    "rename": lambda store: store.rename({("a",): ("moved", "a"), ("c",): ("g", "c")}),
+    "swap": lambda store: store.rename({("a",): ("c",), ("c",): ("a",)}),
+    "longer": lambda store: store.resize({("a",): 9, ("c",): 4}),
+    "shorter": lambda store: store.resize({("a",): 2, ("g", "b"): 0}),
+}
+"""Changes of structure, each by its name."""
+ROWS: dict[str, Change] = {"write": _write, "write-rows": _write_rows}
+"""Changes of values."""
+EVERYTHING = (*ROWS, "longer", "create", "swap", "delete")
+NEEDS = {"write-rows": Cap.PARTIAL_WRITE, "longer": Cap.RESIZE, "shorter": Cap.RESIZE}
+
+
+class DiscardTests(StoreSetup):
+    """What was not committed can be taken back, and is not kept by `close`."""
+
+    @contextmanager
+    def refusing(self, location: Location) -> Iterator[None]:
+        """Make the medium refuse large writes meanwhile. The default limits the size of files; override for others."""
+        if local_path(location) is None:
+            yield
+            return
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    def changed(self, store: Store, *names: str) -> None:
+        """Make the changes of these names, as far as the store declares what they need."""
+        for name in names:
+            if name not in NEEDS or NEEDS[name] in self.caps:
+                {**STRUCTURE, **ROWS}[name](store)
+
+    def committed(self, location: Location) -> Store:
+        """A store with `OLD` and `HEADER` in its last commit, open for writing."""
+        if Cap.PERSISTENT in self.caps:
+            self.saved(location, OLD, HEADER)
+            return self.opened(location, "r+")
+        store = self.opened(location, "w")
+        fill(store, OLD)
+        store.save_header(HEADER)
+        return store
+
+    def check_committed(self, store: Store, what: str) -> None:
+        """The store must hold `OLD` and `HEADER`, bit for bit."""
+        __tracebackhide__ = True
+        check_leaves(read_all(store), OLD, what)
+        check_header(store.load_header(), HEADER, f"{what}: the header")
+
+    def check_closed(self, store: Store, location: Location, what: str) -> None:
+        """Closed and opened again, the store must hold `OLD` and `HEADER`."""
+        __tracebackhide__ = True
+        if Cap.PERSISTENT in self.caps:
+            store.close()
+            self.check_committed(self.opened(location), what)
+
+    # -- discard -------------------------------------------------------------------------
+    def test_discard_tells_the_truth(self, location: Location) -> None:
+        """Without DISCARD, `discard` is an `UnsupportedError` that names the place; with it, it does nothing wrong."""
+        self.needs(Cap.WRITE)
+        store = self.committed(location)
+        if Cap.DISCARD not in self.caps:
+            with raises(UnsupportedError, match="DISCARD", doing="discard() without Cap.DISCARD") as caught:
+                store.discard()
+            check_names(caught.value, store.url)
+            return
+        for _ in range(2):
+            store.discard()
+            self.check_committed(store, "discard() after no change")
+
+    @pytest.mark.parametrize("change", [*STRUCTURE, *ROWS, "everything"])
+    def test_discard(self, location: Location, change: str) -> None:
+        """`discard` takes back every change since the last commit, bit for bit, here and for whoever opens next."""
+        self.needs(Cap.WRITE, Cap.DISCARD, *([NEEDS[change]] if change in NEEDS else []))
+        names = EVERYTHING if change == "everything" else (change,)
+        if Cap.VIEW in self.caps:
+            names = tuple(name for name in names if name not in ROWS)
+        if not names:
+            pytest.skip("VIEW: what is written into live tensors stays")
+        store = self.committed(location)
+        for turn in ("once", "twice"):
+            self.changed(store, *names)
+            store.discard()
+            self.check_committed(store, f"after {change} and discard(), {turn}")
+        self.check_closed(store, location, f"after {change}, discard() and close()")
+
+    def test_discard_after_a_commit(self, location: Location) -> None:
+        """What the last `save_header` committed is what `discard` goes back to, also in a store that is new."""
+        self.needs(Cap.WRITE, Cap.DISCARD)
+        store = self.opened(location, "w")
+        fill(store, {("first",): numbers(3), ("c",): numbers(2)})
+        store.save_header(NEW_HEADER)
+        store.delete([("first",)])
+        fill(store, OLD)
+        store.save_header(HEADER)
+        self.changed(store, "create", "replace", "rename")
+        store.discard()
+        self.check_committed(store, "after two commits, changes and discard()")
+        self.check_closed(store, location, "after two commits, changes, discard() and close()")
+
+    def test_discard_then_change(self, location: Location) -> None:
+        """After `discard` the store can be changed and committed as before."""
+        self.needs(Cap.WRITE, Cap.DISCARD)
+        store = self.committed(location)
+        self.changed(store, "create", "delete")
+        store.discard()
+        fill(store, {("new",): numbers(3, start=5)})
+        store.delete([("c",)])
+        store.save_header(NEW_HEADER)
+        want = {**OLD, ("new",): numbers(3, start=5)}
+        del want[("c",)]
+        if Cap.PERSISTENT in self.caps:
+            store.close()
+            store = self.opened(location)
+        check_leaves(read_all(store), want, "changed and committed after discard()")
+        check_header(store.load_header(), NEW_HEADER)
+
+    def test_discard_of_a_new_store(self, location: Location) -> None:
+        """In a store opened with "w" and never committed, `discard` leaves nothing; what was there before stays."""
+        self.needs(Cap.WRITE, Cap.DISCARD)
+        if Cap.PERSISTENT in self.caps:
+            self.saved(location, OLD, HEADER)
+            before = self.fingerprint(location)
+        store = self.opened(location, "w")
+        fill(store, {("new",): numbers(3)})
+        store.discard()
+        check_paths(store.paths(), [], "after discard() of a new store")
+        assert not store.load_header(), "discard() of a new store left a header"
+        if Cap.PERSISTENT in self.caps:
+            store.close()
+            check_unchanged(before, self.fingerprint(location), "discard() and close() of a new store changed the old")
+            self.check_committed(self.opened(location), "after discard() of a new store over it")
+
+    def test_discard_of_a_new_store_leaves_no_trace(self, location: Location) -> None:
+        """Where nothing was, there is nothing after `discard` and `close`."""
+        self.needs(Cap.WRITE, Cap.DISCARD, Cap.PERSISTENT)
+        before = self.fingerprint(location)
+        with self.opened(location, "x") as store:
+            fill(store, {("new",): numbers(3)})
+            store.discard()
+        check_unchanged(before, self.fingerprint(location), "discard() and close() of a new store left something")
+        with raises(StoreNotFoundError, doing="opening what was discarded"):
+            self.opened(location)
+
+    def test_discard_after_a_failure(self, location: Location) -> None:
+        """A change that failed in its middle is taken back whole: the last commit is there, bit for bit."""
+        self.needs(Cap.WRITE, Cap.DISCARD)
+        store = self.committed(location)
+        fill(store, {("new",): numbers(3)})
+        with raises((KeyError, ValueError, TypeError, StoreError), doing="a batch of writes, one of them impossible"):
+            store.write([Write(("new",), (), numbers(3) + 1), Write(("absent-leaf",), (), numbers(3))])
+        store.discard()
+        self.check_committed(store, "after a failed write and discard()")
+        store.delete([("c",)])
+        with self.refusing(location):
+            try:
+                store.create({("a",): LeafSpec(BIG.shape, BIG.dtype), ("big",): LeafSpec(BIG.shape, BIG.dtype)})
+                store.write([Write(("a",), (), BIG), Write(("big",), (), BIG)])
+                store.flush()
+                store.save_header(NEW_HEADER)
+                return  # the medium took it all
+            except StoreError:
+                store.discard()
+            self.check_committed(store, "after the medium refused a change, and discard()")
+        self.check_closed(store, location, "after the medium refused a change, discard() and close()")
+
+    def test_discard_is_refused(self, location: Location) -> None:
+        """A read-only store raises `ReadOnlyError`, a closed one `StoreClosedError`."""
+        self.needs(Cap.WRITE, Cap.DISCARD)
+        store = self.committed(location)
+        store.close()
+        with raises(StoreClosedError, doing="discard() of a closed store"):
+            store.discard()
+        if Cap.PERSISTENT in self.caps:
+            with raises(ReadOnlyError, doing="discard() in mode 'r'"):
+                self.opened(location, "r").discard()
+
+    # -- close ---------------------------------------------------------------------------
+    @pytest.mark.parametrize("change", STRUCTURE)
+    def test_close_drops_structure(self, location: Location, change: str) -> None:
+        """Structure that no `save_header` committed is dropped by `close`: leaves made, removed, moved, resized."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT, *([NEEDS[change]] if change in NEEDS else []))
+        store = self.committed(location)
+        self.changed(store, change)
+        store.close()
+        self.check_committed(self.opened(location), f"close() without save_header keeps what {change} did")
+
+    def test_close_keeps_rows(self, location: Location) -> None:
+        """Rows written into leaves of the last commit are kept by `close`, also beside structure that is dropped."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        store = self.committed(location)
+        value = sample("float32", (6, 4), 1)
+        want = {**OLD, ("a",): value}
+        store.write([Write(("a",), (), value)])
+        if Cap.PARTIAL_WRITE in self.caps:
+            store.write([Write(("g", "b"), (rows(4, 1),), numbers(2, start=50).long())])
+            want["g", "b"] = assign(OLD["g", "b"], (rows(4, 1),), numbers(2, start=50).long())
+        fill(store, {("new",): numbers(3)})
+        store.delete([("c",)])
+        store.close()
+        found = self.opened(location)
+        check_leaves(read_all(found), want, "rows written in 'r+', and structure that was not committed")
+        check_header(found.load_header(), HEADER)
+
+    def test_close_of_a_new_store_drops_structure(self, location: Location) -> None:
+        """The same in a store opened with "w", after its first `save_header`."""
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        with self.opened(location, "w") as store:
+            fill(store, OLD)
+            store.save_header(HEADER)
+            fill(store, {("new",): numbers(3)})
+            store.delete([("c",)])
+        self.check_committed(self.opened(location), "close() after save_header keeps what came later")
