@@ -233,6 +233,8 @@ class Session(Contents):
                 self.place.settled(self.document)
             elif log is not None:
                 self._settle_log()
+            else:
+                self.engine.clean()
             self.place.release()
         except StoreError as error:
             # It is committed, and every reader of ours sees it.
