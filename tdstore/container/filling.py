@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from tdstore.container.access import NO_DEFAULT
+from tdstore.container.broadcasting import uneven, widened
 from tdstore.container.core import Container
 from tdstore.container.names import as_names
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.placing import PlacingMixin
 from tdstore.container.streaming import into, rows_of
 from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.keys import unravel
 from tdstore.shapes import as_size, flat_args
-from tdstore.types import NestedKey
+from tdstore.types import NestedKey, Path, path_text
 
 
 class FillingMixin(PlacingMixin):
@@ -90,11 +92,22 @@ class FillingMixin(PlacingMixin):
             wide = condition.reshape((*condition.shape, *(1,) * (like.ndim - condition.ndim)))
             return torch.where(wide, a, b)
 
-        if pad is None and not td._collect([]):
+        if uneven(td, (other,)) and widened(td, (other,)) is not None:
+            raise BatchSizeError(
+                f"where: a TensorDict of batch size {list(other.batch_size)} for one of {list(td.batch_size)}",
+                hint="expand() the smaller one first",
+            )
+        leaves: list[Tensor] = []
+        if pad is None and not td._collect(leaves):
             return td._mixed(lambda node, *parts: node.where(condition, *parts), (other,))
         if not isinstance(other, (Container, Tensor)):
             return td.apply(lambda a: pick(a, other), filter_empty=False, propagate_lock=True)
         rhs = other if isinstance(other, Tensor) else other._resident()
+        if pad is None and not leaves and isinstance(rhs, Container) and (odd := _first_leaf(rhs)):
+            raise KeyNotFoundError(
+                f"{path_text(odd)} is in one TensorDict and not in the other",
+                hint="pass pad= to stand for entries that one of them lacks",
+            )
         if pad is None or isinstance(other, Tensor):
             made = td._foreach(lambda xs, ys: [pick(x, y) for x, y in zip(xs, ys, strict=True)], rhs)
         else:
@@ -208,6 +221,11 @@ class FillingMixin(PlacingMixin):
                 raise KeyNotFoundError(f"cannot compare with a dict of other keys: {sorted(map(str, odd))}")
             other = self._resident_class(other, batch_size=self._batch_size)
         return mine._compared(other._resident() if isinstance(other, Container) else other, op)
+
+
+def _first_leaf(td: Any) -> Path | None:
+    """The path of a tensor of a TensorDict; None if it has none."""
+    return next((unravel(key) for key in td.keys(True, True) if isinstance(td.get(key), Tensor)), None)
 
 
 def _without_row_values(td: Any) -> Any:

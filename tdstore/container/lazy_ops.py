@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.access import NO_DEFAULT
+from tdstore.container.broadcasting import uneven, widened
 from tdstore.container.core import Container
 from tdstore.container.lazy_index import Traced, trace, wants_view
 from tdstore.container.lazy_writes import LazyWrites
@@ -58,6 +59,9 @@ class LazyOps(LazyWrites):
         return list(other.unbind(at)) if other.shape[at] == n else [other.select(at, 0)] * n
 
     def _foreach(self, fn: Callable[..., Sequence[Tensor]], *operands: Any) -> Self:
+        if uneven(self, operands) and (wide := widened(self, operands)) is not None:
+            result: Self = wide[0]._foreach(fn, *wide[1])
+            return result
         columns = [self._operands(o) for o in operands]
         made = self._all_at_once(fn, columns)
         if made is None:
@@ -102,6 +106,8 @@ class LazyOps(LazyWrites):
         )
 
     def _compare(self, other: Any, op: Any) -> Any:
+        if uneven(self, (other,)) and (wide := widened(self, (other,))) is not None:
+            return wide[0]._compare(wide[1][0], op)
         if isinstance(other, Mapping):
             other = self._each(lambda td: td.empty()).update(other)
         elif not isinstance(other, (Container, Tensor, bool, int, float, complex, np.ndarray, np.generic)):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.access import NO_DEFAULT
+from tdstore.container.broadcasting import uneven, widened
 from tdstore.container.core import GROUP, VALUE, Container
 from tdstore.container.names import as_names
 from tdstore.container.nontensor import NonTensor, NonTensorData
@@ -151,6 +152,8 @@ class StructureMixin(WritingMixin):
     def _aligned(self, other: Any, default: Any) -> tuple[Any, Any]:
         """Both with the keys that both have (`default="intersection"`), or with those that either has."""
         mine, theirs = self._resident(), other._resident()
+        if uneven(mine, (theirs,)) and (wide := widened(mine, (theirs,))) is not None:
+            mine, (theirs,) = wide
         out: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         for key in dict.fromkeys([*mine._data, *theirs._data]):
             a, b = mine._data.get(key), theirs._data.get(key)

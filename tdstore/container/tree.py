@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.base import TensorDictBase
+from tdstore.container.broadcasting import check_leaves, uneven, widened
 from tdstore.container.changes import Changes
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.locks import CONSOLIDATED, HOME, LOCKED, MAPPED, READONLY, SHARED
@@ -335,6 +336,9 @@ class ResidentTree(TensorDictBase):
         return self._new(data, self._batch_size, self._device, self._names)
 
     def _foreach(self, fn: Callable[..., Sequence[Tensor]], *operands: Any) -> Self:
+        if (differ := uneven(self, operands)) and (wide := widened(self, operands)) is not None:
+            result: Self = wide[0]._foreach(fn, *wide[1])
+            return result.lock_() if self._state & LOCKED else result
         leaves: list[Tensor] = []
         if not self._collect(leaves):
             return self._mixed(lambda node, *parts: node._foreach(fn, *parts), operands)
@@ -349,6 +353,8 @@ class ResidentTree(TensorDictBase):
             if "Autograd not support dtype" not in str(error):
                 raise
             made = one_by_one(fn)(leaves, *parts)  # integers beside parameters, as in a batch norm
+        if differ:
+            check_leaves(made, self._batch_size)
         td = self._with_leaves(iter(made))
         if self._state & LOCKED:
             td.lock_()
@@ -520,6 +526,9 @@ class ResidentTree(TensorDictBase):
 
     def _compared(self, other: Any, op: Callable[..., Tensor]) -> Self:
         """Leaf-wise `op` (eq or ne); a value that is not a tensor compares as a whole, to a bool of the batch."""
+        if uneven(self, (other,)) and (wide := widened(self, (other,))) is not None:
+            result: Self = wide[0]._compared(wide[1][0], op)
+            return result
         data: dict[str, Any] = {}
         nested = isinstance(other, Container)
         if nested and set(self._data) != set(other._data):

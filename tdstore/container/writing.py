@@ -165,15 +165,21 @@ class WritingMixin(AccessMixin):
         Args:
             clone: store copies of the tensors.
             inplace: write into existing entries where there are some.
-            keys_to_update: only these (nested) keys.
+            keys_to_update: only these (nested) keys: a sequence, or one name. `("a", "b")` are two names, and
+                `[("a", "b")]` is one nested key.
             update_batch_size: take over the source's batch size.
+
+        Raises:
+            LockedError: the TensorDict is locked, and its structure or its batch size would change.
         """
         source = _source(input_dict_or_td, kwargs)
         if source is self:
             return self
-        if update_batch_size and isinstance(source, Container):
-            self._replace_batch(source)
         wanted = None if keys_to_update is None else [entry_path(k) for k in _as_list(keys_to_update)]
+        if update_batch_size and isinstance(source, Container) and source.batch_size != self.batch_size:
+            if self.is_locked and not ignore_lock:
+                raise self._refuse_locked("update the batch size")
+            self._replace_batch(source, wanted)
         changes = Changes()
         self._plan_update(changes, source, wanted, How(clone, inplace, is_leaf, ignore_lock))
         changes.run()
@@ -204,18 +210,19 @@ class WritingMixin(AccessMixin):
         changes.set(self, fresh)
         changes.write(self, writes)
 
-    def _replace_batch(self, source: Container) -> None:
+    def _replace_batch(self, source: Container, wanted: list[Path] | None) -> None:
         new = source.batch_size
-        if new != self._batch_size:
-            kept = set(self._first_keys()) - set(source._first_keys())
-            for key in kept:
-                kind = self._kind(key)
-                shape = self._leaf_shape(key) if kind == LEAF else self._raw(key).batch_size
-                if kind != VALUE and shape[: len(new)] != new:
-                    raise BatchSizeError(f"entry {key!r} of shape {list(shape)} does not fit batch size {list(new)}")
-            gone = [k for k in self._first_keys() if k not in kept]
-            self._drop(gone)
-            self._set_batch_size(new)
+        mine = set(self._first_keys())
+        gone = mine & set(source._first_keys())
+        if wanted is not None:
+            gone &= {path[0] for path in wanted}
+        for key in mine - gone:
+            kind = self._kind(key)
+            shape = self._leaf_shape(key) if kind == LEAF else self._raw(key).batch_size
+            if kind != VALUE and shape[: len(new)] != new:
+                raise BatchSizeError(f"entry {key!r} of shape {list(shape)} does not fit batch size {list(new)}")
+        self._drop([key for key in self._first_keys() if key in gone])
+        self._set_batch_size(new)
 
     def update_(
         self,
@@ -504,7 +511,8 @@ def _merged(into: Mapping[Any, Any], path: Sequence[str], value: Any) -> dict[An
 
 
 def _as_list(keys: Any) -> list[Any]:
-    return [keys] if is_key(keys) else list(keys)
+    """Keys as a list: text is one key, any other sequence is one of keys, which may be nested ones."""
+    return [keys] if isinstance(keys, str) else list(keys)
 
 
 def _nest(path: Path, value: Any) -> Any:
