@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,9 +18,16 @@ from tdstore.errors import OptionError
 from tdstore.files import io_errors, write_at
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore_h5.faults import h5_errors
+from tdstore_h5.handle import Handle
 from tdstore_h5.options import CHUNKED
 from tdstore_h5.raw import RawFile
 from tdstore_h5.tree import DTYPE_ATTRIBUTE, Leaf, Walker
+
+HELD = 4 << 20
+"""New leaves up to so many bytes may wait in memory for the commit."""
+TRIES = 4
+HIDDEN = "%new-"
+"""How the name of a dataset begins that is only there for a moment."""
 
 
 def fill_pattern(spec: LeafSpec, url: str) -> bytes:
@@ -34,13 +42,35 @@ def fill_pattern(spec: LeafSpec, url: str) -> bytes:
 
 
 def make(
-    file: h5py.File, raw: RawFile, path: Path, name: str, spec: LeafSpec, options: Mapping[str, Any], walker: Walker
+    handle: Handle, raw: RawFile, path: Path, name: str, spec: LeafSpec, options: Mapping[str, Any], walker: Walker
 ) -> Leaf:
     """Create one dataset that reads as its fill value, and describe it."""
+    before = raw.size()
+    leaf = _make(handle.file, raw, path, name, spec, options, walker)
+    places: list[str] = []
+    while _is_low(leaf, handle) and spec.nbytes > HELD and len(places) < TRIES:
+        # HDF5 gave it room that the last commit uses. Beyond that the rows can be written at once.
+        places.append(HIDDEN + secrets.token_hex(6))
+        with h5_errors(raw.url, f"creating {path_text(path)}"):
+            handle.file.move(name, places[-1])
+        leaf = _make(handle.file, raw, path, name, spec, options, walker)
+    for place in places:
+        with h5_errors(raw.url, f"creating {path_text(path)}"):
+            del handle.file[place]
+    _clear(handle, raw, leaf, before)
+    return leaf
+
+
+def _is_low(leaf: Leaf, handle: Handle) -> bool:
+    return leaf.offset is not None and leaf.offset < handle.committed
+
+
+def _make(
+    file: h5py.File, raw: RawFile, path: Path, name: str, spec: LeafSpec, options: Mapping[str, Any], walker: Walker
+) -> Leaf:
     pattern = fill_pattern(spec, raw.url)
     fill = np.frombuffer(pattern, numpy_dtype(spec.dtype))
     chunked = any(option in options for option in CHUNKED)
-    before = raw.size()
     with h5_errors(raw.url, f"creating {path_text(path)}", OptionError):
         if chunked:
             extra = {"fillvalue": fill[0]} if any(pattern) else {}
@@ -50,7 +80,7 @@ def make(
         if is_bit_pattern(spec.dtype):
             text = np.bytes_(dtype_name(spec.dtype))
             h5py.Dataset(dataset).attrs.create(DTYPE_ATTRIBUTE.decode(), text)
-        leaf = walker.leaf(
+        return walker.leaf(
             path,
             name.encode(),
             dataset,
@@ -58,9 +88,6 @@ def make(
             dataset.get_create_plist().get_layout() == h5d.CONTIGUOUS,
             dataset.get_create_plist(),
         )
-    if leaf.offset is not None:
-        _clear(raw, leaf.offset, spec.nbytes, before, pattern)
-    return leaf
 
 
 def _contiguous(
@@ -82,8 +109,18 @@ def _contiguous(
     return h5d.create(file.id, name.encode(), kind, space, plist, links)
 
 
-def _clear(raw: RawFile, offset: int, nbytes: int, before: int, pattern: bytes) -> None:
+def _clear(handle: Handle, raw: RawFile, leaf: Leaf, before: int) -> None:
     """Make the room of a new dataset read as its fill value: HDF5 may have given it bytes used before."""
+    offset, nbytes = leaf.offset, leaf.spec.nbytes
+    if offset is None or not nbytes:
+        return
+    pattern = fill_pattern(leaf.spec, raw.url)
+    if _is_low(leaf, handle):
+        leaf.held = True
+        fill = np.frombuffer(pattern, numpy_dtype(leaf.spec.dtype))
+        with h5_errors(raw.url, "filling a new leaf"):
+            _fill(handle.file[leaf.name], leaf.spec, fill)
+        return
     with io_errors(raw.url, "filling a new leaf"):
         if any(pattern):
             raw.fill(offset, pattern, nbytes)
@@ -92,6 +129,16 @@ def _clear(raw: RawFile, offset: int, nbytes: int, before: int, pattern: bytes) 
         # A mapping must not reach beyond the end of the file; HDF5 would extend it at its next flush only.
         if raw.size() < offset + nbytes:
             os.ftruncate(raw.fd, offset + nbytes)
+
+
+def _fill(dataset: h5py.Dataset, spec: LeafSpec, fill: np.ndarray[Any, Any]) -> None:
+    if not spec.shape:
+        dataset[()] = fill[0]
+        return
+    step = max(1, BLOCK * spec.shape[0] // spec.nbytes)
+    for start in range(0, spec.shape[0], step):
+        stop = min(start + step, spec.shape[0])
+        dataset[start:stop] = np.broadcast_to(fill[0], (stop - start, *spec.shape[1:]))
 
 
 def options_of(dataset: h5py.Dataset) -> dict[str, Any]:
@@ -113,18 +160,15 @@ def copy_bytes(raw: RawFile, source: int, target: int, size: int) -> None:
                 write_at(raw.fd, raw.bytes_at(source + start, count).data, target + start)
 
 
-def allocate(file: h5py.File, raw: RawFile, path: Path, leaf: Leaf) -> None:
+def allocate(handle: Handle, raw: RawFile, path: Path, leaf: Leaf) -> None:
     """Give room to a dataset of another program that was never written, so that it can be written in place."""
-    if leaf.offset is not None or not leaf.spec.nbytes:
-        return
     with h5_errors(raw.url, f"allocating {path_text(path)}"):
-        file.flush()
         before = raw.size()
-        dataset = file[leaf.name]
+        dataset = handle.file[leaf.name]
         dataset[(0,) * len(leaf.spec.shape)] = dataset.fillvalue
-        file.flush()
-        leaf.offset, leaf.stored = dataset.id.get_offset(), dataset.id.get_storage_size()
+        handle.file.flush()
+        leaf.offset, leaf.stored, leaf.committed = dataset.id.get_offset(), dataset.id.get_storage_size(), None
     if leaf.offset is None:
         leaf.plain = False  # written through HDF5 then
         return
-    _clear(raw, leaf.offset, leaf.spec.nbytes, before, fill_pattern(leaf.spec, raw.url))
+    _clear(handle, raw, leaf, before)

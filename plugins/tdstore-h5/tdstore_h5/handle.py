@@ -11,6 +11,7 @@ import fcntl
 import os
 import resource
 import stat
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -18,11 +19,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import h5py
-from h5py import h5f, h5p
+from h5py import h5f, h5fd, h5p
 
-from tdstore.errors import OptionError, StoreBusyError, StoreIOError, StoreNotFoundError
-from tdstore.files import NotRegularError, raise_io
+from tdstore.errors import OptionError, StoreBusyError, StoreError, StoreIOError, StoreNotFoundError
+from tdstore.files import NotRegularError, io_errors, raise_io, truncate
 from tdstore_h5.faults import h5_errors
+from tdstore_h5.journal import Journal
+from tdstore_h5.overlay import Overlay
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -36,6 +39,8 @@ class Handle:
 
     def __init__(self, path: str, fd: int, url: str, *, write: bool, locking: bool | None) -> None:
         self.path = path
+        self.overlay: Overlay | None = None
+        """What HDF5 writes in place; None while it only reads, and for a new file."""
         self.url = url
         self.fd = fd
         self.write = write
@@ -54,7 +59,15 @@ class Handle:
         self.replaced = False
         """Whether this process published another file over it: there is nothing left to commit."""
         self._file: h5py.File | None = None
+        self.guard = threading.RLock()
+        """Held by whoever uses the h5py handle: it is opened anew before the first change, and after some commits."""
+        self._close = os.close  # for `__del__`, when this module may be gone
         _LIVE.add(self)
+
+    @property
+    def committed(self) -> int:
+        """Where the last commit ends: bytes below must not change before the next one."""
+        return 0 if self.overlay is None else self.overlay.committed
 
     @property
     def unwanted(self) -> bool:
@@ -71,7 +84,7 @@ class Handle:
     def open(self, path: str, mode: str, libver: str | tuple[str, str]) -> None:
         """Open with h5py, and make sure that it is the file whose lock we hold."""
         access = _access(libver, self.url)
-        if mode != "r" or self.locking is not None:
+        if self.alone or self.locking is not None:
             # A writer's lock would exclude ourselves. A reader's goes with ours, and must be asked for
             # as other users of h5py in this process do, or HDF5 refuses to open one file twice.
             access.set_file_locking(False, True)
@@ -86,7 +99,7 @@ class Handle:
                 if mode == "w":
                     found = h5f.create(name, h5f.ACC_TRUNC, fapl=access)
                 else:
-                    found = h5f.open(name, h5f.ACC_RDWR if mode == "r+" else h5f.ACC_RDONLY, fapl=access)
+                    found = h5f.open(name, h5f.ACC_RDONLY, fapl=access)
             except OSError:
                 if self.is_at(os.fsdecode(name)):
                     raise
@@ -98,23 +111,91 @@ class Handle:
             found.close()
             return False
 
+    def open_overlaid(self, journal: Journal, libver: str | tuple[str, str]) -> None:
+        """Open to write in place: what HDF5 writes waits in memory for `commit`."""
+        access = _access(libver, self.url)
+        with h5_errors(self.url, "opening"):
+            self.overlay = Overlay(self.fd, journal)
+            access.set_fileobj_driver(h5fd.fileobj_driver, self.overlay)
+            self._file = h5py.File(h5f.open(os.fsencode(self.path), h5f.ACC_RDWR, fapl=access))
+
     @contextmanager
     def writing(self, doing: str) -> Iterator[None]:
         """Map HDF5's errors while it writes. When the medium refuses, HDF5 never gets to it again."""
         try:
             with h5_errors(self.url, doing):
                 yield
-        except StoreIOError:
-            self.divert()
+            self._check_overlay(doing)
+        except StoreError as error:
+            if isinstance(error, StoreIOError) or (self.overlay is not None and self.overlay.failure is not None):
+                self.divert()
+            self._check_overlay(doing)
             raise
+
+    def _check_overlay(self, doing: str) -> None:
+        failure = None if self.overlay is None else self.overlay.failure
+        if failure is not None:
+            raise_io(failure, self.url, doing)
+
+    def commit(self, *, sync: bool) -> None:
+        """Make what HDF5 wrote in place the state of the file: by way of the journal, so that it is whole or not there.
+
+        Raises:
+            StoreIOError: the medium refused; the last commit stands, or the next opener completes this one.
+        """
+        overlay = self.overlay
+        assert overlay is not None
+        with h5_errors(self.url, "committing"):
+            if sync:
+                os.fsync(self.fd)  # rows that were written past HDF5
+            try:
+                overlay.commit(sync=sync)
+            except OSError as error:
+                self.failed = self.failed or overlay.complete
+                raise_io(error, self.url, "committing")
+
+    def close_overlaid(self) -> None:
+        """Close HDF5's handle only: what it wrote, and writes while it closes, waits for `commit`."""
+        file, self._file = self._file, None
+        if file is not None:
+            with self.writing("closing"):
+                file.close()
+
+    def divert_and_restart(self) -> None:
+        """Close HDF5's handle of a new file, and empty the file."""
+        self.divert()
+        file, self._file = self._file, None
+        if file is not None and not file.id.locked:
+            with h5_errors(self.url, "closing"):
+                file.close()
+        self.failed = self.diverted = False
+        with io_errors(self.url, "emptying a new file"):
+            truncate(self.fd, 0)
+
+    def abandon(self) -> None:
+        """Close HDF5's handle, and drop what it wrote since the last commit.
+
+        Raises:
+            StoreIOError: a commit is in the journal, and could not be applied: the file must be opened again.
+        """
+        overlay = self.overlay
+        if overlay is None or overlay.complete:
+            self.check_medium()
+            return
+        overlay.abandon()
+        self.shut()
+        self.failed = self.diverted = False
+        with io_errors(self.url, "dropping what was not committed"):
+            if os.fstat(self.fd).st_size > overlay.committed:
+                truncate(self.fd, overlay.committed)
 
     def check_medium(self) -> None:
         """Refuse to go on after the medium failed."""
-        if self.diverted:
+        if self.diverted or (self.failed and self.overlay is not None):
             raise StoreIOError(
                 f"{self.url} cannot be used any more: the medium failed",
                 url=self.url,
-                hint="close it and open it again",
+                hint="discard() takes it back to the last commit; or close it and open it again",
             )
 
     def divert(self) -> None:
@@ -123,6 +204,10 @@ class Handle:
         HDF5 must not meet an error while it closes: after that it may crash the process.
         """
         self.failed = True
+        if self.overlay is not None:
+            if not self.overlay.complete:
+                self.overlay.abandon()
+            return
         if self._file is None or self.diverted:
             return
         self.diverted = True
@@ -137,10 +222,13 @@ class Handle:
 
     def shut(self) -> None:
         """Close HDF5's handle, keep ours."""
+        if self.overlay is not None:
+            self.overlay.abandon()  # it was committed, or is not wanted
         file, self._file = self._file, None
         if file is not None:
             with h5_errors(self.url, "closing"):
                 file.close()
+        self.overlay = None
 
     def flush(self) -> None:
         """Hand everything to the system."""
@@ -163,12 +251,17 @@ class Handle:
         file, self._file = self._file, None
         try:
             if file is not None:
-                if self.pid != os.getpid() or self.child:
+                if self.overlay is not None:
+                    if self.pid == os.getpid() and not self.child:
+                        self.overlay.abandon()
+                    file.close()
+                elif self.pid != os.getpid() or self.child:
                     file.id.locked = True  # nothing of HDF5's is to be written by a child
                 elif not (self.diverted and file.id.locked):
                     with h5_errors(self.url, "closing"):
                         file.close()
         finally:
+            self.overlay = None
             _LIVE.discard(self)
             fd, self.fd = self.fd, -1
             if fd >= 0:
@@ -180,8 +273,12 @@ class Handle:
                 os.close(fd)
 
     def __del__(self) -> None:
-        if self.fd >= 0:
-            self.release()
+        fd, self.fd = self.fd, -1
+        if fd >= 0:  # the store was dropped without close(), and had nothing to commit
+            if self.overlay is not None:
+                self.overlay.abandon()
+            self._file = None
+            self._close(fd)
 
     # -- locks --------------------------------------------------------------------------
     def lock(self, *, alone: bool, timeout: float, why: str) -> None:
@@ -228,7 +325,7 @@ class Handle:
         return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
 
     def _before_fork(self) -> None:
-        if self._file is not None and self.write and not self.child:
+        if self.temporary and self._file is not None and not self.child:
             self.flush()
 
     def _in_child(self) -> None:
@@ -237,8 +334,11 @@ class Handle:
         The parent's share their lock, and HDF5 would write through its own one when the child exits.
         """
         self.child = True
+        self.guard = threading.RLock()  # another thread may have held it
         fds = [self.fd] if self.fd >= 0 else []
-        if self._file is not None:
+        if self.overlay is not None:
+            self.overlay.sealed = True
+        elif self._file is not None:
             fds.append(self._file.id.get_vfd_handle())
             self._file.id.locked = True
         for fd in fds:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from tdstore import files
 from tdstore.errors import StoreExistsError, StoreNotFoundError
 from tdstore_h5.handle import Handle, open_plain, own_writers
+from tdstore_h5.journal import journal_path, unlink_journal
 
 
 @contextmanager
@@ -74,6 +75,7 @@ def publish(
                     os.replace(handle.path, path)
             handle.temporary = False
             handle.path = path
+            unlink_journal(journal_path(path), handle.url)  # of a dead writer of the old file; it fits no other
             if old is not None:
                 for rival in own_writers(os.fstat(old.fd)):
                     rival.replaced = True

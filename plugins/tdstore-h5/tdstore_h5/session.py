@@ -1,12 +1,12 @@
 """One session on a file: its contents, what was touched, and how it is committed.
 
-Order of an in-place change: the mark, on the medium, names the leaves; then the data; then the
-manifest with new checksums; then the mark goes. A crash in between leaves the mark.
+Rows of contiguous leaves are written where they lie, after the journal beside the file has named these leaves. All
+else that changes in place goes through HDF5, whose writes wait in memory, and then in the journal, for the commit. So a
+writer that dies leaves the last commit or the next one, but for the rows of leaves that the journal names.
 """
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import secrets
@@ -25,6 +25,7 @@ from tdstore.errors import (
     StoreBusyError,
     StoreError,
 )
+from tdstore.files import io_errors
 from tdstore.header import Header
 from tdstore.strings import leaves_of_values
 from tdstore.types import Fault, LeafSpec, Path, path_text
@@ -36,13 +37,13 @@ from tdstore_h5.document import (
     Document,
     decode_dirty,
     decode_document,
-    encode_dirty,
     encode_document,
     get_attribute,
     put_attribute,
 )
 from tdstore_h5.faults import h5_errors
 from tdstore_h5.handle import Handle, Replaced, open_plain
+from tdstore_h5.journal import Found, Journal, finish, look
 from tdstore_h5.names import encode_path
 from tdstore_h5.options import growing_chunks
 from tdstore_h5.publish import publish
@@ -70,11 +71,14 @@ class Session:
     """Whether a manifest of ours is in the file."""
     sums: Sums = field(default_factory=Sums)
     marked: set[Path] = field(default_factory=set)
-    """Leaves that the mark on the medium names."""
+    """Leaves that the journal names: their rows were written in place since the last commit."""
+    journal: Journal = field(init=False)
     accepted: bool = False
     """Whether the file differs from its manifest and was taken as it is: closing makes that good."""
-    left: dict[Path, Leaf] = field(default_factory=dict)
-    """What a writer that died had added: leaves that are not in the manifest, and longer ones."""
+    structure: bool = False
+    """Whether leaves were made, removed, renamed or resized since the last commit."""
+    pending: bool = False
+    """Whether rows were written through HDF5 since the last commit."""
     exclusive: bool = False
     """Whether publishing must not replace anything."""
     _datasets: dict[Path, h5py.Dataset] = field(default_factory=dict)
@@ -89,11 +93,10 @@ class Session:
     def _attach(self, handle: Handle, mode: str) -> None:
         self.handle = handle
         self.raw = RawFile(handle.fd, self.url)
+        self.journal = Journal(self.path, self.url, sync=self.durable)
         handle.open(handle.path, mode, self.libver)
         self._thread = threading.get_ident()
         _OPEN.add(self)
-        if mode != "r":
-            _LIVE.add(self)
 
     # -- lookups -----------------------------------------------------------------------
     def dataset(self, path: Path) -> h5py.Dataset:
@@ -110,12 +113,12 @@ class Session:
     def read_bytes(self, path: Path, start: int, stop: int) -> Bytes:
         """Bytes of a leaf as it lies in memory, C order."""
         leaf = self.contents.leaves[path]
-        if leaf.plain and leaf.offset is not None:
+        if leaf.plain and leaf.offset is not None and not leaf.held:
             if self.raw.is_hole(leaf.offset + start, stop - start):
                 self.raw.need(leaf.offset + stop)
                 return np.zeros(stop - start, np.uint8)
             return self.raw.bytes_at(leaf.offset + start, stop - start)
-        if leaf.plain:
+        if leaf.plain and leaf.offset is None:
             pattern = datasets.fill_pattern(leaf.spec, self.url)
             return np.tile(np.frombuffer(pattern, np.uint8), leaf.spec.nbytes // len(pattern))[start:stop]
         with h5_errors(self.url, f"reading {path_text(path)}"):
@@ -136,39 +139,38 @@ class Session:
 
     # -- changes -----------------------------------------------------------------------
     def mark(self, paths: Iterable[Path]) -> None:
-        """Say on the medium which leaves are about to change in place."""
+        """Name leaves of the last commit in the journal: their rows are about to change in place."""
         if self.handle.temporary:
             return
-        self._become_alone()
-        self._tidy()
-        new = set(paths) - self.marked
-        if new or not self.marked:
-            self.marked |= new
-            with self.handle.writing("marking leaves as being written"):
-                put_attribute(self.handle.file, DIRTY, encode_dirty(sorted(self.marked)))
-                self.handle.file.flush()
-            if self.durable:
-                self.handle.sync()
+        self.become_alone()
+        leaves = (self.contents.leaves[path] for path in paths)
+        named = {leaf.committed for leaf in leaves if leaf.plain and leaf.committed is not None}
+        new = named - self.marked
+        if new:
+            with io_errors(self.url, "marking leaves as being written"):
+                self.journal.mark(sorted(new if self.journal.begun else new | self.marked))
+            self.marked.update(new)
 
-    def _tidy(self) -> None:
-        """Remove the leaves and the rows that a writer which died had added."""
-        left, self.left = self.left, {}
-        added = [path for path in left if path not in self.contents.leaves]
-        for path in left.keys() - set(added):
-            self.resize(path, left[path].spec.shape[0])
-        for path in added:
-            self.contents.leaves[path] = left[path]
-            self.unlink(path)
-        for path in added:
-            for depth in range(len(path) - 1, 0, -1):
-                self._unlink_empty(path[:depth])
+    def begin_structure(self) -> None:
+        """Before leaves are made, removed, renamed or resized: what was written into rows is a commit of its own."""
+        if self.handle.temporary:
+            return
+        self.become_alone()
+        if not self.structure and self.ours and (self.marked or self.pending):
+            self.commit(self.document.header)
+        self.structure = True
+        self.overlaid()
 
-    def _unlink_empty(self, group: Path) -> None:
-        used = (*self.contents.leaves, *self.document.header.groups, *self.contents.values)
-        if group in self.contents.groups and not any(p[: len(group)] == group for p in used):
-            self.unlink(group)
+    def overlaid(self) -> None:
+        """Let HDF5 write: not to the file, which keeps the last commit until the next one."""
+        if self.handle.temporary or self.handle.overlay is not None:
+            return
+        self.become_alone()
+        self._datasets.clear()
+        self.handle.shut()
+        self.handle.open_overlaid(self.journal, self.libver)
 
-    def _become_alone(self) -> None:
+    def become_alone(self) -> None:
         """Trade the readers' lock, which is all that a published file keeps, for the writer's."""
         if self.handle.alone:
             return
@@ -182,7 +184,7 @@ class Session:
             raise
         # While one lock went and the other came, somebody else may have had the file.
         generation = self.document.generation
-        self._reopen("r+")
+        self._reopen("r")
         self.load()
         if not self.handle.is_at(self.path) or self.document.generation != generation:
             raise StoreBusyError(
@@ -257,10 +259,10 @@ class Session:
     def _remake(self, path: Path, leaf: Leaf, spec: LeafSpec, layout: dict[str, Any]) -> None:
         temp = encode_path(path[:-1]) + "/" if len(path) > 1 else ""
         temp += _REMADE + secrets.token_hex(6)
-        fresh = datasets.make(self.handle.file, self.raw, path, temp, spec, layout, self.walker())
+        fresh = datasets.make(self.handle, self.raw, path, temp, spec, layout, self.walker())
         rows = min(leaf.spec.shape[0], spec.shape[0])
         common = rows * spec.nbytes // max(1, spec.shape[0])
-        if leaf.plain and fresh.plain:
+        if leaf.plain and fresh.plain and not (leaf.held or fresh.held):
             if leaf.offset is not None and fresh.offset is not None:
                 datasets.copy_bytes(self.raw, leaf.offset, fresh.offset, common)
         elif common:
@@ -286,7 +288,6 @@ class Session:
         self.check_places(
             {new: self.contents.leaves[old].spec for old, new in moves.items() if new not in self.contents.leaves}
         )
-        self.mark([*moves, *moves.values()])
         self.handle.unflushed = True
         for old, new in moves.items():
             self.unlink(new)
@@ -302,9 +303,7 @@ class Session:
     # -- commit ------------------------------------------------------------------------
     def commit(self, header: Header) -> None:
         """Write the manifest, last; in a new file, publish it."""
-        if not self.handle.temporary:
-            self._become_alone()
-            self._tidy()
+        self.overlaid()
         with self.handle.writing("committing"):
             write_copies(self.handle.file, self.contents, header)
             leaves = self.contents.leaves
@@ -314,11 +313,8 @@ class Session:
                 [(p, leaf.spec, self.sums.refresh(p, leaf.spec, self.read_bytes)) for p, leaf in leaves.items()],
                 url=self.url,
             )
-            self.handle.unflushed = True
-            if self.marked:
-                self._settle()  # the data before the sums that vouch for it
             put_attribute(self.handle.file, MANIFEST, text)
-        self._settle(sync=not self.handle.temporary)
+        self._settle()
         if self.handle.temporary:
             publish(
                 self.handle,
@@ -328,22 +324,83 @@ class Session:
                 durable=self.durable,
                 then=self._join_readers,
             )
-        self._unmark()
-        self.ours, self.accepted = True, False
+        self._committed()
+        self.ours = True
         self.document = decode_document(text, url=self.url)
+
+    def _settle(self) -> None:
+        """Make what HDF5 wrote the state of the file."""
+        self.handle.unflushed = True
+        if self.handle.temporary:
+            self.handle.flush()
+            return
+        with self.handle.writing("committing"):
+            if DIRTY in self.handle.file.attrs:
+                del self.handle.file.attrs[DIRTY]
+        flags = self.handle.file.id.get_create_plist().get_version()[0] >= 3
+        if flags:  # such a superblock says "open for writing" until HDF5 closes the file
+            self._datasets.clear()
+            self.handle.close_overlaid()
+        else:
+            self.handle.flush()
+        self.handle.commit(sync=self.durable)
+        self.journal.remove()
+        if flags:
+            self._reopen("r")
+
+    def _committed(self) -> None:
+        self.marked.clear()
+        self.accepted = self.structure = self.pending = False
+        for path, leaf in self.contents.leaves.items():
+            leaf.committed, leaf.held = path, False
+
+    def commit_rows(self) -> None:
+        """Commit rows that were written into leaves of the last commit, and drop all else."""
+        if self.structure:
+            self.discard()
+        if not (self.marked or self.pending or self.accepted):
+            return
+        if self.ours:
+            self.commit(self.document.header)
+        else:
+            self.overlaid()
+            self._settle()
+            self._committed()
+
+    def discard(self) -> None:
+        """Take back what was changed since the last commit, but rows that were written in place."""
+        handle = self.handle
+        self._datasets.clear()
+        self.raw.forget()
+        if handle.temporary:
+            handle.divert_and_restart()
+            handle.open(handle.path, "w", self.libver)
+            self.contents, self.sums = Contents(groups={(): []}), Sums()
+        elif handle.overlay is not None:
+            handle.abandon()
+            self._reopen("r")
+            self.load()
+            for path in self.marked & self.contents.leaves.keys():
+                self.sums.touch_all(path, self.contents.leaves[path].spec)
+            with io_errors(self.url, "dropping what was not committed"):
+                if not self.marked:
+                    self.journal.remove()
+                elif self.journal.begun:
+                    self.journal.drop()
+        self.structure = self.pending = False
 
     def share(self) -> None:
         """Commit what was written in place and, until the next change, be like a reader: others may open the file."""
         if not self.handle.alone or self.handle.child:
             return
-        if self.ours and (self.marked or self.accepted):
-            self.commit(self.document.header)
-        elif self.marked:
-            self.handle.unflushed = True
-            self._settle()
-            self._unmark()
+        if self.structure:
+            raise StoreBusyError(
+                f"{self.url} has changes that are not committed: no other process can open it",
+                url=self.url,
+                hint="save_header() commits them, discard() drops them",
+            )
+        self.commit_rows()
         if self.handle.alone:
-            self._settle()
             self._join_readers()
 
     def _join_readers(self) -> None:
@@ -351,32 +408,13 @@ class Session:
         self.handle.lock(alone=False, timeout=self.timeout, why="after saving")
         self._reopen("r")
 
-    def _unmark(self) -> None:
-        if self.marked:
-            with self.handle.writing("committing"):
-                del self.handle.file.attrs[DIRTY]
-            self.handle.unflushed = True
-            self._settle()
-            self.marked.clear()
-
-    def _settle(self, *, sync: bool = True) -> None:
-        self.handle.flush()
-        if self.durable and sync:
-            self.handle.sync()
-
     def close(self) -> None:
-        """Commit what was changed in place, and let go."""
+        """Commit the rows that were written in place, drop structure that was not committed, and let go."""
         handle = self.handle
-        _LIVE.discard(self)
         try:
             mine = handle.write and handle.pid == os.getpid() and not handle.child and not handle.replaced
-            if mine and not handle.temporary and (self.marked or self.accepted):
-                if self.ours:
-                    self.commit(self.document.header)
-                else:
-                    handle.unflushed = True
-                    self._settle()
-                    self._unmark()
+            if mine and not handle.temporary and handle.fd >= 0:
+                self.commit_rows()
         except BaseException:
             handle.failed = True
             raise
@@ -385,15 +423,18 @@ class Session:
                 handle.divert()
             self._datasets.clear()
             self.raw.forget()
+            self.journal.close()
             handle.release()
 
     # -- opening -----------------------------------------------------------------------
     def load(self) -> set[Path] | None:
-        """Read the file's contents and manifest; the result is the mark of a writer that died, if there is one."""
+        """Read the file's contents and manifest; the result is the mark of a writer of older versions, if it died."""
         with h5_errors(self.url, "reading its structure"):
             file = self.handle.file
             text, mark = get_attribute(file, MANIFEST), get_attribute(file, DIRTY)
             self.contents = self.walker().walk()
+            for path, leaf in self.contents.leaves.items():
+                leaf.committed = path
             self.ours = text is not None
             self.document = Document() if text is None else decode_document(text, url=self.url)
             self.sums = Sums()
@@ -407,16 +448,6 @@ class Session:
         if not self.ours and not self.trust:
             check_believable(self.contents, self.url)
         named = mark or set()
-        if mark is not None and self.ours:
-            # Leaves and rows that were added, but not committed, are not there: the others must be as they were.
-            # A leaf that is missing may have been on its way to another name.
-            added = named if (named & set(specs)) <= set(leaves) else set()
-            for path in [p for p in leaves if p not in specs and (p in added or p[-1].startswith(_REMADE))]:
-                self.left[path] = leaves.pop(path)
-            for path in named & set(leaves) & set(specs):
-                if _is_longer(leaves[path].spec, specs[path]):
-                    leaves[path].spec = specs[path]
-                    self.left[path] = leaves[path]
         dirty = {p for p in named if (p in leaves) != (p in specs) or (p in specs and leaves[p].spec != specs[p])}
         if mark is not None and not self.ours:
             dirty = named & set(leaves)
@@ -432,7 +463,7 @@ class Session:
             for path, leaf in leaves.items():
                 self.sums.touch_all(path, leaf.spec)
             self.document.specs = {p: leaf.spec for p, leaf in leaves.items()}
-            self.marked, self.accepted = set(named), True
+            self.marked, self.accepted = set(named), self.ours
             return
         if dirty | bad:
             names = sorted(dirty | bad)
@@ -445,7 +476,6 @@ class Session:
             )
         if wrong:
             raise CorruptStoreError(f"{self.url}: {wrong[0]}", url=self.url, hint=_CHANGED)
-        self.marked = set(named)
         if verify == "full":
             for fault in self.faults(p for p in leaves if p not in named):
                 raise CorruptStoreError(f"{self.url}: {path_text(fault.path)}: {fault.reason}", url=self.url)
@@ -478,12 +508,6 @@ def _own_rival(handle: Handle, *, write: bool) -> bool:
     )
 
 
-def _is_longer(found: LeafSpec, said: LeafSpec) -> bool:
-    if len(found.shape) != len(said.shape) or not said.shape or found.shape[0] <= said.shape[0]:
-        return False
-    return found.replace(shape=said.shape) == said and found.shape[1:] == said.shape[1:]
-
-
 def _differences(leaves: Mapping[Path, Leaf], specs: Mapping[Path, LeafSpec], named: set[Path]) -> Sequence[str]:
     found = [f"{path_text(p)} is in the manifest, but not in the file" for p in specs if p not in leaves]
     found += [
@@ -502,12 +526,22 @@ def open_session(session: Session, *, write: bool, verify: str, accept: bool) ->
         try:
             _lock(session, handle, write=write)
             if handle.is_at(session.path):
-                session._attach(handle, "r+" if write else "r")
+                found = look(session.path, session.url, handle.fd)
+                if found is not None and found.size is not None:
+                    _finish(session, handle, found)
+                    if not write:
+                        handle.release()
+                        continue
+                    found = None
+                session._attach(handle, "r")
                 mark = session.load()
+                if found is not None and found.marked:
+                    mark = (mark or set()) | found.marked
                 session.check(mark, verify=verify, accept=accept)
+                if write and found is not None and not session.marked:
+                    session.journal.remove()
                 return
         except BaseException as error:
-            _LIVE.discard(session)
             session._datasets.clear()
             handle.release()
             if isinstance(error, Replaced):
@@ -517,15 +551,23 @@ def open_session(session: Session, *, write: bool, verify: str, accept: bool) ->
     raise StoreBusyError(f"{session.url} is being replaced again and again", url=session.url, hint="try again")
 
 
+def _finish(session: Session, handle: Handle, found: Found) -> None:
+    """Apply a commit that a writer which died left in its journal. A reader opens the file anew afterwards."""
+    if handle.write:
+        finish(session.path, session.url, handle.fd, found, sync=session.durable)
+        return
+    handle.release()  # a reader's lock would be waited for
+    writer = open_plain(session.path, session.url, write=True, locking=session.locking)
+    try:
+        _lock(session, writer, write=True)
+        again = look(session.path, session.url, writer.fd) if writer.is_at(session.path) else None
+        if again is not None and again.size is not None:
+            finish(session.path, session.url, writer.fd, again, sync=session.durable)
+    finally:
+        writer.release()
+
+
 _REMADE = "%resize-"
 _CHANGED = "if another program changed the file on purpose, recover='accept' takes it as it is"
 _OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
 """Every session of this process."""
-_LIVE: weakref.WeakSet[Session] = weakref.WeakSet()
-"""Those that write."""
-
-
-@atexit.register
-def _close_all() -> None:
-    for session in list(_LIVE):
-        session.close()

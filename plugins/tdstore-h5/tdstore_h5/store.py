@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path as FsPath
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import h5py
 import torch
@@ -42,6 +43,8 @@ from tdstore_h5.remote import RemoteH5Store, is_url, open_remote_h5
 from tdstore_h5.session import Session, open_session
 from tdstore_h5.tree import Leaf
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Durable = Literal["none", "commit"]
 Verify = Literal["none", "size", "full"]
 
@@ -195,6 +198,17 @@ def _local_path(location: str | os.PathLike[str] | None) -> str:
     return os.path.realpath(FsPath(rest).expanduser())
 
 
+def _one_at_a_time(method: Callable[Concatenate[H5Store, P], T]) -> Callable[Concatenate[H5Store, P], T]:
+    """Keep other threads from the h5py handle meanwhile."""
+
+    @functools.wraps(method)
+    def guarded(self: H5Store, /, *args: P.args, **options: P.kwargs) -> T:
+        with self._session.handle.guard:
+            return method(self, *args, **options)
+
+    return guarded
+
+
 class H5Store(Store):
     """Leaves as HDF5 datasets of one file. Made by `open_h5`."""
 
@@ -221,6 +235,7 @@ class H5Store(Store):
                 session.handle.file, session.contents, self.url, lambda a, b: session.raw.bytes_at(a, b - a), leaves
             )
 
+    @_one_at_a_time
     def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
         """To read: a file has one writer, and that is this store."""
         if self._session.handle.temporary:
@@ -246,10 +261,12 @@ class H5Store(Store):
             return session.document.header
         return self._foreign_header(None) if self._foreign is None else self._foreign
 
+    @_one_at_a_time
     def save_header(self, header: Header) -> None:
         self._changing().commit(header)
 
     # -- data -------------------------------------------------------------------------
+    @_one_at_a_time
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         session = self._changing()
         plan, columns = [], leaves_of_values(leaves)
@@ -258,14 +275,14 @@ class H5Store(Store):
             layout = options.fit(filled, self._layout, self.url, path, column=path in columns)
             plan.append((path, encode_path(path), filled, layout))
         session.check_places(leaves)
-        session.mark(leaves)
+        session.begin_structure()
         session.handle.unflushed = True
         session.make_way(leaves)
         walker = session.walker()
         for path, name, spec, layout in plan:
             session.unlink(path)
             with session.handle.writing(f"creating {path_text(path)}"):
-                leaf = datasets.make(session.handle.file, session.raw, path, name, spec, layout, walker)
+                leaf = datasets.make(session.handle, session.raw, path, name, spec, layout, walker)
             session.add(path, leaf)
             session.sums.put(path, constant_sums(spec, datasets.fill_pattern(spec, self.url)))
 
@@ -284,9 +301,9 @@ class H5Store(Store):
 
     def _read(self, leaf: Leaf, r: Read) -> Tensor:
         session, spec = self._session, leaf.spec
-        if not leaf.plain:
-            session.handle.check_medium()
-            with h5_errors(self.url, f"reading {path_text(r.path)}"):
+        if not leaf.plain or leaf.held:
+            with session.handle.guard, h5_errors(self.url, f"reading {path_text(r.path)}"):
+                session.handle.check_medium()
                 result = cooked.read(session.dataset(r.path), spec, r.index, r.out)
         elif leaf.offset is None:
             return gather(
@@ -299,6 +316,7 @@ class H5Store(Store):
             result.view(torch.uint8).clamp_(max=1)  # a bool of any other byte breaks torch
         return result
 
+    @_one_at_a_time
     def write(self, writes: Sequence[Write]) -> None:
         session = self._changing()
         leaves = [self._leaf(w.path) for w in writes]
@@ -325,33 +343,38 @@ class H5Store(Store):
         if not value.numel():
             return
         session.sums.touch(w.path, spec, starts, size)
-        if leaf.plain:
-            datasets.allocate(session.handle.file, session.raw, w.path, leaf)
-        if leaf.plain and leaf.offset is not None:
+        if leaf.plain and leaf.offset is None and spec.nbytes:
+            session.overlaid()
+            datasets.allocate(session.handle, session.raw, w.path, leaf)
+        if leaf.plain and leaf.offset is not None and not leaf.held:
             with io_errors(self.url, f"writing {path_text(w.path)}"):
                 session.raw.write(leaf.offset, spec, starts, size, value)
         else:
-            session.handle.unflushed = True
+            session.overlaid()
+            session.handle.unflushed = session.pending = True
             with session.handle.writing(f"writing {path_text(w.path)}"):
                 cooked.write(session.dataset(w.path), spec, index, value)
 
+    @_one_at_a_time
     def delete(self, paths: Sequence[Path]) -> None:
         session = self._changing()
         for path in paths:
             self._leaf(path)
-        session.mark(paths)
+        session.begin_structure()
         for path in dict.fromkeys(paths):
             session.unlink(path)
 
+    @_one_at_a_time
     def resize(self, lengths: Mapping[Path, int]) -> None:
         session = self._changing()
         for path, length in lengths.items():
             if not self._leaf(path).spec.shape or length < 0:
                 raise ValueError(f"{path_text(path)} of {self.url} cannot have length {length}")
-        session.mark(lengths)
+        session.begin_structure()
         for path, length in lengths.items():
             session.resize(path, length)
 
+    @_one_at_a_time
     def rename(self, moves: Mapping[Path, Path]) -> None:
         session = self._changing()
         for old in moves:
@@ -360,12 +383,22 @@ class H5Store(Store):
             raise ValueError(f"two leaves of {self.url} would get the same name")
         for new in moves.values():
             encode_path(new)
+        session.begin_structure()
         session.rename(moves)
 
+    @_one_at_a_time
+    def discard(self) -> None:
+        """As `Store.discard`. Rows of contiguous leaves of the last commit are written in place, and stay written."""
+        session = self._open()
+        if self.writable and not session.handle.child and not session.handle.replaced:
+            session.discard()
+
     # -- life --------------------------------------------------------------------------
+    @_one_at_a_time
     def flush(self) -> None:
         self._open().handle.flush()
 
+    @_one_at_a_time
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
         session = self._open()
         chosen = session.contents.leaves if paths is None else [p for p in paths if p not in self._strings]
@@ -374,16 +407,14 @@ class H5Store(Store):
     def nbytes_stored(self) -> int | None:
         return self._open().raw.size()
 
+    @_one_at_a_time
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         self._session.close()
 
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
-            self.close()
-
+    @_one_at_a_time
     def read_bytes(self, path: Path, start: int, stop: int) -> Bytes:
         """Bytes of a leaf as it lies in memory, C order."""
         self._open()
@@ -394,6 +425,7 @@ class H5Store(Store):
         self._leaf(path)
         return path
 
+    @_one_at_a_time
     def layout(self, path: Path) -> Mapping[str, Any]:
         """As `Store.layout`."""
         session = self._open()

@@ -40,6 +40,10 @@ class Leaf:
     """Contiguous and of native type: `offset` is all there is to know (None: not allocated yet)."""
     stored: int = 0
     """Bytes that the dataset takes on the medium."""
+    committed: Path | None = None
+    """Its path at the last commit; None: it was made since."""
+    held: bool = False
+    """Made since the last commit where that has bytes of its own: until the next one it is reached through HDF5."""
 
 
 @dataclass(slots=True)

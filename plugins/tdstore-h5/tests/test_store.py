@@ -227,6 +227,7 @@ def test_resize_keeps_rows_and_fill(file: FsPath) -> None:
             store.save_header(Header())
             for length in (6, 2, 5, 0, 3):
                 store.resize({X: length})
+            store.save_header(Header())
         value = load(file, verify="full")[X]
         assert value.shape == (3, 3)
         assert (value == 2.5).all(), layout
@@ -237,6 +238,7 @@ def test_rename_exchanges(file: FsPath) -> None:
         fill(store, {("a",): torch.zeros(2), ("n", "b"): torch.ones(3), ("c",): torch.tensor(7)})
         store.save_header(Header())
         store.rename({("a",): ("n", "b"), ("n", "b"): ("a",), ("c",): ("new", "deep", "c")})
+        store.save_header(Header())
     found = load(file, verify="full")
     assert {p: v.tolist() for p, v in found.items()} == {
         ("a",): [1, 1, 1], ("n", "b"): [0, 0], ("new", "deep", "c"): 7
@@ -307,6 +309,7 @@ def test_x_and_a(file: FsPath) -> None:
     second.close()
     with open_h5(file, mode="a") as store:
         fill(store, {X: torch.ones(2)})
+        store.save_header(Header())
     assert load(file, verify="full")[X].tolist() == [1, 1]
     assert os.listdir(file.parent) == [file.name]
 
@@ -427,7 +430,9 @@ def test_no_descriptor_is_left(file: FsPath) -> None:
         store = open_h5(file, mode=("r", "r+", "w")[i % 3])
         if i % 3 < 2:
             store.read([Read(X)])
-        store.close() if i % 2 else store.__del__()
+        if i % 2:
+            store.close()
+        del store
     assert len(os.listdir("/proc/self/fd")) == before
 
 
