@@ -14,29 +14,27 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import msgspec
 import numpy as np
 
 from tdstore import files
-from tdstore.checksums import crc32c
 from tdstore.errors import CorruptStoreError
 from tdstore.types import Path
 
-SECTOR = 512
-"""A medium writes so many bytes wholly or not at all."""
-MOST_SECTORS = 64
-"""Sectors by which a journal knows its file again."""
+PROBE = 4096
+"""Bytes of one extent by which a journal knows its file again."""
+MOST_PROBES = 32
 BLOCK = 4 << 20
 """Bytes that are copied at a time."""
 
 _MAGIC = b"tdstore-h5-journal-1\n\0\0\0"
 _RECORD = struct.Struct("<4sIQQ")
 """Kind, crc32c of the rest, a position in the file, and the number of bytes that follow."""
-_SECTOR = struct.Struct("<QIII")
-"""Position, size, crc32c before and after the commit."""
+_PROBE = struct.Struct("<QI")
+"""Position and size; the bytes before and after the commit follow."""
 _MARK, _DATA, _DROP, _DONE = b"MARK", b"DATA", b"DROP", b"DONE"
 _MOST_MARK = 64 << 20
 
@@ -52,6 +50,14 @@ def journal_path(path: str) -> str:
     return os.path.join(folder, f".{name}.tdstore.journal")
 
 
+class Probe(NamedTuple):
+    """Some bytes that a commit changes."""
+
+    start: int
+    before: Bytes
+    after: Bytes
+
+
 @dataclass
 class Found:
     """What a writer that died left in a journal."""
@@ -62,7 +68,7 @@ class Found:
     """Of a commit: position in the file, position in the journal, bytes."""
     size: int | None = None
     """The length of the file after the commit; None: the commit was not complete."""
-    sectors: list[tuple[int, int, int, int]] = field(default_factory=list)
+    probes: list[Probe] = field(default_factory=list)
 
 
 class Journal:
@@ -100,9 +106,9 @@ class Journal:
         """Take back the bytes that were added: they belong to no commit."""
         self._add(_DROP, 0, np.empty(0, np.uint8))
 
-    def done(self, size: int, sectors: Iterable[tuple[int, int, int, int]]) -> None:
+    def done(self, size: int, probes: Iterable[Probe]) -> None:
         """End a commit: from here on it counts."""
-        table = b"".join(_SECTOR.pack(*sector) for sector in sectors)
+        table = b"".join(_PROBE.pack(p.start, len(p.before)) + p.before.tobytes() + p.after.tobytes() for p in probes)
         self._add(_DONE, size, np.frombuffer(table, np.uint8))
         self._wait()
 
@@ -231,34 +237,39 @@ def set_size(fd: int, size: int, *, sync: bool) -> None:
         files.fsync(fd)
 
 
-def sectors_of(
-    fd: int, extents: Iterable[tuple[int, int]], read: Callable[[int, int], Bytes]
-) -> Iterator[tuple[int, int, int, int]]:
-    """Some parts of what a commit changes, each within one sector, with their checksums before and after.
+def probes_of(fd: int, extents: Iterable[tuple[int, int]], read: Callable[[int, int], Bytes]) -> Iterator[Probe]:
+    """Some bytes of what a commit changes, before and after it.
 
     Args:
         extents: start and stop.
         read: gives the bytes after the commit.
     """
     every = list(extents)
-    for start, stop in every[:: max(1, -(-len(every) // MOST_SECTORS))]:
-        size = min(stop - start, SECTOR - start % SECTOR)
-        before, after = read_exact(fd, start, size), read(start, size)
-        yield start, size, crc32c(before), crc32c(after)
+    for start, stop in every[:: max(1, -(-len(every) // MOST_PROBES))]:
+        size = min(stop - start, PROBE)
+        yield Probe(start, read_exact(fd, start, size), read(start, size))
 
 
 def _belongs(found: Found, fd: int) -> bool:
-    """Whether the file is one that the commit was for: each part is as before it, or as after it."""
-    for start, size, before, after in found.sectors:
-        if size > SECTOR:
-            return False
+    """Whether the file is the one that the commit was for: each byte is as before it or as after it."""
+    for start, before, after in found.probes:
         try:
-            crc = crc32c(read_exact(fd, start, size))
+            now = read_exact(fd, start, len(before))
         except EOFError:
             return False
-        if crc not in (before, after):
+        if not ((now == before) | (now == after)).all():
             return False
-    return bool(found.sectors)
+    return bool(found.probes)
+
+
+def _probes(table: Bytes) -> list[Probe]:
+    found, at = [], 0
+    while at + _PROBE.size <= len(table):
+        start, size = _PROBE.unpack(table[at : at + _PROBE.size].tobytes())
+        at += _PROBE.size
+        found.append(Probe(start, table[at : at + size], table[at + size : at + 2 * size]))
+        at += 2 * size
+    return found
 
 
 def _parse(fd: int, size: int) -> Found:
@@ -282,8 +293,8 @@ def _parse(fd: int, size: int) -> Found:
                 break
         elif kind == _DROP:
             found.extents.clear()
-        elif kind == _DONE and count <= MOST_SECTORS * _SECTOR.size:
-            found.sectors = list(_SECTOR.iter_unpack(read_exact(fd, body, count).tobytes()))
+        elif kind == _DONE and count <= MOST_PROBES * (_PROBE.size + 2 * PROBE):
+            found.probes = _probes(read_exact(fd, body, count))
             found.size = start
             break
         else:

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tdstore import files
-from tdstore_h5.journal import Bytes, Journal, apply, sectors_of, set_size
+from tdstore_h5.journal import Bytes, Journal, apply, probes_of, set_size
 
-SPILL = 64 << 20
+SPILL = 16 << 20
 """Bytes in memory from which on they are moved to the journal."""
 
 
@@ -89,7 +89,7 @@ class Overlay(io.RawIOBase):
         start, self._at = self._at, self._at + len(target)
         try:
             self._read(target, start)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._fail(error)
             target[:] = 0
         return len(target)
@@ -107,7 +107,7 @@ class Overlay(io.RawIOBase):
                 self._hold(start, below, source[: below - start].copy())
             if stop > below:
                 files.write_at(self.fd, source[below - start :].data, below)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._fail(error)
         return len(source)
 
@@ -144,7 +144,7 @@ class Overlay(io.RawIOBase):
                     if extent.data is not None:
                         self.journal.data(extent.start, extent.data)
                 spans = [(e.start, e.stop) for e in self._extents]
-                self.journal.done(self.size, sectors_of(self.fd, spans, self._bytes))
+                self.journal.done(self.size, probes_of(self.fd, spans, self._bytes))
             except OSError:
                 self.journal.cut(before)
                 raise
@@ -234,9 +234,9 @@ class Overlay(io.RawIOBase):
             return extent.data[at : at + size]
         return self.journal.read(extent.position + at, size)
 
-    def _fail(self, error: OSError) -> None:
+    def _fail(self, error: OSError | MemoryError) -> None:
         if self.failure is None:
-            self.failure = error
+            self.failure = error if isinstance(error, OSError) else OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
 
 def committed_end(fd: int) -> int:

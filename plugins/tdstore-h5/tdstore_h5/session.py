@@ -82,6 +82,8 @@ class Session:
     exclusive: bool = False
     """Whether publishing must not replace anything."""
     _datasets: dict[Path, h5py.Dataset] = field(default_factory=dict)
+    _removed: list[str] = field(default_factory=list)
+    """Names of large datasets that the commit deletes: HDF5 would reuse their room, which the last commit uses."""
     _thread: int = 0
 
     def begin(self, handle: Handle, *, exclusive: bool) -> None:
@@ -229,7 +231,16 @@ class Session:
         if name is not None:
             self.handle.unflushed = True
             with self.handle.writing(f"removing {path_text(path)}"):
-                del self.handle.file[name]
+                self._delete(name, 0 if leaf is None else leaf.stored)
+
+    def _delete(self, name: bytes, stored: int) -> None:
+        """Delete an object, or give it a name that the commit deletes."""
+        file = self.handle.file
+        if self.handle.temporary or stored <= datasets.HELD:
+            del file[name]
+            return
+        self._removed.append(datasets.HIDDEN + secrets.token_hex(6))
+        file.move(name.decode(), self._removed[-1])
 
     def resize(self, path: Path, length: int) -> None:
         """Set the length of a leaf; a dataset that cannot grow is made anew, so that it can, and copied."""
@@ -273,7 +284,7 @@ class Session:
                 target[start:stop] = source[start:stop]
             self.handle.file.flush()
         self._datasets.pop(path, None)
-        del self.handle.file[leaf.name]
+        self._delete(leaf.name, leaf.stored)
         self.handle.file.move(temp, leaf.name.decode())
         fresh.name = leaf.name
         self.contents.leaves[path] = fresh
@@ -305,6 +316,8 @@ class Session:
         """Write the manifest, last; in a new file, publish it."""
         self.overlaid()
         with self.handle.writing("committing"):
+            while self._removed:
+                del self.handle.file[self._removed.pop()]
             write_copies(self.handle.file, self.contents, header)
             leaves = self.contents.leaves
             text = encode_document(
@@ -387,6 +400,7 @@ class Session:
                     self.journal.remove()
                 elif self.journal.begun:
                     self.journal.drop()
+        self._removed.clear()
         self.structure = self.pending = False
 
     def share(self) -> None:
