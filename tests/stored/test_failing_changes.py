@@ -92,6 +92,7 @@ def same(a: Any, b: Any) -> bool:
 
 BACKENDS = ["h5", "zarr", "file://", "memory://", "redis"]
 DISCARDING = {
+    "h5",
     "zarr",
     "file://",
     "memory://",
@@ -113,7 +114,9 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def refusing(td: Any, refused: int, halfway: bool) -> Refusing:
     """Put a store that refuses between a container and its own."""
     handle = td._handle
-    handle.store = Refusing(handle.store, refused, halfway)
+    inner = handle.store
+    handle.store = Refusing(inner, refused, halfway)
+    handle.store.uncommitted = inner.uncommitted
     return handle.store
 
 

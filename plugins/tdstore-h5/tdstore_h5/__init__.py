@@ -15,7 +15,15 @@ def tdstore_backends() -> Iterable[Backend]:
         name="h5",
         opener="tdstore_h5.store:open_h5",
         summary="one HDF5 file",
-        caps=Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ,
+        caps=(
+            Cap.WRITE
+            | Cap.PARTIAL_READ
+            | Cap.PARTIAL_WRITE
+            | Cap.RESIZE
+            | Cap.PERSISTENT
+            | Cap.CONCURRENT_READ
+            | Cap.DISCARD
+        ),
         schemes=("h5",),
         suffixes=(".h5", ".hdf5"),
         magic=(b"\x89HDF\r\n\x1a\n",),

@@ -33,6 +33,8 @@ BLOCK = 4 << 20
 _MAGIC = b"tdstore-h5-journal-1\n\0\0\0"
 _RECORD = struct.Struct("<4sIQQ")
 """Kind, crc32c of the rest, a position in the file, and the number of bytes that follow."""
+_FILE = struct.Struct("<QQ")
+"""Device and inode."""
 _PROBE = struct.Struct("<QI")
 """Position and size; the bytes before and after the commit follow."""
 _MARK, _DATA, _DROP, _DONE = b"MARK", b"DATA", b"DROP", b"DONE"
@@ -68,6 +70,8 @@ class Found:
     """Of a commit: position in the file, position in the journal, bytes."""
     size: int | None = None
     """The length of the file after the commit; None: the commit was not complete."""
+    file: tuple[int, int] = (0, 0)
+    """Device and inode of the file that the commit is for."""
     probes: list[Probe] = field(default_factory=list)
 
 
@@ -106,9 +110,12 @@ class Journal:
         """Take back the bytes that were added: they belong to no commit."""
         self._add(_DROP, 0, np.empty(0, np.uint8))
 
-    def done(self, size: int, probes: Iterable[Probe]) -> None:
-        """End a commit: from here on it counts."""
-        table = b"".join(_PROBE.pack(p.start, len(p.before)) + p.before.tobytes() + p.after.tobytes() for p in probes)
+    def done(self, size: int, fd: int, probes: Iterable[Probe]) -> None:
+        """End a commit to the file `fd`: from here on it counts."""
+        info = os.fstat(fd)
+        table = _FILE.pack(info.st_dev, info.st_ino) + b"".join(
+            _PROBE.pack(p.start, len(p.before)) + p.before.tobytes() + p.after.tobytes() for p in probes
+        )
         self._add(_DONE, size, np.frombuffer(table, np.uint8))
         self._wait()
 
@@ -251,7 +258,12 @@ def probes_of(fd: int, extents: Iterable[tuple[int, int]], read: Callable[[int, 
 
 
 def _belongs(found: Found, fd: int) -> bool:
-    """Whether the file is the one that the commit was for: each byte is as before it or as after it."""
+    """Whether the file is the one that the commit was for: each byte is as before it or as after it.
+
+    A file of another inode may be a copy, or one that was put in the other's place: it needs bytes of the commit.
+    """
+    info = os.fstat(fd)
+    begun = found.file == (info.st_dev, info.st_ino)
     for start, before, after in found.probes:
         try:
             now = read_exact(fd, start, len(before))
@@ -259,7 +271,8 @@ def _belongs(found: Found, fd: int) -> bool:
             return False
         if not ((now == before) | (now == after)).all():
             return False
-    return bool(found.probes)
+        begun = begun or bool((now != before).any())
+    return begun and bool(found.probes)
 
 
 def _probes(table: Bytes) -> list[Probe]:
@@ -293,8 +306,10 @@ def _parse(fd: int, size: int) -> Found:
                 break
         elif kind == _DROP:
             found.extents.clear()
-        elif kind == _DONE and count <= MOST_PROBES * (_PROBE.size + 2 * PROBE):
-            found.probes = _probes(read_exact(fd, body, count))
+        elif kind == _DONE and _FILE.size <= count <= _FILE.size + MOST_PROBES * (_PROBE.size + 2 * PROBE):
+            table = read_exact(fd, body, count)
+            found.file = _FILE.unpack(table[: _FILE.size].tobytes())
+            found.probes = _probes(table[_FILE.size :])
             found.size = start
             break
         else:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tdstore import files
-from tdstore_h5.journal import Bytes, Journal, apply, probes_of, set_size
+from tdstore_h5.journal import PROBE, Bytes, Journal, apply, probes_of, read_exact, set_size
 
 SPILL = 16 << 20
 """Bytes in memory from which on they are moved to the journal."""
@@ -136,6 +136,7 @@ class Overlay(io.RawIOBase):
                 the overlay.
         """
         self._clip()
+        self._drop_unchanged()
         if self._extents or self.size < self.committed:
             before = self.journal.size
             try:
@@ -144,7 +145,7 @@ class Overlay(io.RawIOBase):
                     if extent.data is not None:
                         self.journal.data(extent.start, extent.data)
                 spans = [(e.start, e.stop) for e in self._extents]
-                self.journal.done(self.size, probes_of(self.fd, spans, self._bytes))
+                self.journal.done(self.size, self.fd, probes_of(self.fd, spans, self._bytes))
             except OSError:
                 self.journal.cut(before)
                 raise
@@ -207,6 +208,15 @@ class Overlay(io.RawIOBase):
             rest = [first.part(first.start, self.size)] if first.start < self.size else []
             self._extents[low:high] = rest
             self._starts[low:high] = [e.start for e in rest]
+
+    def _drop_unchanged(self) -> None:
+        """HDF5 writes much of its structure again as it was. The first extent must be one that changes the file."""
+        changed = [e for e in self._extents if e.stop - e.start > PROBE or self._changes(e)]
+        self._extents, self._starts = changed, [e.start for e in changed]
+
+    def _changes(self, extent: Extent) -> bool:
+        now = read_exact(self.fd, extent.start, extent.stop - extent.start)
+        return bool((now != self._extent_bytes(extent, 0, len(now))).any())
 
     def _read(self, target: Bytes, start: int) -> None:
         stop = start + len(target)

@@ -7,7 +7,6 @@ writer that dies leaves the last commit or the next one, but for the rows of lea
 
 from __future__ import annotations
 
-import gc
 import os
 import secrets
 import threading
@@ -42,14 +41,15 @@ from tdstore_h5.document import (
     put_attribute,
 )
 from tdstore_h5.faults import h5_errors
-from tdstore_h5.handle import Handle, Replaced, open_plain
-from tdstore_h5.journal import Found, Journal, finish, look
+from tdstore_h5.handle import Handle
+from tdstore_h5.journal import Journal
 from tdstore_h5.names import encode_path
 from tdstore_h5.options import growing_chunks
 from tdstore_h5.publish import publish
-from tdstore_h5.raw import Bytes, RawFile
+from tdstore_h5.raw import Bytes, Ints, RawFile
 from tdstore_h5.sums import Sums
 from tdstore_h5.tree import Contents, Leaf, Walker, check_believable
+from tdstore_h5.undo import Undo
 
 
 @dataclass(eq=False)
@@ -73,6 +73,7 @@ class Session:
     marked: set[Path] = field(default_factory=set)
     """Leaves that the journal names: their rows were written in place since the last commit."""
     journal: Journal = field(init=False)
+    undo: Undo = field(init=False)
     accepted: bool = False
     """Whether the file differs from its manifest and was taken as it is: closing makes that good."""
     structure: bool = False
@@ -84,21 +85,27 @@ class Session:
     _datasets: dict[Path, h5py.Dataset] = field(default_factory=dict)
     _removed: list[str] = field(default_factory=list)
     """Names of large datasets that the commit deletes: HDF5 would reuse their room, which the last commit uses."""
-    _thread: int = 0
+    thread: int = 0
+    """Which one opened it."""
 
     def begin(self, handle: Handle, *, exclusive: bool) -> None:
         """Start on a new, empty file."""
         self.exclusive = exclusive
-        self._attach(handle, "w")
+        self.attach(handle, "w")
         self.contents.groups[()] = []
 
-    def _attach(self, handle: Handle, mode: str) -> None:
+    def attach(self, handle: Handle, mode: str) -> None:
         self.handle = handle
         self.raw = RawFile(handle.fd, self.url)
         self.journal = Journal(self.path, self.url, sync=self.durable)
+        self.undo = Undo(self.raw, os.path.dirname(self.path))
         handle.open(handle.path, mode, self.libver)
-        self._thread = threading.get_ident()
-        _OPEN.add(self)
+        self.thread = threading.get_ident()
+        OPEN.add(self)
+
+    def forget(self) -> None:
+        """Let go of datasets that h5py has open."""
+        self._datasets.clear()
 
     # -- lookups -----------------------------------------------------------------------
     def dataset(self, path: Path) -> h5py.Dataset:
@@ -152,6 +159,12 @@ class Session:
             with io_errors(self.url, "marking leaves as being written"):
                 self.journal.mark(sorted(new if self.journal.begun else new | self.marked))
             self.marked.update(new)
+
+    def remember(self, leaf: Leaf, starts: Ints, size: int) -> None:
+        """Keep what a leaf of the last commit has where it is about to be written in place."""
+        if leaf.committed is not None and leaf.offset is not None and not self.handle.temporary:
+            with io_errors(self.url, "keeping old rows"):
+                self.undo.remember(leaf.offset, leaf.spec, starts, size, bounded=not self.structure)
 
     def begin_structure(self) -> None:
         """Before leaves are made, removed, renamed or resized: what was written into rows is a commit of its own."""
@@ -363,6 +376,7 @@ class Session:
 
     def _committed(self) -> None:
         self.marked.clear()
+        self.undo.forget()
         self.accepted = self.structure = self.pending = False
         for path, leaf in self.contents.leaves.items():
             leaf.committed, leaf.held = path, False
@@ -370,7 +384,7 @@ class Session:
     def commit_rows(self) -> None:
         """Commit rows that were written into leaves of the last commit, and drop all else."""
         if self.structure:
-            self.discard()
+            self.discard(rows=False)
         if not (self.marked or self.pending or self.accepted):
             return
         if self.ours:
@@ -380,8 +394,12 @@ class Session:
             self._settle()
             self._committed()
 
-    def discard(self) -> None:
-        """Take back what was changed since the last commit, but rows that were written in place."""
+    def discard(self, *, rows: bool = True) -> None:
+        """Take back what was changed since the last commit.
+
+        Raises:
+            StoreError: more rows were written in place than are remembered; they stay, and all else is taken back.
+        """
         handle = self.handle
         self._datasets.clear()
         self.raw.forget()
@@ -395,13 +413,33 @@ class Session:
             self.load()
             for path in self.marked & self.contents.leaves.keys():
                 self.sums.touch_all(path, self.contents.leaves[path].spec)
-            with io_errors(self.url, "dropping what was not committed"):
-                if not self.marked:
-                    self.journal.remove()
-                elif self.journal.begun:
-                    self.journal.drop()
         self._removed.clear()
         self.structure = self.pending = False
+        if handle.temporary:
+            return
+        with io_errors(self.url, "dropping what was not committed"):
+            if rows and self.undo.complete:
+                self._restore_rows()
+            if not self.marked:
+                self.journal.remove()
+            elif self.journal.begun:
+                self.journal.drop()
+        if rows and self.marked and not self.accepted:
+            raise StoreError(
+                f"{self.url}: rows of {', '.join(map(path_text, sorted(self.marked)[:5]))} were written in place since "
+                f"the last commit, more than can be taken back: they stay",
+                url=self.url,
+            )
+
+    def _restore_rows(self) -> None:
+        self.undo.restore()
+        if self.durable:
+            self.handle.sync()
+        if self.accepted:
+            return
+        for path in self.marked & self.document.sums.keys():
+            self.sums.put(path, self.document.sums[path])
+        self.marked.clear()
 
     def share(self) -> None:
         """Commit what was written in place and, until the next change, be like a reader: others may open the file."""
@@ -438,6 +476,7 @@ class Session:
             self._datasets.clear()
             self.raw.forget()
             self.journal.close()
+            self.undo.forget()
             handle.release()
 
     # -- opening -----------------------------------------------------------------------
@@ -495,33 +534,6 @@ class Session:
                 raise CorruptStoreError(f"{self.url}: {path_text(fault.path)}: {fault.reason}", url=self.url)
 
 
-def _lock(session: Session, handle: Handle, *, write: bool) -> None:
-    """Wait for the file's lock, but not for what this very thread has open: it could not close that meanwhile."""
-    why = "to write in place" if write else "to read"
-    try:
-        handle.lock(alone=write, timeout=0, why=why)
-        return
-    except StoreBusyError:
-        if _own_rival(handle, write=write):
-            gc.collect()  # what was dropped without close() may still be there
-        if _own_rival(handle, write=write):
-            raise StoreBusyError(
-                f"{session.url} is already open {'' if write else 'for writing '}in this process",
-                url=session.url,
-                hint="close() that one first, or work with it",
-            ) from None
-    handle.lock(alone=write, timeout=session.timeout, why=why)
-
-
-def _own_rival(handle: Handle, *, write: bool) -> bool:
-    info = os.fstat(handle.fd)
-    others = [s.handle for s in list(_OPEN) if s._thread == threading.get_ident() and s.handle.fd >= 0]
-    return any(
-        (write or h.alone) and not h.child and h.locking is not False and os.path.samestat(os.fstat(h.fd), info)
-        for h in others
-    )
-
-
 def _differences(leaves: Mapping[Path, Leaf], specs: Mapping[Path, LeafSpec], named: set[Path]) -> Sequence[str]:
     found = [f"{path_text(p)} is in the manifest, but not in the file" for p in specs if p not in leaves]
     found += [
@@ -533,55 +545,7 @@ def _differences(leaves: Mapping[Path, Leaf], specs: Mapping[Path, LeafSpec], na
     return found
 
 
-def open_session(session: Session, *, write: bool, verify: str, accept: bool) -> None:
-    """Open an existing file: lock, walk, check."""
-    for _ in range(100):
-        handle = open_plain(session.path, session.url, write=write, locking=session.locking)
-        try:
-            _lock(session, handle, write=write)
-            if handle.is_at(session.path):
-                found = look(session.path, session.url, handle.fd)
-                if found is not None and found.size is not None:
-                    _finish(session, handle, found)
-                    if not write:
-                        handle.release()
-                        continue
-                    found = None
-                session._attach(handle, "r")
-                mark = session.load()
-                if found is not None and found.marked:
-                    mark = (mark or set()) | found.marked
-                session.check(mark, verify=verify, accept=accept)
-                if write and found is not None and not session.marked:
-                    session.journal.remove()
-                return
-        except BaseException as error:
-            session._datasets.clear()
-            handle.release()
-            if isinstance(error, Replaced):
-                continue
-            raise
-        handle.release()  # replaced while we waited for its lock
-    raise StoreBusyError(f"{session.url} is being replaced again and again", url=session.url, hint="try again")
-
-
-def _finish(session: Session, handle: Handle, found: Found) -> None:
-    """Apply a commit that a writer which died left in its journal. A reader opens the file anew afterwards."""
-    if handle.write:
-        finish(session.path, session.url, handle.fd, found, sync=session.durable)
-        return
-    handle.release()  # a reader's lock would be waited for
-    writer = open_plain(session.path, session.url, write=True, locking=session.locking)
-    try:
-        _lock(session, writer, write=True)
-        again = look(session.path, session.url, writer.fd) if writer.is_at(session.path) else None
-        if again is not None and again.size is not None:
-            finish(session.path, session.url, writer.fd, again, sync=session.durable)
-    finally:
-        writer.release()
-
-
 _REMADE = "%resize-"
 _CHANGED = "if another program changed the file on purpose, recover='accept' takes it as it is"
-_OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
+OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
 """Every session of this process."""

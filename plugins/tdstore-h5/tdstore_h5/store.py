@@ -37,10 +37,11 @@ from tdstore_h5.document import constant_sums
 from tdstore_h5.faults import h5_errors
 from tdstore_h5.foreign import foreign_header
 from tdstore_h5.names import encode_path
+from tdstore_h5.opening import open_session
 from tdstore_h5.publish import new_file
 from tdstore_h5.raw import Bytes, blocks_of, shape_of
 from tdstore_h5.remote import RemoteH5Store, is_url, open_remote_h5
-from tdstore_h5.session import Session, open_session
+from tdstore_h5.session import Session
 from tdstore_h5.tree import Leaf
 
 P = ParamSpec("P")
@@ -212,7 +213,15 @@ def _one_at_a_time(method: Callable[Concatenate[H5Store, P], T]) -> Callable[Con
 class H5Store(Store):
     """Leaves as HDF5 datasets of one file. Made by `open_h5`."""
 
-    caps = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ
+    caps = (
+        Cap.WRITE
+        | Cap.PARTIAL_READ
+        | Cap.PARTIAL_WRITE
+        | Cap.RESIZE
+        | Cap.PERSISTENT
+        | Cap.CONCURRENT_READ
+        | Cap.DISCARD
+    )
 
     def __init__(self, session: Session, mode: Mode, layout: dict[str, Any], arguments: dict[str, Any]) -> None:
         self.url = session.url
@@ -347,6 +356,7 @@ class H5Store(Store):
             session.overlaid()
             datasets.allocate(session.handle, session.raw, w.path, leaf)
         if leaf.plain and leaf.offset is not None and not leaf.held:
+            session.remember(leaf, starts, size)
             with io_errors(self.url, f"writing {path_text(w.path)}"):
                 session.raw.write(leaf.offset, spec, starts, size, value)
         else:
@@ -388,7 +398,11 @@ class H5Store(Store):
 
     @_one_at_a_time
     def discard(self) -> None:
-        """As `Store.discard`. Rows of contiguous leaves of the last commit are written in place, and stay written."""
+        """As `Store.discard`.
+
+        Raises:
+            StoreError: more rows were written in place, outside of a change of structure, than are remembered.
+        """
         session = self._open()
         if self.writable and not session.handle.child and not session.handle.replaced:
             session.discard()

@@ -10,7 +10,8 @@ import pytest
 from tdstore.store import Cap
 from tdstore.testing import StoreTests
 
-CAPS = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ
+PARTS = Cap.PARTIAL_READ | Cap.PARTIAL_WRITE
+CAPS = Cap.WRITE | PARTS | Cap.RESIZE | Cap.PERSISTENT | Cap.CONCURRENT_READ | Cap.DISCARD
 
 
 class TestH5(StoreTests):
