@@ -160,6 +160,11 @@ class ReplayBuffer:
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Draw all random numbers from that generator from now on."""
         self._generator = generator
+        ours = isinstance(self._sampler, Sampler)
+        self._direct = ours and isinstance(self._storage, (TabularStorage, ListStorage))
+        """Whether slots go from the sampler to the storage as they are: neither is of another package."""
+        self._ranks = isinstance(self._sampler, PrioritizedSampler)
+        self._slices = isinstance(self._sampler, SliceSampler)
         if isinstance(self._sampler, Sampler):
             self._sampler.set_rng(generator)
         elif generator is not None:
@@ -220,7 +225,7 @@ class ReplayBuffer:
 
     def _wrote(self, index: Any, *, one: bool = False) -> None:
         sampler = self._sampler
-        if isinstance(sampler, PrioritizedSampler):
+        if self._ranks:
             sampler.extend(written_rows(index), storage=self._storage)
         elif one:
             sampler.add(index)
@@ -298,7 +303,7 @@ class ReplayBuffer:
             storage, sampler = self._storage, self._sampler
             if not len(storage):
                 raise RuntimeError("this buffer has no rows to sample")
-            if isinstance(sampler, Sampler) and isinstance(storage, (TabularStorage, ListStorage)):
+            if self._direct:
                 slots, info = sampler.slots(storage, size)
                 batch = storage.take_slots(slots)
                 index = as_index(slots, storage)
@@ -314,7 +319,7 @@ class ReplayBuffer:
             batch = self._collate(batch)
         elif isinstance(batch, list):
             batch = collated(batch)
-        if isinstance(self._sampler, SliceSampler) and is_collection(batch):
+        if self._slices and is_collection(batch):
             mark_truncated(batch, self._sampler, info)
         for transform, invert in self._transforms:
             if not invert:
@@ -344,7 +349,7 @@ class ReplayBuffer:
             storage, sampler = self._storage, self._sampler
             if not len(storage):
                 raise RuntimeError("this buffer has no rows to sample")
-            if isinstance(sampler, Sampler) and isinstance(storage, (TabularStorage, ListStorage)):
+            if self._direct:
                 slots, info = sampler.slots(storage, size)
                 index = as_index(slots, storage)
                 self._pending.append(self._pool.submit(self._read, slots, {"index": index, **info}, sampler.ran_out))

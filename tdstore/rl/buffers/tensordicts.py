@@ -59,14 +59,14 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if not isinstance(data, list):
             only_collections(data)
         index = super().extend(data)
-        if isinstance(self._sampler, PrioritizedSampler) and is_collection(data):
+        if self._ranks and is_collection(data):
             self._rank(index, data)
         return index
 
     def add(self, data: Any) -> Any:
         """Write one TensorDict."""
         index = super().add(only_collections(data))
-        if isinstance(self._sampler, PrioritizedSampler):
+        if self._ranks:
             self._rank(torch.as_tensor(index).reshape(-1), data.unsqueeze(0))
         return index
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.lists import ListStorage
 from tdstore.rl.storages.state import Ints
 from tdstore.rl.storages.structure import length_of, stacked
@@ -26,10 +25,13 @@ class Writer(ABC):
 
     def __init__(self, compilable: bool = False) -> None:
         self._storage: Any = None
+        self._ours = False
+        """Whether the storage has a cursor of its own, as those of this package have."""
 
     def register_storage(self, storage: Any) -> None:
         """Write into that storage from now on."""
         self._storage = storage
+        self._ours = isinstance(storage, (TabularStorage, ListStorage))
 
     @property
     def storage(self) -> Any:
@@ -107,10 +109,6 @@ class RoundRobinWriter(Writer):
         """Rows of the first dimension that were ever written."""
         return int(self._storage.write_count) if self._ours else self._foreign[1]
 
-    @property
-    def _ours(self) -> bool:
-        return isinstance(self._storage, (TabularStorage, ListStorage))
-
     def add(self, data: Any) -> Any:
         """Write one row at the cursor.
 
@@ -118,7 +116,7 @@ class RoundRobinWriter(Writer):
             Its index; with several dimensions of slots, the coordinates `[n, ndim]` of its slots.
         """
         storage = self.storage
-        if isinstance(storage, (TabularStorage, ListStorage)):
+        if self._ours:
             row = storage.append_one(data)
             index: Any = row if storage.ndim == 1 else self._coordinates(np.array([row]))
         else:
@@ -138,7 +136,7 @@ class RoundRobinWriter(Writer):
             RuntimeError: there are no rows.
         """
         storage = self.storage
-        if isinstance(storage, (TabularStorage, ListStorage)):
+        if self._ours:
             rows = storage.append(data)
             index = torch.from_numpy(rows) if storage.ndim == 1 else self._coordinates(rows)
         else:
@@ -308,5 +306,6 @@ def only_collections(data: Any) -> Any:
 
 
 def _tell(storage: Any, index: Any) -> None:
-    if isinstance(storage, Storage):
-        storage.mark_update(index)
+    tell = getattr(storage, "mark_update", None)
+    if tell is not None:
+        tell(index)

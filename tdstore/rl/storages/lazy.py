@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, ClassVar, Self
 
@@ -37,7 +37,7 @@ from tdstore.rl.storages.places import (
 from tdstore.rl.storages.state import State
 from tdstore.rl.storages.structure import Column, Structure
 from tdstore.rl.storages.table import LiveTable, StoredTable, Table
-from tdstore.rl.storages.tabular import OnMismatch, TabularStorage
+from tdstore.rl.storages.tabular import NOTHING, OnMismatch, TabularStorage
 from tdstore.types import Mode
 
 INIT_TIMEOUT = 60.0
@@ -242,7 +242,7 @@ class LazyStorage(TabularStorage):
     # -- several processes ------------------------------------------------------------------------
     def _alone(self) -> AbstractContextManager[None]:
         if not self.shared_init:
-            return nullcontext()
+            return NOTHING
         return self._exclusive()
 
     @contextlib.contextmanager

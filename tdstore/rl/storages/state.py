@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from tdstore.errors import CorruptStoreError
 Ints = npt.NDArray[np.int64]
 LENGTH = 32
 """Numbers in the leaf: which of two copies is valid, at 0, and the copies, at 8 and 16."""
-_FIELDS = 7
+_COPY = struct.Struct("<6q")
 
 
 class State(NamedTuple):
@@ -41,15 +42,13 @@ def read_state(numbers: Ints, url: str) -> State:
     valid = int(numbers[0])
     if valid not in (0, 1):
         raise CorruptStoreError(f"the counters of {url} are damaged: {valid} is neither copy", url=url)
-    at = 8 + 8 * valid
-    return State(*numbers[at : at + len(State._fields)].tolist())
+    return State(*_COPY.unpack_from(numbers.data, 64 + 64 * valid))
 
 
 def write_state(numbers: Ints, state: State) -> None:
     """Fill the other copy, then make it the valid one: one store of eight bytes, which no kill divides."""
     other = 1 - int(numbers[0])
-    at = 8 + 8 * other
-    numbers[at : at + len(state)] = state
+    _COPY.pack_into(numbers.data, 64 + 64 * other, *state)
     numbers[0] = other
 
 

@@ -493,6 +493,8 @@ def _uneven() -> BatchSizeError:
 
 def length_of(data: Any, dims: int = 1) -> tuple[int, ...]:
     """The first `dims` dimensions of data."""
+    if type(data) is TensorDict:
+        return data.batch_size[:dims]
     if isinstance(data, (Tensor, np.ndarray)):
         return tuple(data.shape[:dims])
     if isinstance(data, Mapping) and not isinstance(data, (TensorDictBase, Typed)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from ctypes import memmove
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,14 @@ from torch import Tensor
 
 from tdstore.container.handle import StoreHandle
 from tdstore.dtypes import from_numpy, is_bit_pattern, to_numpy
+from tdstore.errors import BatchSizeError
 from tdstore.rl.storages.state import Ints, State, read_state, write_state
 from tdstore.rl.storages.structure import Column
 from tdstore.types import Path, Read, Write
 
 STATE: Path = ("_replay_state", "data")
 UNDO: Path = ("_replay_undo", "data")
-UNDO_BYTES = 4 << 20
+UNDO_BYTES = 1 << 20
 """Room for rows that are being overwritten; a write of more of them is done in parts."""
 _AHEAD = 1 << 20
 """Bytes that are taken from the disk at once when rows are first written."""
@@ -140,8 +142,13 @@ class ArrayTable(Table):
         rows = capacity * self.slots_per_row
         self._flat = [array.reshape(rows, *array.shape[1 + len(inner) :]) for array in self._arrays]
         self._bits = [is_bit_pattern(column.dtype) for column in columns]
+        sizes = [math.prod(array.shape[1:]) * array.itemsize for array in self._arrays]
+        starts = [array.ctypes.data for array in self._arrays]
+        self._places = list(zip(starts, sizes, (c.dtype for c in columns), self._arrays, strict=True))
+        """Address of the first row, bytes of a row, dtype, and the array, of each column."""
         self._numbers: Ints = np.zeros(32, np.int64) if numbers is None else numbers
         self._undo_slots, self._undo_rows = self._undo_views(undo)
+        self._undo_places = [view.ctypes.data for view in self._undo_rows]
         self.durable = undo is not None
 
     def _undo_views(self, undo: Tensor | None) -> tuple[Ints, list[Array]]:
@@ -169,8 +176,20 @@ class ArrayTable(Table):
 
     def write(self, rows: Rows, values: Sequence[Any]) -> None:
         """Write rows of all columns."""
-        for array, value in zip(self._arrays, values, strict=True):
-            if value is not None:
+        if not isinstance(rows, slice):
+            for array, value in zip(self._arrays, values, strict=True):
+                if value is not None:
+                    array[rows] = to_numpy(value)
+            return
+        first, count = rows.start, rows.stop - rows.start
+        for (start, size, dtype, array), value in zip(self._places, values, strict=True):
+            if value is None:
+                continue
+            if value.dtype is not dtype or value.nbytes != count * size:
+                raise BatchSizeError(f"{count} rows of {size} bytes and {dtype} do not take {list(value.shape)}")
+            if value.is_contiguous() and not dtype.is_complex and not value.is_neg():
+                memmove(start + first * size, value.data_ptr(), count * size)
+            else:
                 array[rows] = to_numpy(value)
 
     def gather(self, slots: Ints) -> list[Tensor]:
@@ -195,8 +214,12 @@ class ArrayTable(Table):
         """Save rows that are about to be overwritten."""
         n = count_of(rows)
         self._undo_slots[:n] = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-        for view, array in zip(self._undo_rows, self._arrays, strict=True):
-            view[:n] = array[rows]
+        if isinstance(rows, slice):
+            for address, (start, size, _, _) in zip(self._undo_places, self._places, strict=True):
+                memmove(address, start + rows.start * size, n * size)
+        else:
+            for view, array in zip(self._undo_rows, self._arrays, strict=True):
+                view[:n] = array[rows]
         self.commit(state._replace(pending=n))
 
     def undo(self) -> State:
@@ -312,13 +335,16 @@ class LiveTable(ArrayTable):
         """Write rows: those that have room on the disk by way of the memory, the others through the store."""
         if not self._touched:
             self._touch()
+        last = rows.stop if isinstance(rows, slice) else int(rows.max(initial=-1)) + 1
+        if last <= self._reserved:
+            super().write(rows, values)
+            return
         state = self.state
         if state.length > self._reserved and not state.scattered:
             self._reserved = state.length
-        last = rows.stop if isinstance(rows, slice) else int(rows.max(initial=-1)) + 1
-        if last <= self._reserved and not state.scattered:
-            super().write(rows, values)
-            return
+            if last <= self._reserved:
+                super().write(rows, values)
+                return
         store = self.handle.store
         given = [(c, v) for c, v in zip(self.columns, values, strict=True) if v is not None]
         ahead = 0

@@ -36,6 +36,7 @@ from tdstore.rl.storages.table import ArrayTable, LiveTable, Rows, Table, count_
 from tdstore.types import path_text
 
 OnMismatch = Literal["raise", "peer"]
+NOTHING = nullcontext()
 
 
 class TabularStorage(Storage):
@@ -60,7 +61,7 @@ class TabularStorage(Storage):
 
     def _alone(self) -> AbstractContextManager[None]:
         """Keep other processes from writing meanwhile."""
-        return nullcontext()
+        return NOTHING
 
     def _ready(self) -> Table:
         """The table.
@@ -150,6 +151,7 @@ class TabularStorage(Storage):
         structure = self._structure
         columns = structure.take(data, peer=self.on_mismatch == "peer")
         single = len(lead) < self.ndim
+        on_cpu = isinstance(table, ArrayTable)
         for i, column in enumerate(structure.columns):
             value = columns[i]
             if column.values:
@@ -157,7 +159,7 @@ class TabularStorage(Storage):
                 continue
             if value is None:
                 continue
-            if not isinstance(value, Tensor):
+            if type(value) is not Tensor and not isinstance(value, Tensor):
                 value = columns[i] = torch.as_tensor(value)
             if value.dtype is not column.dtype:
                 value = columns[i] = self._cast(value, column)
@@ -170,7 +172,7 @@ class TabularStorage(Storage):
                 )
             if value.requires_grad:
                 columns[i] = value.detach()
-            if value.device.type != "cpu" and isinstance(table, ArrayTable):
+            if on_cpu and not value.is_cpu:
                 columns[i] = value.detach().cpu()
         if single and (not isinstance(table, ArrayTable) or isinstance(table, LiveTable)):
             columns = [None if value is None else value.unsqueeze(0) for value in columns]

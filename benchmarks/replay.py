@@ -1,0 +1,208 @@
+"""Replay buffers beside those of torchrl and raw tensors: `index_select` for a sample, a copy of rows for a write.
+
+Frames of 84x84 and small rows, in the memory and in memory-mapped files, 100,000 rows, batches of 256.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from _harness import FLOOR, OURS, PEER, Bench, Target
+
+from tdstore import TensorDict
+from tdstore import rl as ours
+
+BATCH = 256
+SLICES = 16
+TARGETS = [
+    Target("sample", 3.0),
+    Target("extend(1)", 5.0),
+    Target("extend(1000)", 8.0),
+    Target("prioritized", 3.0),
+    Target("slices", 3.0),
+]
+
+
+def entries(kind: str, n: int, start: int = 0) -> dict[Any, torch.Tensor]:
+    """Rows of one kind, flat."""
+    episode = (torch.arange(start, start + n) // 200) % 1000
+    if kind == "frames":
+        frames = torch.randint(0, 255, (n, 84, 84), dtype=torch.uint8)
+        return {
+            "pixels": frames,
+            "action": torch.zeros(n, dtype=torch.int64),
+            "reward": torch.rand(n),
+            "episode": episode,
+        }
+    return {
+        "observation": torch.rand(n, 17), "action": torch.rand(n, 6), "reward": torch.rand(n, 1),
+        "done": torch.zeros(n, 1, dtype=torch.bool), "next_observation": torch.rand(n, 17), "episode": episode,
+    }  # fmt: skip
+
+
+class Raw:
+    """The floor: one tensor for each entry, and a cursor."""
+
+    def __init__(self, kind: str, rows: int, folder: Path | None) -> None:
+        self.tensors: dict[Any, torch.Tensor] = {}
+        for key, value in entries(kind, 1).items():
+            shape = (rows, *value.shape[1:])
+            if folder is None:
+                self.tensors[key] = torch.zeros(shape, dtype=value.dtype)
+            else:
+                flat = torch.from_file(
+                    str(folder / f"{key}.raw"), shared=True, size=torch.Size(shape).numel(), dtype=value.dtype
+                )
+                self.tensors[key] = flat.view(shape)
+        self.rows, self.at = rows, 0
+
+    def extend(self, data: dict[Any, torch.Tensor]) -> None:
+        n = len(data["episode"])
+        if self.at + n > self.rows:
+            self.at = 0
+        for key, value in data.items():
+            self.tensors[key][self.at : self.at + n] = value
+        self.at += n
+
+    def sample(self, n: int) -> dict[Any, torch.Tensor]:
+        index = torch.randint(self.rows, (n,))
+        return {key: tensor.index_select(0, index) for key, tensor in self.tensors.items()}
+
+    def slices(self, n: int, length: int) -> dict[Any, torch.Tensor]:
+        first = torch.randint(self.rows // 200, (n,)) * 200 + torch.randint(200 - length, (n,))
+        index = (first[:, None] + torch.arange(length)).view(-1)
+        return {key: tensor.index_select(0, index) for key, tensor in self.tensors.items()}
+
+
+class Trio:
+    """The same buffer three times, filled with the same rows."""
+
+    def __init__(self, bench: Bench, kind: str, place: str, rows: int, folder: Path, **parts: Any) -> None:
+        self.kind = kind
+        self.parts: dict[str, Any] = {}
+        if bench.has(FLOOR):
+            where = folder / "raw" if place == "memmap" else None
+            if where is not None:
+                where.mkdir(parents=True)
+            self.parts[FLOOR] = Raw(kind, rows, where)
+        if bench.has(OURS):
+            storage = (
+                ours.LazyTensorStorage(rows)
+                if place == "memory"
+                else ours.LazyMemmapStorage(rows, scratch_dir=folder / "ours", auto_cleanup=True)
+            )
+            self.parts[OURS] = ours.TensorDictReplayBuffer(storage=storage, batch_size=BATCH, **parts.get(OURS, {}))
+        if bench.has(PEER):
+            from torchrl import data as theirs
+
+            peer = (
+                theirs.LazyTensorStorage(rows)
+                if place == "memory"
+                else theirs.LazyMemmapStorage(rows, scratch_dir=str(folder / "peer"))
+            )
+            self.parts[PEER] = theirs.TensorDictReplayBuffer(storage=peer, batch_size=BATCH, **parts.get(PEER, {}))
+        for start in range(0, rows, 5000):
+            block = entries(kind, min(5000, rows - start), start)
+            for name, buffer in self.parts.items():
+                buffer.extend(self.rows_for(name, block))
+
+    @staticmethod
+    def rows_for(name: str, block: dict[Any, torch.Tensor]) -> Any:
+        """Rows as a candidate takes them."""
+        if name == FLOOR:
+            return block
+        if name == OURS:
+            return TensorDict(block, [len(block["episode"])])
+        import tensordict
+
+        return tensordict.TensorDict(block, [len(block["episode"])])
+
+    def runs(self, make: Any) -> dict[str, Any]:
+        return {name: make(name, buffer) for name, buffer in self.parts.items()}
+
+
+def sampling(name: str, buffer: Any) -> Any:
+    """A batch of random rows."""
+    return partial(buffer.sample, BATCH) if name == FLOOR else buffer.sample
+
+
+def extending(name: str, buffer: Any, block: dict[Any, torch.Tensor]) -> Any:
+    """A write of rows."""
+    return partial(buffer.extend, Trio.rows_for(name, block))
+
+
+def slicing(name: str, buffer: Any) -> Any:
+    """A batch of pieces of trajectories."""
+    return partial(buffer.slices, SLICES, BATCH // SLICES) if name == FLOOR else buffer.sample
+
+
+def learn(name: str, buffer: Any) -> Any:
+    """A prioritized sample, and the update of its priorities."""
+    errors = torch.rand(BATCH)
+
+    def run() -> None:
+        sample = buffer.sample()
+        sample.set("td_error", errors)
+        buffer.update_tensordict_priority(sample)
+
+    return run
+
+
+def main() -> int:
+    """Measure, and print the table."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.INFO)
+    bench = Bench("Replay buffers: torchrl, tdstore, raw tensors", TARGETS)
+    rows = 10_000 if bench.quick else 100_000
+    with tempfile.TemporaryDirectory() as root:
+        for kind in ("small", "frames"):
+            for place in ("memory", "memmap"):
+                name, folder = f"{kind}, {place}", Path(root) / f"{kind}-{place}"
+                trio = Trio(bench, kind, place, rows, folder)
+                bench.micro("sample", name, trio.runs(sampling))
+                for n in (1, 1000):
+                    block = entries(kind, n)
+                    bench.micro(f"extend({n})", name, trio.runs(partial(extending, block=block)))
+                del trio
+        slices(bench, rows, Path(root))
+        prioritized(bench, rows, Path(root))
+    return bench.finish()
+
+
+def prioritized(bench: Bench, rows: int, root: Path) -> None:
+    """Samples by priority, with the update of the priorities."""
+    parts: dict[str, Any] = {OURS: {"sampler": ours.PrioritizedSampler(rows, 0.7, 0.5)}}
+    if bench.has(PEER):
+        from torchrl.data import PrioritizedSampler
+
+        try:
+            parts[PEER] = {"sampler": PrioritizedSampler(rows, 0.7, 0.5)}
+        except RuntimeError as error:
+            print(f"torchrl's PrioritizedSampler does not work here ({error}): no ratio")
+            bench.options.without.append(PEER)
+    trio = Trio(bench, "small", "memory", rows, root / "prioritized", **parts)
+    bench.micro("prioritized", "small, memory", {k: v for k, v in trio.runs(learn).items() if k != FLOOR})
+
+
+def slices(bench: Bench, rows: int, root: Path) -> None:
+    """Pieces of 16 rows of trajectories of 200."""
+    for kind in ("small", "frames"):
+        parts = {OURS: {"sampler": ours.SliceSampler(num_slices=SLICES, traj_key="episode")}}
+        if bench.has(PEER):
+            from torchrl.data import SliceSampler
+
+            parts[PEER] = {"sampler": SliceSampler(num_slices=SLICES, traj_key="episode")}
+        trio = Trio(bench, kind, "memory", rows, root / f"slices-{kind}", **parts)
+        bench.micro("slices", f"{kind}, memory", trio.runs(slicing))
+        del trio
+
+
+if __name__ == "__main__":
+    sys.exit(main())
