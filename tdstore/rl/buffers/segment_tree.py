@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 FAN = 64
 """Children of a node: one level is one look at a few rows of contiguous memory."""
+_FEW = 4096
+"""So many minima are looked at as fast as few."""
 
 
 class SegmentTree:
@@ -31,25 +32,25 @@ class SegmentTree:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._weights: list[Tensor] = []
-        self._running: list[Tensor] = []
-        self._lows: list[Tensor] = []
+        self._weights: list[Floats] = []
+        self._before: list[Floats] = []
+        """For each child the sum of those before it in its node."""
+        self._lows: list[Floats] = []
         length = size
         while True:
             nodes = -(-length // FAN)
-            self._weights.append(torch.zeros(nodes, FAN, dtype=torch.float64))
-            self._running.append(torch.zeros(nodes, FAN, dtype=torch.float64))
-            self._lows.append(torch.full((nodes, FAN), torch.inf, dtype=torch.float64))
+            self._weights.append(np.zeros((nodes, FAN)))
+            self._before.append(np.zeros((nodes, FAN)))
+            if not self._lows or (len(self._lows[-1]) > 1 and self._lows[-1].size > _FEW):
+                self._lows.append(np.full((nodes, FAN), np.inf))
             length = nodes
             if nodes == 1:
                 break
-        self._slots: Floats = self._weights[0].view(-1).numpy()
-        self._low_slots: Floats = self._lows[0].view(-1).numpy()
 
     @property
     def total(self) -> float:
         """Sum of all weights."""
-        return float(self._running[-1][0, -1])
+        return float(self._weights[-1].sum())
 
     @property
     def smallest(self) -> float:
@@ -59,50 +60,67 @@ class SegmentTree:
     @property
     def largest(self) -> float:
         """Largest weight."""
-        return float(self._slots.max())
+        return float(self._weights[0].max())
 
     def __getitem__(self, slots: Ints) -> Floats:
         """Weights of slots."""
-        return self._slots[slots]
+        return self._weights[0].reshape(-1)[slots]
 
     def update(self, slots: Ints, weights: Floats | float) -> None:
         """Set weights of slots; of a slot that is named twice, the last one."""
-        self._slots[slots] = weights
-        self._low_slots[slots] = np.where(np.asarray(weights) > 0, weights, np.inf)
+        self._weights[0].reshape(-1)[slots] = weights
+        self._lows[0].reshape(-1)[slots] = np.where(np.asarray(weights) > 0, weights, np.inf)
         nodes = slots
-        for level, (below, running, lows) in enumerate(zip(self._weights, self._running, self._lows, strict=True)):
+        last = len(self._weights) - 1
+        for level, (below, before) in enumerate(zip(self._weights, self._before, strict=True)):
             nodes = _unique(nodes // FAN)
-            at = torch.from_numpy(nodes)
-            sums = below.index_select(0, at).cumsum(1)
-            running.index_copy_(0, at, sums)
-            if level + 1 < len(self._weights):
-                self._weights[level + 1].view(-1).index_copy_(0, at, sums[:, -1])
-                self._lows[level + 1].view(-1).index_copy_(0, at, lows.index_select(0, at).amin(1))
+            rows = torch.from_numpy(below.take(nodes, 0))
+            sums = rows.cumsum(1)
+            if level < last:
+                self._weights[level + 1].reshape(-1)[nodes] = sums[:, -1].numpy()
+            before[nodes] = sums.sub_(rows).numpy()
+            if level + 1 < len(self._lows):
+                lows = torch.from_numpy(self._lows[level].take(nodes, 0))
+                self._lows[level + 1].reshape(-1)[nodes] = lows.amin(1).numpy()
 
     def find(self, masses: Floats) -> Ints:
         """For each mass in [0, total) the slot in which the running sum of weights exceeds it."""
-        left = torch.from_numpy(np.ascontiguousarray(masses, np.float64)).view(-1, 1)
-        nodes = torch.zeros(len(left), dtype=torch.int64)
-        for running in reversed(self._running):
-            rows = running.index_select(0, nodes)
-            # Rounding may put a mass at the very end of its node: the last child that has weight takes it.
-            left = torch.minimum(left, torch.nextafter(rows[:, -1:], rows.new_tensor(-torch.inf)))
-            child = torch.searchsorted(rows, left, right=True)
-            before = rows.gather(1, (child - 1).clamp_(min=0))
-            left = left - before.masked_fill_(child == 0, 0.0)
-            nodes = nodes * FAN + child.view(-1)
-        return nodes.numpy()
+        left = np.asarray(masses, np.float64)
+        top = self._before[-1][0]
+        nodes = top.searchsorted(left, side="right") - 1
+        before = top
+        for level in range(len(self._before) - 2, -1, -1):
+            left = left - (before.take(nodes) if before is top else before)
+            # "clip": a mass of the very total leads beyond the last node.
+            rows = torch.from_numpy(self._before[level].take(nodes, 0, None, "clip"))
+            child = torch.searchsorted(rows, torch.from_numpy(left).view(-1, 1), right=True).sub_(1)
+            if level:
+                before = rows.gather(1, child).view(-1).numpy()
+            nodes = nodes * FAN + child.view(-1).numpy()
+        # Rounding may put a mass at the very end of a node, on a slot without weight.
+        nodes = np.minimum(nodes, self.size - 1)
+        empty = np.flatnonzero(self._weights[0].reshape(-1).take(nodes) == 0)
+        if len(empty):
+            nodes[empty] = self._nearest(nodes[empty])
+        return np.asarray(nodes, np.int64)
+
+    def _nearest(self, slots: Ints) -> Ints:
+        """The slots with weight at or before the given ones; where there are none, the first one after them."""
+        weighted = np.flatnonzero(self._weights[0].reshape(-1))
+        at = weighted.searchsorted(slots, side="right") - 1
+        found: Ints = weighted[np.maximum(at, 0)]
+        return found
 
     def clear(self) -> None:
         """Set all weights to zero."""
-        for level in (*self._weights, *self._running):
-            level.zero_()
+        for level in (*self._weights, *self._before):
+            level.fill(0.0)
         for lows in self._lows:
-            lows.fill_(torch.inf)
+            lows.fill(np.inf)
 
     def weights(self, length: int) -> Floats:
         """Weights of the first slots, a copy."""
-        return self._slots[:length].copy()
+        return self._weights[0].reshape(-1)[:length].copy()
 
 
 def _unique(nodes: Ints) -> Ints:
