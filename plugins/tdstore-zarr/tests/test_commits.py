@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path as FsPath
@@ -13,6 +15,8 @@ from tdstore_zarr.memory import MemoryEngine
 from tdstore_zarr.store import ZarrStore, open_on, open_zarr
 from zarrhelp import NEW, OLD, everything, fill, header_of, load, same, save
 
+import tdstore
+from tdstore import TensorDict
 from tdstore.errors import StoreBusyError, StoreIOError
 from tdstore.types import LeafSpec, Mode, Read, Write
 
@@ -264,4 +268,44 @@ def test_a_zip_file_that_cannot_be_packed_again_is_the_old_one(
     store.write([Write(("c",), (), NEW[("c",)])])
     store.close()
     assert same(load(place, verify="full"), {**OLD, ("c",): NEW[("c",)]})
+    assert [entry.name for entry in tmp_path.iterdir()] == [place.name]
+
+
+# -- the end of a script ---------------------------------------------------------------------
+SCRIPT = """
+import sys, torch, tdstore
+from tdstore import LeafSpec, TensorDict
+place, how = sys.argv[1:]
+if how == "schema":
+    td = TensorDict.from_schema({"x": LeafSpec((), "float32")}, batch_size=[10], location=place, mode="w")
+elif how == "save":
+    td = TensorDict({"x": torch.zeros(10)}, [10]).save(place)
+else:
+    td = tdstore.open(place, mode=how)
+if how != "r":
+    td[3:5] = {"x": torch.ones(2)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("suffix", "how"),
+    [
+        (".zarr", "r+"),
+        (".zarr", "save"),
+        (".zarr", "schema"),
+        (".zarr", "r"),
+        (".zarr.zip", "save"),
+        (".zarr.zip", "r"),
+    ],
+)
+def test_a_script_that_ends_without_close(tmp_path: FsPath, suffix: str, how: str) -> None:
+    """Its rows are there, and it says nothing at its end."""
+    place = tmp_path / f"t{suffix}"
+    TensorDict({"x": torch.zeros(10)}, [10]).save(place).close()
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, str(place), how], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    with tdstore.open(place) as td:
+        assert td["x"].tolist() == ([0.0] * 10 if how == "r" else [0, 0, 0, 1, 1, 0, 0, 0, 0, 0])
     assert [entry.name for entry in tmp_path.iterdir()] == [place.name]
