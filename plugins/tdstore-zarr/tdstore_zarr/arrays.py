@@ -19,6 +19,8 @@ from tdstore_zarr.codecs import ChunkError, Pipeline, configuration, parse_pipel
 
 DTYPE_ATTRIBUTE = "tdstore_dtype"
 MAX_DIMS = 32
+MAX_TEXT = 300
+"""Letters of a message that may be those of a file."""
 MAX_CHUNK = 1 << 31
 """Bytes of a chunk that is decoded at once."""
 MAX_INNER = 1 << 24
@@ -197,7 +199,7 @@ def _fill_bytes(value: Any, data_type: np.dtype[Any]) -> bytes:
         if isinstance(value, str):
             if _HEX.fullmatch(value):
                 return int(value, 16).to_bytes(size, "little")
-            value = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}[value]
+            value = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(value)
         if type(value) not in (int, float):
             raise ValueError("not a number")
     elif type(value) is not (bool if kind == "b" else int):
@@ -219,8 +221,9 @@ def parse_array(data: Any, where: str, url: str, *, trust: bool = False) -> Arra
         return _parse(data, where, url, trust)
     except StoreError:
         raise
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, struct.error) as error:
-        what = f"lacks {error}" if isinstance(error, KeyError) else f"is malformed: {error}"
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError, struct.error) as error:
+        text = str(error)[:MAX_TEXT]
+        what = f"lacks {text}" if isinstance(error, KeyError) else f"is malformed: {text}"
         raise CorruptStoreError(f"{url}: the metadata of {where} {what}", url=url) from error
 
 
@@ -236,7 +239,7 @@ def _parse(data: Any, where: str, url: str, trust: bool) -> ArrayMeta:
     dtype, data_type = _types(data["data_type"], attributes, where, url)
     grid, keys = data["chunk_grid"], data["chunk_key_encoding"]
     if grid["name"] != "regular":
-        raise UnsupportedError(f"{url}: {where} has a chunk grid of kind {grid['name']!r}", url=url)
+        raise UnsupportedError(f"{url}: {where} has a chunk grid of kind {grid['name']!r:.100}", url=url)
     chunks = _ints(configuration(grid)["chunk_shape"], 1)
     if len(chunks) != len(shape):
         raise ValueError(f"chunks {chunks[:8]} do not fit the shape {shape}")
@@ -268,7 +271,7 @@ def _types(data_type: Any, attributes: Mapping[str, Any], where: str, url: str) 
     found = NAME_TO_DTYPE.get(name) if isinstance(name, str) else None
     if found is None:
         raise UnsupportedError(
-            f"{url}: {where} has elements of type {name!r}, which no tensor has",
+            f"{url}: {where} has elements of type {name!r:.100}, which no tensor has",
             url=url,
             hint="delete that array from a copy of the store, with zarr",
         )
@@ -314,7 +317,7 @@ def _check_codecs(codecs: Sequence[Mapping[str, Any]], where: str, url: str, tru
         name = codec.get("name") if isinstance(codec, dict) else codec
         if depth > 4 or not isinstance(name, str) or (name not in SAFE_CODECS and not trust):
             raise UnsupportedError(
-                f"{url}: {where} is encoded with {name!r}, which is not a codec that is known to be safe",
+                f"{url}: {where} is encoded with {name!r:.100}, which is not a codec that is known to be safe",
                 url=url,
                 hint="if you trust the store, open it with trust='zarr'",
             )

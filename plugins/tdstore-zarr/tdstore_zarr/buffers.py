@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tdstore.budget import allocating
 from tdstore.checksums import crc32c
 from tdstore.engine import Engine
 from tdstore.errors import CorruptStoreError, StoreNotFoundError
@@ -31,11 +32,12 @@ class _Cell:
 
     __slots__ = ("leaf", "loaded", "number", "patched", "per_object", "raw")
 
-    def __init__(self, leaf: Leaf, number: int) -> None:
+    def __init__(self, leaf: Leaf, number: int, url: str) -> None:
         meta = leaf.meta
         self.leaf = leaf
         self.number = number
-        self.raw = np.empty(meta.chunks, _dtype(leaf))
+        with allocating(leaf.path, meta.chunks, meta.dtype, url):
+            self.raw = np.empty(meta.chunks, _dtype(leaf))
         self.per_object = meta.per_object
         self.loaded = np.zeros(self.per_object, np.bool_)
         self.patched = False
@@ -78,7 +80,7 @@ class Buffers(Pending):
             number = sum(p * s for p, s in zip(part.place, numbers, strict=True))
             cell = self._cells.get((leaf.node, number))
             if cell is None:
-                cell = self._cells[leaf.node, number] = _Cell(leaf, number)
+                cell = self._cells[leaf.node, number] = _Cell(leaf, number, self.engine.url)
                 self._bytes += cell.raw.nbytes
             self._prepare(cell, part, terms)
             cell.raw[part.inside] = value[part.outside]

@@ -17,11 +17,13 @@ import numpy as np
 from torch import Tensor
 
 from tdstore import lifetime
+from tdstore.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
 from tdstore.dtypes import numpy_dtype
 from tdstore.engine import EngineCap
 from tdstore.errors import CorruptStoreError, StoreBusyError, StoreNotFoundError
 from tdstore.header import Header
-from tdstore.types import Fault, Path, path_text
+from tdstore.ranges import index_shape
+from tdstore.types import Fault, Path, Read, path_text
 from tdstore_zarr import bridge
 from tdstore_zarr.buffers import Buffers, seal_of
 from tdstore_zarr.codecs import ChunkError
@@ -50,14 +52,16 @@ class Contents:
     """An opened store: its catalogue, its bytes, and whether they are those of the last commit."""
 
     def __init__(
-        self, place: Place, *, writable: bool, durable: bool, timeout: float, trust: bool, buffer_bytes: int
-    ) -> None:
+        self, place: Place, *, writable: bool, durable: bool, timeout: float, trust: bool,
+        buffer_bytes: int, max_bytes: int | None,
+    ) -> None:  # fmt: skip
         self.place = place
         self.url = place.url
         self.writable = writable
         self.durable = durable
         self.timeout = timeout
         self.trust = trust
+        self.max_bytes = max_bytes
         self.pid = os.getpid()
         self.document = Document(ours=True)
         self.names = Names()
@@ -159,8 +163,10 @@ class Contents:
         """Know the nodes of a document, and look for what it does not say."""
         self.document, self.foreign, self.names = document, None, Names()
         if not document.ours:
-            self.foreign = Foreign(self.place, document, trust=self.trust, leaves=not self.writable)
+            wary = not self.trust and self.max_bytes is None
+            self.foreign = Foreign(self.place, document, trust=self.trust, wary=wary, leaves=not self.writable)
             self.foreign.load()
+        check_declared(sum(leaf.spec.nbytes for leaf in document.leaves.values()), self.max_bytes, self.url)
         for path, node in [*document.groups.items(), *((p, leaf.node) for p, leaf in self.leaves.items())]:
             self.names.put(path, node)
         for node, path in document.copies.items():
@@ -208,6 +214,8 @@ class Contents:
     def _decode(self, accept: bool) -> Document:
         try:
             return decode_root(self.root, url=self.url, trust=self.trust)
+        except RecursionError:
+            raise self._too_deep() from None
         except CorruptStoreError:
             if not accept:
                 raise
@@ -216,6 +224,9 @@ class Contents:
             root.get("attributes", {}).pop("tdstore", None)
             self.accepted = True
             return decode_root(msgspec.json.encode(root), url=self.url, trust=self.trust)
+
+    def _too_deep(self) -> CorruptStoreError:
+        return CorruptStoreError(f"{self.url}: the metadata in its {NAME} is nested too deep", url=self.url)
 
     def _judge(self, mark: Mark, accept: bool) -> None:
         """A writer died that changed chunks in place. Forgive it when what it named is as it was committed."""
@@ -256,7 +267,11 @@ class Contents:
             raise CorruptStoreError(f"{where} is missing", url=self.url) from None
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise CorruptStoreError(f"{where} is not readable: {error}", url=self.url) from error
-        if there != data:
+        try:
+            same = there == data
+        except RecursionError:
+            raise CorruptStoreError(f"{where} is nested too deep", url=self.url) from None
+        if not same:
             raise CorruptStoreError(f"{where} is not what was committed", url=self.url)
 
     def _prefetch(self) -> None:
@@ -277,6 +292,24 @@ class Contents:
                 ours.append(job)
         if ours:
             self.reader.read(ours, self.buffers if self.buffers else None)
+
+    def check_room(self, reads: Sequence[Read]) -> None:
+        """Refuse a read that would allocate far more than is stored, before anything is allocated."""
+        if self.max_bytes is not None or self.trust:
+            return
+        wanted: dict[Path, int] = {}
+        for read in reads:
+            leaf = self.leaves.get(read.path)
+            if leaf is not None and read.out is None:
+                size = math.prod(index_shape(leaf.meta.shape, read.index)) * leaf.meta.itemsize
+                # (Rows that are asked for twice are meant.)
+                wanted[read.path] = min(wanted.get(read.path, 0) + size, leaf.spec.nbytes)
+        if sum(wanted.values()) <= SUSPECT_BYTES:
+            return
+        stored = {path: self.leaves[path].believed for path in wanted}
+        if is_suspect(sum(wanted.values()), sum(stored.values())):
+            path = max(wanted, key=lambda path: wanted[path] - stored[path])
+            raise refuse_absent(path, sum(wanted.values()), sum(self.leaves[p].stored for p in wanted), self.url)
 
     def _complete(self, leaf: Leaf) -> None:
         """Find out which objects of a leaf are there, where nothing lists them: by asking for each."""

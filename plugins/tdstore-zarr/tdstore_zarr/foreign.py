@@ -29,11 +29,13 @@ MAX_VALUE = 64 << 20
 class Foreign:
     """What another program's store holds."""
 
-    def __init__(self, place: Place, document: Document, *, trust: bool, leaves: bool) -> None:
+    def __init__(self, place: Place, document: Document, *, trust: bool, wary: bool, leaves: bool) -> None:
         self.place = place
         self.url = place.url
         self.document = document
         self.trust = trust
+        self.wary = wary
+        """Whether arrays that declare far more than is stored are refused."""
         self.leaves = leaves
         """Whether many strings may be leaves, in memory; in a store that is written they are in the header."""
         self.values: dict[Path, Leaf] = {}
@@ -115,7 +117,7 @@ class Foreign:
 
     def _check_believable(self, leaf: Leaf) -> None:
         """Refuse leaves that declare far more than is on the medium."""
-        if self.trust or not leaf.complete:
+        if not self.wary or not leaf.complete:
             return
         stored, declared = leaf.stored, leaf.spec.nbytes
         chunk = leaf.cut.nbytes
@@ -125,7 +127,7 @@ class Foreign:
                 f"{self.url}: {path_text(leaf.path)} declares {declared} bytes in chunks of {chunk}, "
                 f"of which {stored} are stored",
                 url=self.url,
-                hint="if you trust the store, open it with trust='zarr'",
+                hint="pass max_bytes= when opening it to allow so many",
             )
 
     def header(self, read: Callable[[Leaf], Any]) -> Header:

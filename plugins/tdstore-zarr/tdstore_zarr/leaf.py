@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tdstore.types import LeafSpec, Path
-from tdstore_zarr.arrays import ArrayMeta
+from tdstore_zarr.arrays import RATIO, ArrayMeta
 from tdstore_zarr.codecs import Bytes, Pipeline
 
 UNKNOWN = -1
@@ -66,6 +66,12 @@ class Leaf:
     def stored(self) -> int:
         """Bytes that it takes on the medium."""
         return sum(o.size for o in self.objects.values())
+
+    @property
+    def believed(self) -> int:
+        """Bytes that its objects may well hold: all of a chunk, unless no codec makes so much of so little."""
+        whole = math.prod(self.meta.chunks) * self.meta.itemsize
+        return sum(min(whole, RATIO * o.size) for o in self.objects.values())
 
 
 @dataclass(frozen=True, slots=True)

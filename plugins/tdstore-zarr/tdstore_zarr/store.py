@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from tdstore.budget import allocating
 from tdstore.dtypes import to_numpy
 from tdstore.engine import Engine, EngineCap
 from tdstore.errors import (
@@ -62,6 +63,7 @@ def open_zarr(
     trust: Literal["zarr"] | None = None,
     lock_timeout: float = 10.0,
     buffer_bytes: int = LIMIT,
+    max_bytes: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     layout: Literal["random", "scan"] | None = None,
     chunks: int | Sequence[int] | None = None,
@@ -83,6 +85,8 @@ def open_zarr(
         lock_timeout: seconds to wait for other writers.
         buffer_bytes: writes wait in memory for the rest of their shard, up to so many bytes and one shard; less
             memory is more rewriting of shards where rows come in no order.
+        max_bytes: refuse a store that declares more data than this. Without it a store of any size is opened, and a
+            read is refused that would allocate over 1 GiB, of which less than a hundredth is stored.
         storage_options: credentials, endpoint, ... of the engine that reaches a URL.
         layout: "random" (the default) makes each row of 4 KiB or more a chunk, "scan" chunks of 1 MiB.
         chunks: shape of a chunk, or of its leading dimensions. Given alone, chunks are not put into shards.
@@ -106,7 +110,7 @@ def open_zarr(
     defaults = {"layout": layout, "chunks": chunks, "shards": shards, "compressors": compressors, "checksum": checksum}
     arguments: dict[str, Any] = {
         "durable": durable, "verify": verify, "recover": recover, "trust": trust, "lock_timeout": lock_timeout,
-        "buffer_bytes": buffer_bytes, "storage_options": storage_options, **defaults,
+        "buffer_bytes": buffer_bytes, "max_bytes": max_bytes, "storage_options": storage_options, **defaults,
     }  # fmt: skip
     text = "" if location is None else os.fspath(location)
     for name, value, allowed in (
@@ -118,8 +122,9 @@ def open_zarr(
     ):
         if value not in allowed:
             raise OptionError(f"{text}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", url=text)
-    if type(buffer_bytes) is not int or buffer_bytes < 0:
-        raise OptionError(f"{text}: buffer_bytes must be a number of bytes, not {buffer_bytes!r}", url=text)
+    for name, number in (("buffer_bytes", buffer_bytes), ("max_bytes", 0 if max_bytes is None else max_bytes)):
+        if type(number) is not int or number < 0:
+            raise OptionError(f"{text}: {name} must be a number of bytes, not {number!r}", url=text)
     scheme, rest = split_scheme(text)
     if scheme == "zarr":
         text = rest
@@ -150,6 +155,7 @@ def open_on(
     trust: Literal["zarr"] | None = None,
     lock_timeout: float = 10.0,
     buffer_bytes: int = LIMIT,
+    max_bytes: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     **defaults: Any,
 ) -> ZarrStore:
@@ -159,7 +165,7 @@ def open_on(
     defaults = {k: v for k, v in defaults.items() if v is not None}
     arguments = {
         "durable": durable, "verify": verify, "recover": recover, "trust": trust, "lock_timeout": lock_timeout,
-        "buffer_bytes": buffer_bytes, "storage_options": storage_options, **defaults,
+        "buffer_bytes": buffer_bytes, "max_bytes": max_bytes, "storage_options": storage_options, **defaults,
     }  # fmt: skip
     place: ObjectPlace
     if mode in ("r", "r+", "a"):
@@ -197,6 +203,7 @@ def _session(place: Place, arguments: Mapping[str, Any], *, writable: bool) -> S
         timeout=arguments["lock_timeout"],
         trust=arguments["trust"] == "zarr",
         buffer_bytes=arguments["buffer_bytes"],
+        max_bytes=arguments["max_bytes"],
     )
 
 
@@ -355,6 +362,7 @@ class ZarrStore(Store):
         check_indices(
             (r.index, strings[r.path].shape if r.path in strings else self._leaf(r.path).meta.shape) for r in reads
         )
+        session.check_room(reads)
         for r in reads:
             if r.path in strings:
                 results.append(gather(strings[r.path], r.index, r.out))
@@ -363,7 +371,7 @@ class ZarrStore(Store):
             shape = index_shape(leaf.meta.shape, r.index)
             target = r.out
             if target is None:
-                target = torch.empty(shape, dtype=leaf.meta.dtype)
+                target = self._room(leaf, shape)
             else:
                 if target.shape != shape or target.dtype != leaf.meta.dtype:
                     raise ValueError(
@@ -371,7 +379,7 @@ class ZarrStore(Store):
                         f"has {list(shape)} and {leaf.meta.dtype} at this index"
                     )
                 if not target.is_contiguous() or target.is_conj() or target.is_neg() or target.requires_grad:
-                    fresh = torch.empty(shape, dtype=leaf.meta.dtype)
+                    fresh = self._room(leaf, shape)
                     copies.append((target, fresh))
                     target = fresh
             jobs.append(Job(leaf, r.index, to_numpy(target)))
@@ -384,6 +392,10 @@ class ZarrStore(Store):
         for target, fresh in copies:
             target.detach().copy_(fresh)
         return results
+
+    def _room(self, leaf: Leaf, shape: tuple[int, ...]) -> Tensor:
+        with allocating(leaf.path, shape, leaf.meta.dtype, self.url):
+            return torch.empty(shape, dtype=leaf.meta.dtype)
 
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         session = self._changing()

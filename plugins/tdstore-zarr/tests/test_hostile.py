@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 import zipfile
@@ -20,19 +21,22 @@ from numcodecs import blosc, zstd
 from tdstore_zarr.arrays import parse_array
 from tdstore_zarr.codecs import ChunkError, Pipeline, parse_pipeline
 from tdstore_zarr.document import decode_root, encode_root
+from tdstore_zarr.leaf import Stored
 from tdstore_zarr.store import open_zarr
-from zarrhelp import everything, load, save
+from zarrhelp import everything, header_of, load, save
 
 from tdstore.checksums import crc32c
 from tdstore.errors import (
     CorruptStoreError,
+    OptionError,
     StoreError,
     StoreExistsError,
+    StoreIOError,
     StoreNotFoundError,
     UnsupportedError,
     UntrustedDataError,
 )
-from tdstore.types import Read
+from tdstore.types import LeafSpec, Read
 
 GOOD: dict[str, Any] = {
     "zarr_format": 3, "node_type": "array", "shape": [4, 2], "data_type": "float32", "fill_value": 0.0,
@@ -276,3 +280,99 @@ def test_zip_files_of_zarr_python(tmp_path: FsPath) -> None:
     ours = tmp_path / "o.zarr.zip"
     save(ours, {("x",): torch.arange(30.0)})
     assert zarr.open_group(zarr.storage.ZipStore(ours, mode="r"), mode="r")["x"][...].sum() == 435
+
+
+# -- more than is there --------------------------------------------------------------------------
+def test_a_store_that_declares_more_than_is_allowed(place: FsPath) -> None:
+    save(place, {("a",): torch.arange(100), ("b",): torch.zeros(100, 8)})
+    with pytest.raises(CorruptStoreError, match=r"t\.zarr declares 4000 bytes of data, more than max_bytes=3999"):
+        open_zarr(place, max_bytes=3999)
+    with open_zarr(place, max_bytes=4000) as store:
+        assert store.read([Read(("a",))])[0].sum() == 4950
+    with pytest.raises(OptionError, match="max_bytes"):
+        open_zarr(place, max_bytes=-1)
+
+
+def test_reading_what_was_never_written_is_bounded(place: FsPath) -> None:
+    """Rows of it are read, all of it is not: neither from our stores nor from those of other programs."""
+    huge = {("x",): LeafSpec((1 << 20, 1 << 12), "float32"), ("y",): LeafSpec((10,), "int8")}
+    with open_zarr(place, mode="w") as store:
+        store.create(huge)
+        store.save_header(header_of({}))
+    with open_zarr(place) as store:
+        assert store.read([Read(("x",), (slice(7, 9, 1),))])[0].sum() == 0
+        with pytest.raises(
+            CorruptStoreError, match=r"t\.zarr: reading 'x' would take 17179869194 bytes .* 0 are stored"
+        ):
+            store.read([Read(("y",)), Read(("x",))])
+    with open_zarr(place, max_bytes=1 << 60) as store:
+        assert store.read([Read(("x",), (slice(0, 80_000, 1), slice(0, 4, 1)))])[0].shape == (80_000, 4)
+
+
+def test_a_read_larger_than_memory_names_the_leaf(place: FsPath) -> None:
+    with open_zarr(place, mode="w") as store:
+        store.create({("x",): LeafSpec((1 << 36, 1 << 10), "float64")})
+        store.save_header(header_of({}))
+    with open_zarr(place, max_bytes=1 << 60) as store, pytest.raises(StoreIOError, match=r"t\.zarr: no memory for 'x'"):
+        store.read([Read(("x",))])
+
+
+def test_pieces_that_are_repeated_are_bounded(place: FsPath) -> None:
+    """A shard whose index names one chunk a million times."""
+    save(place, {("a",): torch.zeros(16, 1 << 20, dtype=torch.uint8)}, chunks=1, shards=16, compressors="none")
+    document = decode_root((place / "zarr.json").read_bytes(), url="u")
+    (leaf,) = document.leaves.values()
+    rows = 1 << 20
+    file = place / "a" / "c" / "0" / "0"
+    piece = file.read_bytes()[: (1 << 20) + 4]
+    index = np.tile(np.array([0, len(piece)], "<u8"), rows).tobytes()
+    mark = zlib.crc32(piece)
+    file.write_bytes(piece + mark.to_bytes(4, "little") + index + crc32c(index).to_bytes(4, "little"))
+    metadata = document.metadata["a"]
+    metadata["shape"][0] = metadata["chunk_grid"]["configuration"]["chunk_shape"][0] = rows
+    leaf.objects = {0: Stored(file.stat().st_size, mark)}
+    (place / "zarr.json").write_bytes(encode_root(document, document.header, [leaf], url="u"))
+    with open_zarr(place) as store:
+        assert store.read([Read(("a",), (torch.tensor([5, rows - 1]),))])[0].sum() == 0
+        with pytest.raises((CorruptStoreError, StoreIOError), match=r"t\.zarr: .*'a'"):
+            store.read([Read(("a",))])
+
+
+@pytest.mark.parametrize("levels", [300, 900, 990])
+def test_metadata_nested_deep(place: FsPath, levels: int) -> None:
+    """Also where it is ours, and what decodes it may stand deeper than what encodes it."""
+    save(place, {("a",): torch.arange(64)})
+    document = decode_root((place / "zarr.json").read_bytes(), url="u")
+    deep: Any = 1
+    for _ in range(levels):
+        deep = {"x": deep}
+    try:
+        document.metadata["a"]["attributes"]["deep"] = deep
+        (place / "zarr.json").write_bytes(encode_root(document, document.header, document.leaves.values(), url="u"))
+    except RecursionError:
+        (place / "zarr.json").write_text("{" + '"a":{' * 2000)
+
+    def look(depth: int) -> None:
+        if depth:
+            look(depth - 1)
+            return
+        try:
+            assert load(place)[("a",)].sum() == 2016
+        except StoreError as error:
+            assert "t.zarr" in str(error)  # noqa: PT017
+
+    look(0)
+    look(sys.getrecursionlimit() // 2)
+
+
+def test_texts_of_a_file_are_cut_in_messages(place: FsPath) -> None:
+    for changes in (
+        {"fill_value": "x" * 100_000},
+        {"data_type": "x" * 100_000},
+        {"chunk_grid": {"name": "x" * 100_000}},
+    ):
+        make(place, changes)
+        with pytest.raises(StoreError, match="'bad'") as caught, open_zarr(place) as store:
+            everything(store)
+        assert len(str(caught.value)) < 1000
+        shutil.rmtree(place)
