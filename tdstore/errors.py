@@ -6,9 +6,11 @@
     ├── KeyNotFoundError          (KeyError)
     │   ├── NotAGroupError        (ValueError)
     │   ├── DifferentKeysError    (RuntimeError)
-    │   └── StateDictError        (RuntimeError)
+    │   ├── StateDictError        (RuntimeError)
+    │   └── MissingEntryError     (AssertionError)
     ├── WorkerDiedError           (RuntimeError)
     ├── MismatchError             (RuntimeError)
+    ├── EmptyBufferError          (RuntimeError, AssertionError)
     ├── PluginError
     │   ├── UnknownBackendError   (LookupError, ValueError)
     │   ├── MissingDependencyError (ImportError)
@@ -87,12 +89,20 @@ class StateDictError(KeyNotFoundError, RuntimeError):
     """A state dict and what it is loaded into have different keys."""
 
 
+class MissingEntryError(KeyNotFoundError, AssertionError):
+    """A transition lacks an entry without which it cannot be folded."""
+
+
 class WorkerDiedError(TDStoreError, RuntimeError):
     """A worker process ended in the middle of its work: killed, out of memory, or crashed."""
 
 
 class MismatchError(TDStoreError, RuntimeError):
     """The ranks of a transfer hold different structures, or one of them cannot take part."""
+
+
+class EmptyBufferError(TDStoreError, RuntimeError, AssertionError):
+    """Rows are asked of a buffer that has none."""
 
 
 class PluginError(TDStoreError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -379,3 +380,31 @@ def load_state(storage: LazyStorage, state_dict: dict[str, Any]) -> None:
 def _from_state(storage: LazyStorage, rows: Any) -> TensorDictBase | Typed:
     td = TensorDict({}, batch_size=[])
     return td.load_state_dict(rows, strict=False)
+
+
+def by_value(state: dict[str, Any], *, back: bool = False) -> dict[str, Any]:
+    """A state dict with arrays for its tensors, or tensors for its arrays.
+
+    To a spawned process torch would send tensors as memory that both share, which is gone when these copies are.
+    """
+    convert: Callable[[Any], Any] = _tensor if back else _array
+    rows = copy.copy(state["_storage"])
+    if isinstance(rows, Mapping):
+        for key, value in rows.items():
+            rows[key] = convert(value)  # type: ignore[index]
+    else:
+        rows = convert(rows)
+    return {**state, "_storage": rows}
+
+
+def _array(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), value.dtype, value.shape
+
+
+def _tensor(value: Any) -> Any:
+    if not (isinstance(value, tuple) and len(value) == 3 and isinstance(value[1], torch.dtype)):
+        return value
+    array, dtype, shape = value
+    return torch.from_numpy(array).view(dtype).reshape(shape)

@@ -295,7 +295,7 @@ class LazyStorage(TabularStorage):
             self._table.handle.store.flush()
             state["rows"] = self._table.handle
         elif self._table is not None:
-            state["rows"] = self.state_dict()
+            state["rows"] = checkpoints.by_value(self.state_dict())
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -314,7 +314,7 @@ class LazyStorage(TabularStorage):
             self.shared_init = False
             capacity = -(-self.max_size // max(1, math.prod(structure.inner)))
             self._uses(memory_table(structure, capacity, self.device), structure)
-            self.load_state_dict(rows)
+            self.load_state_dict(checkpoints.by_value(rows, back=True))
 
     # -- the end ---------------------------------------------------------------------------------
     def flush(self) -> None:

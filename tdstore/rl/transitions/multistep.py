@@ -1,0 +1,160 @@
+"""Transitions of several steps, folded into one."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tdstore
+from tdstore.errors import MissingEntryError
+from tdstore.rl.transitions.replay import ReplayBuffer
+
+DONE_KEYS = ("done", "termination", "terminated")
+"""The entries that say whether an episode ended; the first that is there counts."""
+
+
+class MultiStepReplayBuffer(ReplayBuffer):
+    """A replay buffer of n-step transitions.
+
+    A folded transition has the entries of the first step, but for the reward, the sum of `gamma ** i * reward_i`, and
+    for `next_obs` and the done flag, which are those of the last step used. It ends with the first step that ends an
+    episode, for each row, and for each agent, by itself.
+
+    Args:
+        max_size: number of rows.
+        n_step: number of steps.
+        gamma: the discount of one step.
+        device, dtype, storage, path, **options: as for `ReplayBuffer`.
+
+    Example:
+        >>> buffer = MultiStepReplayBuffer(10, n_step=2, gamma=0.5)
+        >>> def step(i):
+        ...     data = {"obs": torch.tensor([i]), "reward": torch.tensor([float(i)]),
+        ...             "next_obs": torch.tensor([i + 1]), "done": torch.tensor([0.0])}
+        ...     return tdstore.TensorDict(data, [1])
+        >>> buffer.add(step(1)) is None, buffer.add(step(2))["obs"].item(), buffer.storage["reward"].item()
+        (True, 1, 2.0)
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        n_step: int = 3,
+        gamma: float = 0.99,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        *,
+        storage: Any = None,
+        path: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        if n_step < 1:
+            raise ValueError(f"n_step is at least 1, not {n_step}")
+        super().__init__(max_size, device, dtype, storage=storage, path=path, **options)
+        self.n_step = n_step
+        self.gamma = gamma
+        self._queue: deque[tuple[Any, Any]] = deque()
+        """Steps as they came, and as they are stored."""
+
+    def add(self, data: Any) -> Any:
+        """Queue a step; with `n_step` of them, store the folded one, and return the oldest as it came.
+
+        Args:
+            data: a TensorDict or tensorclass of batch size `[n]`: one step of n environments.
+
+        Returns:
+            The oldest step, None while fewer than `n_step` are queued.
+
+        Raises:
+            MissingEntryError: no `reward`, `next_obs` or done flag. RuntimeError: another number of environments.
+        """
+        step = self._ready(data)
+        for name in ("reward", "next_obs"):
+            if step.get(name, None) is None:
+                raise MissingEntryError(f"a step has an entry {name!r}, and this one has none")
+        _done_key(step)
+        if self._queue and self._queue[0][1].batch_size != step.batch_size:
+            raise RuntimeError(
+                f"a step of {step.batch_size[0]} environments follows steps of {self._queue[0][1].batch_size[0]}: "
+                "flush() or clear() before their number changes"
+            )
+        self._queue.append((data, step))
+        if len(self._queue) < self.n_step:
+            return None
+        try:
+            self._append(self._folded())
+        except BaseException:
+            self._queue.pop()
+            raise
+        return self._queue.popleft()[0]
+
+    def flush(self) -> None:
+        """Store what is queued as transitions of fewer steps, and make what was written durable."""
+        while self._queue:
+            self._append(self._folded())
+            self._queue.popleft()
+        super().flush()
+
+    def clear(self) -> None:
+        """Forget all rows and all queued steps; `counter` goes on."""
+        self._queue.clear()
+        super().clear()
+
+    def _folded(self) -> Any:
+        """All queued steps as one."""
+        steps = [step for _, step in self._queue]
+        there = steps[-1].keys()
+        names = [name for name in (*DONE_KEYS, "truncation", "truncated", "next_obs") if name in there]
+        last = {name: steps[-1].get(name) for name in names}
+        reward = steps[-1].get("reward")
+        for step in reversed(steps[:-1]):
+            ended = step.get(_done_key(step))
+            reward = _discounted(step.get("reward"), reward, ended, self.gamma)
+            last = {name: _chosen(ended, step.get(name), value) for name, value in last.items()}
+        return steps[0].clone(False).update({"reward": reward, **last})
+
+
+def _done_key(step: Any) -> str:
+    for name in DONE_KEYS:
+        if step.get(name, None) is not None:
+            return name
+    raise MissingEntryError(f"a step has one of the entries {', '.join(map(repr, DONE_KEYS))}, and this one has none")
+
+
+def _discounted(now: Any, later: Any, ended: Any, gamma: float) -> Any:
+    """The reward of now, and that of later unless the episode ended; TensorDicts by agent."""
+    if isinstance(now, Tensor):
+        return now + gamma * torch.where(_mask(ended, now), torch.zeros_like(later), later)
+    return _by_entry(lambda mask, a, b: _discounted(a, b, mask, gamma), ended, now, later)
+
+
+def _chosen(ended: Any, now: Any, later: Any) -> Any:
+    """What is now where the episode ended, else what is later; TensorDicts by agent."""
+    if isinstance(now, Tensor):
+        return torch.where(_mask(ended, now), now, later)
+    if isinstance(now, tdstore.TensorDictBase):
+        return _by_entry(_chosen, ended, now, later)
+    stop = _mask(ended, torch.empty(len(later))).tolist()  # values that are no tensors, one for each row
+    return [a if end else b for end, a, b in zip(stop, now, later, strict=True)]
+
+
+def _by_entry(fn: Any, ended: Any, now: Any, later: Any) -> Any:
+    made = tdstore.TensorDict({}, batch_size=now.batch_size)
+    for key in now.keys():  # noqa: SIM118  # iterating a TensorDict gives rows
+        flags = ended.get(key, ended) if isinstance(ended, tdstore.TensorDictBase) else ended
+        made[key] = fn(flags, now.get(key), later.get(key))
+    return made
+
+
+def _mask(ended: Any, like: Tensor) -> Tensor:
+    """Whether the episode of each row ended, in a shape that broadcasts with `like`."""
+    if not isinstance(ended, Tensor):
+        raise MissingEntryError("the done flags are by agent, and another entry is not")
+    flags = ended.bool().reshape(len(ended), -1)
+    if flags.shape[1] > 1 and flags.shape[1:] != like.shape[1:2]:
+        flags = flags.any(1, keepdim=True)
+    return flags.reshape(len(flags), *([flags.shape[1]] if like.ndim > 1 else []), *([1] * (like.ndim - 2)))

@@ -1,0 +1,130 @@
+"""Transitions that are sampled the more often, the larger their priority is."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.rl.buffers.segment_tree import SegmentTree
+from tdstore.rl.transitions.replay import Ints, ReplayBuffer
+
+SMALLEST = 1e-5
+"""The smallest priority."""
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """A replay buffer whose rows are sampled with probabilities proportional to `priority ** alpha`.
+
+    New rows have the largest priority that was seen, 1.0 at first. Priorities lie in memory: after `open`, all are 1.0.
+
+    Args:
+        max_size: number of rows.
+        alpha: how much priorities count; 0 is uniform.
+        device, dtype, storage, path, **options: as for `ReplayBuffer`.
+
+    Example:
+        >>> buffer = PrioritizedReplayBuffer(10)
+        >>> buffer.add(tdstore.TensorDict({"obs": torch.arange(4)}, [4]))
+        >>> batch = buffer.sample(2, beta=0.4)
+        >>> buffer.update_priorities(batch["idxs"], torch.tensor([0.5, 2.0]))
+        >>> batch["weights"].shape, buffer.max_priority
+        (torch.Size([2, 1]), 2.0)
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        alpha: float = 0.6,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        *,
+        storage: Any = None,
+        path: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        if not alpha >= 0:
+            raise ValueError(f"alpha is at least 0, not {alpha}")
+        super().__init__(max_size, device, dtype, storage=storage, path=path, **options)
+        self.alpha = alpha
+        self.max_priority = 1.0
+        self._tree = SegmentTree(max_size)
+
+    def _reopened(self) -> None:
+        self._tree.update(np.arange(self.size), 1.0)
+
+    def _append(self, rows: Any) -> Ints:
+        slots = super()._append(rows)
+        self._tree.update(slots[-self.max_size :], self.max_priority**self.alpha)
+        return slots
+
+    @property
+    def total_priority(self) -> float:
+        """The sum of `priority ** alpha` over all rows."""
+        return self._tree.total
+
+    @property
+    def priorities(self) -> Tensor:
+        """The stored `priority ** alpha` of each row, float64 `[size]`."""
+        return torch.from_numpy(self._tree.weights(self.size))
+
+    def sample(self, batch_size: int, return_idx: bool = True, *, beta: float = 0.4) -> Any:
+        """Return exactly `batch_size` rows, one from each equal share of the priorities, as a copy.
+
+        Args:
+            batch_size: number of rows.
+            return_idx: has no effect; the places are always there.
+            beta: how much the weights correct for the priorities; 1 in full.
+
+        Returns:
+            A TensorDict `[batch_size]` with `weights`, float32 `[batch_size, 1]`, 1 at most, and `idxs`, int64
+            `[batch_size, 1]`.
+
+        Raises:
+            EmptyBufferError: there is no row. ValueError: `beta` is negative.
+        """
+        if not beta >= 0:
+            raise ValueError(f"beta is at least 0, not {beta}")
+        self._check_size(batch_size)
+        share = self._tree.total / batch_size
+        masses = (torch.arange(batch_size, dtype=torch.float64) + torch.rand(batch_size, dtype=torch.float64)) * share
+        slots = np.minimum(self._tree.find(masses.numpy()), self.size - 1)
+        weights = (self._tree[slots] / self._tree.smallest) ** -beta
+        batch = self._rows.take_slots(slots)
+        device = batch.device or "cpu"
+        batch.set("weights", torch.from_numpy(weights).float().unsqueeze(-1).to(device))
+        batch.set("idxs", torch.from_numpy(slots).unsqueeze(-1).to(device))
+        return batch
+
+    def update_priorities(self, idxs: Tensor | list[int], priorities: Tensor | list[float]) -> None:
+        """Set the priorities of rows; of a row that is named twice, the last one.
+
+        Args:
+            idxs: int64 `[n]` or `[n, 1]`, as `sample` gives them.
+            priorities: `[n]` or `[n, 1]`; those below 1e-5 count as that.
+
+        Raises:
+            IndexError: a place that has no row. ValueError: not one priority for each, or one that is no number.
+                Nothing is changed then.
+        """
+        slots = torch.as_tensor(idxs, dtype=torch.int64).reshape(-1).cpu().numpy()
+        given = torch.as_tensor(priorities).detach().reshape(-1).cpu().double().numpy()
+        if len(slots) != len(given):
+            raise ValueError(f"{len(given)} priorities for {len(slots)} rows")
+        if not len(slots):
+            return
+        if not np.isfinite(given).all():
+            raise ValueError(f"priorities are finite numbers, and one is {given[~np.isfinite(given)][0]}")
+        slots = self._rows.check_slots(slots)
+        given = np.maximum(given, SMALLEST)
+        self._tree.update(slots, given**self.alpha)
+        self.max_priority = max(self.max_priority, float(given.max()))
+
+    def clear(self) -> None:
+        """Forget all rows and their priorities; `counter` goes on."""
+        super().clear()
+        self._tree.clear()
+        self.max_priority = 1.0

@@ -1,0 +1,239 @@
+"""A ring of transitions, sampled in batches."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+import tdstore
+from tdstore.errors import EmptyBufferError, UnsupportedError
+from tdstore.rl.storages import LazyStorage
+
+Ints = npt.NDArray[np.int64]
+UNIQUE_BELOW = 16_384
+"""With fewer rows a batch has each row once; from here on, drawing with replacement is as good, and costs less."""
+
+
+class ReplayBuffer:
+    """A ring of transitions in any place: the newest `max_size` rows, sampled uniformly.
+
+    Args:
+        max_size: number of rows.
+        device: of the rows, and of batches: a device for rows in memory, "cpu" for a backend.
+        dtype: what floating-point entries are cast to; None keeps them as they are.
+        storage: where the rows lie: None for memory, the name of a backend, or a URL; see `LazyStorage`.
+        path: the place, for a backend that is named.
+        **options: of `LazyStorage`.
+
+    Example:
+        >>> buffer = ReplayBuffer(100)
+        >>> buffer.add(tdstore.TensorDict({"obs": torch.zeros(8, 4), "reward": torch.ones(8)}, [8]))
+        >>> buffer.size, buffer.sample(4)["reward"].shape
+        (8, torch.Size([4, 1]))
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        *,
+        storage: Any = None,
+        path: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        self.max_size = max_size
+        self.device = torch.device(device)
+        self.dtype = torch.float32 if dtype is None else dtype
+        self._cast = dtype
+        self._in_memory = storage is None and path is None
+        self._fixed = path is not None or (isinstance(storage, str) and "://" in storage)
+        self._make = functools.partial(LazyStorage, max_size, storage, path=path, device=device, **options)
+        self._rows = self._make()
+        self._before = 0
+        """Rows that were added before the last `clear`."""
+
+    @classmethod
+    def open(cls, place: str | os.PathLike[str], *, storage: str | None = None, **kwargs: Any) -> Self:
+        """Open the rows that a buffer left in a place, and go on where it stopped, also after it was killed.
+
+        Args:
+            place: path or URL.
+            storage: name of the backend, where the place does not tell.
+            **kwargs: further arguments of the class.
+
+        Raises:
+            StoreNotFoundError: nothing is there.
+        """
+        rows = LazyStorage.open(place, storage=storage)
+        made = cls(rows.capacity, storage=storage, path=place, existsok=True, **kwargs)
+        made._rows = rows
+        made._reopened()
+        return made
+
+    def _reopened(self) -> None:
+        """Take note of rows that were there before."""
+
+    # -- how full ----------------------------------------------------------------------------------
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def size(self) -> int:
+        """The number of rows that are there."""
+        return len(self._rows)
+
+    @property
+    def counter(self) -> int:
+        """The number of rows that were ever added."""
+        return self._before + self._rows.write_count
+
+    @property
+    def cursor(self) -> int:
+        """The row that is written next."""
+        return self._rows.cursor
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next row takes the place of the oldest."""
+        return self.size == self.max_size
+
+    @property
+    def initialized(self) -> bool:
+        """Whether rows were added."""
+        return self.size > 0
+
+    @property
+    def storage(self) -> Any:
+        """The rows as a TensorDict `[size]`, None before the first; views, where they are live tensors."""
+        return self._rows.get(slice(None)) if self.size else None
+
+    # -- rows in -----------------------------------------------------------------------------------
+    def add(self, data: Any) -> Any:
+        """Add rows, in the places of the oldest when there is no room.
+
+        A leaf of shape `[n]` becomes `[n, 1]`. Of more rows than `max_size`, the last are kept. An entry that earlier
+        rows lack is zero in them.
+
+        Args:
+            data: a TensorDict or tensorclass of batch size `[n]`; it is not changed.
+
+        Raises:
+            RuntimeError: `data` has no batch dimension. KeyError: it lacks an entry. TypeError: a cast would cut
+                values. UnsupportedError: it has an entry more, and the rows lie at a place of the caller's.
+        """
+        self._append(self._ready(data))
+
+    def _ready(self, data: Any) -> Any:
+        """Rows as they are stored."""
+        if not tdstore.is_tensor_collection(data):
+            raise TypeError(f"a buffer takes TensorDicts and tensorclasses, not a {type(data).__name__}")
+        if not data.batch_size:
+            raise RuntimeError("data has no batch dimension: add data.unsqueeze(0), a batch of one row")
+        if tdstore.is_tensorclass(data):
+            data = data.to_tensordict()
+        return data.apply(self._leaf, batch_size=data.batch_size[:1])
+
+    def _leaf(self, leaf: Tensor) -> Tensor:
+        if self._cast is not None and leaf.is_floating_point():
+            leaf = leaf.to(self._cast)
+        return leaf.unsqueeze(-1) if leaf.ndim == 1 else leaf
+
+    def _append(self, rows: Any) -> Ints:
+        if self.size:
+            self._widen(rows)
+        return self._rows.append(rows)
+
+    def _widen(self, rows: Any) -> None:
+        """Make columns of zeros for entries that are new."""
+        known = set(self._rows.get(slice(0, 1)).keys(True, True))
+        fresh = [key for key in rows.keys(True, True) if key not in known]
+        if not fresh:
+            return
+        if self._fixed:
+            raise UnsupportedError(
+                f"the entry {fresh[0]!r} is new, and the rows of {self._rows.place} have no such entry",
+                url=self._rows.place,
+                hint="add it from the first row on, or copy the rows into a new buffer",
+            )
+        old, made = self._rows, self._make()
+        found = old.get(slice(None)).clone()
+        for key in fresh:
+            leaf = rows.get(key)
+            if not isinstance(leaf, Tensor):
+                raise KeyError(f"the entry {key!r} is new and no tensor: earlier rows have no value for it")
+            found.set(key, leaf.new_zeros(len(found), *leaf.shape[1:]))
+        made.set(slice(0, len(found)), found)
+        made.set_counters(old.cursor, old.write_count)
+        self._rows = made
+        if not self._in_memory:
+            old.cleanup()
+
+    # -- rows out ----------------------------------------------------------------------------------
+    def sample(self, batch_size: int, return_idx: bool = False, *, beta: float = 0.4) -> Any:
+        """Return `min(batch_size, size)` random rows, as a copy.
+
+        Each row comes at most once while there are fewer than 16,384.
+
+        Args:
+            batch_size: number of rows.
+            return_idx: add `idxs`, int64 `[n]`, the places of the rows.
+            beta: of prioritized sampling; here it has no effect.
+
+        Raises:
+            EmptyBufferError: there is no row.
+        """
+        size = self._check_size(batch_size)
+        number = min(batch_size, size)
+        slots = torch.randperm(size)[:number] if size < UNIQUE_BELOW else torch.randint(size, (number,))
+        batch = self.sample_from_indices(slots)
+        if return_idx:
+            batch.set("idxs", slots.to(batch.device or "cpu"))
+        return batch
+
+    def sample_from_indices(self, idxs: Tensor | list[int]) -> Any:
+        """Return rows by their places, as a copy.
+
+        Args:
+            idxs: int64 `[n]` or `[n, 1]`.
+
+        Raises:
+            EmptyBufferError: there is no row. IndexError: a place that has none.
+        """
+        self._check_size(1)
+        slots = torch.as_tensor(idxs, dtype=torch.int64).reshape(-1).cpu().numpy()
+        return self._rows.take_slots(self._rows.check_slots(slots))
+
+    def _check_size(self, batch_size: int) -> int:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is at least 1, not {batch_size}")
+        size = self.size
+        if not size:
+            raise EmptyBufferError("the buffer is empty: add transitions before sampling")
+        return size
+
+    # -- the end -----------------------------------------------------------------------------------
+    def clear(self) -> None:
+        """Forget all rows; `counter` goes on."""
+        self._before = self.counter
+        if self._in_memory:
+            self._rows = self._make()
+        else:
+            self._rows.empty()
+
+    def flush(self) -> None:
+        """Make what was written durable, where the backend is."""
+        self._rows.flush()
+
+    def close(self) -> None:
+        """Commit, and let go of the rows."""
+        self._rows.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.size} of {self.max_size} rows, {self._rows.place})"
