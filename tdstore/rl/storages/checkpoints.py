@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
