@@ -73,9 +73,9 @@ WHOLE = (*MOSTLY_RIGHT, "Declared", "Stale")
 def outcomes(tmp_path_factory) -> dict[str, dict[str, str]]:
     """Class -> test -> "passed", "skipped" or what went wrong, from one run of the kit on the wrong stores."""
     report = tmp_path_factory.mktemp("kit") / "report.xml"
-    # memory:// lives in one process, and the other tests left out cost seconds and catch nothing here
+    # The tests left out cost seconds and catch nothing here
     # (the state machine proves itself on one store).
-    chosen = "not second_process and not concurrent_reads and not create_is_lazy and not many_leaves and not large"
+    chosen = "not concurrent_reads and not create_is_lazy and not many_leaves and not large"
     chosen += " and (not state_machine or IgnoredIndex)"
     file = "tests/wrong_stores.py"
     tests = [f"{file}::Test{name}" for name in WHOLE]

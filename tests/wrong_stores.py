@@ -273,6 +273,7 @@ class Bytes(StoreTests):
     __test__ = False
     caps = ByteStore.caps
     max_examples = 3
+    one_process = "memory:// is the memory of one process"
 
     @pytest.fixture
     def location(self):

@@ -17,7 +17,7 @@ import pytest
 
 # Before the modules are imported: failures then show the values on both sides of an assert.
 _SUBJECTS = "setup samples comparing catalogue reading writing headers modes discarding sharing declaration machine"
-pytest.register_assert_rewrite(*(f"{__name__}.{subject}" for subject in (*_SUBJECTS.split(), "crash")))
+pytest.register_assert_rewrite(*(f"{__name__}.{subject}" for subject in (*_SUBJECTS.split(), "endings", "crash")))
 
 from tdstore.testing.crash import CrashTests  # noqa: E402
 from tdstore.testing.kit import StoreTests  # noqa: E402

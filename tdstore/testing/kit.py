@@ -5,6 +5,7 @@ from __future__ import annotations
 from tdstore.testing.catalogue import CatalogueTests
 from tdstore.testing.declaration import DeclarationTests
 from tdstore.testing.discarding import DiscardTests
+from tdstore.testing.endings import EndingTests
 from tdstore.testing.headers import HeaderTests
 from tdstore.testing.machine import MachineTests
 from tdstore.testing.modes import ModeTests
@@ -16,6 +17,7 @@ from tdstore.testing.writing import WriteTests
 # pytest runs the tests of the last base first, and the state machine fails for everything: it comes last.
 class StoreTests(
     MachineTests,
+    EndingTests,
     SharingTests,
     DiscardTests,
     ModeTests,

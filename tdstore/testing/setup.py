@@ -50,6 +50,8 @@ class StoreSetup:
     """Packages that declaring a backend must not import."""
     dtypes_refused: ClassVar[frozenset[str]] = frozenset()
     """Names of dtypes that the format cannot hold; `create` must raise `TypeError` or `OptionError` for them."""
+    one_process: ClassVar[str] = ""
+    """Why no other process can open the location, where that is so: "the bucket lives in one process"."""
     max_examples: ClassVar[int] = 15
     """Runs of the Hypothesis state machine."""
 
@@ -160,6 +162,12 @@ class StoreSetup:
         """Skip what needs a second opening, for stores that cannot be opened again by name."""
         if location is None:
             pytest.skip("a store without a location cannot be opened again")
+
+    def needs_processes(self, location: Location) -> None:
+        """Skip what another process does, where none can open the location."""
+        self.needs_name(location)
+        if self.one_process:
+            pytest.skip(self.one_process)
 
     def known_tests(self, request: pytest.FixtureRequest) -> list[str]:
         """Names of every test and case of this class."""

@@ -22,6 +22,7 @@ class SharingTests(StoreSetup):
 
     def child(self, location: Location, mode: Mode = "r") -> Child:
         """A second process with the store open; it ends with the test."""
+        self.needs_processes(location)
         opener = type(self).open
         roots = [] if opener is None else [import_root(opener)]
         child = Child(self.declaration(), str(location), mode=mode, options=self.options, import_path=roots)

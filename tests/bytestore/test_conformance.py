@@ -25,10 +25,7 @@ class TestMemoryInCrumbs(StoreTests):
     options = {"buffer_bytes": 700, "object_bytes": 300}
     max_examples = 30
     caps = ByteStore.caps
-    deviations = {
-        "test_second_process_reads": "the bucket lives in one process",
-        "test_second_process_writes": "the bucket lives in one process",
-    }
+    one_process = "the bucket lives in one process"
 
     @pytest.fixture
     def location(self):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
@@ -40,9 +39,7 @@ class RemoteTests(StoreTests):
 class TestMemory(RemoteTests):
     backend = "remote"
     caps = CAPS
-    deviations: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("test_second_process_reads", "test_second_process_writes"), "memory:// is the memory of one process"
-    )
+    one_process = "memory:// is the memory of one process"
 
     @pytest.fixture
     def location(self) -> str:
