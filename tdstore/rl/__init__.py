@@ -2,7 +2,8 @@
 
 `storages` are tables of a fixed capacity in any backend, `buffers` are replay buffers over them with their
 writers and samplers, `trees` are search trees, `transitions` are what agents record, `scores` are how answers of
-language models are judged. `import tdstore` does not import this package.
+language models are judged. `import tdstore` does not import this package. The `ReplayBuffer` and the
+`PrioritizedReplayBuffer` of this module are those of `buffers`; `transitions` has others of the same names.
 """
 
 from tdstore.rl.buffers import (
@@ -23,6 +24,7 @@ from tdstore.rl.buffers import (
     TensorDictRoundRobinWriter,
     Writer,
 )
+from tdstore.rl.scores import IFEvalScoreData, accuracies, default_reward, score_from_checks, verify
 from tdstore.rl.storages import (
     LazyMemmapStorage,
     LazyStackStorage,
@@ -32,19 +34,35 @@ from tdstore.rl.storages import (
     Storage,
     TensorStorage,
 )
+from tdstore.rl.transitions import (
+    MultiAgentTransition,
+    MultiStepReplayBuffer,
+    ReplayDataset,
+    RolloutBuffer,
+    Transition,
+    create_dataloader,
+)
+from tdstore.rl.trees import MCTSForest, PUCTScore, Tree, UCBScore
 
 __all__ = [
+    "IFEvalScoreData",
     "ImmutableDatasetWriter",
     "LazyMemmapStorage",
     "LazyStackStorage",
     "LazyStorage",
     "LazyTensorStorage",
     "ListStorage",
+    "MCTSForest",
+    "MultiAgentTransition",
+    "MultiStepReplayBuffer",
+    "PUCTScore",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
     "RandomSampler",
     "ReplayBuffer",
+    "ReplayDataset",
+    "RolloutBuffer",
     "RoundRobinWriter",
     "Sampler",
     "SamplerWithoutReplacement",
@@ -56,5 +74,13 @@ __all__ = [
     "TensorDictReplayBuffer",
     "TensorDictRoundRobinWriter",
     "TensorStorage",
+    "Transition",
+    "Tree",
+    "UCBScore",
     "Writer",
+    "accuracies",
+    "create_dataloader",
+    "default_reward",
+    "score_from_checks",
+    "verify",
 ]
