@@ -15,7 +15,7 @@ from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import LOCKED, MAPPED, SHARED
 from tdstore.container.nestedleaves import places_among
 from tdstore.container.opening import allocate, open_container, over
-from tdstore.container.saving import SavingMixin, later, refuse_new
+from tdstore.container.saving import SavingMixin, later, refuse_new, unlocked
 from tdstore.errors import UnsupportedError
 from tdstore.io.opening import Location
 from tdstore.keys import key_text
@@ -191,11 +191,11 @@ class NamedStorageMixin(SavingMixin):
     # -- others ------------------------------------------------------------------------------
     def to_h5(self, filename: Location, **kwargs: Any) -> Any:
         """Save as one HDF5 file; options such as `chunks` and `compression` go to every dataset."""
-        return self.save(filename, storage="h5", **kwargs)
+        return unlocked(self.save(filename, storage="h5", **kwargs))
 
     def to_zarr(self, filename: Location, **kwargs: Any) -> Any:
         """Save as a zarr store; options such as `chunks` and `shards` go to every array."""
-        return self.save(filename, storage="zarr", **kwargs)
+        return unlocked(self.save(filename, storage="zarr", **kwargs))
 
     def to_store(
         self,
@@ -223,7 +223,7 @@ class NamedStorageMixin(SavingMixin):
         place = on_server(backend, uuid.uuid4().hex, {"db": db, **server})
         if location is not None:
             place["location"] = location
-        td = self.save(**place)
+        td = unlocked(self.save(**place))
         return td if device is None else td.to(device)
 
     def share_memory_(self) -> Self:

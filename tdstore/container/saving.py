@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tdstore.container.filling import FillingMixin
-from tdstore.container.locks import LOCKED, MAPPED, SHARED
+from tdstore.container.handle import StoreHandle
+from tdstore.container.locks import LOCKED
 from tdstore.container.making import flat_schema
 from tdstore.container.opening import allocate, open_container, over, write
 from tdstore.container.plain import pickling
@@ -18,6 +19,7 @@ from tdstore.errors import OptionError, StoreError, StoreExistsError, Unsupporte
 from tdstore.header import Group
 from tdstore.io.opening import Location, Storage
 from tdstore.shapes import as_size
+from tdstore.store import Cap
 from tdstore.types import LeafSpec, Mode, Path, path_text
 
 _LOCATION_NAMES = ("location", "prefix", "filename", "url")
@@ -86,9 +88,9 @@ class SavingMixin(FillingMixin):
 
         def run() -> Any:
             with pickling(trust is True):
-                td = over(write(self, where, storage, how, options, progress))
-            if td._state & (MAPPED | SHARED):
-                td.lock_()
+                handle = write(self, where, storage, how, options, progress)
+            td = over(handle)
+            _lock_stored(td, handle)
             td._undo = "close"  # with td.save(...) as saved: closes it
             return td
 
@@ -206,15 +208,15 @@ class SavingMixin(FillingMixin):
         if how not in ("w", "x"):
             raise OptionError(f"from_schema takes mode 'x' or 'w', not {how!r}")
         try:
-            td = over(allocate(groups, specs, location, storage, how, options, device=device))
+            handle = allocate(groups, specs, location, storage, how, options, device=device)
+            td = over(handle)
         except StoreExistsError as error:
             error.hint = "pass mode='w' to replace it"
             raise
         if storage == "memmap":  # as memmap() says it, of temporary files too
             td._set_device(torch.device("cpu"))
             td._mark_mapped()
-        if td._state & (MAPPED | SHARED):
-            td.lock_()
+        _lock_stored(td, handle)
         td._undo = "close"
         return td
 
@@ -266,6 +268,17 @@ class SavingMixin(FillingMixin):
 
     def _as_meta(self) -> Any:
         raise NotImplementedError
+
+
+def _lock_stored(td: Any, handle: StoreHandle) -> None:
+    """Lock a new dataset, on every backend alike: rows can be written, the keys stay. Entries in memory stay free."""
+    if handle.store.caps & (Cap.PERSISTENT | Cap.SHARED):
+        td.lock_()
+
+
+def unlocked(saved: Any) -> Any:
+    """What `save` returned, unlocked: methods that name a storage give a TensorDict whose keys can change."""
+    return later(lambda: saved.result().unlock_()) if isinstance(saved, Future) else saved.unlock_()
 
 
 def archived(location: Location, storage: Storage, archive: bool | None) -> Storage:
