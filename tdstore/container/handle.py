@@ -54,12 +54,12 @@ class StoreHandle:
     def __init__(
         self, store: Store, backend: Backend, location: str | None, mode: Mode, options: Mapping[str, Any]
     ) -> None:
+        self.mode = mode
         self._hold(store)
         self._before: tuple[dict[Path, Group], dict[Path, LeafSpec]] | None = None
         """The catalogue of the last commit, while the structure changes."""
         self.backend = backend
         self.location = location
-        self.mode = mode
         self.options = dict(options)
         self.trusted = self.options.get("trust") is True
         """Whether values may be unpickled: the caller said `trust=True`."""
@@ -75,7 +75,7 @@ class StoreHandle:
         """Take a store. One that is written is closed soon after this handle was dropped, or when the process ends."""
         self.store = store
         self._ending: Ending | None = None
-        if store.writable and Cap.PERSISTENT in store.caps:
+        if self.mode != "r" and store.writable and Cap.PERSISTENT in store.caps:
             if Cap.VIEW in store.caps:  # it ends with the last of its tensors, which may outlive this handle
                 lifetime.register(store, resident=True)
             else:

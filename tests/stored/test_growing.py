@@ -207,7 +207,7 @@ def test_a_store_that_fails_keeps_the_old_length(
 
 def test_what_cannot_grow(make: Make, tmp_path: Path) -> None:
     td = make("h5", rich(3))
-    for part, error in ((td[1:], UnsupportedError), (td.select("a"), UnsupportedError), (td.get("n"), BatchSizeError)):
+    for part, error in ((td[1:], UnsupportedError), (td.select("a"), UnsupportedError), (td.get("n"), LockedError)):
         with pytest.raises(error):
             part.resize_(1)
     td.close()

@@ -220,7 +220,7 @@ def test_what_is_refused(kind: str, fresh: Any) -> None:
     """Rows of another length would move all that follow: nothing of it is done, nor of what comes with it."""
     td = sample(torch.jagged)
     where = fresh(kind)
-    saved = td.save(where)
+    saved = td.save(where).unlock_()
     if not kind.startswith("memory"):
         saved.close()
         saved = tdstore.open(where, mode="r+")

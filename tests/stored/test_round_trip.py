@@ -159,7 +159,7 @@ def test_in_place_writes_reach_the_store(reopened, place):
 
 def test_structure_changes_of_a_stored_one_are_stored(tmp_path):
     where = tmp_path / "x.h5"
-    td = TensorDict({"b": torch.zeros(3), "a": torch.ones(3, 2), "n": {"y": torch.arange(3)}}, [3]).save(where)
+    td = TensorDict({"b": torch.zeros(3), "a": torch.ones(3, 2), "n": {"y": torch.arange(3)}}, [3]).to_h5(where)
     td["new"] = torch.full((3, 4), 5.0)
     td["n", "deep", "z"] = torch.arange(3)
     td["text"] = "hi"

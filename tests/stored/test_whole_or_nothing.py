@@ -226,7 +226,7 @@ def test_locked_below() -> None:
 
 def test_one_commit_for_all(tmp_path: Path) -> None:
     """Entries of several levels are one change of the store."""
-    td = entries().save(tmp_path / "a.h5")
+    td = entries().to_h5(tmp_path / "a.h5")
     store, commits = td.store, []
     save = store.save_header
     store.save_header = lambda header: (commits.append(header), save(header))

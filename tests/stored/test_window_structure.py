@@ -277,7 +277,7 @@ def test_a_row_has_one_value_however_it_is_shaped_again(h5: Any) -> None:
 
 def test_many_values_through_a_window(tmp_path: Path) -> None:
     n = COLUMN_FROM * 2
-    with TensorDict({"a": torch.arange(n)}, [n]).save(tmp_path / "z.h5") as td:
+    with TensorDict({"a": torch.arange(n)}, [n]).to_h5(tmp_path / "z.h5") as td:
         window = td[1 : n - 1]
         window["x"] = [f"v{i}" for i in range(n - 2)]
         window["one"] = "same"
@@ -329,7 +329,7 @@ def test_what_a_window_refuses(h5: Any) -> None:
 
 
 def test_the_batch_size_of_the_store_counts_for_what_is_added(tmp_path: Path) -> None:
-    with TensorDict({"a": torch.ones(4, 3), "k": [["x"] * 3] * 4}, [4, 3]).save(tmp_path / "z.h5") as td:
+    with TensorDict({"a": torch.ones(4, 3), "k": [["x"] * 3] * 4}, [4, 3]).to_h5(tmp_path / "z.h5") as td:
         window = td[1:3]
         window.batch_size = [2]
         with pytest.raises(UnsupportedError, match=r"batch size \[2, 3\]"):
@@ -445,7 +445,7 @@ def test_a_lock_holds(h5: Any) -> None:
 
 def test_a_lazy_stack_in_a_window(tmp_path: Path) -> None:
     parts = [TensorDict({"u": torch.full((3,), i), "v": torch.ones(i + 1)}, []) for i in range(4)]
-    with TensorDict({"a": torch.arange(4), "l": tdstore.lazy_stack(parts)}, [4]).save(tmp_path / "z.h5") as td:
+    with TensorDict({"a": torch.arange(4), "l": tdstore.lazy_stack(parts)}, [4]).to_h5(tmp_path / "z.h5") as td:
         window = td[1:3]
         window["l"].del_("v")
         window["l"].batch_size = [2, 3]

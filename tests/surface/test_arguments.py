@@ -41,7 +41,7 @@ def test_in_place_on_a_stack_and_on_stored_data(tmp_path: Any) -> None:
     stack = lazy_stack(list(floats().unbind(0)))
     assert stack.roll(1, 0, inplace=True) is stack
     assert (stack == floats().roll(1, 0)).all()
-    with floats().save(tmp_path / "x.h5") as stored:
+    with floats().to_h5(tmp_path / "x.h5") as stored:
         with pytest.raises(UnsupportedError, match="stays where it is stored"):
             stored.roll(1, 0, inplace=True)
         assert (stored == floats()).all()

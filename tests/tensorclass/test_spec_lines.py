@@ -55,7 +55,7 @@ def test_tensor_only_takes_tensors_and_what_cannot_be_resolved(hint):
 @pytest.mark.parametrize("kind", ["memory", "h5"])
 def test_an_object_never_gets_an_entry_that_is_no_field(kind, change, tmp_path):
     """In the peer most of these hide one in it; then it cannot be loaded again."""
-    obj = outer() if kind == "memory" else outer().save(tmp_path / "a.h5")
+    obj = outer() if kind == "memory" else outer().to_h5(tmp_path / "a.h5")
     try:
         change(obj)
     except (AttributeError, ValueError) as error:
