@@ -278,7 +278,11 @@ def _lock_stored(td: Any, handle: StoreHandle) -> None:
 
 def unlocked(saved: Any) -> Any:
     """What `save` returned, unlocked: methods that name a storage give a TensorDict whose keys can change."""
-    return later(lambda: saved.result().unlock_()) if isinstance(saved, Future) else saved.unlock_()
+    if isinstance(saved, Future):
+        return later(lambda: unlocked(saved.result()))
+    saved.unlock_()
+    saved._undo = "close"  # a `with` block closes it, and does not lock it again
+    return saved
 
 
 def archived(location: Location, storage: Storage, archive: bool | None) -> Storage:

@@ -345,7 +345,7 @@ def test_the_batch_size_of_the_store_counts_for_what_is_added(tmp_path: Path) ->
         window["k"] = "one"
         assert window["k"] == "one"
         assert td["k"][0] == ["x"] * 3
-    with TensorDict({"a": torch.ones(4, 3), "k": list("wxyz")}, [4]).save(tmp_path / "v.h5") as td:
+    with TensorDict({"a": torch.ones(4, 3), "k": list("wxyz")}, [4]).to_h5(tmp_path / "v.h5") as td:
         window = td[1:3]
         window.batch_size = [2, 3]
         assert window["k"] == [["x"] * 3, ["y"] * 3]

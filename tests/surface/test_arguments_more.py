@@ -201,7 +201,8 @@ def test_values_come_wrapped_wherever_they_are_got(build: Build) -> None:
 def test_a_group_of_groups_is_replaced(name: str, tmp_path: Path) -> None:
     deep = TensorDict(d=torch.ones(4, 1), t="deep", batch_size=[4])
     td = TensorDict(n={"deep": deep, "c": torch.ones(4), "t": "text"}, m={"deep": deep}, batch_size=[4])
-    with td.save(tmp_path / name).unlock_() as stored:
+    with td.save(tmp_path / name) as stored:
+        stored.unlock_()
         stored.update({"n": torch.zeros(4)})
         stored.set("m", "text")
     with tdstore.open(tmp_path / name) as again:
