@@ -44,6 +44,7 @@ ROWS: list[str] = [
 ALLOWED: dict[tuple[str, str], str] = {
     ("registry.py", "import_module"): "the one place that imports a backend's opener",
     ("discovery.py", "import_module"): "the built-in backends, by the same hook as everyone else's",
+    ("events.py", "import_module"): "the opener that the author of a backend asks the kit to check",
     ("plain.py", "loads"): "for callers who say trust=True, of values only",
     ("byvalue.py", "loads"): "what `map` sends to its own workers, which run the function in it anyway",
     ("warm.py", "exec"): "the `-c` of a command, which that gives to its own server as it would to an interpreter",
