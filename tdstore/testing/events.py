@@ -11,7 +11,6 @@ import atexit
 import ctypes
 import faulthandler
 import gc
-import importlib
 import json
 import multiprocessing
 import os
@@ -75,7 +74,7 @@ class Host:
             [*python(), "-W", "ignore", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._backend = [backend.name, backend.opener]
-        self._ask({"path": import_path + [p for p in sys.path if p], "opener": backend.opener})
+        self._ask({"path": import_path + [p for p in sys.path if p], "backend": self._backend})
 
     def run(
         self, location: Any, event: str, *, mode: str, options: Mapping[str, Any] | None = None, patience: float = 20
@@ -131,7 +130,8 @@ def serve(first: Mapping[str, Any]) -> None:
     """Fork a process for each job, wait for it, and answer how it ended, until stdin ends."""
     torch.set_num_threads(1)
     registry().status()
-    importlib.import_module(first["opener"].partition(":")[0])
+    name, opener = first["backend"]
+    registry()._opener(Backend(name=name, opener=opener, summary="under test"))  # so that no fork has to import it
     answers = os.fdopen(os.dup(1), "w")
     print("null", file=answers, flush=True)
     gc.collect()
