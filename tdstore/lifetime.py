@@ -15,6 +15,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -208,7 +209,8 @@ def _before_threads_end() -> None:
     # What `concurrent.futures` uses for the same reason; without it, `atexit` alone is left.
     register_hook = getattr(threading, "_register_atexit", None)
     if register_hook is not None and not _state.ended:
-        register_hook(_end_in_time)
+        with suppress(RuntimeError):  # the main thread ended, and this is another one: `atexit` is left
+            register_hook(_end_in_time)
 
 
 def _end_in_time() -> None:

@@ -117,6 +117,7 @@ class ByteStore(Store):
         self._names = Names()
         self._uncommitted = Uncommitted(view.table.leaves)
         self._conflict: ConflictError | None = None
+        self._can_commit = False
         self._closed = False
         self._pid = os.getpid()
         self._turn = threading.RLock()
@@ -384,6 +385,9 @@ class ByteStore(Store):
                 url=self.url,
                 hint="close it before forking, and open it in the child",
             )
+        if not self._can_commit:
+            self._publisher.check_can_commit()  # now, not when rows are written that nobody could commit
+            self._can_commit = True
         return view
 
     def _take_back(self, view: View) -> None:
@@ -408,7 +412,6 @@ class ByteStore(Store):
         """Put what is in memory, as new objects; at most `object_bytes` times the lanes are in memory beside it."""
         if not self._buffer.pieces:
             return
-        self._publisher.check_can_commit()
         packed = pack(view.table, self._buffer.pieces, self._names, self._limits.object_bytes)
         if packed.objects:
             self._publisher.upload([(stored.name, data) for stored, data in packed.objects])
@@ -416,7 +419,6 @@ class ByteStore(Store):
         self._buffer.clear()
 
     def _commit(self, view: View, header: Header) -> None:
-        self._publisher.check_can_commit()
         if self._uncommitted:
             self._tidy(view)
         self._flush_buffer(view)

@@ -216,9 +216,8 @@ def test_a_commit_whose_end_nobody_knew_can_be_repeated(answer, can):
 def test_without_conditions_a_single_writer_must_be_promised():
     engine = MemoryEngine(can=ALL & ~EngineCap.CONDITIONAL)
     store = open_objects(engine, mode="w")
-    store.create({("a",): LeafSpec((3,), "int8")})
     with pytest.raises(UnsupportedError, match="conditional put") as caught:
-        store.save_header(Header())
+        store.create({("a",): LeafSpec((3,), "int8")})
     assert "single_writer=True" in caught.value.hint
     store.close()
     assert not engine.bucket.objects

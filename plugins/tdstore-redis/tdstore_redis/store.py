@@ -423,11 +423,6 @@ class RedisStore(Store):
             finally:
                 session.end()
 
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
-            self._closed = True
-            self._session.end()
-
     def _array(self, path: Path) -> Array:
         try:
             return self._session.document.arrays[path]

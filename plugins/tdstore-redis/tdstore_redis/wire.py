@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -237,6 +238,11 @@ class Wire:
         sock = getattr(self, "_socket", None)
         if sock is not None:
             sock.close()
+
+    def __del__(self) -> None:
+        # A store that only read may be dropped: its descriptors are released, and nothing is sent.
+        with suppress(OSError):
+            self.close()
 
 
 def _length(head: bytes, most: int) -> int:
