@@ -2,9 +2,9 @@
 
     python examples/tree_search.py --games 12 --simulations 200 --out demo-data/tree_search
 
-The tree of the first move is saved to an HDF5 file, opened again, and drawn to `tree.html` and `boxes.html`. All games
-go into a forest, which is saved too; `openings.html` shows the tree of the moves that were played. The exit code is 1 if
-the search does not win more games than it loses.
+The tree of the first move is saved to an HDF5 file, opened again, and drawn to `tree.html` and `boxes.html`. All
+games go into a forest, which is saved too; `openings.html` shows the tree of the moves that were played. The exit
+code is 1 if the search does not win more games than it loses.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def search(board: Board, simulations: int, dice: random.Random) -> Tree:
 
 def best_move(root: Tree) -> int:
     """Return the move that was tried most often."""
-    child = root.best_child(lambda tree: torch.stack([child.count for child in tree.children()]))
+    child = root.best_child(lambda tree: torch.stack([torch.as_tensor(child.count) for child in tree.children()]))
     return int(child.branching_action)
 
 
@@ -132,7 +132,7 @@ def main() -> int:
             square = best_move(search(board, args.simulations, dice)) if mine else dice.choice(options)
             played.append(step(board, square))
             board = play(board, square)
-        forest.extend(torch.stack(played))
+        forest.extend(tdstore.stack(played))
         results[{me: "won", 0: "drawn"}.get(winner(board), "lost")] += 1
         bar.set_postfix(results)
 
@@ -152,7 +152,8 @@ def draw(folder: Path) -> list[Path]:
         def label(tree: Tree, path: tuple[int, ...]) -> str:
             """Return the square of the move, and how good it looks."""
             name = squares[int(tree.branching_action)] if path else "empty board"
-            return f"{name}<br>{float(tree.wins) / max(float(tree.count), 1):+.2f} of {float(tree.count):.0f}"
+            wins, count = float(tree.wins or 0), float(tree.count or 0)
+            return f"{name}<br>{wins / max(count, 1):+.2f} of {count:.0f}"
 
         shallow = two_levels(tree)
         figures = {
