@@ -33,6 +33,7 @@ from tdstore.rl.storages import (
     ListStorage,
     Storage,
     TensorStorage,
+    torchrl_storage,
 )
 from tdstore.rl.transitions import (
     MultiAgentTransition,
@@ -82,5 +83,6 @@ __all__ = [
     "create_dataloader",
     "default_reward",
     "score_from_checks",
+    "torchrl_storage",
     "verify",
 ]

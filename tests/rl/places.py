@@ -65,3 +65,15 @@ def write_four(storage: Any, start: int, index: Any) -> None:
     while len(buffer) < 8:
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def read_all(storage: Any, queue: Any) -> None:
+    """Read rows in another process, and change one."""
+    queue.put(storage[:]["a"].tolist())
+    storage[2] = TensorDict({"a": torch.tensor(30)})
+
+
+def wait_and_read(storage: Any, queue: Any) -> None:
+    """Read rows that nobody has written yet."""
+    queue.put("waiting")
+    queue.put(storage[:]["a"].tolist() if storage.get(0) is not None else None)

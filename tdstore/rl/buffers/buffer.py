@@ -26,6 +26,7 @@ from tdstore.rl.buffers.parts import (
     is_sampler,
     is_storage,
     is_torchrl,
+    is_transform,
     is_writer,
     made_part,
     mark_truncated,
@@ -40,6 +41,7 @@ from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.lists import ListStorage
 from tdstore.rl.storages.structure import is_foreign
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
+from tdstore.rl.storages.torchrl import torchrl_storage
 from tdstore.values import decode_value, encode_value
 
 _METADATA = "buffer_metadata.json"
@@ -116,7 +118,7 @@ class ReplayBuffer:
         self._pool: ThreadPoolExecutor | None = None
         self._pending: deque[Future[Any]] = deque()
         self._generator: torch.Generator | None = None
-        self._writer.register_storage(self._storage)
+        self._writer.register_storage(self._for(self._writer))
         if isinstance(self._storage, Storage):
             self._storage.attach(self)
         self.set_rng(generator)
@@ -157,6 +159,12 @@ class ReplayBuffer:
         """Whether the storage has been allocated."""
         return bool(self._storage.initialized)
 
+    def _for(self, part: Any) -> Any:
+        """The storage as a sampler or a writer takes it: parts of torchrl take one of torchrl."""
+        if is_torchrl(part) and isinstance(self._storage, TabularStorage):
+            return torchrl_storage(self._storage)
+        return self._storage
+
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Draw all random numbers from that generator from now on."""
         self._generator = generator
@@ -180,7 +188,7 @@ class ReplayBuffer:
         """Write in another way."""
         with self._lock:
             self._writer = made_part("writer", writer, RoundRobinWriter, is_writer)
-            self._writer.register_storage(self._storage)
+            self._writer.register_storage(self._for(self._writer))
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Call a function with each batch, after those before it.
@@ -236,7 +244,7 @@ class ReplayBuffer:
         for transform, invert in reversed(self._transforms):
             if invert:
                 data = call_transform(transform, data)
-            elif is_torchrl(transform) and hasattr(transform, "inv") and is_collection(data):
+            elif is_transform(transform) and hasattr(transform, "inv") and is_collection(data):
                 data = from_tensordict(transform.inv(data if is_foreign(data) else to_tensordict(data)))
         return data
 
@@ -308,7 +316,7 @@ class ReplayBuffer:
                 batch = storage.take_slots(slots)
                 index = as_index(slots, storage)
             else:
-                index, info = sampler.sample(storage, size)
+                index, info = sampler.sample(self._for(sampler), size)
                 batch = storage.get(index)
         info = {"index": index, **info}
         return self._finished(batch, info), info
@@ -555,7 +563,7 @@ class ReplayBuffer:
         """Listen to the storage again."""
         self.__dict__.update(state)
         self._lock, self._pool, self._pending = threading.RLock(), None, deque()
-        self._writer.register_storage(self._storage)
+        self._writer.register_storage(self._for(self._writer))
         if isinstance(self._storage, Storage):
             self._storage.attach(self)
 

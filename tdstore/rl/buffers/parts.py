@@ -82,14 +82,19 @@ def is_key(index: Any) -> bool:
     )
 
 
-def is_torchrl(transform: Any) -> bool:
+def is_torchrl(part: Any) -> bool:
+    """Whether an object is of a class of torchrl."""
+    return type(part).__module__.split(".")[0] == "torchrl"
+
+
+def is_transform(part: Any) -> bool:
     """Whether a transform is one of torchrl's, which takes its TensorDicts."""
-    return isinstance(transform, torch.nn.Module) and type(transform).__module__.split(".")[0] == "torchrl"
+    return isinstance(part, torch.nn.Module) and is_torchrl(part)
 
 
 def call_transform(transform: Any, data: Any) -> Any:
     """Call a transform with data."""
-    if not is_torchrl(transform) or not is_collection(data):
+    if not is_transform(transform) or not is_collection(data):
         return transform(data)
     made = transform(data if is_foreign(data) else to_tensordict(data))
     return from_tensordict(made) if is_foreign(made) else made

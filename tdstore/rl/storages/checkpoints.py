@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
@@ -54,28 +55,44 @@ def dump(storage: LazyStorage, path: str) -> None:
         if _is_home(storage, path):
             storage.flush()
             table = storage._ready()
-        elif storage._save_hooks:
-            data = storage.get(slice(None))
-            for hook in storage._save_hooks:
-                data = hook(data, path=path)
-            _write_data(data, storage, path)
         else:
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-            state = storage._state
-            made = make_table(
-                Place("memmap", path, {"preallocate": False}),
-                storage._structure,
-                table.capacity,
-                storage.ndim,
-                mode="w",
-            )
-            try:
-                _copy(table, made, state)
-                made.flush()
-            finally:
-                made.close()
+            with _replaced(path):
+                if storage._save_hooks:
+                    data = storage.get(slice(None))
+                    for hook in storage._save_hooks:
+                        data = hook(data, path=path)
+                    _write_data(data, storage, path)
+                else:
+                    _write_rows(storage, table, path)
         if os.path.isdir(path):
             _write_metadata(storage, path)
+
+
+@contextlib.contextmanager
+def _replaced(path: str) -> Iterator[None]:
+    """Let a checkpoint that is there be replaced: a folder with files beside its leaves would not be."""
+    target = FilePath(path) / METADATA
+    before = target.read_bytes() if target.is_file() else None
+    if before is not None:
+        target.unlink()
+    try:
+        yield
+    except BaseException:
+        if before is not None and target.parent.is_dir():
+            target.write_bytes(before)
+        raise
+
+
+def _write_rows(storage: LazyStorage, table: Table, path: str) -> None:
+    state = storage._state
+    place = Place("memmap", path, {"preallocate": False})
+    made = make_table(place, storage._structure, table.capacity, storage.ndim, mode="w")
+    try:
+        _copy(table, made, state)
+        made.flush()
+    finally:
+        made.close()
 
 
 def _is_home(storage: LazyStorage, path: str) -> bool:
@@ -86,7 +103,6 @@ def _is_home(storage: LazyStorage, path: str) -> bool:
 
 
 def _write_data(data: Any, storage: LazyStorage, path: str) -> None:
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     lead = length_of(data, storage.ndim)
     structure = structure_of(data, storage.ndim, lead[1:])
     place = Place("memmap", path, {"preallocate": False})

@@ -38,6 +38,7 @@ from tdstore.rl.storages.state import State
 from tdstore.rl.storages.structure import Column, Structure
 from tdstore.rl.storages.table import LiveTable, StoredTable, Table
 from tdstore.rl.storages.tabular import NOTHING, OnMismatch, TabularStorage
+from tdstore.rl.storages.torchrl import torchrl_storage
 from tdstore.types import Mode
 
 INIT_TIMEOUT = 60.0
@@ -412,6 +413,17 @@ class LazyStorage(TabularStorage):
         if len(self):
             made.set(slice(0, len(self)), flat)
         return made
+
+    def __call__(self) -> Any:
+        """This storage as one of torchrl: what its buffers call where they are given `storage=` a function.
+
+        Raises:
+            MissingDependencyError: `torchrl` is not installed.
+
+        Example:
+            >>> buffer = torchrl.data.ReplayBuffer(storage=LazyStorage(1000, "zarr"))  # doctest: +SKIP
+        """
+        return torchrl_storage(self)
 
     def __repr__(self) -> str:
         """The place, and how much of it is filled."""

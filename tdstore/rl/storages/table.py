@@ -347,17 +347,17 @@ class LiveTable(ArrayTable):
                 return
         store = self.handle.store
         given = [(c, v) for c, v in zip(self.columns, values, strict=True) if v is not None]
-        ahead = 0
+        ahead, reserved = 0, self._reserved
         if isinstance(rows, slice) and rows.start <= self._reserved and not state.scattered:
             if rows.stop >= max(state.length, self._beyond) and len(given) == len(self.columns):
                 ahead = max(0, min(self.capacity, rows.start + self._ahead) - rows.stop)
-            self._reserved = rows.stop + ahead
-        self._beyond = max(self._beyond, last)
+            reserved = rows.stop + ahead
         if isinstance(rows, slice):
             index = (slice(rows.start, rows.stop + ahead, 1),)
             store.write([Write(c.path, index, _longer(v, ahead)) for c, v in given])
         else:
             store.write([Write(c.path, (torch.from_numpy(rows),), v) for c, v in given])
+        self._reserved, self._beyond = reserved, max(self._beyond, last)
 
     def flush(self) -> None:
         """Commit: checksums of what was written, and the medium if the backend is durable."""
