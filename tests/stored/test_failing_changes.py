@@ -90,14 +90,13 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-BACKENDS = ["h5", "zarr", "file://", "memory://", "redis"]
+BACKENDS = ["h5", "zarr", "file://", "memory://"]
 DISCARDING = {
     "h5",
     "zarr",
     "file://",
     "memory://",
 }
-BACKENDS = [kind for kind in BACKENDS if kind in DISCARDING]  # one is added when its store has DISCARD
 
 
 @pytest.fixture
