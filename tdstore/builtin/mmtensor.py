@@ -11,6 +11,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -66,13 +67,17 @@ _HAS_PROC = os.path.isdir(_PROC)
 class MemoryMappedTensor(Tensor):
     """A tensor whose memory is a file.
 
-    Results of operations, slices included, are plain tensors (slices still share the file).
-    Pickling sends the file's name, not the data; the file must be there when it is unpickled.
-    """
+    What indexing gives is one too where it shares the file: a slice, a row, a step, and its own slices. Results of
+    other operations, masks and lists of rows are plain tensors. Pickling sends the name of the file, and for a part its
+    offset, shape and strides, not the data; the file must be there when it is unpickled, and both sides see writes.
 
-    _filename: str | None
-    _shared: bool
-    _lease: Lease | None
+    Example:
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     mapped = MemoryMappedTensor.from_tensor(torch.zeros(1000), filename=f"{folder}/x")
+        ...     row = pickle.loads(pickle.dumps(mapped[3:5]))
+        ...     mapped.fill_(7).sum(), row
+        (tensor(7000.), MemoryMappedTensor([7., 7.]))
+    """
 
     # Subclasses of Tensor normally pay for a Python call around each operation.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -83,10 +88,23 @@ class MemoryMappedTensor(Tensor):
     ) -> MemoryMappedTensor:
         """Dress a mapped plain tensor; `lease` keeps the session that it belongs to alive."""
         tensor: MemoryMappedTensor = Tensor._make_subclass(MemoryMappedTensor, mapped)
-        tensor._filename = filename
-        tensor._shared = shared
-        tensor._lease = lease
+        tensor._held = lease  # type: ignore[attr-defined]  # as long as this tensor, the base of its views, lives
+        record = MappedFile(filename, shared, None if lease is None else weakref.ref(lease))
+        # Every view of the memory, of whatever class, has this storage: `io.mapped.sent` finds the file by it.
+        tensor.untyped_storage().tdstore_file = record  # type: ignore[attr-defined]
         return tensor
+
+    def __getitem__(self, index: Any) -> Tensor:
+        part = _getitem(self, index)
+        return part.as_subclass(MemoryMappedTensor) if part._is_view() else part
+
+    @property
+    def _file(self) -> MappedFile:
+        return getattr(self.untyped_storage(), "tdstore_file", _ANONYMOUS)
+
+    @property
+    def _filename(self) -> str | None:
+        return self._file.name
 
     @property
     def filename(self) -> str:
@@ -129,7 +147,7 @@ class MemoryMappedTensor(Tensor):
             raise TypeError(f"a tensor of layout {input.layout} on {input.device} cannot be memory-mapped")
         name = None if filename is None else os.path.abspath(os.fspath(filename))
         if isinstance(input, MemoryMappedTensor) and input._filename is not None:
-            if name == input._filename and shape is None:
+            if name == input._filename and shape is None and _is_whole(input):
                 return input
             if not copy_existing:
                 raise RuntimeError(
@@ -363,17 +381,40 @@ class MemoryMappedTensor(Tensor):
         return cls.wrap(mapped, name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self._filename is None:
+        if self._filename is None or self.is_conj() or self.is_neg():
             return torch.Tensor(self.detach()).clone().__reduce_ex__(protocol)
-        if self._lease is not None:
-            self._lease.escape()
+        file = self._file
+        if file.lease is not None and (lease := file.lease()) is not None:
+            lease.escape()
+        if not self.is_nested and not _is_whole(self):
+            part = (self.storage_offset(), tuple(self.shape), self.stride())
+            return _reopen_part, (file.name, self.dtype, *part, file.shared)
         shape = tuple(map(tuple, self._nested_tensor_size().tolist())) if self.is_nested else tuple(self.shape)
-        return _reopen, (self._filename, self.dtype, shape, self._shared)
+        return _reopen, (file.name, self.dtype, shape, file.shared)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         # A copy has no file of its own: as `clone`, it is a plain tensor.
         memo[id(self)] = copy = self.clone()
         return copy
+
+
+@dataclass(frozen=True, slots=True)
+class MappedFile:
+    """What the storage of a mapped tensor knows of its file."""
+
+    name: str | None
+    shared: bool
+    lease: weakref.ref[Lease] | None
+
+
+_ANONYMOUS = MappedFile(None, True, None)
+_getitem = Tensor.__getitem__
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is all of its memory, in order."""
+    whole: bool = tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+    return whole
 
 
 def _like(other: Tensor, kw: dict[str, Any]) -> dict[str, Any]:
@@ -389,6 +430,24 @@ def _umask() -> int:
 def _reopen(name: str, dtype: torch.dtype, shape: tuple[Any, ...], shared: bool) -> Tensor:
     nested = bool(shape) and isinstance(shape[0], tuple)
     return _open_existing(name, dtype, torch.tensor(shape) if nested else shape, shared=shared)
+
+
+def _reopen_part(
+    name: str, dtype: torch.dtype, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], shared: bool
+) -> Tensor:
+    """Map the part of a file that a slice was.
+
+    Raises:
+        CorruptStoreError: the file ends before that part does, or no slice has such strides.
+    """
+    sound = len(shape) == len(stride) and offset >= 0 and all(n >= 0 for n in (*shape, *stride))
+    if not sound:
+        raise CorruptStoreError(f"{name}: no part of a file has shape {shape}, strides {stride}, offset {offset}")
+    if 0 in shape:
+        return MemoryMappedTensor.wrap(torch.empty(shape, dtype=dtype), name, shared=shared)
+    count = offset + 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+    mapped = _open_existing(name, dtype, (count,), shared=shared, part=True)
+    return mapped.as_strided(shape, stride, offset).as_subclass(MemoryMappedTensor)
 
 
 def _size_of(shape: Sequence[int] | Tensor) -> torch.Size:
@@ -418,7 +477,9 @@ def _name_of(handler: Any, fd: int) -> str | None:
     return os.path.abspath(os.fspath(name)) if same else None  # type: ignore[arg-type]
 
 
-def _open_existing(name: str, dtype: torch.dtype, shape: Sequence[int] | Tensor, *, shared: bool) -> MemoryMappedTensor:
+def _open_existing(
+    name: str, dtype: torch.dtype, shape: Sequence[int] | Tensor, *, shared: bool, part: bool = False
+) -> MemoryMappedTensor:
     if not _size_of(shape).numel():
         empty = _shaped(torch.empty(0, dtype=dtype), shape)
         return MemoryMappedTensor.wrap(empty, name, shared=shared)
@@ -433,17 +494,20 @@ def _open_existing(name: str, dtype: torch.dtype, shape: Sequence[int] | Tensor,
         finally:
             os.close(folder)
         try:
-            mapped = _map_existing(fd, name, dtype, shape, shared=shared)
+            mapped = _map_existing(fd, name, dtype, shape, shared=shared, part=part)
         finally:
             os.close(fd)
     return MemoryMappedTensor.wrap(mapped, name, shared=shared)
 
 
-def _map_existing(fd: int, name: str, dtype: torch.dtype, shape: Sequence[int] | Tensor, *, shared: bool) -> Tensor:
+def _map_existing(
+    fd: int, name: str, dtype: torch.dtype, shape: Sequence[int] | Tensor, *, shared: bool, part: bool = False
+) -> Tensor:
     info, size = os.fstat(fd), _size_of(shape)
     if not stat.S_ISREG(info.st_mode):
         raise CorruptStoreError(f"{name} is not a plain file, and cannot be mapped", url=name)
-    if info.st_size != (nbytes := size.numel() * dtype.itemsize):
+    nbytes = size.numel() * dtype.itemsize
+    if info.st_size < nbytes if part else info.st_size != nbytes:
         raise CorruptStoreError(
             f"{name} has {info.st_size} bytes, expected {nbytes} for shape {_shown(shape)} and {dtype}", url=name
         )

@@ -32,6 +32,7 @@ from tdstore.errors import (
 from tdstore.header import Group
 from tdstore.holes import HOLES, reserve
 from tdstore.indexing import gather
+from tdstore.io.mapped import sent
 from tdstore.keys import key_text, unravel
 from tdstore.ops.base import Names
 from tdstore.types import LeafSpec, NestedKey, Path, Write, path_text
@@ -388,6 +389,8 @@ class HomeMixin(ResidentTree):
         data = dict(self._data)
         if self._home is not None:  # else all of the memory that they are views of would go with each
             data = {key: leaf.clone() if isinstance(leaf, Tensor) else leaf for key, leaf in data.items()}
+        else:
+            data = {key: sent(leaf) if isinstance(leaf, Tensor) else leaf for key, leaf in data.items()}
         parts = (data, self._batch_size, self._device, self._names, self.is_locked)
         return _rebuilt, (type(self), *parts)
 

@@ -55,6 +55,10 @@ def _mapped(name: Any, dtype: torch.dtype, shape: Any, shared: Any) -> Tensor:
     return mmtensor._reopen(str(name), dtype, tuple(shape), False)
 
 
+def _mapped_part(name: Any, dtype: torch.dtype, offset: Any, shape: Any, stride: Any, shared: Any) -> Tensor:
+    return mmtensor._reopen_part(str(name), dtype, int(offset), tuple(shape), tuple(stride), False)
+
+
 def _as_is(function: Callable[..., Any]) -> tuple[Callable[..., Any], str]:
     return function, f"{function.__module__}.{function.__qualname__}"
 
@@ -85,6 +89,7 @@ def safe_globals() -> list[Any]:
         (_reopened, _as_is(home._reopened)[1]),
         (opened_for_reading, _as_is(handle._reopen)[1]),
         (_mapped, _as_is(mmtensor._reopen)[1]),
+        (_mapped_part, _as_is(mmtensor._reopen_part)[1]),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Give back the pages of a mapped file that a copy has passed: they count as memory of the process until then."""
+"""Leaves that are mapped files: the pages that a copy has passed, and parts that are sent by the name of the file."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import ctypes
 import mmap
 import sys
 
+import torch
 from torch import Tensor
 
-from tdstore.builtin.mmtensor import MemoryMappedTensor
+from tdstore.builtin.mmtensor import MappedFile, MemoryMappedTensor
 from tdstore.store import Cap, Store
 from tdstore.types import Path, StoreIndex
 
@@ -37,3 +38,18 @@ def drop_behind(store: Store, path: Path, index: StoreIndex) -> None:
     stop = (part.data_ptr() + part.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if stop > start:
         _madvise(start, stop - start, _DONTNEED)  # advice: where the system cannot follow it, nothing is lost
+
+
+def sent(leaf: Tensor) -> Tensor:
+    """A leaf as another process is to get it: a view of a mapped file as its place in the file, any other as it is.
+
+    A part of a file that has no name is given as a copy: the file ends with the process.
+    """
+    if type(leaf) is not Tensor or leaf.layout is not torch.strided or leaf.device.type != "cpu":
+        return leaf
+    if leaf.is_nested or leaf.requires_grad or leaf.is_conj() or leaf.is_neg():
+        return leaf
+    record: MappedFile | None = getattr(leaf.untyped_storage(), "tdstore_file", None)
+    if record is None:
+        return leaf
+    return leaf.clone() if record.name is None else leaf.as_subclass(MemoryMappedTensor)

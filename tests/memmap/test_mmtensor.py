@@ -20,7 +20,7 @@ from .support import OLD, load, save
 
 def test_operations_give_plain_tensors(tmp_path: FsPath) -> None:
     t = MMT.from_tensor(torch.arange(4.0), filename=tmp_path / "x")
-    for result in (t + 1, t[1:], t.clone(), t.view(2, 2), torch.stack([t, t])):
+    for result in (t + 1, t[[1, 2]], t[t > 1], t[:2] + 1, t.clone(), t.view(2, 2), torch.stack([t, t])):
         assert type(result) is torch.Tensor
     t[1:].mul_(2)
     assert torch.equal(torch.from_file(str(tmp_path / "x"), size=4), torch.tensor([0.0, 2, 4, 6]))
