@@ -6,15 +6,17 @@ import dataclasses
 import functools
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from tdstore.container.allocated import is_blank
 from tdstore.container.core import Container
 from tdstore.container.lazy import LazyStackedTensorDict
 from tdstore.container.nontensor import MetaData, NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.tensordict import TensorDict
 from tdstore.container.typed import Typed, full_name, lookup, register
 from tdstore.container.unbatched import UnbatchedTensor
-from tdstore.errors import MissingDependencyError
+from tdstore.errors import MissingDependencyError, OptionError
 from tdstore.modules.params import TensorDictParams
 from tdstore.tensorclass.making import tensorclass
 
@@ -212,13 +214,20 @@ def _body_of(cls: Any) -> dict[str, Any]:
 
 
 # -- torchrl -----------------------------------------------------------------------------------
-def torchrl_storage(td: Any) -> Any:
+def torchrl_storage(td: Any, *, length: int | None = None) -> Any:
     """A storage for torchrl's replay buffers over a TensorDict, wherever that is: rows are read as they are sampled.
 
-    The buffer holds the rows that are there, at once. What it is extended with is written into them in place,
-    where the TensorDict takes writes.
+    What the buffer is extended with is written in place, where the TensorDict takes writes. Its length is the number
+    of rows that hold data, and grows up to the batch size as rows after these are written. Only such rows are sampled.
+
+    Args:
+        td: the rows, and room for more.
+        length: how many rows, from the first on, hold data. By default 0 for a TensorDict that `from_schema` allocated
+            in this process and that was not written since, and all rows for any other.
 
     Raises:
+        OptionError: `td` was allocated by `from_schema` and written since, and `length` does not say how far; or
+            `length` is not between 0 and the number of rows.
         MissingDependencyError: `torchrl` is not installed.
 
     Example:
@@ -226,7 +235,17 @@ def torchrl_storage(td: Any) -> Any:
         >>> buffer = torchrl.data.TensorDictReplayBuffer(storage=torchrl_storage(td), batch_size=32)  # doctest: +SKIP
         >>> batch = buffer.sample()  # doctest: +SKIP
     """
-    return _storage_class()(td)
+    if length is None:
+        blank = is_blank(td)
+        if blank is False:
+            raise OptionError(
+                "some rows of this TensorDict were written since from_schema allocated it, and how many is not known",
+                hint=f"pass length=, the number of rows that hold data: {len(td)} if all do",
+            )
+        length = 0 if blank else len(td)
+    if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= len(td):
+        raise OptionError(f"length is a number of rows from 0 to {len(td)}, not {length!r}")
+    return _storage_class()(td, length)
 
 
 @functools.cache
@@ -242,11 +261,11 @@ def _storage_class() -> Any:
     class StoredRows(TensorStorage):  # type: ignore[misc,unused-ignore]
         """Rows of a TensorDict, wherever it is."""
 
-        def __init__(self, td: Any) -> None:
+        def __init__(self, td: Any, length: int) -> None:
             # One row, expanded, is what the buffer sees of shapes and keys; batches come through `get`.
             super().__init__(to_tensordict(td[:1]._resident().expand(td.batch_size)))
             self.td = td
-            self._filled = len(td)
+            self._filled = length
 
         def get(self, index: Any) -> Any:
             """Read rows, as a TensorDict of torchrl's."""
@@ -255,18 +274,23 @@ def _storage_class() -> Any:
 
         def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
             """Write rows in place."""
-            self.td[cursor] = from_tensordict(data)
+            rows: Any = from_tensordict(data)
+            if isinstance(rows, Container) and "index" not in set(self.td.keys()):
+                rows = rows.exclude("index")  # where the buffer puts the rows: its samples get it anew
+            self.td[cursor] = rows
+            self._filled = max(self._filled, _rows_up_to(cursor, len(self.td)))
 
         def __len__(self) -> int:
             return self._filled
 
         def state_dict(self) -> dict[str, Any]:
             """The rows, as a state dict."""
-            return {"_storage": self.td.state_dict()}
+            return {"_storage": self.td.state_dict(), "_len": self._filled}
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             """Write rows back."""
             self.td.load_state_dict(state_dict["_storage"])
+            self._filled = state_dict.get("_len", len(self.td))
 
         def dumps(self, path: Any) -> None:
             """Write the rows as a folder that any storage of torchrl's loads. All of them are read into memory."""
@@ -286,3 +310,13 @@ def _storage_class() -> Any:
             self._filled = 0
 
     return StoredRows
+
+
+def _rows_up_to(cursor: Any, rows: int) -> int:
+    """How many rows there are up to the last one that an index of rows names."""
+    if isinstance(cursor, slice):
+        cursor = range(*cursor.indices(rows))
+    found = torch.as_tensor([*cursor[:1], *cursor[-1:]] if isinstance(cursor, range) else cursor)
+    if found.dtype is torch.bool:
+        found = found.nonzero()
+    return int((found + rows * (found < 0)).max()) + 1 if found.numel() else 0

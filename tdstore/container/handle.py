@@ -47,8 +47,8 @@ class StoreHandle:
     """
 
     __slots__ = (
-        "__weakref__", "_before", "_ending", "backend", "crowded", "groups", "location", "mode", "options", "specs",
-        "store", "told", "trusted",
+        "__weakref__", "_before", "_ending", "backend", "blank", "crowded", "groups", "location", "mode",
+        "options", "specs", "store", "told", "trusted",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +58,8 @@ class StoreHandle:
         self._hold(store)
         self._before: tuple[dict[Path, Group], dict[Path, LeafSpec]] | None = None
         """The catalogue of the last commit, while the structure changes."""
+        self.blank: bool | None = None
+        """Whether an allocated dataset had no rows written at the last commit; None for one that was not allocated."""
         self.backend = backend
         self.location = location
         self.options = dict(options)
@@ -246,6 +248,8 @@ class StoreHandle:
     def commit(self, groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec] | None = None) -> None:
         """Save new group records, and only then believe them."""
         self.check_writable()
+        if self.blank and self.store.uncommitted:
+            self.blank = False
         self.store.save_header(Header(groups))
         self.groups = dict(groups)
         if specs is not None:

@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.container.allocated import mark_allocated
 from tdstore.container.filling import FillingMixin
 from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import LOCKED
@@ -201,7 +202,9 @@ class SavingMixin(FillingMixin):
         if storage is None and location is None:
             if options:
                 raise OptionError(f"an in-memory TensorDict has no option {next(iter(options))!r}")
-            return _in_memory(cls._resident_class, specs, batch, device, names)
+            td = _in_memory(cls._resident_class, specs, batch, device, names)
+            mark_allocated(td)
+            return td
         where = None if device is None else str(torch.device(device))
         groups = _groups_of(specs, batch, where, None if names is None else tuple(names))
         how: Mode = mode or ("w" if existsok else "x")
@@ -218,6 +221,7 @@ class SavingMixin(FillingMixin):
             td._mark_mapped()
         _lock_stored(td, handle)
         td._undo = "close"
+        mark_allocated(td)
         return td
 
     # -- over a store ------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torchrl import data as rl
 
 import tdstore
 from tdstore import NonTensorStack, TensorDict, interop
-from tdstore.errors import MissingDependencyError
+from tdstore.errors import MissingDependencyError, OptionError
 from tdstore.interop import to_tensordict, torchrl_storage
 
 LOCATIONS = ["run.h5", "run.zarr", "run"]
@@ -101,3 +101,51 @@ def test_rows_of_a_tensorclass(tmp_path: Any) -> None:
     assert peer.is_tensorclass(batch) and batch.text == ["abcdef"[int(i)] for i in batch.obs]
     buffer.extend(to_tensordict(Transition(obs=-torch.ones(2), text="new", batch_size=[2])))
     assert stored.obs.tolist() == [-1, -1, 2, 3, 4, 5] and stored[1].text == "new"
+
+
+def rows(n: int, value: int) -> Any:
+    return to_tensordict(TensorDict({"obs": torch.full((n, 2), float(value)), "r": torch.full((n,), value)}, [n]))
+
+
+@pytest.mark.parametrize("location", [*LOCATIONS, None])
+def test_an_allocated_dataset_has_no_rows_yet(tmp_path: Any, location: str | None) -> None:
+    where = {} if location is None else {"location": tmp_path / location}
+    td = TensorDict.from_schema({"obs": ((2,), "float32"), "r": ((), "int64")}, batch_size=[100], **where)
+    buffer = rl.TensorDictReplayBuffer(storage=torchrl_storage(td), batch_size=32)
+    assert len(buffer) == 0
+    with pytest.raises(RuntimeError):
+        buffer.sample()
+    buffer.extend(rows(10, 7))
+    assert len(buffer) == 10
+    for _ in range(5):
+        assert (buffer.sample()["r"] == 7).all(), "a row was sampled that nobody wrote"
+    buffer.extend(rows(95, 8))
+    assert len(buffer) == 100, "more rows than there is room for"
+    assert td["r"].tolist() == [8] * 5 + [7] * 5 + [8] * 90
+    assert set(td.keys()) == {"obs", "r"}, "the buffer added entries of its own to the dataset"
+    state = buffer.state_dict()
+    other = rl.TensorDictReplayBuffer(storage=torchrl_storage(td.clone(), length=3), batch_size=32)
+    other.load_state_dict(state)
+    assert len(other) == 100
+    with pytest.raises(OptionError, match="how many is not known") as caught:
+        torchrl_storage(td)
+    assert "length=" in str(caught.value.hint)
+    assert len(torchrl_storage(td, length=40)) == 40
+    td.close()
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_writes_between_allocation_and_buffer_are_seen(tmp_path: Any, location: str) -> None:
+    td = TensorDict.from_schema({"r": ((), "int64")}, batch_size=[100], location=tmp_path / location)
+    td[:5] = TensorDict({"r": torch.ones(5, dtype=torch.int64)}, [5])
+    td.commit()
+    with pytest.raises(OptionError):
+        torchrl_storage(td)
+    td.close()
+    # Of a dataset that was opened nobody knows: all rows, unless the caller says how many.
+    with tdstore.open(tmp_path / location, "r+") as opened:
+        assert len(torchrl_storage(opened)) == 100
+        assert len(torchrl_storage(opened, length=5)) == 5
+        for wrong in (-1, 101, 2.0, True):
+            with pytest.raises(OptionError, match="from 0 to 100"):
+                torchrl_storage(opened, length=wrong)  # type: ignore[arg-type]
