@@ -8,6 +8,7 @@ have the form of older versions, where `__batch_size` and `__device` are entries
 from __future__ import annotations
 
 import functools
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,8 @@ class StateDictMixin(Container):
         """Give the tensors as an `OrderedDict`, as `torch.nn.Module.state_dict`: detached, sharing memory.
 
         Its attribute `_metadata` holds batch sizes, devices, names and values that are no tensors. A lazy stack
-        comes as the stack, or, where its elements differ, as its elements.
+        comes as the stack, or, where its elements differ, as its elements. The loaders of torchdata, which ask a
+        data set for its position, get an empty state.
 
         Args:
             destination: an ordered dict to add to.
@@ -59,6 +61,8 @@ class StateDictMixin(Container):
             >>> dict(TensorDict({"u": torch.zeros(2), "v": {"w": torch.ones(2)}}).state_dict())
             {'u': tensor([0., 0.]), 'v.w': tensor([1., 1.])}
         """
+        if _asked_by_a_loader():
+            return {}
         out: Any = OrderedDict() if destination is None else destination
         if not hasattr(out, "_metadata") and isinstance(out, OrderedDict):
             out._metadata = OrderedDict()  # type: ignore[attr-defined]
@@ -86,11 +90,27 @@ class StateDictMixin(Container):
         Raises:
             StateDictError: keys that do not match. BatchSizeError: an entry of another shape. Nothing was changed.
         """
+        if _asked_by_a_loader():
+            return self
         tree = read(state_dict, self, from_flatten)
         job = _Loading(strict, assign)
         job.plan(self, tree, ())
         job.run()
         return self
+
+
+def _asked_by_a_loader() -> bool:
+    """Whether torchdata asks for the state of a data set, to go on from later.
+
+    A container has none, since the position is that of the sampler. Its entries are data: as a state they would be all
+    rows, in each checkpoint, and loading one would write old rows over newer ones.
+    """
+    if "torchdata" not in sys.modules:
+        return False
+    frame = sys._getframe(2)
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("tdstore."):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "torchdata"
 
 
 # -- out ---------------------------------------------------------------------------------------
