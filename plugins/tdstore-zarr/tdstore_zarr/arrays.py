@@ -92,6 +92,13 @@ class ArrayMeta:
         """What the core knows of it."""
         return LeafSpec(self.shape, self.dtype, fill_value=fill_of(self.fill, self.dtype))
 
+    def named(self, names: tuple[str | None, ...] | None) -> ArrayMeta:
+        """The same array with other names of its dimensions."""
+        return ArrayMeta(
+            self.shape, self.dtype, self.data_type, self.fill, self.chunks, self.inner, self.sharded, self.pipeline,
+            self.codecs, self.index_at_end, self.index_crc, self.keys, self.attributes, names,
+        )  # fmt: skip
+
     def chunk_key(self, number: int) -> str:
         """The key of an object below its node, by its number in C order."""
         place = []

@@ -37,6 +37,8 @@ from tdstore_zarr.redolog import LoggedEngine, Put, without_log
 
 _log = logging.getLogger("tdstore")
 MAX_ASKED = 10_000
+LOOKED_AT = 20_000
+"""Objects of a folder whose sizes are compared at opening; those of a larger store are as they are read."""
 PREFETCH = 1024
 """Shard indices that are fetched at opening, where a request is dear."""
 
@@ -64,7 +66,7 @@ class Contents:
         self.max_bytes = max_bytes
         self.pid = os.getpid()
         self.document = Document(ours=True)
-        self.names = Names()
+        self._names: Names | None = Names()
         self.root = b""
         """The root as it was read or committed, without a log."""
         self.marked: set[Path] = set()
@@ -161,16 +163,24 @@ class Contents:
 
     def _take_in(self, document: Document) -> None:
         """Know the nodes of a document, and look for what it does not say."""
-        self.document, self.foreign, self.names = document, None, Names()
+        self.document, self.foreign, self._names = document, None, None
         if not document.ours:
             wary = not self.trust and self.max_bytes is None
             self.foreign = Foreign(self.place, document, trust=self.trust, wary=wary, leaves=not self.writable)
             self.foreign.load()
         check_declared(sum(leaf.spec.nbytes for leaf in document.leaves.values()), self.max_bytes, self.url)
-        for path, node in [*document.groups.items(), *((p, leaf.node) for p, leaf in self.leaves.items())]:
-            self.names.put(path, node)
-        for node, path in document.copies.items():
-            self.names.put(path, node)
+
+    @property
+    def names(self) -> Names:
+        """Which node each leaf and group is."""
+        if self._names is None:
+            names, document = Names(), self.document
+            for path, node in [*document.groups.items(), *((p, leaf.node) for p, leaf in self.leaves.items())]:
+                names.put(path, node)
+            for node, path in document.copies.items():
+                names.put(path, node)
+            self._names = names
+        return self._names
 
     def follow(self, *, ask: bool) -> bool:
         """Read the root again if another writer committed since; whether it did.
@@ -248,7 +258,7 @@ class Contents:
             # Where nothing can be renamed, nodes are put before the root: the root's copy of them is what counts.
             for node, data in self.document.metadata.items() if self.place.local else ():
                 self._verify_node(node, data)
-        elif verify == "size" and self.place.local:
+        elif verify == "size" and self.place.local and sum(len(x.objects) for x in self.leaves.values()) <= LOOKED_AT:
             engine = self.place.engine
             for leaf in self.leaves.values():
                 for number, stored in leaf.objects.items():

@@ -11,11 +11,12 @@ from __future__ import annotations
 import base64
 import os
 import socket
+import struct
 import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -25,9 +26,9 @@ from tdstore.errors import CorruptStoreError, UnsupportedError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
 from tdstore.manifest import seal, unseal
 from tdstore.types import Path, path_text
-from tdstore_zarr.arrays import parse_array
 from tdstore_zarr.leaf import Leaf, Stored
-from tdstore_zarr.redolog import LOG, RedoLog, decode_log
+from tdstore_zarr.parsing import ArrayParser
+from tdstore_zarr.redolog import LOG, RedoLog, decode_log, with_attribute
 
 NAME = "zarr.json"
 MANIFEST = "tdstore"
@@ -98,8 +99,8 @@ def mark_now() -> Mark:
 class Document:
     """What a root says."""
 
-    metadata: dict[str, Any] = field(default_factory=dict)
-    """Consolidated: the `zarr.json` of every node below the root."""
+    nodes: dict[str, Any] = field(default_factory=dict)
+    """Consolidated: the `zarr.json` of every node below the root, where `raw` as text."""
     attributes: dict[str, Any] = field(default_factory=dict)
     """Those of the root that are not ours."""
     consolidated: bool = False
@@ -113,8 +114,39 @@ class Document:
     groups: dict[Path, str] = field(default_factory=dict)
     copies: dict[str, Path] = field(default_factory=dict)
     """Nodes that repeat values of the header, for other programs."""
+    raw: bool = False
+    url: str = ""
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The `zarr.json` of every node below the root."""
+        if self.raw:
+            try:
+                self.nodes = {node: msgspec.json.decode(text) for node, text in self.nodes.items()}
+            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+                raise CorruptStoreError(f"{self.url}: {NAME} is not readable: {error}", url=self.url) from error
+            self.raw = False
+        return self.nodes
+
+    @metadata.setter
+    def metadata(self, nodes: dict[str, Any]) -> None:
+        self.nodes, self.raw = nodes, False
 
 
+class _Consolidated(msgspec.Struct):
+    metadata: dict[str, msgspec.Raw]
+
+
+class _Root(msgspec.Struct):
+    """A root of ours, whose nodes stay text until they are needed."""
+
+    zarr_format: Literal[3]
+    node_type: Literal["group"]
+    attributes: dict[str, Any]
+    consolidated_metadata: _Consolidated
+
+
+_decode_ours = msgspec.json.Decoder(_Root).decode
 _dumps = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -127,7 +159,8 @@ def encode_root(
         ValueError: beyond the limits that a reader accepts.
     """
     records = [_record(leaf) for leaf in leaves]
-    metadata = f"{crc32c(_dumps(document.metadata)):08x}"
+    nodes = _dumps(document.metadata)
+    metadata = f"{crc32c(nodes):08x}"
     groups = sorted(document.groups.items())
     copies = sorted((path, node) for node, path in document.copies.items())
     name = generation or uuid.uuid4().hex
@@ -137,20 +170,16 @@ def encode_root(
             f"{url} would have a manifest of {len(body)} bytes and {len(document.metadata)} nodes; "
             f"the limits are {MAX_BYTES} and {MAX_NODES}"
         )
-    return _root(document, {MANIFEST: seal(body).decode()})
+    root: dict[str, Any] = {"zarr_format": 3, "node_type": "group"}
+    root["attributes"] = {**document.attributes, MANIFEST: seal(body).decode()}
+    # Sorted, as the checksum is taken: a reader need not decode them to compare it.
+    root["consolidated_metadata"] = {"kind": "inline", "must_understand": False, "metadata": msgspec.Raw(nodes)}
+    return msgspec.json.encode(root)
 
 
 def unmarked(data: bytes) -> bytes:
     """The same root, without a mark."""
-    root = msgspec.json.decode(data)
-    root.get("attributes", {}).pop(DIRTY, None)
-    return msgspec.json.encode(root)
-
-
-def _root(document: Document, ours: dict[str, Any]) -> bytes:
-    root: dict[str, Any] = {"zarr_format": 3, "node_type": "group", "attributes": {**document.attributes, **ours}}
-    root["consolidated_metadata"] = {"kind": "inline", "must_understand": False, "metadata": document.metadata}
-    return msgspec.json.encode(root)
+    return with_attribute(data, DIRTY, None)
 
 
 def _record(leaf: Leaf) -> _Record:
@@ -164,6 +193,7 @@ def _record(leaf: Leaf) -> _Record:
 
 
 _TABLE = np.dtype([("number", "<u8"), ("size", "<u8"), ("crc", "<i8")])
+_RECORD = struct.Struct("<QQq")
 
 
 def decode_root(data: bytes, *, url: str, trust: bool = False) -> Document:
@@ -173,23 +203,17 @@ def decode_root(data: bytes, *, url: str, trust: bool = False) -> Document:
         CorruptStoreError: damaged, or describing what cannot be. UnsupportedError: an array, or another version.
     """
     try:
-        root = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise CorruptStoreError(f"{url}: {NAME} is not readable: {error}", url=url, hint=_RESTORE) from error
-    if not isinstance(root, dict) or root.get("zarr_format") != 3:
-        raise CorruptStoreError(f"{url}: {NAME} is not that of a zarr v3 node", url=url, hint=_RESTORE)
-    if root.get("node_type") != "group":
-        what = "an array" if root.get("node_type") == "array" else f"a {root.get('node_type')!r}"
-        raise UnsupportedError(f"{url} is {what}, not a group of arrays", url=url, hint="open the group that holds it")
-    attributes = root.get("attributes", {})
-    consolidated = root.get("consolidated_metadata")
-    metadata: Any = {}
-    if consolidated is not None:
-        metadata = consolidated.get("metadata") if isinstance(consolidated, dict) else None
-    if not isinstance(attributes, dict) or not isinstance(metadata, dict) or len(metadata) > MAX_NODES:
-        raise CorruptStoreError(f"{url}: {NAME} has malformed attributes or metadata", url=url, hint=_RESTORE)
+        ours = _decode_ours(data)
+        attributes, metadata, consolidated = ours.attributes, ours.consolidated_metadata.metadata, True
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        attributes, metadata, consolidated = _decode_any(data, url)
+    if MANIFEST not in attributes and consolidated:
+        attributes, metadata, consolidated = _decode_any(data, url)
+    if len(metadata) > MAX_NODES:
+        raise CorruptStoreError(f"{url}: {NAME} has more than {MAX_NODES} nodes", url=url, hint=_RESTORE)
     manifest, mark, log = (attributes.pop(name, None) for name in (MANIFEST, DIRTY, LOG))
-    found = Document(metadata, attributes, consolidated is not None, manifest is not None)
+    raw = any(isinstance(text, msgspec.Raw) for text in metadata.values())
+    found = Document(metadata, attributes, consolidated, manifest is not None, raw=raw, url=url)
     if log is not None:
         found.log = decode_log(log, url)
     if mark is not None:
@@ -202,6 +226,27 @@ def decode_root(data: bytes, *, url: str, trust: bool = False) -> Document:
     return found
 
 
+def _decode_any(data: bytes, url: str) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """The attributes and nodes of any root, and whether its metadata is consolidated."""
+    try:
+        root = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptStoreError(f"{url}: {NAME} is not readable: {error}", url=url, hint=_RESTORE) from error
+    if not isinstance(root, dict) or root.get("zarr_format") != 3:
+        raise CorruptStoreError(f"{url}: {NAME} is not that of a zarr v3 node", url=url, hint=_RESTORE)
+    if root.get("node_type") != "group":
+        what = "an array" if root.get("node_type") == "array" else f"a {root.get('node_type')!r:.100}"
+        raise UnsupportedError(f"{url} is {what}, not a group of arrays", url=url, hint="open the group that holds it")
+    attributes = root.get("attributes", {})
+    consolidated = root.get("consolidated_metadata")
+    metadata: Any = {}
+    if consolidated is not None:
+        metadata = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+    if not isinstance(attributes, dict) or not isinstance(metadata, dict):
+        raise CorruptStoreError(f"{url}: {NAME} has malformed attributes or metadata", url=url, hint=_RESTORE)
+    return attributes, metadata, consolidated is not None
+
+
 def _read_manifest(found: Document, manifest: Any, url: str, trust: bool) -> None:
     raw = manifest.encode("utf-8", "replace") if isinstance(manifest, str) else b""
     data = unseal(raw, url=url, what=f"the root attribute {MANIFEST!r}", hint=_RESTORE)
@@ -209,7 +254,10 @@ def _read_manifest(found: Document, manifest: Any, url: str, trust: bool) -> Non
         body = msgspec.json.decode(data, type=_Body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptStoreError(f"{url}: the manifest is not readable: {error}", url=url) from error
-    if f"{crc32c(_dumps(found.metadata)):08x}" != body.metadata:
+    if (
+        f"{crc32c(_dumps(found.nodes)):08x}" != body.metadata
+        and f"{crc32c(_dumps(found.metadata)):08x}" != body.metadata
+    ):
         raise CorruptStoreError(
             f"{url}: the metadata of its arrays is not what was committed: damaged, or changed by another program",
             url=url,
@@ -219,31 +267,31 @@ def _read_manifest(found: Document, manifest: Any, url: str, trust: bool) -> Non
     found.header = header_from_builtins(body.header, url=url)
     found.groups = dict(body.groups)
     found.copies = {node: path for path, node in body.copies}
+    parser = ArrayParser(url, trust)
     for record in body.leaves:
-        _add_leaf(found, record, url, trust)
+        _add_leaf(found, record, parser)
 
 
-def _add_leaf(found: Document, record: _Record, url: str, trust: bool) -> None:
-    where = f"leaf {path_text(record.path)}"
-    data = found.metadata.get(record.node)
-    if not isinstance(data, dict) or data.get("node_type") != "array":
-        raise CorruptStoreError(f"{url}: {where} has no array", url=url, hint=_RESTORE)
-    if not 1 <= len(record.path) <= MAX_DEPTH or record.path in found.leaves:
-        raise CorruptStoreError(f"{url}: {where} is described twice, or nested too deep", url=url)
-    meta = parse_array(data, where, url, trust=trust)
+def _add_leaf(found: Document, record: _Record, parser: ArrayParser) -> None:
+    path, data = record.path, found.nodes.get(record.node)
+    if not 1 <= len(path) <= MAX_DEPTH or path in found.leaves:
+        raise _wrong(parser, path, "is described twice, or nested too deep")
+    meta, spec, cut, most = parser.parse(data, path)
     try:
-        table = np.frombuffer(base64.b64decode(record.objects, validate=True), _TABLE)
-    except ValueError:
-        raise CorruptStoreError(f"{url}: {where} has a malformed list of objects", url=url) from None
-    limit = 1
-    for n in meta.grid:
-        limit *= n
-    if len(table) != record.count or len(table) > limit or (len(table) and int(table["number"].max()) >= limit):
-        raise CorruptStoreError(f"{url}: {where} lists objects that it cannot have", url=url)
-    if len(table) and int(table["size"].max()) >= 2**62:
-        raise CorruptStoreError(f"{url}: {where} lists an object of impossible size", url=url)
-    rows = zip(table["number"].tolist(), table["size"].tolist(), table["crc"].tolist(), strict=True)
-    found.leaves[record.path] = Leaf(record.path, record.node, meta, {n: Stored(s, c) for n, s, c in rows})
+        rows = list(_RECORD.iter_unpack(base64.b64decode(record.objects, validate=True)))
+    except (ValueError, struct.error):
+        raise _wrong(parser, path, "has a malformed list of objects") from None
+    objects = {row[0]: Stored(row[1], row[2]) for row in rows}
+    if len(rows) != record.count or len(rows) > most or (rows and max(objects) >= most):
+        raise _wrong(parser, path, "lists objects that it cannot have")
+    for row in rows:
+        if row[1] >= 2**62:
+            raise _wrong(parser, path, "lists an object of impossible size")
+    found.leaves[path] = Leaf(path, record.node, meta, objects, True, spec, cut)
+
+
+def _wrong(parser: ArrayParser, path: Path, what: str) -> CorruptStoreError:
+    return CorruptStoreError(f"{parser.url}: leaf {path_text(path)} {what}", url=parser.url, hint=_RESTORE)
 
 
 _RESTORE = "restore the store from a copy; zarr can still read the arrays that are whole"

@@ -46,11 +46,13 @@ class Leaf:
     """By number. What is not here was never written and reads as the fill value."""
     complete: bool = True
     """Whether `objects` is all there is. False where nothing could tell: an object is then asked for by name."""
-    spec: LeafSpec = field(init=False)
-    cut: Cut = field(init=False)
+    spec: LeafSpec = None  # type: ignore[assignment]
+    """What the core knows of it; with `cut`, what follows from `meta`."""
+    cut: Cut = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        self.renew()
+        if self.spec is None:
+            self.renew()
 
     def renew(self) -> None:
         """Follow a change of `meta`."""

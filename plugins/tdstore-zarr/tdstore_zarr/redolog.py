@@ -49,19 +49,25 @@ class RedoLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keys of objects that are to be removed."""
 
 
+def with_attribute(root: bytes, name: str, value: str | None) -> bytes:
+    """The same root, with another attribute, or without it; what else is in it is not decoded."""
+    top = msgspec.json.decode(root, type=dict[str, msgspec.Raw])
+    attributes = msgspec.json.decode(top.get("attributes", msgspec.Raw(b"{}")), type=dict[str, msgspec.Raw])
+    attributes.pop(name, None)
+    if value is not None:
+        attributes[name] = msgspec.Raw(msgspec.json.encode(value))
+    top["attributes"] = msgspec.Raw(msgspec.json.encode(attributes))
+    return msgspec.json.encode(top)
+
+
 def encode_logged(root: bytes, log: RedoLog) -> bytes:
     """The same root, with a log."""
-    data = msgspec.json.decode(root)
-    data.setdefault("attributes", {})[LOG] = seal(msgspec.json.encode(log)).decode()
-    return msgspec.json.encode(data)
+    return with_attribute(root, LOG, seal(msgspec.json.encode(log)).decode())
 
 
 def without_log(root: bytes) -> bytes:
     """The same root, without a log."""
-    data = msgspec.json.decode(root)
-    if data.get("attributes", {}).pop(LOG, None) is None:
-        return root
-    return msgspec.json.encode(data)
+    return with_attribute(root, LOG, None)
 
 
 def decode_log(text: Any, url: str) -> RedoLog:

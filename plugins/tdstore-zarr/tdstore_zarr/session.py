@@ -90,7 +90,7 @@ class Session(Contents):
         else:
             for path in list(self.leaves):
                 self.unlink(path)
-            self.document, self.names = Document(ours=True), Names()
+            self.document, self._names = Document(ours=True), Names()
             self.reader.forget_all()
         self.marked, self._moved = set(), {}
 

@@ -78,8 +78,8 @@ def open_zarr(
             `memory://name`; `zarr://` may stand before each.
         mode: "r", "r+", "w", "x" or "a", as `tdstore.Store` says. A zip file is written whole ("w", "x").
         durable: "commit" waits for the medium at every commit; "none" survives the death of the process only.
-        verify: "size" compares sizes with the manifest (over a wire, as objects are read), "full" all
-            checksums and metadata too, "none" neither.
+        verify: "size" compares sizes with the manifest (over a wire, or if there are more than 20,000 objects, as
+            they are read), "full" all checksums and metadata too, "none" neither.
         recover: "accept" takes a store as it is that a writer left in the middle, or another program changed.
         trust: "zarr" believes declared sizes, and lets zarr-python apply any installed codec.
         lock_timeout: seconds to wait for other writers.
