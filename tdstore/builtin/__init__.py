@@ -53,7 +53,7 @@ def tdstore_backends() -> Iterable[Backend]:
         suffixes=(".tdz",),
         magic=(b"PK\x03\x04",),
         summary="a memmap directory as one zip file, memory-mapped where it is not compressed",
-        caps=_RESIDENT | Cap.SHARED | Cap.PERSISTENT,
+        caps=_RESIDENT | Cap.PERSISTENT,
     )
 
 

@@ -18,6 +18,7 @@ from tdstore.hookspecs import Backend
 from tdstore.registry import registry
 from tdstore.store import Cap
 from tdstore.testing import installed
+from tdstore.testing.setup import able
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,15 +86,10 @@ def check(backend: Backend, args: argparse.Namespace, options: dict[str, object]
         ]
         del sys.modules[installed.__name__]  # pytest imports it again, with the job in the environment
         status = int(pytest.main([str(installed.__file__), *flags, "-rf", *(["-k", args.k] if args.k else [])]))
-    print(f"{backend.name} declares: {able(caps)}")
+    print(f"{backend.name} declares: {able(Cap(caps))}")
     if status == pytest.ExitCode.TESTS_FAILED:
         print(AFTER_FAILURES)
     return status
-
-
-def able(caps: int) -> str:
-    """The abilities in words; the tests of those that are not declared were skipped."""
-    return ", ".join(str(cap.name) for cap in Cap(caps)) or "no ability"
 
 
 AFTER_FAILURES = """\

@@ -183,6 +183,11 @@ class StoreSetup:
             assert name in known, f"deviations names {name!r}, which is no test; nearest: {near}"
 
 
+def able(caps: Cap) -> str:
+    """The abilities in words."""
+    return ", ".join(str(cap.name) for cap in caps) or "no ability"
+
+
 def fill(store: Store, leaves: Leaves) -> None:
     """Create and write whole leaves, each in one call."""
     store.create({path: LeafSpec(value.shape, value.dtype) for path, value in leaves.items()})
