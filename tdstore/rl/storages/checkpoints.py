@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
@@ -399,29 +398,20 @@ def _from_state(storage: LazyStorage, rows: Any) -> TensorDictBase | Typed:
     return td.load_state_dict(rows, strict=False)
 
 
-def by_value(state: dict[str, Any], *, back: bool = False) -> dict[str, Any]:
-    """A state dict with arrays for its tensors, or tensors for its arrays.
+def rows_of(storage: LazyStorage) -> list[tuple[Any, torch.dtype, torch.Size]]:
+    """The visible rows of each column, as bytes.
 
     To a spawned process torch would send tensors as memory that both share, which is gone when these copies are.
     """
-    convert: Callable[[Any], Any] = _tensor if back else _array
-    rows = copy.copy(state["_storage"])
-    if isinstance(rows, Mapping):
-        for key, value in rows.items():
-            rows[key] = convert(value)  # type: ignore[index]
-    else:
-        rows = convert(rows)
-    return {**state, "_storage": rows}
+    columns = storage._ready().look(slice(0, storage._state.length))
+    return [(c.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().copy(), c.dtype, c.shape) for c in columns]
 
 
-def _array(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), value.dtype, value.shape
-
-
-def _tensor(value: Any) -> Any:
-    if not (isinstance(value, tuple) and len(value) == 3 and isinstance(value[1], torch.dtype)):
-        return value
-    array, dtype, shape = value
-    return torch.from_numpy(array).view(dtype).reshape(shape)
+def load_rows(storage: LazyStorage, rows: list[tuple[Any, torch.dtype, torch.Size]]) -> None:
+    """Write the rows that `rows_of` gave into the table of a storage."""
+    values = [torch.from_numpy(array).view(dtype).reshape(shape) for array, dtype, shape in rows]
+    length = len(values[0]) if values else 0
+    table = storage._ready()
+    if length:
+        table.write(slice(0, length), values)
+    storage._commit(table, State(length=length))

@@ -296,12 +296,13 @@ class LazyStorage(TabularStorage):
             self._table.handle.store.flush()
             state["rows"] = self._table.handle
         elif self._table is not None:
-            state["rows"] = checkpoints.by_value(self.state_dict())
+            state["rows"] = checkpoints.rows_of(self)
+            state["counters"] = (self.cursor, self.write_count)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open the rows, or take over a copy of them."""
-        rows = state.pop("rows", None)
+        rows, counters = state.pop("rows", None), state.pop("counters", None)
         structure = state.pop("_structure")
         self.__dict__.update(state)
         self._lock, self._attached, self._end = threading.RLock(), [], None
@@ -315,7 +316,8 @@ class LazyStorage(TabularStorage):
             self.shared_init = False
             capacity = -(-self.max_size // max(1, math.prod(structure.inner)))
             self._uses(memory_table(structure, capacity, self.device), structure)
-            self.load_state_dict(checkpoints.by_value(rows, back=True))
+            checkpoints.load_rows(self, rows)
+            self.set_counters(*counters)
 
     # -- the end ---------------------------------------------------------------------------------
     def flush(self) -> None:

@@ -20,8 +20,9 @@ from torch import Tensor
 from tdstore.container.handle import StoreHandle
 from tdstore.dtypes import from_numpy, is_bit_pattern, to_numpy
 from tdstore.errors import BatchSizeError
-from tdstore.rl.storages.state import Ints, State, read_state, write_state
+from tdstore.rl.storages.state import LENGTH, Ints, State, read_state, write_state
 from tdstore.rl.storages.structure import Column
+from tdstore.store import Cap
 from tdstore.types import Path, Read, Write
 
 STATE: Path = ("_replay_state", "data")
@@ -146,7 +147,7 @@ class ArrayTable(Table):
         starts = [array.ctypes.data for array in self._arrays]
         self._places = list(zip(starts, sizes, (c.dtype for c in columns), self._arrays, strict=True))
         """Address of the first row, bytes of a row, dtype, and the array, of each column."""
-        self._numbers: Ints = np.zeros(32, np.int64) if numbers is None else numbers
+        self._numbers: Ints = np.zeros(LENGTH, np.int64) if numbers is None else numbers
         self._undo_slots, self._undo_rows = self._undo_views(undo)
         self._undo_places = [view.ctypes.data for view in self._undo_rows]
         self.durable = undo is not None
@@ -389,10 +390,16 @@ class StoredTable(Table):
         return read_state(to_numpy(self.handle.store.read([Read(STATE)])[0]), self.handle.store.url)
 
     def commit(self, state: State) -> None:
-        """Write the counters once the rows are there: what is written before a flush is there before what follows."""
+        """Write the counters once the rows are there, and commit both where nothing else keeps them after a death."""
+        self._count(state)
+        if Cap.SHARED not in self.handle.store.caps:
+            self.handle.commit(self.handle.groups)
+
+    def _count(self, state: State) -> None:
+        """Write the counters: what is written before a flush is on the medium before what follows."""
         store = self.handle.store
         store.flush()
-        numbers = np.zeros(32, np.int64)
+        numbers = np.zeros(LENGTH, np.int64)
         write_state(numbers, state)
         store.write([Write(STATE, (), torch.from_numpy(numbers))])
         store.flush()
@@ -441,7 +448,7 @@ class StoredTable(Table):
         ]
         room = torch.from_numpy(np.concatenate(parts))
         store.write([Write(UNDO, (slice(0, len(room), 1),), room)])
-        self.commit(state._replace(pending=count_of(rows)))
+        self._count(state._replace(pending=count_of(rows)))
 
     def undo(self) -> State:
         """Put back the rows that a killed writer was overwriting."""

@@ -1,0 +1,155 @@
+"""What a killed writer leaves: a length and a cursor that belong to rows which are wholly there."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+
+from tdstore import TensorDict
+from tdstore.rl.storages import LazyMemmapStorage, LazyStorage, state, table
+from tdstore.testing.crash import deaths, die_at, small_disk
+from tests.rl.places import kinds
+
+IN_MEMORY = True
+CAPACITY = 40
+
+
+def numbered(start, n):
+    """Rows of which each entry tells the number."""
+    i = torch.arange(start, start + n)
+    return TensorDict(
+        {
+            "i": i,
+            "wide": i.view(-1, 1).expand(n, 300).clone(),
+            "next": TensorDict({"small": i.to(torch.int16)}, [n]),
+            "text": [f"row {k}" for k in i.tolist()],
+        },
+        [n],
+    )
+
+
+def check(storage, acknowledged):
+    """The visible rows are whole, follow one another, and no acknowledged one is missing; writing goes on."""
+    length, count = len(storage), storage.write_count
+    assert count >= acknowledged and length == min(count, CAPACITY) and storage.cursor == count % CAPACITY
+    if not length:
+        return
+    rows = storage[:]
+    order = [(storage.cursor - length + k) % CAPACITY for k in range(length)]
+    assert rows["i"][order].tolist() == list(range(count - length, count))
+    assert (rows["wide"] == rows["i"].view(-1, 1)).all() and (rows["next", "small"] == rows["i"]).all()
+    assert list(rows["text"]) == [f"row {k}" for k in rows["i"].tolist()]
+    storage.append(numbered(count, 3))
+    assert storage[(storage.cursor - 1) % CAPACITY]["text"] == f"row {count + 2}"
+
+
+@kinds(["memmap", "h5", "zarr", "remote", "redis"])
+def test_a_writer_that_is_killed_at_any_time(kind, request, tmp_path):
+    server = request.getfixturevalue("redis") if kind == "redis" else None
+    for attempt in range(4):
+        if server is not None:
+            name, place = None, f"{server.url}/killed{attempt}"
+        else:
+            name, place = kind, str(tmp_path / f"p{attempt}") + {"h5": ".h5", "zarr": ".zarr"}.get(kind, "")
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            torch.set_num_threads(1)
+            storage = LazyStorage(CAPACITY, name or place, path=place if name else None)
+            count = 0
+            while True:
+                n = random.choice([1, 1, 2, 7, 55])
+                storage.append(numbered(count, n))
+                count += n
+                os.write(write, b"%d\n" % count)
+        os.close(write)
+        with os.fdopen(read, "rb") as acknowledged:
+            first = acknowledged.readline()
+            assert first
+            time.sleep(random.uniform(0.0, 0.25))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            lines = first + acknowledged.read()
+        storage = LazyStorage.open(place, storage=name)
+        check(storage, int(lines.split()[-1]))
+        storage.close()
+
+
+@pytest.mark.parametrize("begun", [10, 40, 57], ids=["filling", "full", "around the end"])
+def test_a_writer_that_dies_at_each_step(begun, tmp_path):
+    template, place = tmp_path / "template", tmp_path / "rows"
+    storage = LazyMemmapStorage(CAPACITY, scratch_dir=template)
+    storage.append(numbered(0, begun))
+    storage.close()
+
+    def begin():
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(template, place)
+
+    def work():
+        storage = LazyStorage.open(place)
+        storage.append(numbered(begun, 9))
+        storage.append(numbered(begun + 9, 1))
+
+    points = [(table, "memmove"), (table, "write_state"), (state, "write_state")]
+    died = 0
+    for dead in deaths(begin, work, lambda k: die_at(points, k)):
+        storage = LazyStorage.open(place)
+        assert storage.write_count in (begun, begun + 9, begun + 10)
+        check(storage, begun if dead else begun + 10)
+        storage.close()
+        died += dead
+    assert died > 10
+
+
+def test_large_writes_over_old_rows_go_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "UNDO_BYTES", 8000)
+    storage = LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "rows")
+    storage.append(numbered(0, 57))
+    assert storage._table.undo_rows < 5
+    storage.append(numbered(57, 30))
+    check(storage, 87)
+
+
+def test_a_full_disk_changes_nothing(tmp_path):
+    with small_disk(tmp_path / "disk", 8) as disk:
+        storage = LazyMemmapStorage(100, scratch_dir=disk / "rows", preallocate=False)
+        block = TensorDict({"x": torch.ones(2, 1 << 18), "i": torch.arange(2)}, [2])
+        written = 0
+        with pytest.raises(OSError, match="rows.*x"):
+            while True:
+                storage.append(block)
+                written += 2
+        assert written and len(storage) == written == storage.write_count and storage.cursor == written
+        assert (storage[:]["x"] == 1).all() and storage[:]["i"].tolist() == [0, 1] * (written // 2)
+        storage[0] = TensorDict({"x": torch.zeros(1 << 18), "i": torch.tensor(7)})
+        assert storage[0]["i"] == 7
+        storage.cleanup()
+
+
+def test_a_write_that_fails_leaves_the_rows_as_they_were(tmp_path, monkeypatch):
+    storage = LazyStorage(CAPACITY, "h5", path=tmp_path / "rows.h5")
+    storage.append(numbered(0, 45))
+    before = storage[:].to_tensordict()
+    real = type(storage._table.handle.store).write
+    calls = []
+
+    def failing(store, writes):
+        calls.append(len(writes))
+        if len(calls) == 3:  # the rows, after those that are saved, and the counters
+            real(store, writes[:2])
+            raise OSError("the medium failed")
+        real(store, writes)
+
+    monkeypatch.setattr(type(storage._table.handle.store), "write", failing)
+    with pytest.raises(OSError, match="medium"):
+        storage.append(numbered(45, 5))
+    monkeypatch.undo()
+    assert (storage[:].to_tensordict()["wide"] == before["wide"]).all()
+    check(storage, 45)
