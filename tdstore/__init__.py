@@ -63,6 +63,7 @@ from tdstore.convert.tablefiles import from_csv, from_json, from_parquet
 from tdstore.convert.tensorfiles import from_safetensors
 from tdstore.header import Header
 from tdstore.hookspecs import Backend, Codec, hookimpl
+from tdstore.io.verifying import verify
 from tdstore.modules.methods import from_module, from_modules
 from tdstore.modules.params import TensorDictParams
 from tdstore.registry import BackendStatus, registry
@@ -284,4 +285,5 @@ __all__ = [
     "unravel_key",
     "unravel_key_list",
     "unregister_backend",
+    "verify",
 ]

@@ -57,6 +57,8 @@ class Cap(enum.Flag):
     """`discard` takes back what was not committed."""
 
 
+LIVE = Cap.VIEW | Cap.SHARED
+"""What a store with both gives out reaches the medium by itself: it ends with the last of its tensors."""
 _CHANGES = frozenset({"create", "write", "delete", "rename", "resize", "save_header"})
 """Methods that change a store: from the first call on, it is closed at the end of the process if nobody did before."""
 
@@ -66,7 +68,7 @@ def _registering(method: Callable[..., Any]) -> Callable[..., Any]:
     def change(self: Store, *args: Any, **kwargs: Any) -> Any:
         caps = self.caps.value  # `in` of an enum costs as much as a short write
         if caps & Cap.PERSISTENT.value:
-            lifetime.register(self, resident=bool(caps & Cap.VIEW.value))
+            lifetime.register(self, resident=caps & LIVE.value == LIVE.value)
         self.uncommitted = True
         return method(self, *args, **kwargs)
 

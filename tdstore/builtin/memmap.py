@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, get_args
@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from tdstore import files, manifest, session
+from tdstore import files, lifetime, manifest, session
 from tdstore.builtin.localplace import local_place
 from tdstore.builtin.memmap_hold import Hold
 from tdstore.builtin.memmap_layout import Layout, LeafFile
@@ -45,6 +45,7 @@ from tdstore.errors import (
 from tdstore.header import Header
 from tdstore.indexing import gather
 from tdstore.keys import encode_file_name
+from tdstore.lifetime import Ending
 from tdstore.rows import check_indices
 from tdstore.session import LOCK_TIMEOUT, Lease
 from tdstore.store import Cap
@@ -100,6 +101,7 @@ def open_memmap(
         "preallocate": preallocate,
         "lock_timeout": lock_timeout,
     }
+    lifetime.settle()
     store = MemmapStore(None if location is None else local_place(location, "memmap", "folder"), mode, options)
     store._start()
     return store
@@ -140,7 +142,12 @@ class MemmapStore(ResidentStore):
         self._writer = LeafWriter(self._hold)
         # Tensors hold the lease, so that a session lasts as long as anything can be written through it.
         self._lease = Lease()
-        self._end = weakref.finalize(self._lease, Hold.end, self._hold)
+        # A reader has nothing to commit, and only lets go of descriptors.
+        self._end: Callable[[], object] = (
+            Ending(self._lease, self._hold.end, self.url)
+            if self.writable
+            else weakref.finalize(self._lease, self._hold.end)
+        )
 
     # -- opening -------------------------------------------------------------------------
     def _start(self) -> None:

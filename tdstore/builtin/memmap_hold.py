@@ -1,6 +1,6 @@
 """What an open directory store holds (descriptors, session, temporary folder), and how it lets go of it.
 
-Nothing here refers to the store or to a tensor that was handed out: the garbage collector ends it.
+Nothing here refers to the store or to a tensor that was handed out: it ends when those are garbage collected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ANONYMOUS = re.compile(r"\.tdstore-anon-[0-9a-f]{16}")
 
 
 class Hold:
-    """Descriptors and locks of one store; `end` may be called by the garbage collector or at exit."""
+    """Descriptors and locks of one store; `end` is called once, by the store or after it and its tensors are gone."""
 
     def __init__(self, url: str, *, sync: bool) -> None:
         self.url = url
@@ -201,6 +201,9 @@ class Hold:
 
     def _leave(self, own: Session) -> None:
         if own.ended:
+            return
+        if not os.fstat(self.root).st_nlink:
+            own.drop()  # the folder was removed: nobody can find what would be sealed
             return
         if not own.detached:
             for leaf in self.files.values():

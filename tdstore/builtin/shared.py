@@ -10,8 +10,8 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ from tdstore.errors import (
 )
 from tdstore.files import SAFE, io_errors
 from tdstore.header import Header
+from tdstore.lifetime import Ending
 from tdstore.registry import split_scheme
 from tdstore.rows import check_indices
 from tdstore.store import Cap
@@ -177,7 +178,8 @@ class SharedStore(ResidentStore):
         self._discard: Callable[[], object] | None = None
         if private is not None:
             # Closed, or dropped, before its first commit: leave no trace.
-            self._discard = weakref.finalize(self, names.discard, arena.inode, private, os.getpid())
+            discard = partial(names.discard, arena.inode, private, os.getpid())
+            self._discard = Ending(self, discard, self.url)
         self._adopt(arena.catalogue())
 
     # -- the catalogue ----------------------------------------------------------------------

@@ -6,7 +6,8 @@ import os
 import sys
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 from tdstore import files
@@ -219,6 +220,28 @@ class TdzStore(TdzLeaves):
     def _publish(self, header: Header, written: Sequence[LeafEntry]) -> None:
         """Swap in a new archive: what the old one held, in the same places, and what came since."""
         hold, leaves = self._open, list(self._entries.values())
+        before = [(leaf, leaf.crc, leaf.sums) for leaf in leaves]
+        try:
+            end = self._build(header, leaves, written)
+            self._swap_in(current=hold.fd >= 0)
+        except BaseException:
+            for leaf, crc, sums in before:
+                leaf.crc, leaf.sums = crc, sums
+                if leaf.info is not None and crc is not None:
+                    leaf.info.CRC = crc
+            if not any(leaf.building for leaf in leaves):
+                hold.drop_new()  # it takes room, and is soon built again
+            raise
+        for window in self._windows:
+            window.move_to(hold.new)
+        if hold.fd >= 0:
+            os.close(hold.fd)
+        hold.fd, hold.new, hold.temp = hold.new, -1, None
+        self._settle(header, end, "r+")
+
+    def _build(self, header: Header, leaves: list[LeafEntry], written: Sequence[LeafEntry]) -> int:
+        """Build the whole new file; where its directory begins."""
+        hold = self._open
         if hold.new < 0:
             hold.new, hold.temp = new_file(hold.folder)
             self._at = self._end
@@ -228,28 +251,13 @@ class TdzStore(TdzLeaves):
         for leaf in written:
             if leaf.probe is not None:
                 write_tensor(hold.new, leaf.probe, leaf.start)
-        before = [(leaf, leaf.crc, leaf.sums) for leaf in leaves]
         renewed = {id(leaf) for leaf in written}
-        try:
-            self._take_sums(hold.new, [x for x in leaves if id(x) in renewed or x.building or x.sums is None])
-            for leaf in leaves:
-                if leaf.info is not None and leaf.crc is not None and not leaf.building:
-                    patch_local(hold.new, leaf.info, leaf.crc)
-                    leaf.info.CRC = leaf.crc
-            end = finish(hold.new, self._at, leaves, descriptions(header, leaves, self._layout, self.url))
-            self._swap_in(current=hold.fd >= 0)
-        except BaseException:
-            for leaf, crc, sums in before:
-                leaf.crc, leaf.sums = crc, sums
-                if leaf.info is not None and crc is not None:
-                    leaf.info.CRC = crc
-            raise
-        for window in self._windows:
-            window.move_to(hold.new)
-        if hold.fd >= 0:
-            os.close(hold.fd)
-        hold.fd, hold.new, hold.temp = hold.new, -1, None
-        self._settle(header, end, "r+")
+        self._take_sums(hold.new, [x for x in leaves if id(x) in renewed or x.building or x.sums is None])
+        for leaf in leaves:
+            if leaf.info is not None and leaf.crc is not None and not leaf.building:
+                patch_local(hold.new, leaf.info, leaf.crc)
+                leaf.info.CRC = leaf.crc
+        return finish(hold.new, self._at, leaves, descriptions(header, leaves, self._layout, self.url))
 
     def _settle(self, header: Header, end: int, mode: Mode) -> None:
         """Take what was published for what is there."""
@@ -291,10 +299,8 @@ class TdzStore(TdzLeaves):
         assert hold.temp is not None
         if self._sync:
             files.fsync(hold.new)
-        lock = os.open(".", files.SAFE_DIR, dir_fd=hold.folder)
-        try:
-            # Two writers that commit at once: the second one looks when the first is through.
-            files.lock(lock, exclusive=True, timeout=self._options["lock_timeout"], url=self.url)
+        # Two writers that commit at once: the second one looks when the first is through.
+        with self._place_locked():
             if current:
                 self._check_current()
             if self._mode == "x":
@@ -302,11 +308,27 @@ class TdzStore(TdzLeaves):
                 files.unlink(hold.temp, hold.folder)
             else:
                 files.rename(hold.temp, hold.folder, self._name, hold.folder)
-        finally:
-            os.close(lock)
         files.unlock(hold.new)
         if self._sync:
             files.fsync(hold.folder)
+
+    @contextmanager
+    def _place_locked(self) -> Iterator[None]:
+        """Hold the lock of the archive that is there, so that no other writer replaces it meanwhile."""
+        hold = self._open
+        while True:
+            try:
+                fd = files.open_plain(self._name, hold.folder)
+            except (FileNotFoundError, files.NotRegularError):
+                yield
+                return
+            try:
+                files.lock(fd, exclusive=True, timeout=self._options["lock_timeout"], url=self.url, what="the archive")
+                if files.is_still(fd, self._name, hold.folder):
+                    yield
+                    return
+            finally:
+                os.close(fd)
 
     def _take_sums(self, fd: int, leaves: Sequence[LeafEntry]) -> None:
         """Take the checksums of leaves as they lie in a file."""

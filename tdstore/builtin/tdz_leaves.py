@@ -62,7 +62,9 @@ class TdzLeaves(ResidentStore):
         """Leaves were added, moved or removed since the last commit."""
         self._windows: list[Window] = []
         self._open = Held()
-        self._last = weakref.finalize(self, Held.end, self._open)
+        # Descriptors only: a store that was changed is held, and closed, by `tdstore.lifetime`.
+        self._last = weakref.finalize(self, self._open.end)
+        self._last.atexit = False
 
     # -- catalogue -----------------------------------------------------------------------
     def paths(self) -> Iterator[Path]:

@@ -35,7 +35,7 @@ from tdstore.hookspecs import Backend
 from tdstore.io.opening import open_unread, refuse_partial
 from tdstore.lifetime import Ending
 from tdstore.shapes import common_prefix
-from tdstore.store import Cap, Store
+from tdstore.store import LIVE, Cap, Store
 from tdstore.strings import Refusal
 from tdstore.types import LeafSpec, Mode, Path, Read, path_text
 
@@ -78,7 +78,7 @@ class StoreHandle:
         self.store = store
         self._ending: Ending | None = None
         if self.mode != "r" and store.writable and Cap.PERSISTENT in store.caps:
-            if Cap.VIEW in store.caps:  # it ends with the last of its tensors, which may outlive this handle
+            if LIVE in store.caps:  # it ends with the last of its tensors, which may outlive this handle
                 lifetime.register(store, resident=True)
             else:
                 self._ending = Ending(self, store.close, store.url)

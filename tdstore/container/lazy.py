@@ -19,6 +19,7 @@ from tdstore.container.repr import entry_text, indent
 from tdstore.container.tree import ResidentTree
 from tdstore.errors import BatchSizeError
 from tdstore.shapes import as_size
+from tdstore.types import Fault
 
 
 class LazyStackedTensorDict(LazyOps):
@@ -201,6 +202,12 @@ class LazyStackedTensorDict(LazyOps):
         else:
             for td in self._tds:
                 td.close()
+
+    def verify(self) -> list[Fault]:
+        """As `TensorDict.verify`; faults of elements that lie in places of their own begin with their number."""
+        if self._home is not None:
+            return super().verify()
+        return [Fault((str(i), *fault.path), fault.reason) for i, td in enumerate(self._tds) for fault in td.verify()]
 
 
 def _rebuilt(tds: list[Any], dim: int, name: str | None, hollow: Any, locked: bool) -> LazyStackedTensorDict:

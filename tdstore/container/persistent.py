@@ -14,7 +14,7 @@ from tdstore.errors import KeyNotFoundError, UnsupportedError
 from tdstore.indexing import Selection
 from tdstore.ops.base import Names
 from tdstore.shapes import as_size
-from tdstore.types import Path, path_text
+from tdstore.types import Fault, Path, path_text
 
 
 class PersistentTensorDict(StoredWrites):
@@ -151,6 +151,15 @@ class PersistentTensorDict(StoredWrites):
     def close(self) -> None:
         """Commit and close the store. Twice is fine."""
         self._handle.close()
+
+    def verify(self) -> list[Fault]:
+        """Read all data of this dataset, or group, and compare it with the checksums of its last commit.
+
+        Returns:
+            A `Fault` for each leaf that is not as it was committed: its path in the dataset, and why. Of a window, as
+            of all rows and entries. Empty when all is well, and for a backend that keeps no checksums.
+        """
+        return self._handle.store.verify(self._handle.leaves_below(self._path))
 
     # -- gradients: what is read is a fresh tensor, which nothing was computed from ---------------
     @property

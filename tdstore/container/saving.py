@@ -21,7 +21,7 @@ from tdstore.header import Group
 from tdstore.io.opening import Location, Storage
 from tdstore.shapes import as_size
 from tdstore.store import Cap
-from tdstore.types import LeafSpec, Mode, Path, path_text
+from tdstore.types import Fault, LeafSpec, Mode, Path, path_text
 
 _LOCATION_NAMES = ("location", "prefix", "filename", "url")
 
@@ -247,6 +247,24 @@ class SavingMixin(FillingMixin):
         handle, _ = self._owned("commit")
         handle.commit(handle.groups)
         return self
+
+    def verify(self) -> list[Fault]:
+        """Read all data of the dataset that this is over, and compare it with the checksums of its last commit.
+
+        Returns:
+            A `Fault` for each leaf that is not as it was committed: its path in the dataset, and why. Empty when all
+            is well, and for data in memory. Leaves that were written since are not compared.
+
+        Example:
+            >>> TensorDict({"a": torch.ones(3)}, [3]).memmap().verify()
+            []
+        """
+        home = getattr(self, "_home", None)
+        if home is None:
+            return []
+        handle, path = home
+        found: list[Fault] = handle.store.verify(handle.leaves_below(path))
+        return found
 
     # -- reading -----------------------------------------------------------------------------
     def read(self, index: Any = None, keys: Any = None, out: Any = None) -> Any:

@@ -15,6 +15,7 @@ import torch
 
 from tdstore.builtin.memmap import MemmapStore, open_memmap
 from tdstore.errors import DirtyStoreError, StoreIOError
+from tdstore.lifetime import settle
 from tdstore.types import LeafSpec, Read, Write
 
 from .support import EIO, ENOSPC, OLD, FaultyOs, content, die, header_of, in_child, injected, load, same, save
@@ -137,6 +138,7 @@ def test_every_way_to_write_is_sealed(tmp_path: FsPath, change: Callable[[Memmap
         expected[("b",)] = view.clone()
         del view
         gc.collect()
+    settle()
     assert not (location / "tdstore.session").exists()
     assert same(load(location), expected)
 
@@ -223,6 +225,7 @@ def test_disk_fails_in_place(tmp_path: FsPath, fault: Callable[[str], None]) -> 
             except StoreIOError:
                 failed = True
             gc.collect()
+            settle()
         try:
             got = load(location)
             assert torch.equal(got[("a",)], BIG[("a",)]) or torch.equal(got[("a",)], NEW_A)

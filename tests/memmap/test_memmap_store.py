@@ -12,6 +12,7 @@ import torch
 from tdstore.builtin.memmap import open_memmap
 from tdstore.builtin.mmtensor import scratch_dir
 from tdstore.errors import OptionError, StoreNotFoundError, UnsupportedError
+from tdstore.lifetime import settle
 from tdstore.types import LeafSpec, Read, Write
 
 from .support import NEW, OLD, content, header_of, in_child, load, same, save
@@ -87,6 +88,7 @@ def test_anonymous_store() -> None:
     assert view.tolist() == [2, 2, 2]
     del view
     gc.collect()
+    settle()
     assert {name for name in os.listdir(folder) if "tdstore-anon" in name} <= before
     with pytest.raises(StoreNotFoundError):
         open_memmap(None)

@@ -14,6 +14,7 @@ import torch
 
 from tdstore.builtin.memmap import open_memmap
 from tdstore.errors import StoreBusyError, StoreClosedError, StoreExistsError, TDStoreError
+from tdstore.lifetime import settle
 from tdstore.types import LeafSpec, Read, Write
 
 from .support import NEW, OLD, content, header_of, in_child, load, remains, same, save
@@ -199,6 +200,7 @@ def test_no_leaks(tmp_path: FsPath) -> None:
 
     def count() -> int:
         gc.collect()
+        settle()
         return len(os.listdir("/proc/self/fd"))
 
     before = count()

@@ -16,6 +16,7 @@ from tdstore.builtin.shared import open_shared, sweep
 from tdstore.builtin.shm import names
 from tdstore.builtin.shm.process import Process, alive, boot_id, this_process
 from tdstore.errors import StoreNotFoundError
+from tdstore.lifetime import settle
 
 
 class Owner:
@@ -177,6 +178,7 @@ def test_saving_one_name_again_and_again_leaks_nothing(shm):
         open_shared("shm://x", mode="r").close()
         open_shared().close()
     gc.collect()
+    settle()
     assert len(os.listdir("/proc/self/fd")) <= before + 4
     assert len(os.listdir(shm)) == 1
     assert len(names._owned) < owned + 20

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import itertools
-import multiprocessing.util
 import os
 import re
 import stat
@@ -30,6 +29,7 @@ from tdstore.errors import (
     StoreNotFoundError,
 )
 from tdstore.files import SAFE, io_errors
+from tdstore.lifetime import Ending
 
 DEFAULT = "/dev/shm"
 VARIABLE = "TDSTORE_SHM_DIR"
@@ -275,8 +275,7 @@ def _check_file(fd: int, path: str, url: str) -> None:
 def _own(inode: Inode, owned: _Owned) -> None:
     global _removes_at_exit
     if _removes_at_exit != owned.pid:
-        # Unlike atexit, this runs at the end of multiprocessing's children too.
-        multiprocessing.util.Finalize(None, _remove_owned, exitpriority=-100)
+        Ending(None, _remove_owned, os.path.dirname(owned.path))
         _removes_at_exit = owned.pid
     _owned[inode] = owned
 

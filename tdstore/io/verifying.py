@@ -1,0 +1,42 @@
+"""Compare what is stored with its checksums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdstore.errors import DirtyStoreError, OptionError
+from tdstore.io.opening import Location, Storage, open_store
+from tdstore.types import Fault
+
+
+def verify(location: Location, *, storage: Storage = None, **options: Any) -> list[Fault]:
+    """Read all data of a dataset and compare it with the checksums of its last commit.
+
+    What each backend compares is in [Verification](docs/reference/verify.md). A backend that keeps no checksums finds
+    no fault, and neither does one that compares nothing while a writer is at work.
+
+    Args:
+        location: a path or URL.
+        storage: name of the backend; default: found from the location.
+        **options: of the backend.
+
+    Returns:
+        A `Fault` for each leaf that is not as it was committed: its path, and why. Empty when all is well.
+
+    Raises:
+        StoreNotFoundError: nothing is there. CorruptStoreError: it is damaged such that it cannot be opened.
+
+    Example:
+        >>> TensorDict({"a": torch.ones(3)}, [3]).save("runs/1").close()  # doctest: +SKIP
+        >>> tdstore.verify("runs/1")  # doctest: +SKIP
+        []
+    """
+    try:
+        # Opening compares samples, and raises at the first that differs: here all leaves are wanted.
+        store, _ = open_store(location, storage=storage, mode="r", **{"verify": "none", **options})
+    except OptionError:
+        store, _ = open_store(location, storage=storage, mode="r", **options)
+    except DirtyStoreError as error:
+        return [Fault(path, error.message) for path in error.leaves]
+    with store:
+        return store.verify()

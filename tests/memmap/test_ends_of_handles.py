@@ -1,0 +1,176 @@
+"""The end of a handle that nobody closed: rows are there, no mark stays, and a folder that is gone is no matter."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path as FsPath
+
+import pytest
+import torch
+
+import tdstore
+from tdstore import TensorDict
+from tdstore.lifetime import settle
+
+
+def saved(folder: FsPath, name: str) -> FsPath:
+    path = folder / name
+    TensorDict({"x": torch.zeros(8, 3)}, [8]).save(path).close()
+    return path
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    """What is logged meanwhile."""
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("tdstore")
+    logger.addHandler(handler)
+    yield found
+    logger.removeHandler(handler)
+
+
+def is_whole(path: FsPath, value: float = 1) -> bool:
+    """Whether a dataset holds one value in row 2, has no mark of a writer, and fits its checksums."""
+    with tdstore.open(path, verify="full") as td:
+        rows = td["x"][2].tolist()
+    marks = path.is_dir() and (path / "tdstore.session").exists()
+    return rows == [value] * 3 and not marks and tdstore.verify(path) == []
+
+
+def script(body: str, *args: object) -> str:
+    """The standard error of a script, which ends well."""
+    head = "import os, shutil, sys, tempfile\nimport torch, tdstore\nfrom tdstore import TensorDict\n"
+    command = [sys.executable, "-W", "error", "-c", head + textwrap.dedent(body), *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("name", ["d", "x.tdz"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        'td = tdstore.open(sys.argv[1], mode="r+"); td["x"][2] = 1',
+        'td = tdstore.open(sys.argv[1], mode="r+"); td["x"].numpy()[2] = 1',
+        'td = TensorDict({"x": torch.zeros(8, 3)}, [8]).save(sys.argv[1]); td["x"][2] = 1',
+        """
+        def work():
+            td = tdstore.open(sys.argv[1], mode="r+")
+            td["x"][2] = 1
+        work()
+        """,
+        'td = tdstore.open(sys.argv[1], mode="r+"); td["x"][2] = 1; td.me = td; del td',
+        'td = tdstore.open(sys.argv[1], mode="r+"); td[2:3] = TensorDict({"x": torch.ones(1, 3)}, [1]); sys.exit(0)',
+    ],
+    ids=["module", "numpy", "save", "function", "cycle", "sys.exit"],
+)
+def test_the_end_of_a_script_keeps_rows(tmp_path: FsPath, name: str, body: str) -> None:
+    path = saved(tmp_path, name)
+    if "td.me" in body:
+        body = body.replace("td.me = td", "cycle = [td]; cycle.append(cycle); del cycle")
+    assert script(body, path) == ""
+    assert is_whole(path)
+
+
+@pytest.mark.parametrize("name", ["d", "x.tdz"])
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_children_keep_rows(tmp_path: FsPath, name: str, start: str) -> None:
+    path = saved(tmp_path, name)
+    process = multiprocessing.get_context(start).Process(target=_write_at_module_level, args=(str(path),))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert is_whole(path)
+
+
+def _write_at_module_level(path: str) -> None:
+    global _left_open
+    _left_open = tdstore.open(path, mode="r+")
+    _left_open["x"][2] = 1
+
+
+@pytest.mark.parametrize("name", ["d", "x.tdz"])
+def test_a_handle_that_is_dropped(tmp_path: FsPath, name: str) -> None:
+    path = saved(tmp_path, name)
+    td = tdstore.open(path, mode="r+")
+    td["x"][2] = 1
+    del td
+    gc.collect()
+    settle()
+    assert is_whole(path)
+
+
+def test_a_leaf_that_outlives_its_handle(tmp_path: FsPath) -> None:
+    path = saved(tmp_path, "d")
+    leaf = tdstore.open(path, mode="r+")["x"]
+    gc.collect()
+    leaf[2] = 1
+    del leaf
+    gc.collect()
+    settle()
+    assert is_whole(path)
+
+
+@pytest.mark.parametrize("how", ["memmap_", "save", "r+"])
+def test_a_folder_that_is_removed_before_its_handle_ends(tmp_path: FsPath, how: str, told: list[str]) -> None:
+    path = tmp_path / "d"
+    td = TensorDict({"x": torch.zeros(8, 3), "n": {"y": torch.ones(8)}}, [8])
+    td = td.memmap_(path) if how == "memmap_" else td.save(path)
+    if how == "r+":
+        td.close()
+        td = tdstore.open(path, mode="r+")
+    td["x"].fill_(1)
+    shutil.rmtree(path)
+    del td
+    gc.collect()
+    settle()
+    assert told == []
+
+
+def test_a_removed_folder_is_silent_at_the_end_of_a_script(tmp_path: FsPath) -> None:
+    body = """
+        d = sys.argv[1] + "/d"
+        td = TensorDict({"x": torch.zeros(8, 3)}, [8]).memmap_(d)
+        td["x"].fill_(1)
+        shutil.rmtree(d)
+        with tempfile.TemporaryDirectory() as folder:
+            other = TensorDict({"x": torch.zeros(8, 3)}, [8]).memmap_(folder)
+            other["x"][2] = 1
+            archive = TensorDict({"x": torch.zeros(8, 3)}, [8]).save(folder + "/x.tdz")
+            archive["x"][2] = 1
+        kept = tempfile.TemporaryDirectory()  # removed by a finalizer at the end
+        third = TensorDict({"x": torch.zeros(8, 3)}, [8]).memmap_(kept.name)
+        third["x"][2] = 1
+        kept.__exit__(None, None, None)
+    """
+    assert script(body, tmp_path) == ""
+
+
+def test_a_pool_whose_folder_is_removed(tmp_path: FsPath) -> None:
+    body = """
+        def double(td):
+            return td.apply(lambda leaf: leaf + 1)
+        with tempfile.TemporaryDirectory() as folder:
+            td = TensorDict({"x": torch.zeros(8, 3)}, [8]).memmap_(folder)
+            assert td.map(double, num_workers=2, chunksize=2, mp_start_method="fork")["x"].sum() == 24
+    """
+    assert script(body) == ""
+
+
+def test_a_folder_in_a_temporary_directory(tmp_path: FsPath, told: list[str]) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        td = TensorDict({"x": torch.zeros(8, 3)}, [8]).memmap_(folder)
+        td["x"].fill_(1)
+    assert td["x"].sum() == 24
+    td.close()
+    assert told == []
