@@ -15,7 +15,7 @@ from tdstore.types import LeafSpec, Read, Write
 
 class TestMemory(StoreTests):
     backend = "memory"
-    caps = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.VIEW | Cap.CONCURRENT_READ
+    caps = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.VIEW | Cap.CONCURRENT_READ | Cap.DISCARD
 
     @pytest.fixture
     def location(self) -> None:

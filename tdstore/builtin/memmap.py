@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor
 
 from tdstore import files, lifetime, manifest, session
 from tdstore.builtin.localplace import local_place
-from tdstore.builtin.memmap_hold import Hold
-from tdstore.builtin.memmap_layout import Layout, LeafFile
+from tdstore.builtin.memmap_layout import LeafFile
+from tdstore.builtin.memmap_leaves import MemmapLeaves
 from tdstore.builtin.memmap_open import (
     Contents,
     Situation,
@@ -29,31 +26,22 @@ from tdstore.builtin.memmap_open import (
     situation,
 )
 from tdstore.builtin.memmap_publish import build_site
-from tdstore.builtin.memmap_write import LeafWriter, take_sums
-from tdstore.builtin.mmtensor import MemoryMappedTensor
+from tdstore.builtin.memmap_write import take_sums
 from tdstore.builtin.peer_memmap import META, meta_files
-from tdstore.builtin.resident import ResidentStore
 from tdstore.errors import (
-    KeyNotFoundError,
     OptionError,
     StoreBusyError,
-    StoreClosedError,
     StoreError,
     StoreNotFoundError,
     UnsupportedError,
 )
 from tdstore.header import Header
-from tdstore.indexing import gather
-from tdstore.keys import encode_file_name
-from tdstore.lifetime import Ending
-from tdstore.rows import check_indices
-from tdstore.session import LOCK_TIMEOUT, Lease
+from tdstore.session import LOCK_TIMEOUT
 from tdstore.store import Cap
-from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
+from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, path_text
 
 Durable = Literal["none", "commit"]
 _ATTEMPTS = 50
-_PREALLOCATED = 256 << 20
 
 
 def open_memmap(
@@ -107,47 +95,8 @@ def open_memmap(
     return store
 
 
-class MemmapStore(ResidentStore):
+class MemmapStore(MemmapLeaves):
     """Leaves as memory-mapped files of one directory."""
-
-    caps = (
-        Cap.WRITE
-        | Cap.PARTIAL_READ
-        | Cap.PARTIAL_WRITE
-        | Cap.RESIZE
-        | Cap.VIEW
-        | Cap.SHARED
-        | Cap.PERSISTENT
-        | Cap.CONCURRENT_READ
-        | Cap.CONCURRENT_WRITE
-    )
-
-    def __init__(self, location: str | None, mode: Mode, options: dict[str, Any]) -> None:
-        self.location = location
-        self.url = location or "an anonymous memmap store"
-        self.writable = mode != "r"
-        if location is None:
-            self.caps = MemmapStore.caps & ~Cap.PERSISTENT  # type: ignore[misc] # it ends with the store
-        self._mode: Mode = mode
-        self._options = options
-        self._sync = options["durable"] == "commit"
-        self._leaves = {}
-        self._header = Header()
-        self._raw = b""
-        self._meta: dict[tuple[str, ...], bytes] = {}
-        self._layout = Layout()
-        self._hold = Hold(self.url, sync=self._sync)
-        self._hold.private = mode == "r"
-        self._files = self._hold.files
-        self._writer = LeafWriter(self._hold)
-        # Tensors hold the lease, so that a session lasts as long as anything can be written through it.
-        self._lease = Lease()
-        # A reader has nothing to commit, and only lets go of descriptors.
-        self._end: Callable[[], object] = (
-            Ending(self._lease, self._hold.end, self.url)
-            if self.writable
-            else weakref.finalize(self._lease, self._hold.end)
-        )
 
     # -- opening -------------------------------------------------------------------------
     def _start(self) -> None:
@@ -232,6 +181,7 @@ class MemmapStore(ResidentStore):
             if shared and leaf.sparse:
                 self._writer.watch(leaf)
             self._leaves[leaf.path] = self._wrap(leaf)
+        self._mark_committed()
 
     def _recover(self, contents: Contents, stale: list[LeafFile], log: session.Log) -> None:
         """Nobody is in: bring sums up to date, finish or undo a commit that was cut short."""
@@ -254,165 +204,6 @@ class MemmapStore(ResidentStore):
             leaf.sums = None
         self._take_sums()
         self._write_manifest()
-
-    def _wrap(self, leaf: LeafFile) -> MemoryMappedTensor:
-        mapped = torch.empty(leaf.shape, dtype=leaf.dtype) if leaf.probe is None else leaf.probe
-        name = None if self.location is None else f"{self.location}/{'/'.join(leaf.file)}"
-        return MemoryMappedTensor.wrap(
-            mapped, name if leaf.file else None, shared=self.writable, lease=self._lease if self.writable else None
-        )
-
-    # -- catalogue -----------------------------------------------------------------------
-    def paths(self) -> Iterator[Path]:
-        self._check_open()
-        return iter(tuple(self._files))
-
-    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        return [self._leaf(path).spec() for path in paths]
-
-    def load_header(self) -> Header:
-        self._check_open()
-        return self._header
-
-    def leaf_file(self, path: Path) -> str:
-        """Absolute name of a leaf's file, as it is once the store is committed.
-
-        Raises:
-            UnsupportedError: the store is anonymous, or the leaf has no elements and so no file.
-        """
-        leaf = self._leaf(path)
-        if self.location is None or not leaf.file:
-            raise UnsupportedError(f"leaf {path_text(path)} of {self.url} has no file of its own", url=self.url)
-        return os.path.join(self.location, *leaf.file)
-
-    def group_location(self, path: Path) -> str:
-        if self.location is None:
-            return self.url
-        return os.path.join(self.location, *(encode_file_name(key, group=True, portable=False) for key in path))
-
-    def reopen_token(self) -> tuple[str, Mode, dict[str, Any]] | None:
-        if self.location is None:
-            raise UnsupportedError(
-                f"{self.url} is temporary: no other process can open it", url=self.url, hint="give memmap() a prefix"
-            )
-        return self.location, "r+" if self.writable else "r", dict(self._options, recover=None)
-
-    def _leaf(self, path: Path) -> LeafFile:
-        self._check_open()
-        try:
-            return self._files[path]
-        except KeyError:
-            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
-
-    # -- data ----------------------------------------------------------------------------
-    def view(self, path: Path) -> Tensor:
-        tensor = self._mapped(path)
-        leaf = self._files[path]
-        leaf.handed = True
-        if self.writable and leaf.nbytes and (leaf.temp is not None or self._hold.building):
-            leaf.changes_from(0)  # what is not committed yet is looked at once, then
-        return tensor
-
-    def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        leaves = [self._mapped(r.path) for r in reads]
-        check_indices((r.index, leaf.shape) for r, leaf in zip(reads, leaves, strict=True))
-        return [gather(leaf, r.index, r.out) for leaf, r in zip(leaves, reads, strict=True)]
-
-    def _mapped(self, path: Path) -> Tensor:
-        leaf = self._leaf(path)
-        tensor = self._leaves.get(path)
-        if tensor is None:
-            if leaf.probe is None:
-                with files.io_errors(self.url, f"mapping leaf {path_text(path)}"):
-                    self._writer.map(leaf)
-                leaf.version = leaf.seen()
-            tensor = self._leaves[path] = self._wrap(leaf)
-        return tensor
-
-    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        self._check_writable()
-        for path, spec in leaves.items():
-            if unknown := set(spec.options) - {"preallocate"}:
-                raise OptionError(
-                    f"{self.url} has no leaf option {sorted(unknown)[0]!r}; its option is preallocate", url=self.url
-                )
-            if not path:
-                raise ValueError(f"a leaf of {self.url} needs a name")
-        with files.io_errors(self.url, "making leaves"):
-            for path, spec in leaves.items():
-                self._discard(path)
-                leaf = LeafFile(path, spec.shape, spec.dtype, spec.fill_value, self._layout.file(path))
-                self._files[path] = leaf
-                asked = spec.options.get("preallocate", self._options["preallocate"])
-                self._writer.make(leaf, allocate=leaf.nbytes <= _PREALLOCATED if asked is None else asked)
-
-    def write(self, writes: Sequence[Write]) -> None:
-        self._check_writable()
-        wanted = [(self._leaf(w.path), w) for w in writes]
-        check_indices((w.index, leaf.shape) for leaf, w in wanted)
-        wanted = [(leaf, w) for leaf, w in wanted if leaf.nbytes and w.value.numel()]
-        if not self._hold.building:
-            for leaf, w in wanted:  # all, before the first row of any is overwritten
-                self._writer.reserve(leaf, w.index)
-        for leaf, w in wanted:
-            with files.io_errors(self.url, f"writing leaf {path_text(w.path)}"):
-                self._writer.write(leaf, w.index, w.value, partial(self._mapped, w.path))
-
-    def delete(self, paths: Sequence[Path]) -> None:
-        self._check_writable()
-        for path in paths:
-            self._leaf(path)
-        with files.io_errors(self.url, "deleting"):
-            for path in paths:
-                self._discard(path)
-
-    def resize(self, lengths: Mapping[Path, int]) -> None:
-        self._check_writable()
-        for path, length in lengths.items():
-            if not self._leaf(path).shape or length < 0:
-                raise ValueError(f"leaf {path_text(path)} of {self.url} cannot be resized to {length} rows")
-        with files.io_errors(self.url, "resizing"):
-            for path, length in lengths.items():
-                old = self._files[path]
-                if old.shape[0] == length:
-                    continue
-                shape = (length, *old.shape[1:])
-                leaf = LeafFile(path, shape, old.dtype, old.fill, self._layout.file(path))
-                if old.nbytes and leaf.nbytes > old.nbytes:
-                    self._writer.grow(old, leaf, self._leaves.get(path))
-                elif old.grown and not old.handed and old.probe is None and 0 < old.floor <= leaf.nbytes:
-                    self._writer.ungrow(old, leaf)
-                else:
-                    # Shortening a file would take pages from under old mappings: the rows that stay are copied.
-                    self._writer.make(leaf, aside=True)
-                    if leaf.nbytes and old.nbytes:
-                        self._writer.write(leaf, (), self._mapped(path)[:length], partial(self._mapped, path))
-                    self._discard(path)
-                self._files[path] = leaf
-                self._leaves.pop(path, None)
-
-    def rename(self, moves: Mapping[Path, Path]) -> None:
-        self._check_writable()
-        leaves = {new: self._leaf(old) for old, new in moves.items()}
-        with files.io_errors(self.url, "renaming"):
-            for leaf in leaves.values():
-                self._writer.set_aside(leaf)
-            for old in moves:
-                self._files.pop(old, None)
-                self._leaves.pop(old, None)
-            for new, leaf in leaves.items():
-                self._discard(new)
-                leaf.path = new
-                leaf.file = self._layout.file(new) if leaf.nbytes else ()
-                self._files[new] = leaf
-                if leaf.probe is not None:
-                    self._leaves[new] = self._wrap(leaf)
-
-    def _discard(self, path: Path) -> None:
-        leaf = self._files.pop(path, None)
-        self._leaves.pop(path, None)
-        if leaf is not None:
-            self._writer.discard(leaf)
 
     # -- commit --------------------------------------------------------------------------
     def save_header(self, header: Header) -> None:
@@ -469,14 +260,16 @@ class MemmapStore(ResidentStore):
             if add or drop:
                 hold.session.note(add, drop)
             self._writer.sync()
-            self._writer.place()
-            self._write_meta(header)
             self._header, before_that = header, self._header
+            placed = self._writer.place()
             try:
+                self._write_meta(header)
                 self._write_manifest()
             except BaseException:
                 self._header = before_that
+                self._writer.place_back(placed)
                 raise
+            self._writer.settle(placed)
             hold.unlink(drop)
 
     def _committed_files(self) -> set[tuple[str, ...]]:
@@ -522,7 +315,43 @@ class MemmapStore(ResidentStore):
             files.fsync_tree(root) if tree_sync else files.fsync(root)
         self._raw = raw
         for leaf in self._files.values():
-            leaf.grown = False
+            leaf.grown = leaf.grown and leaf.floor == leaf.nbytes  # longer still, after a growth that was taken back
+        self._mark_committed()
+
+    def discard(self) -> None:
+        """Take back changes of structure since the last commit; rows written into its leaves stay written."""
+        self._check_writable()
+        if self.location is None:
+            raise self.unsupported(Cap.DISCARD)
+        with files.io_errors(self.url, "taking back changes"):
+            now = {id(leaf): leaf for leaf in self._files.values()}
+            for path, (old, file) in self._committed.items():
+                grown: list[LeafFile] = []
+                while (longer := self._grown.get(id(grown[-1] if grown else old))) is not None:
+                    grown.append(longer)
+                self._writer.restore(old, grown, file)
+                old.path = path
+                for leaf in (old, *grown):
+                    now.pop(id(leaf), None)
+            for leaf in now.values():
+                self._writer.discard(leaf)
+            self._files.clear()
+            self._files.update({path: leaf for path, (leaf, _) in self._committed.items()})
+            self._grown.clear()
+            self._leaves = {path: self._leaves_of(leaf) for path, leaf in self._files.items() if leaf.probe is not None}
+            if self._meta != self._committed_meta and self._raw:
+                self._write_meta(self._header)
+
+    def _leaves_of(self, leaf: LeafFile) -> Tensor:
+        known = self._leaves.get(leaf.path)
+        if known is not None and leaf.probe is not None and known.data_ptr() == leaf.probe.data_ptr():
+            return known
+        return self._wrap(leaf)
+
+    def _mark_committed(self) -> None:
+        self._committed = {path: (leaf, leaf.file) for path, leaf in self._files.items()}
+        self._committed_meta = dict(self._meta)
+        self._grown.clear()
 
     # -- the rest ------------------------------------------------------------------------
     def flush(self) -> None:
@@ -585,12 +414,3 @@ class MemmapStore(ResidentStore):
         self._leaves.clear()
         with files.io_errors(self.url, "closing"):
             self._end()
-
-    def _check_writable(self) -> None:
-        super()._check_writable()
-        if self._hold.session is not None and self._hold.session.detached:
-            raise StoreClosedError(
-                f"{self.url} was replaced by a later save of this process",
-                url=self.url,
-                hint="what was mapped stays readable; open the location again to write to the new data",
-            )

@@ -22,9 +22,12 @@ from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreClosedError
 from tdstore.holes import Holes
 from tdstore.rows import last_wins, runs, take
+from tdstore.session import FileParts
 from tdstore.types import StoreIndex, path_text
 
 _OPEN_FILES = 32
+Placed = tuple[LeafFile, str, str | None]
+"""A leaf, the name that its file had, and the name of the file that it took the place of."""
 
 
 class LeafWriter:
@@ -152,6 +155,28 @@ class LeafWriter:
         if new.grown or old.sparse:
             self.watch(new)
 
+    def restore(self, old: LeafFile, grown: list[LeafFile], file: FileParts) -> None:
+        """Make a leaf of the last commit what it was then.
+
+        Args:
+            grown: the leaves that had its file since, each longer than the one before.
+            file: where its file was.
+        """
+        for leaf in (old, *grown):
+            self._drop(leaf)
+            if leaf.temp is not None:
+                files.unlink_if_there(leaf.temp, self._hold.root)
+                leaf.temp = None
+        old.file = file
+        if grown:
+            old.sums, old.known = None, b""  # its rows may have been written through the others
+            old.unsynced = True
+            if any(leaf.probe is not None for leaf in grown):
+                # Cutting the file would pull memory from under a tensor: whoever opens it next for writing does.
+                old.grown, old.floor = True, old.nbytes
+            else:
+                files.truncate(self.fd(old), old.nbytes)
+
     def _succeed(self, old: LeafFile, new: LeafFile, view: Tensor | None) -> int:
         fd = self.fd(old)
         self._open.pop(id(old))
@@ -186,16 +211,47 @@ class LeafWriter:
             with files.Tree(self._hold.root) as tree:
                 files.unlink(leaf.file[-1], tree.folder(leaf.file[:-1]))
 
-    def place(self) -> None:
-        """Move the files that were set aside to their names."""
-        with files.Tree(self._hold.root) as tree:
+    def place(self) -> list[Placed]:
+        """Move the files that were set aside to their names; what `replace_back` needs to undo it."""
+        done: list[Placed] = []
+        root = self._hold.root
+        with files.Tree(root) as tree:
             for leaf in self._hold.files.values():
-                if leaf.temp is not None:
-                    parent = tree.folder(leaf.file[:-1], create=True)
-                    files.rename(leaf.temp, self._hold.root, leaf.file[-1], parent)
-                    # Renaming onto another name of the same file does nothing and says it went well.
-                    files.unlink_if_there(leaf.temp, self._hold.root)
-                    leaf.temp = None
+                if leaf.temp is None:
+                    continue
+                parent = tree.folder(leaf.file[:-1], create=True)
+                before: str | None = files.temp_name()
+                try:
+                    files.link(leaf.file[-1], parent, before, root)  # type: ignore[arg-type]
+                except FileNotFoundError:
+                    before = None
+                done.append((leaf, leaf.temp, before))
+                files.rename(leaf.temp, root, leaf.file[-1], parent)
+                # Renaming onto another name of the same file does nothing and says it went well.
+                files.unlink_if_there(leaf.temp, root)
+                leaf.temp = None
+        return done
+
+    def place_back(self, done: list[Placed]) -> None:
+        """Undo `place`."""
+        root = self._hold.root
+        with files.Tree(root) as tree:
+            for leaf, temp, before in reversed(done):
+                parent = tree.folder(leaf.file[:-1])
+                if leaf.temp is None:
+                    files.link(leaf.file[-1], parent, temp, root)
+                    leaf.temp = temp
+                if before is not None:
+                    files.rename(before, root, leaf.file[-1], parent)
+                    files.unlink_if_there(before, root)
+                else:
+                    files.unlink_if_there(leaf.file[-1], parent)
+
+    def settle(self, done: list[Placed]) -> None:
+        """Let go of what `place_back` would need."""
+        for _, _, before in done:
+            if before is not None:
+                files.unlink_if_there(before, self._hold.root)
 
     def sync(self, *, everything: bool = False) -> None:
         """Wait until the data of changed leaves is on the medium, if the store is durable."""

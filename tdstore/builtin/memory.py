@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from tdstore.builtin.resident import ResidentStore, full
 from tdstore.errors import OptionError, StoreNotFoundError
 from tdstore.header import Header
@@ -22,7 +24,7 @@ def open_memory(location: str | None = None, *, mode: Mode = "w") -> MemoryStore
 class MemoryStore(ResidentStore):
     """Leaves as tensors of this process."""
 
-    caps = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.VIEW | Cap.CONCURRENT_READ
+    caps = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.VIEW | Cap.CONCURRENT_READ | Cap.DISCARD
     device = "cpu"
 
     def __init__(self) -> None:
@@ -31,6 +33,7 @@ class MemoryStore(ResidentStore):
         self._leaves = {}
         self._fills: dict[Path, Any] = {}
         self._header = Header()
+        self._committed: tuple[dict[Path, Tensor], dict[Path, Any]] = {}, {}
 
     def load_header(self) -> Header:
         self._check_open()
@@ -39,6 +42,11 @@ class MemoryStore(ResidentStore):
     def save_header(self, header: Header) -> None:
         self._check_writable()
         self._header = header
+        self._committed = dict(self._leaves), dict(self._fills)
+
+    def discard(self) -> None:
+        self._check_writable()
+        self._leaves, self._fills = map(dict, self._committed)
 
     def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
         views = [self.view(path) for path in paths]

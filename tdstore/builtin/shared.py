@@ -154,6 +154,7 @@ class SharedStore(ResidentStore):
         | Cap.SHARED
         | Cap.CONCURRENT_READ
         | Cap.CONCURRENT_WRITE
+        | Cap.DISCARD
     )
 
     def __init__(
@@ -260,6 +261,12 @@ class SharedStore(ResidentStore):
                 put(leaf, w.index, w.value)
         finally:
             self._marks.give(mark)
+
+    def discard(self) -> None:
+        self._check_writable()
+        self._entries = dict(self._committed)
+        self._leaves = {path: self._arena.tensor(entry) for path, entry in self._entries.items()}
+        self._staged = False
 
     def delete(self, paths: Sequence[Path]) -> None:
         super().delete(paths)
@@ -380,6 +387,7 @@ class SharedStore(ResidentStore):
         self._generation = catalogue.generation
         self._header = catalogue.header
         self._entries = dict(catalogue.entries)
+        self._committed: Mapping[Path, Entry] = catalogue.entries
         self._leaves = {path: self._arena.tensor(e) for path, e in self._entries.items()}
         self._staged = False
 
@@ -395,6 +403,7 @@ class SharedStore(ResidentStore):
                 raise self._overtaken()
             self._generation = self._arena.commit(data)
         self._header = header
+        self._committed = dict(self._entries)
         self._staged = False
 
     def _overtaken(self) -> StoreBusyError:

@@ -31,7 +31,14 @@ class TdzLeaves(ResidentStore):
     """Everything of an archive's store but how it is opened, committed and closed."""
 
     caps = (
-        Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.VIEW | Cap.PERSISTENT | Cap.CONCURRENT_READ
+        Cap.WRITE
+        | Cap.PARTIAL_READ
+        | Cap.PARTIAL_WRITE
+        | Cap.RESIZE
+        | Cap.VIEW
+        | Cap.PERSISTENT
+        | Cap.CONCURRENT_READ
+        | Cap.DISCARD
     )
 
     def __init__(
@@ -237,7 +244,7 @@ class TdzLeaves(ResidentStore):
 
     def discard(self) -> None:
         """Take back changes of structure since the last commit; rows written into its leaves stay written."""
-        self._check_open()
+        self._check_writable()
         if self._changed:
             with files.io_errors(self.url, "taking back changes"):
                 self._open.drop_new()

@@ -18,6 +18,7 @@ CAPS = (
     | Cap.PERSISTENT
     | Cap.CONCURRENT_READ
     | Cap.CONCURRENT_WRITE
+    | Cap.DISCARD
 )
 
 
@@ -34,7 +35,7 @@ class TestMemmapPreallocatedUnsynced(StoreTests):
 
 class TestMemmapAnonymous(StoreTests):
     open = staticmethod(open_memmap)
-    caps = CAPS & ~Cap.PERSISTENT
+    caps = CAPS & ~(Cap.PERSISTENT | Cap.DISCARD)
 
     @pytest.fixture
     def location(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import shutil
 import subprocess
 import sys
@@ -82,21 +81,32 @@ def test_the_end_of_a_script_keeps_rows(tmp_path: FsPath, name: str, body: str) 
     assert is_whole(path)
 
 
+CHILD = """
+import multiprocessing, sys
+import tdstore
+
+def work(path):
+    global left_open
+    left_open = tdstore.open(path, mode="r+")
+    left_open["x"][2] = 1
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context(sys.argv[2]).Process(target=work, args=(sys.argv[1],))
+    process.start()
+    process.join(60)
+    sys.exit(process.exitcode)
+"""
+
+
 @pytest.mark.parametrize("name", ["d", "x.tdz"])
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_children_keep_rows(tmp_path: FsPath, name: str, start: str) -> None:
     path = saved(tmp_path, name)
-    process = multiprocessing.get_context(start).Process(target=_write_at_module_level, args=(str(path),))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
+    main = tmp_path / "main.py"
+    main.write_text(CHILD)
+    done = subprocess.run([sys.executable, main, path, start], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
     assert is_whole(path)
-
-
-def _write_at_module_level(path: str) -> None:
-    global _left_open
-    _left_open = tdstore.open(path, mode="r+")
-    _left_open["x"][2] = 1
 
 
 @pytest.mark.parametrize("name", ["d", "x.tdz"])

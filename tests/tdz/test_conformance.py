@@ -9,7 +9,14 @@ from tdstore.testing import StoreTests
 class TestTdz(StoreTests):
     backend = "tdz"
     caps = (
-        Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.VIEW | Cap.PERSISTENT | Cap.CONCURRENT_READ
+        Cap.WRITE
+        | Cap.PARTIAL_READ
+        | Cap.PARTIAL_WRITE
+        | Cap.RESIZE
+        | Cap.VIEW
+        | Cap.PERSISTENT
+        | Cap.CONCURRENT_READ
+        | Cap.DISCARD
     )
 
     # It starts a process, which takes seconds; the module is imported as memmap's is, whose kit runs it.
