@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from tdstore.hookspecs import Backend, hookimpl
 from tdstore.store import Cap
 
-_RESIDENT = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.VIEW | Cap.CONCURRENT_READ
+_RESIDENT = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.VIEW | Cap.CONCURRENT_READ | Cap.DISCARD
 
 
 @hookimpl
