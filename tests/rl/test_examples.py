@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,3 +39,27 @@ def test_tree_search(tmp_path):
     forest = MCTSForest(max_size=100)
     forest.loads(tmp_path / "games")
     assert len(forest) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", ["memmap", "h5", "zarr", "shared", "redis", "s3"])
+def test_dqn_goes_on_after_a_kill(tmp_path, storage, request):
+    pytest.importorskip("plotly")
+    goal = 151 if storage == "memmap" else 30  # the whole way once; elsewhere until it has learned after the kill
+    more = ["--goal", goal, "--kill-at", 1500, "--out", tmp_path]
+    if storage == "redis":
+        storage = f"{request.getfixturevalue('redis').url}/cartpole-{tmp_path.name}"
+    elif storage == "s3":
+        server = request.getfixturevalue("s3")
+        storage = f"{server.url}/cartpole-{tmp_path.name}"
+        more += ["--options", json.dumps(server.fsspec_options)]
+    done = run("dqn_cartpole.py", "--storage", storage, *more)
+    assert re.search(r"killed after \d+ committed rows: \d+ are there and whole, 0 are lost", done.stdout + done.stderr)
+    reached = re.search(r"mean return of the last 20 of \d+ episodes: (\d+)", done.stdout)
+    assert reached is not None and int(reached[1]) >= goal
+    assert "row/s" in done.stderr
+    assert "Plotly.newPlot" in (tmp_path / "returns.html").read_text()
+    again = [sys.executable, str(EXAMPLES / "dqn_cartpole.py"), "--out", str(tmp_path)]
+    refused = subprocess.run(again, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "another run" in refused.stderr
