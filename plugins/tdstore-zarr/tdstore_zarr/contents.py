@@ -205,13 +205,19 @@ class Contents:
             return True
 
     def is_as_opened(self, path: Path) -> bool:
-        """Whether a leaf is the one that it was when the store was opened, but for its rows."""
+        """Whether a leaf is the one that it was when the store was opened, but for its rows; more of them are fine."""
         if self._opened is None or path in self.strings:
             return True
         old, new = self._opened.get(path), self.leaves.get(path)
-        if old is None or new is None:
+        if old is None or new is None or old.spec.dtype != new.spec.dtype:
             return False
-        return old.spec.shape == new.spec.shape and old.spec.dtype == new.spec.dtype
+        was, now = old.spec.shape, new.spec.shape
+        return was == now or (len(was) == len(now) > 0 and was[1:] == now[1:] and was[0] < now[0])
+
+    def shape(self, leaf: Leaf) -> tuple[int, ...]:
+        """The shape of a leaf when the store was opened: who reads it knows of no rows that came later."""
+        opened = None if self._opened is None else self._opened.get(leaf.path)
+        return leaf.meta.shape if opened is None else opened.spec.shape
 
     def _as_committed(self) -> None:
         """Forget what was changed since the last commit, in memory."""
@@ -311,7 +317,7 @@ class Contents:
         for read in reads:
             leaf = self.leaves.get(read.path)
             if leaf is not None and read.out is None:
-                size = math.prod(index_shape(leaf.meta.shape, read.index)) * leaf.meta.itemsize
+                size = math.prod(index_shape(self.shape(leaf), read.index)) * leaf.meta.itemsize
                 # (Rows that are asked for twice are meant.)
                 wanted[read.path] = min(wanted.get(read.path, 0) + size, leaf.spec.nbytes)
         if sum(wanted.values()) <= SUSPECT_BYTES:

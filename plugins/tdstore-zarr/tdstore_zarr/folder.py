@@ -7,7 +7,7 @@ import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from tdstore import files
@@ -246,10 +246,16 @@ class FolderEngine(Engine):
             for key in [k for k in self._unsynced if k.startswith(folder + "/")]:
                 del self._unsynced[key]
 
-    def folders(self, prefix: str) -> Sequence[str]:
-        """Names of folders of the root that start so."""
-        with files.io_errors(self.url, writing=False):
-            return [name for name in files.subfolders(self.root) if name.startswith(prefix)]
+    def sweep(self, prefix: str, keep: Set[str]) -> None:
+        """Remove folders of the root that start so, and what a dead writer did not come to rename there."""
+        with files.io_errors(self.url, "tidying"):
+            with os.scandir(self.root) as entries:
+                found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+            for name, is_dir in found:
+                if is_dir and name.startswith(prefix) and name not in keep:
+                    self.remove(name)
+                elif not is_dir and files.is_temp(name):
+                    files.unlink_if_there(name, self.root)
 
     def link(self, old: str, new: str) -> None:
         """Give a file a second name; where the file system has no links, copy it."""

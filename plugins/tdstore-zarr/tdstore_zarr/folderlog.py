@@ -28,10 +28,7 @@ class FolderLog(LoggedEngine[FolderEngine]):
 
     def clean(self) -> None:
         """As `LoggedEngine.clean`."""
-        named = {put.key.split("/")[0] for put in self.puts.values()}
-        for folder in self.base.folders(PREFIX):
-            if folder not in named:
-                self.base.remove(folder)
+        self.base.sweep(PREFIX, {put.key.split("/")[0] for put in self.puts.values()})
         self._held.clear()
 
     def abandon(self) -> None:

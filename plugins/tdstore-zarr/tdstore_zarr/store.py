@@ -38,6 +38,7 @@ from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, StoreIndex, 
 from tdstore_zarr import layout as layouts
 from tdstore_zarr.buffers import LIMIT
 from tdstore_zarr.folderplace import FolderPlace
+from tdstore_zarr.grid import full_index
 from tdstore_zarr.leaf import Leaf
 from tdstore_zarr.memory import MemoryEngine, ZipEngine, memory_engine
 from tdstore_zarr.objectplace import ObjectPlace
@@ -360,7 +361,7 @@ class ZarrStore(Store):
         jobs, results, copies = [], [], []
         strings = session.strings
         check_indices(
-            (r.index, strings[r.path].shape if r.path in strings else self._leaf(r.path).meta.shape) for r in reads
+            (r.index, strings[r.path].shape if r.path in strings else session.shape(self._leaf(r.path))) for r in reads
         )
         session.check_room(reads)
         for r in reads:
@@ -368,7 +369,9 @@ class ZarrStore(Store):
                 results.append(gather(strings[r.path], r.index, r.out))
                 continue
             leaf = self._leaf(r.path)
-            shape = index_shape(leaf.meta.shape, r.index)
+            known = session.shape(leaf)
+            index = r.index if known == leaf.meta.shape else tuple(full_index(known, r.index))
+            shape = index_shape(known, r.index)
             target = r.out
             if target is None:
                 target = self._room(leaf, shape)
@@ -382,7 +385,7 @@ class ZarrStore(Store):
                     fresh = self._room(leaf, shape)
                     copies.append((target, fresh))
                     target = fresh
-            jobs.append(Job(leaf, r.index, to_numpy(target)))
+            jobs.append(Job(leaf, index, to_numpy(target)))
             results.append(target if r.out is None else r.out)
         session.read(jobs)
         for job in jobs:

@@ -200,6 +200,28 @@ def test_a_reader_follows_rows_but_no_change_of_structure(medium: Medium) -> Non
     reader.close()
 
 
+def test_a_reader_of_a_store_that_grows_sees_the_rows_it_knows(medium: Medium) -> None:
+    reader = medium.open()
+    before = everything(reader)
+    with medium.open("r+") as writer:
+        for path, value in BIG.items():
+            writer.create({path: LeafSpec(value.shape, value.dtype, chunks=500)})
+            writer.write([Write(path, (), value)])
+        writer.resize(dict.fromkeys(OLD, 130))
+        writer.write([Write(p, (slice(100, 130, 1),), v[:30]) for p, v in NEW.items()])
+        writer.write([Write(p, (slice(0, 1, 1),), v[:1]) for p, v in NEW.items()])
+        writer.save_header(header_of(BIG))
+    now = {path: torch.cat([NEW[path][:1], value[1:]]) for path, value in before.items()}
+    after = everything(reader)
+    assert same(after, now if medium.place is not None else before)
+    assert torch.equal(reader.read([Read(("a",), (slice(90, 100, 1),))])[0], OLD[("a",)][90:])
+    with pytest.raises(IndexError):
+        reader.read([Read(("a",), (slice(99, 101, 1),))])
+    with medium.open() as fresh:
+        assert fresh.specs([("a",)])[0].shape == (130, 40)
+    reader.close()
+
+
 def test_threads_that_read_beside_a_writer_get_one_commit_each(medium: Medium) -> None:
     values = {("x",): torch.zeros(3000, 200, dtype=torch.int32), ("y",): torch.zeros(3000, dtype=torch.int64)}
     with medium.open("w", chunks=100, shards=1000) as store:
