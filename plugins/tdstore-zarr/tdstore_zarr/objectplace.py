@@ -41,12 +41,13 @@ THIS = "this process"
 class ObjectPlace(Place):
     """Objects below one URL."""
 
-    def __init__(self, engine: Engine, url: str, *, timeout: float, take_over: bool) -> None:
+    def __init__(self, engine: Engine, url: str, *, timeout: float, take_over: bool, single: bool) -> None:
         self.engine = LoggedEngine(engine)
         self.url = url
         self.timeout = timeout
         self.pid = os.getpid()
         self._take_over = take_over
+        self._single = single
         self._tag: str | None = None
         self._exclusive = False
         self._token = ""
@@ -62,20 +63,22 @@ class ObjectPlace(Place):
         self._written: Callable[[], Iterable[str]] = tuple
 
     @classmethod
-    def existing(cls, engine: Engine, url: str, *, timeout: float, take_over: bool) -> ObjectPlace:
+    def existing(cls, engine: Engine, url: str, *, timeout: float, take_over: bool, single: bool) -> ObjectPlace:
         """A store that is there."""
-        place = cls(engine, url, timeout=timeout, take_over=take_over)
+        place = cls(engine, url, timeout=timeout, take_over=take_over, single=single)
         place.engine.active = True
         return place
 
     @classmethod
-    def new(cls, engine: Engine, url: str, *, timeout: float, exclusive: bool, take_over: bool) -> ObjectPlace:
+    def new(
+        cls, engine: Engine, url: str, *, timeout: float, exclusive: bool, take_over: bool, single: bool
+    ) -> ObjectPlace:
         """Begin a new store.
 
         Raises:
             StoreExistsError: `exclusive`, and one is there. StoreBusyError: somebody else is building one.
         """
-        place = cls(engine, url, timeout=timeout, take_over=take_over)
+        place = cls(engine, url, timeout=timeout, take_over=take_over, single=single)
         if EngineCap.WRITE not in engine.can:
             raise engine.unsupported(EngineCap.WRITE)
         place.published = False
@@ -103,6 +106,13 @@ class ObjectPlace(Place):
         mark = mark_now()
         data = msgspec.json.encode(mark)
         conditional = self._conditional
+        if not conditional and not self._single:
+            raise UnsupportedError(
+                f"{self.url} has no conditional put here, so writers cannot keep out of each other's way",
+                url=self.url,
+                hint="if nobody else writes there, say so: single_writer=True; a process that was forked from one that "
+                "uses obstore has none either: use spawn or forkserver",
+            )
         try:
             if not conditional and (who := self.holder(None)) is not None:
                 return who

@@ -65,6 +65,7 @@ def open_zarr(
     lock_timeout: float = 10.0,
     buffer_bytes: int = LIMIT,
     max_bytes: int | None = None,
+    single_writer: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     layout: Literal["random", "scan"] | None = None,
     chunks: int | Sequence[int] | None = None,
@@ -88,6 +89,8 @@ def open_zarr(
             memory is more rewriting of shards where rows come in no order.
         max_bytes: refuse a store that declares more data than this. Without it a store of any size is opened, and a
             read is refused that would allocate over 1 GiB, of which less than a hundredth is stored.
+        single_writer: the word of the caller that nobody else writes; needed to write where the engine has no
+            conditional put.
         storage_options: credentials, endpoint, ... of the engine that reaches a URL.
         layout: "random" (the default) makes each row of 4 KiB or more a chunk, "scan" chunks of 1 MiB.
         chunks: shape of a chunk, or of its leading dimensions. Given alone, chunks are not put into shards.
@@ -111,7 +114,8 @@ def open_zarr(
     defaults = {"layout": layout, "chunks": chunks, "shards": shards, "compressors": compressors, "checksum": checksum}
     arguments: dict[str, Any] = {
         "durable": durable, "verify": verify, "recover": recover, "trust": trust, "lock_timeout": lock_timeout,
-        "buffer_bytes": buffer_bytes, "max_bytes": max_bytes, "storage_options": storage_options, **defaults,
+        "buffer_bytes": buffer_bytes, "max_bytes": max_bytes, "single_writer": single_writer,
+        "storage_options": storage_options, **defaults,
     }  # fmt: skip
     text = "" if location is None else os.fspath(location)
     for name, value, allowed in (
@@ -157,6 +161,7 @@ def open_on(
     lock_timeout: float = 10.0,
     buffer_bytes: int = LIMIT,
     max_bytes: int | None = None,
+    single_writer: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     **defaults: Any,
 ) -> ZarrStore:
@@ -166,11 +171,14 @@ def open_on(
     defaults = {k: v for k, v in defaults.items() if v is not None}
     arguments = {
         "durable": durable, "verify": verify, "recover": recover, "trust": trust, "lock_timeout": lock_timeout,
-        "buffer_bytes": buffer_bytes, "max_bytes": max_bytes, "storage_options": storage_options, **defaults,
+        "buffer_bytes": buffer_bytes, "max_bytes": max_bytes, "single_writer": single_writer,
+        "storage_options": storage_options, **defaults,
     }  # fmt: skip
     place: ObjectPlace
     if mode in ("r", "r+", "a"):
-        place = ObjectPlace.existing(engine, url, timeout=lock_timeout, take_over=recover == "accept")
+        place = ObjectPlace.existing(
+            engine, url, timeout=lock_timeout, take_over=recover == "accept", single=single_writer
+        )
         session = _session(place, arguments, writable=mode != "r")
         try:
             session.load(verify=verify, accept=recover == "accept")
@@ -184,7 +192,9 @@ def open_on(
         except BaseException:
             engine.close()
             raise
-    place = ObjectPlace.new(engine, url, timeout=lock_timeout, exclusive=mode != "w", take_over=recover == "accept")
+    place = ObjectPlace.new(
+        engine, url, timeout=lock_timeout, exclusive=mode != "w", take_over=recover == "accept", single=single_writer
+    )
     session = _session(place, arguments, writable=True)
     place.wrote(session.written_keys)
     return _kind(engine)(session, location, mode, defaults, arguments)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path as FsPath
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tdstore_zarr import folderplace
@@ -19,7 +20,7 @@ from tdstore_zarr.store import ZarrStore, open_on, open_zarr
 from zarrhelp import NEW, OLD, everything, fill, header_of, load, same, save
 
 from tdstore import files
-from tdstore.errors import CorruptStoreError, StoreIOError, StoreNotFoundError
+from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreIOError, StoreNotFoundError
 from tdstore.store import Store
 from tdstore.testing import CrashTests
 from tdstore.types import LeafSpec, Write
@@ -178,6 +179,26 @@ def test_object_stores_kill_at_every_request(work: Callable[[Store], None], afte
         assert same(everything(open_on(rest, verify="full")), found)
         assert not [key for key in rest.objects if key.startswith("tdstore")]
     assert set(seen) == set(states)
+
+
+def test_a_mark_of_an_earlier_version(place: FsPath) -> None:
+    """It changed chunks in place: what its mark names is as it was committed, or the reader is told."""
+    save(place, OLD, chunks=40)
+    root = place / "zarr.json"
+    mark = {"leaves": [["a"]], "pid": 1, "host": "elsewhere", "time": 0.0}
+    content = msgspec.json.decode(root.read_bytes())
+    content["attributes"]["tdstore_dirty"] = mark
+    root.write_bytes(msgspec.json.encode(content))
+    assert same(load(place), OLD)
+    chunk = place / "a" / "c" / "0" / "0"
+    chunk.write_bytes((place / "a" / "c" / "1" / "0").read_bytes())
+    with pytest.raises(DirtyStoreError, match="'a'") as caught:
+        open_zarr(place, lock_timeout=0)
+    assert caught.value.leaves == (("a",),)
+    assert torch.equal(load(place, recover="accept")[("a",)][:40], OLD[("a",)][40:80])
+    open_zarr(place, mode="r+", recover="accept").close()
+    assert torch.equal(load(place, verify="full")[("a",)][:40], OLD[("a",)][40:80])
+    assert b"tdstore_dirty" not in root.read_bytes()
 
 
 # -- damage --------------------------------------------------------------------------------

@@ -205,8 +205,17 @@ class Plain(MemoryEngine):
 
 
 def test_engines_that_can_little() -> None:
-    engine = saved(OLD, Plain("memory://plain"))
-    saved(NEW, engine)
+    engine = Plain("memory://plain")
+    with pytest.raises(UnsupportedError, match="conditional put.*\n.*single_writer=True"):
+        saved(OLD, engine)
+    assert not engine.objects
+    saved(OLD, engine, single_writer=True)
+    saved(NEW, engine, single_writer=True)
+    with open_on(engine, mode="r+") as store, pytest.raises(UnsupportedError, match="conditional put"):
+        store.write([Write(("a",), (), OLD[("a",)])])
+    with open_on(engine, mode="r+", single_writer=True) as store:
+        store.write([Write(("a",), (), OLD[("a",)])])
+        store.write([Write(("a",), (), NEW[("a",)])])
     assert same(everything(open_on(engine, verify="full")), NEW)
     engine.able = EngineCap.NONE
     assert same(everything(open_on(engine)), NEW)
