@@ -21,6 +21,7 @@ from tdstore.indexing import gather
 from tdstore.store import Cap, Store
 from tdstore.testing import StoreTests
 from tdstore.types import Read
+from tests import wrong_files
 from tests.wrong_bytestore import ByteStore
 
 _count = itertools.count()
@@ -87,6 +88,20 @@ class AliasingRead(MemoryStore):
     def read(self, reads):
         copied = super().read(reads)
         return [t if r.index or r.out is not None else self.view(r.path) for r, t in zip(reads, copied)]
+
+
+class WrongDtype(MemoryStore):
+    """Reads single precision as double."""
+
+    def read(self, reads):
+        return [t.double() if t.dtype is torch.float32 else t for t in super().read(reads)]
+
+
+class WrongShape(MemoryStore):
+    """Reads what has no dimension as if it had one."""
+
+    def read(self, reads):
+        return [t.reshape(1) if not t.ndim else t for t in super().read(reads)]
 
 
 class AliasingWrite(MemoryStore):
@@ -411,6 +426,14 @@ class TwiceIsNotFine(WrongBytes):
         super().close()
 
 
+class Files(StoreTests):
+    """Stores in a file, so that other processes find them."""
+
+    __test__ = False
+    caps = wrong_files.SqliteStore.caps
+    max_examples = 3
+
+
 class DeviatingStore(MemoryStore):
     resize = Store.resize
 
@@ -422,7 +445,8 @@ def _tests(base: type[StoreTests], *classes: type[Store]) -> None:
 
 
 _MEMORY = (
-    LyingFlag, HiddenFlag, LostFlag, AliasingRead, AliasingWrite, CopiedView, DroppedDuplicates, WrongOrder,
+    LyingFlag, HiddenFlag, WrongDtype, WrongShape, LostFlag,
+    AliasingRead, AliasingWrite, CopiedView, DroppedDuplicates, WrongOrder,
     IgnoredIndex, IgnoredStep, ClippedIndex, SortedRows, IgnoredOut, SilentMissing, NamelessMissing, FlippedBfloat16,
     NormalisedZero,
     FirstWins, PartialDelete, ForgottenFill, ResizeToZero, KeptOnCreate, JoinedKeys, AnyOption, MergedHeader,
@@ -434,6 +458,11 @@ _BYTES = (
 )  # fmt: skip
 _tests(Memory, *_MEMORY)
 _tests(Bytes, *_BYTES)
+for _cls in (wrong_files.SqliteStore, *wrong_files.WRONG):
+    _name = _cls.__name__
+    _body = {"backend": wrong_files.BACKENDS[_name], "open": staticmethod(wrong_files.OPENERS[_name])}
+    globals()[f"Test{_name}"] = type(f"Test{_name}", (Files,), {**_body, "__module__": __name__, "__test__": True})
+TestWaitingDel.patience = 3  # type: ignore[name-defined]  # noqa: F821
 TestHiddenFlag.caps = HiddenFlag.caps  # type: ignore[name-defined]  # noqa: F821  # its author hides it here too
 TestIgnoredIndex.max_examples = 30  # type: ignore[name-defined]  # noqa: F821
 
