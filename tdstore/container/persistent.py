@@ -190,14 +190,23 @@ class PersistentTensorDict(StoredWrites):
 
     def __reduce__(self) -> tuple[Any, ...]:
         view = None if self._view is None else self._view.parts()
-        return _restore, (self._handle, self._path, self._window, view, self._device, self._names)
+        return _restore, (self._handle, self._path, self._window, view, self._device, self._names, self.is_locked)
 
 
 def _restore(
-    handle: StoreHandle, path: Path, sel: Selection | None, view: Any, device: Any, names: Names
+    handle: StoreHandle,
+    path: Path,
+    sel: Selection | None,
+    view: Any,
+    device: Any,
+    names: Names,
+    locked: bool = False,
 ) -> PersistentTensorDict:
     own = None if view is None else View(*view)
-    return PersistentTensorDict._over(handle, path, sel, own, device, names)
+    td = PersistentTensorDict._over(handle, path, sel, own, device, names)
+    if locked:
+        td._lock(None)
+    return td
 
 
 Container._stored_class = PersistentTensorDict
