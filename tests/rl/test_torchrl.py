@@ -1,0 +1,87 @@
+"""Parts of torchrl around ours, and ours inside its buffers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tdstore import TensorDict
+from tdstore.rl import LazyStorage, LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+
+tensordict = pytest.importorskip("tensordict")
+theirs = pytest.importorskip("torchrl.data")
+
+
+def data(n, kind=None):
+    kind = kind or tensordict.TensorDict
+    done = kind({"done": torch.zeros(n, 1, dtype=torch.bool)}, [n])
+    return kind({"obs": torch.arange(3 * n).view(n, 3).float(), "t": torch.arange(n) // 4, "next": done}, [n])
+
+
+@pytest.mark.parametrize("storage", ["memory", "memmap", "zarr"])
+@pytest.mark.parametrize("kind", ["ReplayBuffer", "TensorDictReplayBuffer"])
+def test_our_storage_in_their_buffer(storage, kind):
+    rows = LazyStorage(20, storage)
+    buffer = getattr(theirs, kind)(storage=rows, batch_size=8)
+    buffer.extend(data(8))
+    buffer.extend(data(16))
+    sample = buffer.sample()
+    assert isinstance(sample, tensordict.TensorDict) and sample.batch_size == torch.Size([8])
+    assert len(rows) == 20 and rows.cursor == 4 and (rows[:]["obs"].diff(dim=1) == 1).all()
+
+
+def test_their_slices_and_checkpoints_over_our_storage(tmp_path):
+    sampler = theirs.SliceSampler(num_slices=2, traj_key="t")
+    buffer = theirs.TensorDictReplayBuffer(storage=LazyStorage(20, "memmap"), sampler=sampler, batch_size=8)
+    buffer.extend(data(16))
+    assert (buffer.sample()["t"].view(2, 4).diff(dim=1) == 0).all()
+    buffer.dumps(tmp_path)
+    again = theirs.TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=8)
+    again.loads(tmp_path)
+    assert len(again) == 16 and again[:]["t"].tolist() == [k // 4 for k in range(16)]
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda: theirs.RandomSampler(),
+        lambda: theirs.SamplerWithoutReplacement(),
+        lambda: theirs.SliceSampler(num_slices=2, traj_key="t"),
+    ],
+    ids=["random", "without replacement", "slices"],
+)
+def test_their_samplers_in_our_buffer(sampler):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler(), batch_size=4)
+    buffer.extend(data(8, TensorDict))
+    sample = buffer.sample()
+    assert isinstance(sample, TensorDict) and sample.batch_size == torch.Size([4])
+    assert (sample["obs"].diff(dim=1) == 1).all()
+
+
+def test_their_writer_and_storage_in_our_buffer():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20), writer=theirs.RoundRobinWriter(), batch_size=4)
+    assert buffer.extend(data(8, TensorDict)).tolist() == list(range(8))
+    assert len(buffer) == 8 and buffer.write_count == 8
+    other = ReplayBuffer(storage=theirs.LazyTensorStorage(20), batch_size=4)
+    other.extend(data(8))
+    other.add(data(1)[0])
+    assert len(other) == 9 and other.sample().batch_size == torch.Size([4])
+
+
+def test_their_data_and_transforms_in_our_buffer():
+    transforms = pytest.importorskip("torchrl.envs.transforms")
+    renamed = transforms.RenameTransform(["obs"], ["seen"])
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=4, transform=renamed)
+    buffer.extend(data(8))
+    buffer.add(data(1)[0])
+    sample = buffer.sample()
+    assert isinstance(sample, TensorDict) and sample["seen"].shape == (4, 3) and "obs" not in sample.keys()
+
+
+def test_a_checkpoint_of_theirs_in_our_storage(tmp_path):
+    storage = theirs.LazyMemmapStorage(20, scratch_dir=str(tmp_path / "rows"))
+    storage.set(range(8), data(8))
+    storage.dumps(tmp_path / "checkpoint")
+    ours = LazyTensorStorage(30)
+    ours.loads(tmp_path / "checkpoint")
+    assert len(ours) == 8 and ours[:]["t"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1] and ours.cursor == 8
