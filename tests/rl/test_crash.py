@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tdstore import TensorDict
-from tdstore.rl.storages import LazyMemmapStorage, LazyStorage, state, table
+from tdstore.rl.storages import LazyMemmapStorage, LazyStorage, table
 from tdstore.testing.crash import deaths, die_at, small_disk
-from tests.rl.places import kinds
+from tests.rl.places import kinds, maker
 
 IN_MEMORY = True
 CAPACITY = 40
@@ -49,25 +49,30 @@ def check(storage, acknowledged):
     assert storage[(storage.cursor - 1) % CAPACITY]["text"] == f"row {count + 2}"
 
 
+@pytest.mark.parametrize("write_buffer", [0, 25], ids=["each write", "buffered"])
 @kinds(["memmap", "h5", "zarr", "remote", "redis"])
-def test_a_writer_that_is_killed_at_any_time(kind, request, tmp_path):
+def test_a_writer_that_is_killed_at_any_time(kind, write_buffer, request, tmp_path):
     server = request.getfixturevalue("redis") if kind == "redis" else None
     for attempt in range(4):
         if server is not None:
-            name, place = None, f"{server.url}/killed{attempt}"
+            name, place = None, f"{server.url}/killed{write_buffer}-{attempt}"
         else:
             name, place = kind, str(tmp_path / f"p{attempt}") + {"h5": ".h5", "zarr": ".zarr"}.get(kind, "")
         read, write = os.pipe()
         child = os.fork()
         if not child:
             torch.set_num_threads(1)
-            storage = LazyStorage(CAPACITY, name or place, path=place if name else None)
+            where = place if name else None
+            storage = LazyStorage(CAPACITY, name or place, path=where, write_buffer=write_buffer)
             count = 0
             while True:
                 n = random.choice([1, 1, 2, 7, 55])
                 storage.append(numbered(count, n))
                 count += n
-                os.write(write, b"%d\n" % count)
+                if write_buffer and count % 5 == 0:
+                    storage.flush()
+                if not write_buffer or count % 5 == 0:
+                    os.write(write, b"%d\n" % count)
         os.close(write)
         with os.fdopen(read, "rb") as acknowledged:
             first = acknowledged.readline()
@@ -76,7 +81,7 @@ def test_a_writer_that_is_killed_at_any_time(kind, request, tmp_path):
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             lines = first + acknowledged.read()
-        storage = LazyStorage.open(place, storage=name)
+        storage = LazyStorage.open(place, storage=name, write_buffer=write_buffer)
         check(storage, int(lines.split()[-1]))
         storage.close()
 
@@ -97,7 +102,7 @@ def test_a_writer_that_dies_at_each_step(begun, tmp_path):
         storage.append(numbered(begun, 9))
         storage.append(numbered(begun + 9, 1))
 
-    points = [(table, "memmove"), (table, "write_state"), (state, "write_state")]
+    points = [(table, "memmove"), (table, "write_state")]
     died = 0
     for dead in deaths(begin, work, lambda k: die_at(points, k)):
         storage = LazyStorage.open(place)
@@ -153,3 +158,20 @@ def test_a_write_that_fails_leaves_the_rows_as_they_were(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert (storage[:].to_tensordict()["wide"] == before["wide"]).all()
     check(storage, 45)
+
+
+@kinds(["h5", "zarr", "remote", "redis"])
+def test_rows_that_wait_reach_their_place(kind, request):
+    storage = maker(kind, request)(CAPACITY, write_buffer=10)
+    place, name = storage.place, storage.storage_name
+    store = None
+    for k in range(57):
+        storage.append(numbered(k, 1))
+        store = store or storage._table.stored
+        assert storage[-1 if k < CAPACITY else k % CAPACITY]["i"] == k, "reads see what waits"
+        assert store.state.write_count == (k + 1) // 10 * 10
+    storage[3] = numbered(999, 1)[0]
+    storage.append(numbered(57, CAPACITY + 5))
+    storage.close()
+    again = LazyStorage.open(place, storage=name)
+    check(again, 57 + CAPACITY + 5)

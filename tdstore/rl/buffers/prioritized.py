@@ -12,7 +12,7 @@ import torch
 
 from tdstore.rl.buffers.samplers import Info, Sampler, as_slots
 from tdstore.rl.buffers.segment_tree import SegmentTree
-from tdstore.rl.storages.state import Ints
+from tdstore.rl.storages.table import Ints
 
 Reduction = Literal["max", "min", "median", "mean"]
 Floats = npt.NDArray[np.float64]

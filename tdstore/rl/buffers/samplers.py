@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.rl.storages.state import Ints
+from tdstore.rl.storages.table import Ints
 
 _FILE = "sampler_metadata.json"
 Info = dict[Any, Any]

@@ -10,7 +10,7 @@ import torch
 from tdstore.rl.buffers.prioritized import PrioritizedSampler, Reduction
 from tdstore.rl.buffers.samplers import Info, Sampler
 from tdstore.rl.buffers.trajectories import Trajectories
-from tdstore.rl.storages.state import Ints
+from tdstore.rl.storages.table import Ints
 
 _TRIES = 8
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tdstore.rl.storages.state import Ints
+from tdstore.rl.storages.table import Ints
 
 _BLOCK = 1 << 18
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tdstore.rl.storages.lists import ListStorage
-from tdstore.rl.storages.state import Ints
 from tdstore.rl.storages.structure import length_of, stacked
+from tdstore.rl.storages.table import Ints
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
 
 _FILE = "metadata.json"

@@ -20,6 +20,7 @@ from tdstore.container.tensordict import TensorDict
 from tdstore.container.typed import Typed
 from tdstore.dtypes import dtype_name
 from tdstore.errors import BatchSizeError
+from tdstore.rl.storages.cached import CachedTable
 from tdstore.rl.storages.places import (
     Found,
     Place,
@@ -30,9 +31,8 @@ from tdstore.rl.storages.places import (
     open_table,
     table_over,
 )
-from tdstore.rl.storages.state import LENGTH, State, new_numbers
 from tdstore.rl.storages.structure import Structure, length_of, prepared, structure_of
-from tdstore.rl.storages.table import STATE, UNDO, LiveTable, StoredTable, Table, undo_bytes
+from tdstore.rl.storages.table import LENGTH, STATE, UNDO, LiveTable, State, StoredTable, Table, new_numbers, undo_bytes
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Path, Read, Write, path_text
 
@@ -324,6 +324,9 @@ def lengthened(found: Found, capacity: int) -> Found:
 
 def widened(table: Table, structure: Structure, ndim: int, state: State) -> Table:
     """The same rows with longer values."""
+    if isinstance(table, CachedTable):
+        table.flush()
+        table = table.stored
     if not isinstance(table, (LiveTable, StoredTable)):
         device = table.tensors[0].device  # type: ignore[attr-defined]
         made = memory_table(structure, table.capacity, device)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.rl.storages.state import Ints
+from tdstore.rl.storages.table import Ints
 
 
 class Selection(NamedTuple):

@@ -23,6 +23,7 @@ from tdstore.container.handle import StoreHandle
 from tdstore.container.typed import Typed
 from tdstore.errors import BatchSizeError, OptionError, StoreError, StoreExistsError, StoreNotFoundError
 from tdstore.rl.storages import checkpoints
+from tdstore.rl.storages.cached import CachedTable
 from tdstore.rl.storages.places import (
     Found,
     Place,
@@ -34,15 +35,15 @@ from tdstore.rl.storages.places import (
     remove,
     scratch,
 )
-from tdstore.rl.storages.state import State
 from tdstore.rl.storages.structure import Column, Structure
-from tdstore.rl.storages.table import LiveTable, StoredTable, Table
+from tdstore.rl.storages.table import LiveTable, State, StoredTable, Table
 from tdstore.rl.storages.tabular import NOTHING, OnMismatch, TabularStorage
 from tdstore.rl.storages.torchrl import torchrl_storage
 from tdstore.types import Mode
 
 INIT_TIMEOUT = 60.0
 """Seconds that a reader waits for the first writer of a shared storage."""
+STORED = (LiveTable, StoredTable, CachedTable)
 
 
 class LazyStorage(TabularStorage):
@@ -67,6 +68,8 @@ class LazyStorage(TabularStorage):
             keeps the old values of missing ones, and casts.
         consolidated: have all tensors in one buffer (tensors in the memory, or on a device).
         init_timeout: seconds that a reader of a shared storage waits for the first write.
+        write_buffer: for places that are slow to reach: all rows are in memory too, and new ones go to the place in
+            one commit as soon as so many wait, at `flush`, at a checkpoint, and at the end.
         **options: of the backend.
 
     Example:
@@ -91,6 +94,7 @@ class LazyStorage(TabularStorage):
         on_mismatch: OnMismatch = "raise",
         consolidated: bool = False,
         init_timeout: float = INIT_TIMEOUT,
+        write_buffer: int = 0,
         **options: Any,
     ) -> None:
         if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
@@ -101,7 +105,12 @@ class LazyStorage(TabularStorage):
             raise ValueError(f"on_mismatch is 'raise' or 'peer', not {on_mismatch!r}")
         if shared_init and compilable:
             raise RuntimeError("shared_init and compilable cannot be combined: a compiled program takes no lock")
+        if write_buffer and shared_init:
+            raise RuntimeError("write_buffer and shared_init cannot be combined: others would not see what waits")
+        if isinstance(write_buffer, bool) or not isinstance(write_buffer, int) or write_buffer < 0:
+            raise ValueError(f"write_buffer is a number of rows, not {write_buffer!r}")
         super().__init__(max_size, ndim)
+        self._write_buffer = write_buffer
         self.on_mismatch = on_mismatch
         self.existsok = existsok
         self.shared_init = shared_init
@@ -133,7 +142,7 @@ class LazyStorage(TabularStorage):
 
     # -- places --------------------------------------------------------------------------------
     @classmethod
-    def open(cls, place: Any, mode: Mode = "r+", *, storage: Any = None, **options: Any) -> Self:
+    def open(cls, place: Any, mode: Mode = "r+", *, storage: Any = None, write_buffer: int = 0, **options: Any) -> Self:
         """Open the rows that a storage wrote, with their length and the cursor of the writer.
 
         A write that a killed process left unfinished is taken back first, so every visible row is whole.
@@ -142,6 +151,7 @@ class LazyStorage(TabularStorage):
             place: path or URL.
             mode: "r+" to go on writing; "r" to read only.
             storage: name of the backend, where the place does not tell.
+            write_buffer: as the constructor's.
 
         Raises:
             StoreNotFoundError: nothing is there. ValueError: something is there that no storage wrote.
@@ -164,7 +174,7 @@ class LazyStorage(TabularStorage):
         made = cls.__new__(cls)
         LazyStorage.__init__(
             made, found.capacity * math.prod(found.structure.inner), storage, path=place, ndim=found.ndim,
-            existsok=True, auto_cleanup=False, **options,
+            existsok=True, auto_cleanup=False, write_buffer=write_buffer, **options,
         )  # fmt: skip
         made._mode = mode
         made._uses(found.table, found.structure)
@@ -186,10 +196,12 @@ class LazyStorage(TabularStorage):
         return self._place.storage
 
     def _uses(self, table: Table, structure: Structure) -> None:
+        if self._write_buffer and isinstance(table, StoredTable) and self._mode == "r+":
+            table = CachedTable(table, self._write_buffer)
         super()._uses(table, structure)
         if self.shared_init:
             self._known = None
-        if self._end is not None and isinstance(table, (LiveTable, StoredTable)):
+        if self._end is not None and isinstance(table, STORED):
             self._end.holds(table)
 
     def _make(self, structure: Structure) -> None:
@@ -284,7 +296,7 @@ class LazyStorage(TabularStorage):
         """For another process: the place of the rows. For a copy: the rows themselves."""
         state = {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_attached", "_end", "_table", "_known")}
         state["_folder"] = None
-        stored = isinstance(self._table, (LiveTable, StoredTable))
+        stored = isinstance(self._table, STORED)
         spawning = multiprocessing.context.get_spawning_popen() is not None
         if self._table is None and not self.shared_init and spawning:
             raise RuntimeError(
@@ -292,7 +304,9 @@ class LazyStorage(TabularStorage):
                 "make the storage with shared_init=True"
             )
         if spawning and stored:
-            assert isinstance(self._table, (LiveTable, StoredTable))
+            assert isinstance(self._table, STORED)
+            if isinstance(self._table, CachedTable):
+                self._table.flush()
             self._table.handle.store.flush()
             state["rows"] = self._table.handle
         elif self._table is not None:
@@ -342,7 +356,7 @@ class LazyStorage(TabularStorage):
             if self._end is not None:
                 done = self._end()
             else:
-                if isinstance(self._table, (LiveTable, StoredTable)):
+                if isinstance(self._table, STORED):
                     self._table.close()
                 done = remove(self._place.location or "", os.getpid()) if self._is_local() else False
             self._table, self.initialized, self._removed = None, False, True

@@ -22,7 +22,7 @@ from tdstore.container.typed import Typed
 from tdstore.errors import UnsupportedError
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.indices import as_ints, is_int, select
-from tdstore.rl.storages.state import Ints
+from tdstore.rl.storages.table import Ints
 from tdstore.values import decode_value, encode_value
 
 _UNLIMITED = 2**62

@@ -20,9 +20,21 @@ from tdstore.errors import CorruptStoreError, DirtyStoreError, OptionError
 from tdstore.header import Group
 from tdstore.hookspecs import Backend
 from tdstore.registry import registry
-from tdstore.rl.storages.state import LENGTH, State, new_numbers
 from tdstore.rl.storages.structure import RESERVED, Structure, decode_structure
-from tdstore.rl.storages.table import STATE, UNDO, ArrayTable, DeviceTable, LiveTable, StoredTable, Table, undo_bytes
+from tdstore.rl.storages.table import (
+    LENGTH,
+    STATE,
+    UNDO,
+    ArrayTable,
+    DeviceTable,
+    LiveTable,
+    State,
+    StoredTable,
+    Table,
+    new_numbers,
+    undo_bytes,
+    undo_rows,
+)
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Mode, Path, Write
 
@@ -118,10 +130,12 @@ def keeps(handle: StoreHandle) -> bool:
 
 def table_over(handle: StoreHandle, structure: Structure, capacity: int) -> Table:
     """The table of an open store."""
+    saved = int(handle.groups[()].extra["replay"]["undo_rows"])
     if Cap.VIEW in handle.store.caps and Cap.DIRECT_DEVICE not in handle.store.caps:
-        durable = UNDO in handle.specs
-        return LiveTable(structure.columns, capacity, structure.inner, handle, durable=durable)
-    return StoredTable(structure.columns, capacity, structure.inner, handle)
+        return LiveTable(
+            structure.columns, capacity, structure.inner, handle, saved=saved if UNDO in handle.specs else 0
+        )
+    return StoredTable(structure.columns, capacity, structure.inner, handle, saved=saved)
 
 
 def memory_table(structure: Structure, capacity: int, device: torch.device, *, consolidated: bool = False) -> Table:
@@ -181,7 +195,14 @@ def new_header(structure: Structure, capacity: int, ndim: int, undo: bool) -> di
         batch = lead if node is None else (*lead, *node.batch)
         groups[path] = Group(batch_size=batch, kind=kind, keys=tuple(below))
     names = RESERVED if undo else RESERVED[:1]
-    about = {"version": VERSION, "capacity": capacity, "ndim": ndim, "structure": structure.encode()}
+    saved = undo_rows(structure.columns, capacity, _product(structure.inner))
+    about = {
+        "undo_rows": saved,
+        "version": VERSION,
+        "capacity": capacity,
+        "ndim": ndim,
+        "structure": structure.encode(),
+    }
     root = groups[()]
     # The reserved leaves have no field in a class: the whole is a TensorDict, and its rows are of the class.
     groups[()] = Group(

@@ -7,10 +7,11 @@ outlives the process: whoever opens it after a kill puts them back (`undo`).
 from __future__ import annotations
 
 import math
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from ctypes import memmove
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,7 @@ from torch import Tensor
 
 from tdstore.container.handle import StoreHandle
 from tdstore.dtypes import from_numpy, is_bit_pattern, to_numpy
-from tdstore.errors import BatchSizeError
-from tdstore.rl.storages.state import LENGTH, Ints, State, read_state, write_state
+from tdstore.errors import BatchSizeError, CorruptStoreError
 from tdstore.rl.storages.structure import Column
 from tdstore.store import Cap
 from tdstore.types import Path, Read, Write
@@ -31,6 +31,55 @@ UNDO_BYTES = 1 << 20
 """Room for rows that are being overwritten; a write of more of them is done in parts."""
 _AHEAD = 1 << 20
 """Bytes that are taken from the disk at once when rows are first written."""
+
+Ints = npt.NDArray[np.int64]
+LENGTH = 32
+"""Numbers in the leaf: which of two copies is valid, at 0, and the copies, at 8 and 16."""
+_COPY = struct.Struct("<6q")
+
+
+class State(NamedTuple):
+    """What changes with each write; rows are those of the first dimension."""
+
+    length: int = 0
+    """Rows that were written: all below this are visible."""
+    cursor: int = 0
+    """Row that the writer fills next."""
+    write_count: int = 0
+    """Rows that were ever written."""
+    pending: int = 0
+    """Rows that a write in progress has saved for its undoing; 0 when none is."""
+    scattered: int = 0
+    """1 when rows were written at indices beyond the length, with gaps."""
+    epoch: int = 0
+    """Number of writes other than of a ring: who remembers where episodes begin looks again."""
+
+
+def read_state(numbers: Ints, url: str) -> State:
+    """The valid copy.
+
+    Raises:
+        CorruptStoreError: neither copy is.
+    """
+    valid = int(numbers[0])
+    if valid not in (0, 1):
+        raise CorruptStoreError(f"the counters of {url} are damaged: {valid} is neither copy", url=url)
+    return State(*_COPY.unpack_from(numbers.data, 64 + 64 * valid))
+
+
+def write_state(numbers: Ints, state: State) -> None:
+    """Fill the other copy, then make it the valid one: one store of eight bytes, which no kill divides."""
+    other = 1 - int(numbers[0])
+    _COPY.pack_into(numbers.data, 64 + 64 * other, *state)
+    numbers[0] = other
+
+
+def new_numbers(state: State) -> Ints:
+    """Numbers for a leaf whose valid copy is `state`."""
+    numbers = np.zeros(LENGTH, np.int64)
+    write_state(numbers, state)
+    return numbers
+
 
 Array = npt.NDArray[Any]
 Rows = slice | Ints
@@ -57,14 +106,11 @@ class Table(ABC):
         self.capacity = capacity
         self.inner = inner
         self.slots_per_row = math.prod(inner)
+        self.undo_rows = undo_rows(columns, capacity, self.slots_per_row)
+        """How many rows can be saved for undoing."""
 
     durable = False
     """Whether rows outlive this process, so that what is overwritten is saved first."""
-
-    @property
-    def undo_rows(self) -> int:
-        """How many rows can be saved for undoing."""
-        return undo_rows(self.columns, self.capacity, self.slots_per_row)
 
     @property
     @abstractmethod
@@ -136,8 +182,10 @@ class ArrayTable(Table):
         tensors: Sequence[Tensor],
         numbers: Ints | None = None,
         undo: Tensor | None = None,
+        saved: int = 0,
     ) -> None:
         super().__init__(columns, capacity, inner)
+        self.undo_rows = saved or self.undo_rows
         self.tensors = list(tensors)
         self._arrays = [to_numpy(tensor.detach()) for tensor in tensors]
         rows = capacity * self.slots_per_row
@@ -280,14 +328,14 @@ class LiveTable(ArrayTable):
     """Columns that are live leaves of a store: memory-mapped files, shared memory."""
 
     def __init__(
-        self, columns: Sequence[Column], capacity: int, inner: tuple[int, ...], handle: StoreHandle, *, durable: bool
+        self, columns: Sequence[Column], capacity: int, inner: tuple[int, ...], handle: StoreHandle, *, saved: int
     ) -> None:
         self.handle = handle
         store = handle.store
         tensors = [store.view(column.path) for column in columns]
         self._state_leaf = store.view(STATE)
-        undo = store.view(UNDO) if durable else None
-        super().__init__(columns, capacity, inner, tensors, to_numpy(self._state_leaf), undo)
+        undo = store.view(UNDO) if saved else None
+        super().__init__(columns, capacity, inner, tensors, to_numpy(self._state_leaf), undo, saved)
         self._leaves = [*tensors, self._state_leaf, *([] if undo is None else [undo])]
         self._touched = False
         self._reserved = self._beyond = 0
@@ -380,8 +428,11 @@ class StoredTable(Table):
 
     durable = True
 
-    def __init__(self, columns: Sequence[Column], capacity: int, inner: tuple[int, ...], handle: StoreHandle) -> None:
+    def __init__(
+        self, columns: Sequence[Column], capacity: int, inner: tuple[int, ...], handle: StoreHandle, *, saved: int
+    ) -> None:
         super().__init__(columns, capacity, inner)
+        self.undo_rows = saved
         self.handle = handle
 
     @property

@@ -20,7 +20,6 @@ from tdstore.dtypes import dtype_name
 from tdstore.errors import BatchSizeError
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.indices import Selection, as_ints, check, is_int, select
-from tdstore.rl.storages.state import Ints, State
 from tdstore.rl.storages.structure import (
     Column,
     Structure,
@@ -32,7 +31,7 @@ from tdstore.rl.storages.structure import (
     structure_of,
     width_of,
 )
-from tdstore.rl.storages.table import ArrayTable, LiveTable, Rows, Table, count_of, part_of
+from tdstore.rl.storages.table import ArrayTable, Ints, LiveTable, Rows, State, Table, count_of, part_of
 from tdstore.types import path_text
 
 OnMismatch = Literal["raise", "peer"]

@@ -11,9 +11,8 @@ from torch import Tensor
 from tdstore.container.persistent import PersistentTensorDict
 from tdstore.interop import from_tensordict
 from tdstore.rl.storages.lazy import LazyTensorStorage
-from tdstore.rl.storages.state import Ints, State
 from tdstore.rl.storages.structure import Structure, is_foreign, length_of, structure_of
-from tdstore.rl.storages.table import ArrayTable, DeviceTable, Rows, Table
+from tdstore.rl.storages.table import ArrayTable, DeviceTable, Ints, Rows, State, Table
 from tdstore.rl.storages.tabular import OnMismatch
 
 
