@@ -14,6 +14,8 @@ from tdstore.errors import StoreNotFoundError
 from tdstore.store import Store
 from tdstore.testing import CrashTests
 from tdstore.testing.crash import in_child
+from tdstore.testing.syscalls import needs_strace, traced, unsynced
+from tests import wrong_files
 
 IN_MEMORY = True
 
@@ -75,6 +77,64 @@ def test_half_an_update(tmp_path: Path) -> None:
 def test_what_the_dead_leave(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="what a dead writer left stays"):
         wrong(open_littering).test_kill_at_every_call(tmp_path / "d", "save", "default")
+
+
+class Files(CrashTests):
+    open = staticmethod(wrong_files.OPENERS["SqliteStore"])
+    caps = wrong_files.SqliteStore.caps
+    points = [(wrong_files.SqliteStore, "_put_leaves"), (wrong_files.SqliteStore, "_put_header")]
+    points += [(os, "replace"), (wrong_files.SqliteStore, "_put"), (wrong_files.SqliteStore, "_connect")]
+    durable = {}
+    traced_kills = 30
+
+    def strays(self, location: Path) -> list[str]:
+        return []
+
+
+def wrong_file(name: str) -> CrashTests:
+    return type("Wrong", (Files,), {"open": staticmethod(wrong_files.OPENERS[name])})()
+
+
+@pytest.mark.parametrize("work", ["rows", "structure"])
+def test_a_right_file_passes(tmp_path: Path, work: str) -> None:
+    Files().test_kill_at_every_call(tmp_path / "d", work, "default")
+    Files().test_kill_at_system_calls(tmp_path / "d", work)
+    Files().test_syncs(tmp_path / "d", "save")
+    Files().test_syncs(tmp_path / "d", "structure")
+
+
+def test_data_and_header_in_two_commits(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="the leaves are the new ones and the header is the old one"):
+        wrong_file("TwoCommits").test_kill_at_every_call(tmp_path / "d", "structure", "default")
+
+
+def test_no_rollback_journal(tmp_path: Path) -> None:
+    with pytest.raises(
+        AssertionError, match=r"killed at call \d+ of \d+, \w+: (the store is 'corrupt'|neither old nor new)"
+    ):
+        wrong_file("NoJournal").test_kill_at_system_calls(tmp_path / "d", "rows")
+
+
+@pytest.mark.parametrize("work", ["save", "structure"])
+def test_no_sync(tmp_path: Path, work: str) -> None:
+    with pytest.raises(AssertionError, match="nothing is synced: the power may take a commit"):
+        wrong_file("NoSync").test_syncs(tmp_path / "d", work)
+
+
+def test_a_sync_that_comes_too_late(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+
+    def work() -> None:
+        with open(file, "wb") as opened:
+            opened.write(b"x" * 10)
+            opened.flush()
+            os.rename(file, tmp_path / "y")
+            os.fsync(opened.fileno())
+
+    needs_strace()
+    _, calls = traced(work)
+    (fault,) = unsynced(calls, tmp_path)
+    assert fault == f"{file} is published as {tmp_path / 'y'} after 1 writes, and no sync between them"
 
 
 def test_points_that_are_never_reached(tmp_path: Path) -> None:

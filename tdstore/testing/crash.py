@@ -33,6 +33,7 @@ from tdstore.testing.setup import (
     same_leaves,
 )
 from tdstore.testing.setup import save as save_leaves
+from tdstore.testing.syscalls import needs_strace, traced, unsynced
 from tdstore.types import LeafSpec, Read, Write
 
 Work = Callable[[], object]
@@ -187,6 +188,10 @@ class CrashTests(StoreSetup):
     """Fewer changes than that in one work mean that `points` do not see the medium."""
     random_kills: ClassVar[int] = 25
     """Kills by the clock, of each work."""
+    traced_kills: ClassVar[int] = 8
+    """Kills at calls of the system, of each work, spread over all of them."""
+    durable: ClassVar[Mapping[str, Any] | None] = None
+    """Options under which commits are synced, such as `{"durable": "commit"}`; then `test_syncs` looks."""
     flips: ClassVar[int] = 4
     """Bits flipped in each file."""
     noticed: ClassVar[float] = 0.4
@@ -340,6 +345,46 @@ class CrashTests(StoreSetup):
             killed_after(lambda: self.work(work, location, layout), chance.uniform(0, 1.5 * seconds))
             found = self.outcome(location, new)
             assert found in allowed, f"a kill left {found!r}, and `outcomes` says {sorted(allowed)}"
+
+    @pytest.mark.parametrize("work", WORKS)
+    def test_kill_at_system_calls(self, location: Location, work: str) -> None:
+        """The same at calls of the system, spread over the work: in the middle of what a C library does, too."""
+        needs_strace()
+        layout = list(self.layouts.values())[-1]
+        put_back, new, _ = self.prepared(work, location, layout)
+        allowed = self.outcomes.get(work, {"old", "new"}) | ({"corrupt"} if work in self.torn else set())
+        put_back()
+        status, calls = traced(lambda: self.work(work, location, layout))
+        assert status == 0, f"the work {work!r} failed under strace"
+        count = min(self.traced_kills, len(calls))
+        for number in sorted({1 + i * len(calls) // count for i in range(count)}):
+            put_back()
+            traced(lambda: self.work(work, location, layout), kill_at=number)
+            doing = f"killed at call {number} of {len(calls)}, {calls[number - 1].partition('(')[0].split()[-1]}"
+            try:
+                found = self.outcome(location, new)
+            except AssertionError as error:
+                raise AssertionError(f"{doing}: {error}") from error
+            assert found in allowed, f"{doing}: the store is {found!r}, and `outcomes` says {sorted(allowed)}"
+
+    @pytest.mark.parametrize("work", ["save", "structure"])
+    def test_syncs(self, location: Location, work: str) -> None:
+        """With the options of `durable`, what a commit publishes was synced after it was written.
+
+        A kill cannot show this: what was handed to the system outlives the process, and only a loss of power does not.
+        """
+        if self.durable is None:
+            pytest.skip("the class names no options under which commits are synced (durable)")
+        needs_strace()
+        path = local_path(location)
+        assert path is not None
+        layout = {**list(self.layouts.values())[-1], **self.durable}
+        save_leaves(self.made, location, OLD, **layout)
+        status, calls = traced(lambda: self.work(work, location, layout))
+        assert status == 0, f"the work {work!r} failed under strace"
+        assert any("sync(" in call for call in calls), f"{work}: nothing is synced: the power may take a commit"
+        faults = unsynced(calls, path.parent)
+        assert not faults, f"{work}: not synced before it was published: {'; '.join(faults[:3])}"
 
     def test_accepting_a_dirty_store_makes_it_good(self, location: Location, layout: str) -> None:
         """Its error names the leaf; `recover="accept"` reads it as it is, and in "r+" ends the matter."""

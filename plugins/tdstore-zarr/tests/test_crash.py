@@ -37,6 +37,7 @@ TestCrash().work(sys.argv[3], sys.argv[1], LAYOUTS["shards"])
 
 
 class TestCrash(CrashTests):
+    durable = {"durable": "commit"}
     open = staticmethod(open_zarr)
     caps = ZarrStore.caps
     layouts = LAYOUTS
