@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tdstore_zarr.memory import MemoryEngine
+from tdstore_zarr.redolog import LoggedEngine
 from tdstore_zarr.store import ZarrStore, open_on, open_zarr
 from zarrhelp import NEW, OLD, everything, fill, header_of, load, same, save
 
@@ -127,6 +128,34 @@ def test_a_replaced_leaf_whose_write_fails_is_the_old_one(place: FsPath, monkeyp
 
 def _no_space(*_: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+def test_a_commit_that_cannot_be_moved_to_its_place_is_a_commit(
+    medium: Medium, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The medium refuses right after the commit: it is said, readers see it, and the next commit does the rest."""
+
+    def refuse(engine: LoggedEngine[Any]) -> None:
+        raise StoreIOError(f"{engine.url}: no space left", url=engine.url)
+
+    store = medium.open("r+")
+    with monkeypatch.context() as patch:
+        patch.setattr(LoggedEngine, "apply", refuse)
+        store.write([Write(p, (), v) for p, v in NEW.items()])
+        store.save_header(header_of(NEW))
+        assert "is committed, and the next writer has to tidy up" in capsys.readouterr().err
+        assert same(everything(store), NEW)
+        assert same(medium.load(), NEW)
+        store.create({("a",): LeafSpec((3,), "int8")})
+        store.discard()
+        assert same(everything(store), NEW)
+        store.close()
+    assert same(medium.load(), NEW)
+    assert not medium.tidy()
+    with medium.open("r+") as store:
+        assert medium.tidy()
+        store.write([Write(("c",), (), OLD[("c",)])])
+    assert same(medium.load(), {**NEW, ("c",): OLD[("c",)]})
 
 
 # -- close() ---------------------------------------------------------------------------------
