@@ -95,7 +95,7 @@ def test_s5_a_checkpoint_elsewhere(kind, request, tmp_path):
     assert content(buffer) == [4, 5, 2, 3], "nothing is shared with the checkpoint"
 
 
-@pytest.mark.parametrize("kind", ["memmap", "redis"])
+@pytest.mark.parametrize("kind", ["memmap", "shared", "redis"])
 def test_s6_two_processes_write_one_storage(kind, request):
     storage = maker(kind, request)(10, shared_init=True)
     spawn = multiprocessing.get_context("spawn")
@@ -109,6 +109,12 @@ def test_s6_two_processes_write_one_storage(kind, request):
         assert worker.exitcode == 0
     assert written == [[0, 1, 2, 3], [4, 5, 6, 7]] and len(storage) == 8
     assert sorted(content(storage)) == [0, 1, 2, 3, 100, 101, 102, 103]
+
+
+@pytest.mark.parametrize("kind", ["h5", "zarr", "remote"])
+def test_one_writer_at_a_time(kind, request):
+    with pytest.raises(NotImplementedError, match="one writer"):
+        maker(kind, request)(10, shared_init=True)
 
 
 def test_s7_two_dimensions_of_slots():

@@ -32,6 +32,7 @@ from tdstore.rl.storages.places import (
     make_table,
     memory_table,
     open_table,
+    place_of_many,
     remove,
     scratch,
 )
@@ -127,12 +128,15 @@ class LazyStorage(TabularStorage):
                 "tensors in the memory of one process cannot be made by another one: "
                 "shared_init needs a backend, for example storage='memmap'"
             )
+        in_shm = self._place.storage == "shared"
+        if shared_init:
+            self._place = place_of_many(self._place)
         self._folder: str | None = None
         """What is removed in the end."""
         temporary = self._place.location is None and self._place.storage not in (None, "shared", "cuda")
         if temporary:
             assert self._place.storage is not None
-            self._folder, location = scratch(self._place.storage)
+            self._folder, location = scratch(self._place.storage, in_memory=in_shm)
             self._place = self._place._replace(location=location)
         self.auto_cleanup = auto_cleanup if auto_cleanup is not None else temporary
         if self.auto_cleanup and self._folder is None:
@@ -509,7 +513,7 @@ class LazyTensorStorage(LazyStorage):
     ) -> None:
         # What several processes share lies in shared memory: files of a folder that has no disk behind it.
         super().__init__(
-            max_size, "memmap" if shared_init else None, device="cpu" if shared_init else device, ndim=ndim,
+            max_size, "shared" if shared_init else None, device="cpu" if shared_init else device, ndim=ndim,
             compilable=compilable, consolidated=consolidated, shared_init=shared_init, on_mismatch=on_mismatch,
             auto_cleanup=cleanup_memmap if shared_init else None,
         )  # fmt: skip

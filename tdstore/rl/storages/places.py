@@ -16,7 +16,7 @@ import torch
 
 from tdstore.container.handle import StoreHandle
 from tdstore.container.typed import kind_of
-from tdstore.errors import CorruptStoreError, DirtyStoreError, OptionError
+from tdstore.errors import CorruptStoreError, DirtyStoreError, OptionError, UnsupportedError
 from tdstore.header import Group
 from tdstore.hookspecs import Backend
 from tdstore.registry import registry
@@ -79,9 +79,29 @@ def find_place(storage: Any, path: Any, options: Mapping[str, Any]) -> tuple[Pla
     return Place(storage, location, dict(options)), torch.device("cpu")
 
 
-def scratch(storage: str) -> tuple[str, str]:
-    """A new temporary folder, and a location in it for a backend."""
-    folder = tempfile.mkdtemp(prefix="tdstore-replay-")
+def place_of_many(place: Place) -> Place:
+    """A place that several processes can write.
+
+    Raises:
+        UnsupportedError: its backend takes one writer at a time.
+    """
+    backend = registry().resolve(place.location, place.storage)
+    if backend is not None and Cap.CONCURRENT_WRITE not in backend.caps:
+        raise UnsupportedError(
+            f"shared_init: {backend.name} takes one writer at a time",
+            url=place.location,
+            hint="memmap, shared and redis take many",
+        )
+    if place.storage == "shared" and place.location is None:
+        # A segment ends with the process that made it, which is whichever writes first: files in memory do not.
+        return place._replace(storage="memmap")
+    return place
+
+
+def scratch(storage: str, *, in_memory: bool = False) -> tuple[str, str]:
+    """A new temporary folder, on a disk or in memory, and a location in it for a backend."""
+    memory = "/dev/shm" if in_memory and os.path.isdir("/dev/shm") else None
+    folder = tempfile.mkdtemp(prefix="tdstore-replay-", dir=memory)
     suffixes = registry().get(storage).suffixes
     return folder, os.path.join(folder, f"rows{suffixes[0] if suffixes else ''}")
 
