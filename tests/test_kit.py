@@ -201,7 +201,15 @@ def test_command_line_on_an_opener(tmp_path):
     done = kit("badplugin:open_bad", "--no-location", "-k", "resize or delete", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert "test_resize_tells_the_truth" in done.stdout
-    assert "test_delete" not in done.stdout
+    assert "::test_delete" not in done.stdout
+
+
+def test_command_line_says_what_was_left_out(tmp_path):
+    done = kit("h5", "--location", str(tmp_path), "-k", "view or second_process_reads or closed")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped 1, no VIEW: test_view_missing_leaf" in done.stdout.splitlines()
+    assert "CrashTests, which kill writers, were not run" in done.stdout
+    assert "CrashTests" not in kit("memory", "--no-location", "-k", "closed").stdout
 
 
 def test_command_line_on_nothing():

@@ -85,13 +85,42 @@ def check(backend: Backend, args: argparse.Namespace, options: dict[str, object]
             "-rf",
         ]
         del sys.modules[installed.__name__]  # pytest imports it again, with the job in the environment
-        status = int(pytest.main([str(installed.__file__), *flags, "-rf", *(["-k", args.k] if args.k else [])]))
+        skips = Skips()
+        arguments = [str(installed.__file__), *flags, *(["-k", args.k] if args.k else [])]
+        status = int(pytest.main(arguments, plugins=[skips]))
     print(f"{backend.name} declares: {able(Cap(caps))}")
+    print(*skips.lines(), sep="\n")
+    if {Cap.WRITE, Cap.PERSISTENT} <= set(Cap(caps)):
+        print(NOT_RUN)
     if status == pytest.ExitCode.TESTS_FAILED:
         print(AFTER_FAILURES)
     return status
 
 
+class Skips:
+    """A plugin of pytest that collects why tests were skipped."""
+
+    def __init__(self) -> None:
+        self.tests: dict[str, list[str]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the reason of a test that was skipped; an expected failure is none."""
+        if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+            reason = report.longrepr[2].removeprefix("Skipped: ")
+            self.tests.setdefault(reason, []).append(report.nodeid.rpartition("::")[2])
+
+    def lines(self) -> list[str]:
+        """One line for each reason, with the tests that were skipped for it."""
+        found = []
+        for reason, names in sorted(self.tests.items()):
+            plain = list(dict.fromkeys(name.partition("[")[0] for name in names))
+            found.append(f"skipped {len(names)}, {reason}: {', '.join(plain)}")
+        return found
+
+
+NOT_RUN = """\
+CrashTests, which kill writers, were not run: they are told which functions change the medium.
+Subclass tdstore.testing.CrashTests (docs/reference/storage-protocol.md, "Checking a store")."""
 AFTER_FAILURES = """\
 The docstring of a failed test is the promise that was broken; -k NAME runs that test alone.
 The promises in full: docs/reference/storage-protocol.md. One that the store cannot keep goes, with the
