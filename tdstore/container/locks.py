@@ -70,19 +70,22 @@ class LockMixin:
         return self
 
     def _lock(self, parent: weakref.ref[Any] | None) -> None:
-        if parent is not None:
-            if self._parents is None:
-                self._parents = [parent]
-            else:
-                self._parents.append(parent)
-        if self._state & LOCKED:
-            return
-        self._state |= LOCKED
-        groups = self._groups()
-        if groups:
-            me = weakref.ref(self)
-            for group in groups:
-                group._lock(me)
+        """Lock this and what is below, without recursion: trees may be deeper than Python's stack."""
+        waiting = [(self, parent)]
+        while waiting:
+            node, above = waiting.pop()
+            if above is not None:
+                if node._parents is None:
+                    node._parents = [above]
+                else:
+                    node._parents.append(above)
+            if node._state & LOCKED:
+                continue
+            node._state |= LOCKED
+            groups = node._groups()
+            if groups:
+                me = weakref.ref(node)
+                waiting += [(_bare(group), me) for group in groups]
 
     def unlock_(self) -> Self:
         """Allow structural changes again. As a context manager: for its body.
@@ -106,18 +109,23 @@ class LockMixin:
         return [p for p in parents if p is not None and p._state & LOCKED]
 
     def _unlock(self) -> None:
-        self._state &= ~(LOCKED | CONSOLIDATED)
-        self._parents = None
-        groups = self._groups()
-        for group in groups:
-            if any(p is not self for p in group._locked_parents()):
-                self._state |= LOCKED
+        """Unlock this and what is below, all or nothing; a node may be below it twice."""
+        nodes = {id(self): self}
+        waiting: list[Any] = [self]
+        while waiting:
+            for group in map(_bare, waiting.pop()._groups()):
+                if id(group) not in nodes:
+                    nodes[id(group)] = group
+                    waiting.append(group)
+        for node in nodes.values():
+            if node is not self and any(id(parent) not in nodes for parent in node._locked_parents()):
                 raise LockedError(
                     "a nested TensorDict is also part of another locked one", hint="unlock that one first"
                 )
-        for group in groups:
-            group._unlock()
-        self._forget_views()
+        for node in nodes.values():
+            node._state &= ~(LOCKED | CONSOLIDATED)
+            node._parents = None
+            node._forget_views()
 
     def _forget_views(self) -> None:
         """Called when the structure may change: what is cached about it no longer holds."""
@@ -127,3 +135,8 @@ class LockMixin:
             f"cannot {what}: the TensorDict is locked",
             hint="in-place changes (set_, update_, td[index] = ...) are allowed; or call unlock_() or clone() first",
         )
+
+
+def _bare(group: Any) -> Any:
+    """The container that a tensorclass has, on which it is locked; others as they are."""
+    return getattr(group, "_tensordict", group)

@@ -13,6 +13,7 @@ from torch import Tensor
 import tdstore
 from tdstore import TensorClass, TensorDict, TypedTensorDict, lazy_stack, tensorclass
 from tdstore.container import typed
+from tdstore.errors import LockedError
 
 from .classes import PLACES, Counted, Frozen, Inner, Outer, outer
 
@@ -179,3 +180,26 @@ def test_a_field_may_be_called_check():
         check: Tensor
 
     assert Own(check=torch.ones(2)).check.sum() == 2
+
+
+def test_what_is_below_twice_is_unlocked_with_all():
+    shared = TensorDict({"x": torch.ones(2)})
+    both = TensorDict({"a": {"s": shared}, "b": {"s": shared}})
+    both["a", "s"], both["b", "s"] = shared, shared
+    both.lock_()
+    assert shared.is_locked
+    both.unlock_()
+    assert not shared.is_locked
+    other = TensorDict({"s": shared}).lock_()
+    both.lock_()
+    with pytest.raises(LockedError, match="another locked one"):
+        both.unlock_()
+    assert both.is_locked and both["a"].is_locked and shared.is_locked and other.is_locked
+
+
+def test_deep_trees_are_locked():
+    deep = TensorDict({})
+    for _ in range(3000):
+        deep = TensorDict({"n": deep})
+    assert deep.lock_().is_locked
+    assert not deep.unlock_().is_locked
