@@ -217,7 +217,8 @@ class Store(ABC):
         """Take back every change since the last `save_header`, or since the store was opened (DISCARD).
 
         Leaves, values and lengths are afterwards as that commit has them, also when the medium refused a change in
-        its middle. What was written through live tensors (VIEW) stays.
+        its middle. What was written through live tensors (VIEW) stays. So do rows that others see at once and may
+        have written since (CONCURRENT_WRITE), unless they were written after the structure began to change.
         """
         raise self.unsupported(Cap.DISCARD)
 

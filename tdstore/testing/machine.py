@@ -122,8 +122,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.save_header(self.header)
         self.committed = (dict(self.model), dict(self.fills), self.header)
 
-    # What is written into live tensors stays.
-    @precondition(lambda self: Cap.DISCARD in self.caps and Cap.VIEW not in self.caps)
+    # What is written where others write, too, stays.
+    @precondition(lambda self: Cap.DISCARD in self.caps and not self.caps & (Cap.VIEW | Cap.CONCURRENT_WRITE))
     @rule()
     def discard(self) -> None:
         """Take back what was not committed."""

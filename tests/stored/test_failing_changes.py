@@ -96,6 +96,7 @@ DISCARDING = {
     "zarr",
     "file://",
     "memory://",
+    "redis",
 }
 
 

@@ -24,7 +24,8 @@ def tdstore_backends() -> Iterable[Backend]:
         | Cap.SHARED
         | Cap.PERSISTENT
         | Cap.CONCURRENT_READ
-        | Cap.CONCURRENT_WRITE,
+        | Cap.CONCURRENT_WRITE
+        | Cap.DISCARD,
         schemes=("redis", "rediss", "redis+unix", "valkey", "valkeys", "dragonfly"),
         install="pip install ./plugins/tdstore-redis   # from a clone of tdstore",
     )

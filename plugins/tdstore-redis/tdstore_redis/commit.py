@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-from tdstore.errors import CorruptStoreError, StoreBusyError, StoreExistsError
+from tdstore.errors import CorruptStoreError, StoreBusyError, StoreError, StoreExistsError
 from tdstore.header import Header
 from tdstore_redis import keyspace
 from tdstore_redis.document import DATASET, Document, encode
@@ -229,6 +229,7 @@ def commit(writer: Writer, header: Header) -> None:
                 raise StoreBusyError(f"{writer.url} is changed too often to commit", url=writer.url)
             time.sleep(random.uniform(0, 0.01))
         writer.known = header
+        writer.replaced_rows.clear()
         dropped, writer.dropped = writer.dropped, []
         for array in document.arrays.values():
             array.mine = None
@@ -330,9 +331,54 @@ def _all_written(wire: Wire, array: Array) -> bool:
 
 
 def finish(writer: Writer) -> None:
-    """Commit what was changed in place since the last commit, with the header that was."""
-    if writer._lost is None:
-        commit(writer, writer.known)
+    """Commit the rows that were written since the last commit; a change of structure that it did not see is dropped."""
+    if writer._lost is not None:
+        return
+    writer.replaced_rows.clear()
+    if writer.owns:
+        take_back(writer)
+    commit(writer, writer.known)
+
+
+def take_back(writer: Writer) -> None:
+    """Go back to the leaves of the last commit, and to the rows that were written while these changed.
+
+    What is left on a server that does not answer goes when the next writer comes.
+
+    Raises:
+        StoreError: rows could not be put back.
+    """
+    try:
+        if writer.replaced_rows and writer._lost is None:
+            writer.put_back()
+    finally:
+        writer.replaced_rows.clear()
+        private, following = writer.private(), writer.document.next
+        if writer.published:
+            writer.document = writer.base.copy()
+        else:
+            writer.document = Document(writer.document.dataset, arrays={})
+        writer.document.next = following  # numbers are never used again
+        writer.dropped = []
+        _release(writer, private)
+
+
+def _release(writer: Writer, private: list[Array]) -> None:
+    """Remove arrays that nobody will know, and let others change the structure."""
+    if writer._lost is not None:
+        return
+    try:
+        with writer.line.errors("taking back changes"):
+            wire = writer.wire()
+            writer.drop(private)
+            field = writer.session.encode()
+            commands = [pack(b"HDEL", writer.keys.pending, field)] if writer._noted else []
+            commands += [pack(b"HDEL", writer.keys.head, b"owner")] if writer.owns else []
+            if commands:
+                wire.raising(commands)
+    except StoreError:
+        return  # nobody sees what is left, and the next writer removes it
+    writer._noted = writer.owns = writer._armed = False
 
 
 def discard(writer: Writer) -> None:

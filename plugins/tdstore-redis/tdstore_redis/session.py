@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tdstore.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
 from tdstore.errors import (
     CorruptStoreError,
     DirtyStoreError,
@@ -27,13 +28,12 @@ from tdstore_redis.plans import Fetch, everything
 from tdstore_redis.wire import Line, Wire, pack
 
 _TRIES = 3
-_BIG = 1 << 30
 
 
 class Session:
     """The reading half. `Writer` adds the rest."""
 
-    def __init__(self, line: Line, *, verify: bool = True) -> None:
+    def __init__(self, line: Line, *, verify: bool = True, max_bytes: int | None = None) -> None:
         self.line = line
         self.url = line.address.url
         self.keys = Keys(line.address.name)
@@ -42,6 +42,7 @@ class Session:
         """The document as the server has it, as far as we know."""
         self.published = False
         self.verify_sizes = verify
+        self.max_bytes = max_bytes
         self.pid = os.getpid()
 
     # -- opening -------------------------------------------------------------------------
@@ -66,6 +67,7 @@ class Session:
                 url=self.url,
                 hint="recover='accept' takes these leaves as they are; mode='w' replaces all",
             )
+        check_declared(sum(a.spec.nbytes for a in document.arrays.values()), self.max_bytes, self.url)
         self.base = document
         self.document = document.copy()
         self.published = True
@@ -179,14 +181,44 @@ class Session:
             long = self.line.idempotent(lambda wire: _too_long(wire, array))
         return None if long is None else f"block {long} is longer than it should be"
 
-    def check_room(self, path: Path, array: Array, nbytes: int) -> None:
-        """Before very much memory is taken for a sealed leaf: is there so much on the server at all?"""
-        if nbytes < _BIG or array.mine is not None or array.sealed < array.cells:
+    def check_room(self, reads: Iterable[tuple[Path, Array, int]]) -> None:
+        """Before very much memory is taken: is there so much on the server at all?
+
+        Args:
+            reads: each with the bytes that it is to allocate.
+
+        Raises:
+            CorruptStoreError: there is far less, and `max_bytes` does not say that this is meant.
+        """
+        every = list(reads)
+        if sum(size for *_, size in every) <= SUSPECT_BYTES:
             return
+        arrays = {path: array for path, array, _ in every}
+        wanted = dict.fromkeys(arrays, 0)
+        for path, array, size in every:
+            wanted[path] = min(wanted[path] + size, array.spec.nbytes)  # rows asked for twice are meant
+        stored = {path: self._stored(path, array) for path, array in arrays.items()}
+        total, there = sum(wanted.values()), sum(stored.values())
+        if self.max_bytes is None and is_suspect(total, there):
+            worst = max(wanted, key=lambda path: wanted[path] - stored[path])
+            raise refuse_absent(worst, total, there, self.url)
+
+    def _stored(self, path: Path, array: Array) -> int:
+        """Bytes that the server has of a leaf, or that reading will find missing.
+
+        Raises:
+            CorruptStoreError: a leaf that is complete lacks a block.
+        """
+        if array.mine is not None:
+            return int(np.count_nonzero(array.mine)) * array.cell
         with self.line.errors("reading"):
-            missing = self.line.idempotent(lambda wire: _too_short(wire, array))
-        if missing is not None:
-            raise self.corrupt(path, f"block {missing} is missing or short")
+            if array.sealed == array.cells:
+                missing = self.line.idempotent(lambda wire: _too_short(wire, array))
+                if missing is not None:
+                    raise self.corrupt(path, f"block {missing} is missing or short")
+                return array.spec.nbytes
+            (count,) = self.line.idempotent(lambda wire: wire.raising([pack(b"BITCOUNT", array.bits_key)]))
+        return max(int(count), array.sealed) * array.cell
 
     def end(self) -> None:
         """Hang up."""

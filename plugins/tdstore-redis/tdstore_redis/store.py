@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import errno
+import math
 import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,13 +13,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from tdstore.budget import allocating
 from tdstore.errors import (
     KeyNotFoundError,
     OptionError,
     ReadOnlyError,
     StoreClosedError,
     StoreError,
-    StoreIOError,
     StoreNotFoundError,
 )
 from tdstore.header import Header
@@ -29,7 +29,7 @@ from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_
 from tdstore.values import encode_value
 from tdstore_redis import commit
 from tdstore_redis.address import parse
-from tdstore_redis.layout import BLOCK, MAX_VALUE, Array, new_array
+from tdstore_redis.layout import BLOCK, MAX_VALUE, TARGET_CELL, Array, new_array
 from tdstore_redis.peer import PeerStore, find_peer
 from tdstore_redis.plans import Fetch, plan_read, shape_of
 from tdstore_redis.session import Session
@@ -45,6 +45,7 @@ CAPS = (
     | Cap.PERSISTENT
     | Cap.CONCURRENT_READ
     | Cap.CONCURRENT_WRITE
+    | Cap.DISCARD
 )
 
 
@@ -63,6 +64,7 @@ def open_redis(
     verify: Literal["none", "size", "full"] = "size",
     recover: Literal["accept"] | None = None,
     block: int = BLOCK,
+    max_bytes: int | None = None,
     ssl_ca_certs: str | None = None,
     ssl_certfile: str | None = None,
     ssl_keyfile: str | None = None,
@@ -81,6 +83,8 @@ def open_redis(
             nothing. What is read is checked against its checksums in any case.
         recover: "accept" takes leaves as a writer left them that died between two commits.
         block: bytes of a value on the server; leaves are cut into as many as they need.
+        max_bytes: refuse a dataset that declares more data than this. Without it a dataset of any size is opened, and
+            a read is refused that would allocate over 1 GiB, of which less than a hundredth is stored.
         ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_check_hostname: for rediss://.
 
     Raises:
@@ -123,6 +127,7 @@ def open_redis(
         "verify": verify,
         "recover": recover,
         "block": block,
+        "max_bytes": max_bytes,
         "ssl_ca_certs": ssl_ca_certs,
         "ssl_certfile": ssl_certfile,
         "ssl_keyfile": ssl_keyfile,
@@ -131,7 +136,14 @@ def open_redis(
     token = (os.fspath(location) if location is not None else address.name, arguments)
     try:
         return _open(
-            line, mode, token, lock_timeout=lock_timeout, verify=verify, accept=recover == "accept", block=block
+            line,
+            mode,
+            token,
+            lock_timeout=lock_timeout,
+            verify=verify,
+            accept=recover == "accept",
+            block=block,
+            max_bytes=max_bytes,
         )
     except BaseException:
         line.close()
@@ -147,10 +159,11 @@ def _open(
     verify: str,
     accept: bool,
     block: int,
+    max_bytes: int | None,
 ) -> Store:
     sizes = verify != "none"
     if mode == "r":
-        session = Session(line, verify=sizes)
+        session = Session(line, verify=sizes, max_bytes=max_bytes)
         try:
             session.load(accept=accept)
         except StoreNotFoundError:
@@ -161,7 +174,7 @@ def _open(
             return PeerStore(line, base, token)
         store = RedisStore(session, mode, token)
     else:
-        writer = Writer(line, verify=sizes, lock_timeout=lock_timeout, block=block)
+        writer = Writer(line, verify=sizes, lock_timeout=lock_timeout, block=block, max_bytes=max_bytes)
         if mode in ("w", "x"):
             commit.begin(writer, exclusive=mode == "x")
         else:
@@ -267,7 +280,9 @@ class RedisStore(Store):
                     )
                 encode_value(list(path))  # refuses what JSON cannot hold
                 kept = spec.replace(fill_value=_plain(spec, self.url, path))
-                new_array(kept, 1, "0" * 16, block=writer.block).fill_cell()
+                with allocating(path, (kept.nbytes // TARGET_CELL,), torch.bool, self.url):  # a flag for each cell
+                    tried = new_array(kept, 1, "0" * 16, block=writer.block)
+                tried.fill_cell()
                 made[path] = kept
             if made:
                 with writer.line.errors("creating leaves"):
@@ -278,12 +293,17 @@ class RedisStore(Store):
         session = self._open()
         arrays = [self._array(r.path) for r in reads]
         check_indices((r.index, array.spec.shape) for r, array in zip(reads, arrays, strict=True))
+        shapes = [shape_of(array.spec.shape, r.index) for r, array in zip(reads, arrays, strict=True)]
+        session.check_room(
+            (r.path, array, math.prod(shape) * array.spec.dtype.itemsize)
+            for r, array, shape in zip(reads, arrays, shapes, strict=True)
+            if r.out is None
+        )
         results: list[Tensor] = []
-        for r, array in zip(reads, arrays, strict=True):
-            shape = shape_of(array.spec.shape, r.index)
+        for r, array, shape in zip(reads, arrays, shapes, strict=True):
             if r.out is None:
-                session.check_room(r.path, array, array.cells * array.cell)
-                results.append(self._room(r.path, shape, array.spec.dtype))
+                with allocating(r.path, shape, array.spec.dtype, self.url):
+                    results.append(torch.empty(shape, dtype=array.spec.dtype))
             elif tuple(r.out.shape) != shape or r.out.dtype != array.spec.dtype:
                 raise ValueError(
                     f"out= for {path_text(r.path)} has shape {list(r.out.shape)} and dtype {r.out.dtype}, "
@@ -315,17 +335,6 @@ class RedisStore(Store):
             if array.spec.dtype is torch.bool and out.numel():
                 out.view(torch.uint8).clamp_(max=1)  # a bool of any other byte breaks torch
         return results
-
-    def _room(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        try:
-            return torch.empty(shape, dtype=dtype)
-        except RuntimeError as error:
-            raise StoreIOError(
-                f"{self.url}: no memory for {path_text(path)} of shape {list(shape)} and dtype {dtype}",
-                url=self.url,
-                hint="read some of its rows",
-                errno=errno.ENOMEM,
-            ) from error
 
     def write(self, writes: Sequence[Write]) -> None:
         with self._lock:
@@ -382,6 +391,11 @@ class RedisStore(Store):
                 writer.drop(over)
 
     # -- life ----------------------------------------------------------------------------
+    def discard(self) -> None:
+        """As `Store.discard`. Rows that were written before the structure began to change are durable, and stay."""
+        with self._lock:
+            commit.take_back(self._changing())
+
     def flush(self) -> None:
         self._open()
 

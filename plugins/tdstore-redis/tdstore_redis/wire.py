@@ -8,7 +8,6 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -240,9 +239,11 @@ class Wire:
             sock.close()
 
     def __del__(self) -> None:
-        # A store that only read may be dropped: its descriptors are released, and nothing is sent.
-        with suppress(OSError):
+        # A store that only read may be dropped. Nothing is sent; and no global is used, for there may be none any more.
+        try:
             self.close()
+        except OSError:
+            return  # the system has closed it
 
 
 def _length(head: bytes, most: int) -> int:

@@ -44,8 +44,10 @@ _MULTI, _EXEC = pack(b"MULTI"), pack(b"EXEC")
 class Writer(Session):
     """A session that may also write."""
 
-    def __init__(self, line: Line, *, verify: bool, lock_timeout: float, block: int) -> None:
-        super().__init__(line, verify=verify)
+    def __init__(
+        self, line: Line, *, verify: bool, lock_timeout: float, block: int, max_bytes: int | None = None
+    ) -> None:
+        super().__init__(line, verify=verify, max_bytes=max_bytes)
         self.lock_timeout = lock_timeout
         self.block = block
         self.session = secrets.token_hex(16)
@@ -53,6 +55,8 @@ class Writer(Session):
         """Leaves with writes that were not committed, as the server's notes have them."""
         self.dropped: list[Array] = []
         """Arrays of the last commit that the next one leaves out."""
+        self.replaced_rows: list[tuple[Write, Array]] = []
+        """What rows of the last commit's leaves held before they were written while the structure changed."""
         self.replaces: bytes | None = None
         """The dataset that was there when a new one was begun."""
         self.exclusive = False
@@ -197,6 +201,8 @@ class Writer(Session):
     def write(self, writes: Sequence[Write]) -> None:
         """Put values, in order. Each step of at most some MiB is there as a whole or not at all."""
         with self.line.errors("writing"):
+            if self.owns:
+                self._remember(writes)
             step: list[Change] = []
             arrays: set[int] = set()
             size = 0
@@ -210,6 +216,31 @@ class Writer(Session):
                 size += len(change.ids) * change.array.stride
             if step:
                 self._do(step)
+
+    def _remember(self, writes: Sequence[Write]) -> None:
+        """Read what is to be replaced: rows are visible at once, and the change that they are a part of may fail."""
+        lengths = {array.number: array.spec.shape[:1] for array in self.base.arrays.values()}
+        for w in writes:
+            array = self.document.arrays[w.path]
+            if array.mine is not None or array.number not in lengths or not w.value.numel():
+                continue
+            if lengths[array.number] and _first_row(w.index) >= lengths[array.number][0]:
+                continue  # rows that the last commit does not have
+            value = torch.empty(w.value.shape, dtype=w.value.dtype)
+            ends: list[Callable[[], None]] = []
+            self.read(partial(_plan, w.path, array, w.index, value, ends), self.wire())
+            for end in ends[-1:]:
+                end()
+            self.replaced_rows.append((Write(w.path, w.index, value), array))
+
+    def put_back(self) -> None:
+        """Write what `_remember` read, the last first."""
+        with self.line.errors("taking back rows"):
+            while self.replaced_rows:
+                write, array = self.replaced_rows[-1]
+                for change in plan_write(write.path, array, write.index, write.value):
+                    self._do([change])
+                self.replaced_rows.pop()
 
     def _changes(self, writes: Sequence[Write]) -> Iterator[Change]:
         for w in writes:
@@ -473,8 +504,20 @@ class Writer(Session):
         return bool((held[0, used:] == array.fill_cell()[used:]).all())
 
 
-def _plan(path: Path, array: Array, index: StoreIndex, out: Tensor) -> list[Fetch]:
-    return plan_read(path, array, index, out)[0]
+def _plan(
+    path: Path, array: Array, index: StoreIndex, out: Tensor, ends: list[Callable[[], None]] | None = None
+) -> list[Fetch]:
+    fetches, end = plan_read(path, array, index, out)
+    if ends is not None and end is not None:
+        ends.append(end)
+    return fetches
+
+
+def _first_row(index: StoreIndex) -> int:
+    if not index:
+        return 0
+    term = index[0]
+    return int(term.min()) if isinstance(term, Tensor) else term.start
 
 
 def _into(cells: Bytes, at: Ids) -> Callable[[Bytes], None]:

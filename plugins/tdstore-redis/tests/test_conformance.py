@@ -25,6 +25,7 @@ CAPS = (
     | Cap.PERSISTENT
     | Cap.CONCURRENT_READ
     | Cap.CONCURRENT_WRITE
+    | Cap.DISCARD
 )
 
 
