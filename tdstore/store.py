@@ -241,6 +241,13 @@ class Store(ABC):
         """Compare leaves with the checksums of the last commit. A store that keeps none finds no fault."""
         return []
 
+    def check(self, paths: Sequence[Path], rows: slice | None = None) -> None:
+        """Compare leaves with their checksums before rows are copied from live tensors (VIEW). Nothing by default.
+
+        Args:
+            rows: those that are copied; None where they are scattered.
+        """
+
     def reopen_token(self) -> tuple[Any, Mode, dict[str, Any]] | None:
         """`(location, mode, options)` that another process can open the store with; None: as it was opened.
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, get_args
 
 from torch import Tensor
@@ -18,9 +19,11 @@ from tdstore.builtin.memmap_open import (
     Contents,
     Situation,
     Verify,
+    await_commit,
     check_and_map,
     check_budget,
     compare_sums,
+    crc_of_block,
     fingerprint,
     read_contents,
     situation,
@@ -28,6 +31,7 @@ from tdstore.builtin.memmap_open import (
 from tdstore.builtin.memmap_publish import build_site
 from tdstore.builtin.memmap_write import take_sums
 from tdstore.builtin.peer_memmap import META, meta_files
+from tdstore.builtin.readcheck import ReadCheck
 from tdstore.errors import (
     OptionError,
     StoreBusyError,
@@ -59,7 +63,8 @@ def open_memmap(
 
     Args:
         durable: "commit" waits for the medium before it publishes (survives a power cut); "none" does not.
-        verify: "size" checks sizes and three small samples of each leaf, "full" every byte, "none" sizes only.
+        verify: "size" checks sizes, leaves of up to 64 KiB and three small samples of larger ones, "full" every byte,
+            "none" sizes only.
         recover: "accept" takes leaves as they are that a writer left unfinished or somebody else changed.
         max_bytes: refuse a store that declares more data.
         preallocate: reserve disk space for new leaves when they are made; default: for those of at most 256 MiB. For
@@ -134,7 +139,10 @@ class MemmapStore(MemmapLeaves):
             except (StoreError, OSError):
                 self._hold.reset()
                 self._leaves.clear()
-                if attempt == _ATTEMPTS - 1 or fingerprint(self.location) == before:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                await_commit(self.location, self._options["lock_timeout"])
+                if fingerprint(self.location) == before:
                     raise
                 continue
             return
@@ -182,6 +190,9 @@ class MemmapStore(MemmapLeaves):
                 self._writer.watch(leaf)
             self._leaves[leaf.path] = self._wrap(leaf)
         self._mark_committed()
+        if not shared and self._raw and self._options["verify"] != "none" and not now.crashed:
+            sure = [leaf for leaf in contents.leaves if not now.skips(leaf)]
+            self._reading = ReadCheck(self.url, sure, partial(crc_of_block, self._hold.root, self._raw))
 
     def _recover(self, contents: Contents, stale: list[LeafFile], log: session.Log) -> None:
         """Nobody is in: bring sums up to date, finish or undo a commit that was cut short."""

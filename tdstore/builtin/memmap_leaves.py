@@ -138,6 +138,7 @@ class MemmapLeaves(ResidentStore):
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         leaves = [self._mapped(r.path) for r in reads]
         check_indices((r.index, leaf.shape) for r, leaf in zip(reads, leaves, strict=True))
+        self._check_reads(reads)
         return [gather(leaf, r.index, r.out) for leaf, r in zip(leaves, reads, strict=True)]
 
     def _mapped(self, path: Path) -> Tensor:

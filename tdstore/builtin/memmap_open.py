@@ -12,13 +12,22 @@ from tdstore import files, manifest, session
 from tdstore.builtin.memmap_layout import LeafFile
 from tdstore.builtin.mmtensor import map_fd
 from tdstore.builtin.peer_memmap import META, read_peer
-from tdstore.checksums import Sums, sums_of_file, tips_of_file
-from tdstore.errors import CorruptStoreError, DirtyStoreError, ReadOnlyError, StoreError, StoreNotFoundError
+from tdstore.checksums import BLOCK, Sums, crc32c, sums_of_file, tips_of_file
+from tdstore.errors import (
+    CorruptStoreError,
+    DirtyStoreError,
+    ReadOnlyError,
+    StoreBusyError,
+    StoreError,
+    StoreNotFoundError,
+)
 from tdstore.header import Header
 from tdstore.session import Log
 from tdstore.types import path_text
 
 Verify = Literal["none", "size", "full"]
+WHOLE = 64 << 10
+"""Leaves of up to so many bytes are compared whole when they are opened."""
 MAX_MANIFEST = manifest.MAX_FILE_BYTES
 
 
@@ -177,6 +186,8 @@ def _compare(fd: int, leaf: LeafFile, info: os.stat_result, now: Situation, veri
         return None
     if now.crashed or verify == "full":
         return compare_sums(fd, leaf, leaf.sums)
+    if verify == "size" and leaf.nbytes <= WHOLE:  # as cheap as three samples
+        return compare_sums(fd, leaf, leaf.sums)
     if verify == "size" and (tips := tips_of_file(fd, leaf.nbytes)) != leaf.sums.tips:
         return (
             f"leaf {path_text(leaf.path)} holds other data than was committed "
@@ -200,6 +211,23 @@ def compare_sums(fd: int, leaf: LeafFile, expected: Sums) -> str | None:
     )
 
 
+def crc_of_block(root: int, raw: bytes, leaf: LeafFile, block: int) -> int | None:
+    """crc32c of a block of a leaf's file; None where somebody wrote since the manifest `raw` was read."""
+    try:
+        with files.Tree(root) as tree:
+            fd = tree.open(leaf.file)
+            try:
+                found = crc32c(os.pread(fd, min(BLOCK, leaf.nbytes - block * BLOCK), block * BLOCK))
+            finally:
+                os.close(fd)
+        # Looked at last: a writer changes rows before its commit changes the manifest, and the log is there meanwhile.
+        if session.read_log(root) is not None or files.read_small(manifest.NAME, root, MAX_MANIFEST) != raw:
+            return None
+    except (OSError, CorruptStoreError):
+        return None  # replaced, or removed
+    return found
+
+
 def _map(fd: int, leaf: LeafFile, *, shared: bool, url: str) -> None:
     try:
         leaf.probe = map_fd(fd, leaf.shape, leaf.dtype, shared=shared, path="/".join((url, *leaf.file)))
@@ -215,6 +243,20 @@ def _map_error(error: RuntimeError, leaf: LeafFile, url: str) -> StoreError:
     return CorruptStoreError(f"{url}: leaf {path_text(leaf.path)} cannot be mapped: {text}", url=url)
 
 
+def await_commit(location: str, timeout: float) -> None:
+    """Wait while somebody commits: files are at their names a moment before the manifest that tells of them."""
+    try:
+        fd = os.open(os.path.join(location, session.NAME), os.O_RDONLY | files.SAFE)
+    except OSError:
+        return  # nobody writes
+    try:
+        files.lock(fd, exclusive=False, timeout=timeout, url=location)
+    except StoreBusyError:
+        return  # the caller tells of what it found
+    finally:
+        os.close(fd)
+
+
 def fingerprint(location: str) -> object:
     """What tells one generation from the next: which folder, which manifest, whether somebody writes."""
     found: list[object] = []
@@ -224,5 +266,6 @@ def fingerprint(location: str) -> object:
         except OSError as error:
             found.append(error.errno)
             continue
-        found.append((info.st_dev, info.st_ino) if stat.S_ISDIR(info.st_mode) else (info.st_ino, info.st_mtime_ns))
+        told = (info.st_ino, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
+        found.append((info.st_dev, info.st_ino) if stat.S_ISDIR(info.st_mode) else told)
     return found

@@ -8,11 +8,14 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, get_args
 
 from tdstore import files
 from tdstore.builtin.localplace import local_place
+from tdstore.builtin.memmap_layout import LeafFile
 from tdstore.builtin.mmtensor import write_tensor
+from tdstore.builtin.readcheck import ReadCheck
 from tdstore.builtin.tdz_leaves import TdzLeaves
 from tdstore.builtin.tdz_read import (
     METHODS,
@@ -27,8 +30,8 @@ from tdstore.builtin.tdz_read import (
     sums_of_range,
     zip_errors,
 )
-from tdstore.builtin.tdz_write import copy_head, descriptions, finish, finish_packed, new_file, patch_local
-from tdstore.checksums import sums_of_memory
+from tdstore.builtin.tdz_write import Held, copy_head, descriptions, finish, finish_packed, new_file, patch_local
+from tdstore.checksums import BLOCK, crc32c, sums_of_memory
 from tdstore.errors import (
     CorruptStoreError,
     OptionError,
@@ -108,6 +111,13 @@ def method_of(compression: str | int | None) -> int:
     return found
 
 
+def _crc_of_block(hold: Held, leaf: LeafFile, block: int) -> int:
+    """crc32c of a block of an archive, which nobody writes in place."""
+    assert isinstance(leaf, LeafEntry)
+    size = min(BLOCK, leaf.nbytes - block * BLOCK)
+    return crc32c(os.pread(hold.fd, size, leaf.start + block * BLOCK))
+
+
 class TdzStore(TdzLeaves):
     """Leaves as stored entries of one zip file, which is never written in place.
 
@@ -170,6 +180,9 @@ class TdzStore(TdzLeaves):
                 self._layout.adopt(leaf.path, leaf.file)
             self._entries[leaf.path] = leaf
         self._committed = dict(self._entries)
+        if not self.writable and self._options["verify"] != "none":
+            stored = [x for x in leaves if x.info is not None and x.info.compress_type == zipfile.ZIP_STORED]
+            self._reading = ReadCheck(self.url, stored, partial(_crc_of_block, self._open))
 
     def _check_writable_leaf(self, leaf: LeafEntry) -> None:
         assert leaf.info is not None

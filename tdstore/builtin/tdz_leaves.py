@@ -108,7 +108,9 @@ class TdzLeaves(ResidentStore):
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         entries = [self._entry(r.path) for r in reads]
         check_indices((r.index, entry.shape) for r, entry in zip(reads, entries, strict=True))
-        return [gather(self._tensor(entry), r.index, r.out) for entry, r in zip(entries, reads, strict=True)]
+        tensors = [self._tensor(entry) for entry in entries]
+        self._check_reads(reads)
+        return [gather(tensor, r.index, r.out) for tensor, r in zip(tensors, reads, strict=True)]
 
     def _tensor(self, leaf: LeafEntry) -> Tensor:
         if leaf.probe is None:

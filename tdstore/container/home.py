@@ -280,6 +280,10 @@ class HomeMixin(ResidentTree):
         return out
 
     def read(self, index: Any = None, keys: Any = None, out: Any = None) -> Any:
+        if self._home is not None and self._state & MAPPED:
+            handle, path = self._home
+            copied = slice(None) if index is None else index if isinstance(index, slice) else None
+            handle.store.check(_leaves_of(handle, path, keys), copied)
         if out is None or index is None or len(self._batch_size) == 0:
             return super().read(index, keys, out)
         # Straight into the caller's buffers: no batch is built in between.
@@ -393,6 +397,13 @@ class HomeMixin(ResidentTree):
             data = {key: sent(leaf) if isinstance(leaf, Tensor) else leaf for key, leaf in data.items()}
         parts = (data, self._batch_size, self._device, self._names, self.is_locked)
         return _rebuilt, (type(self), *parts)
+
+
+def _leaves_of(handle: StoreHandle, path: Path, keys: Any) -> list[Path]:
+    if keys is None:
+        return handle.leaves_below(path)
+    wanted = [keys] if isinstance(keys, str) else keys
+    return [leaf for key in wanted for leaf in handle.leaves_below((*path, *unravel(key)))]
 
 
 def _with_entry(handle: StoreHandle, path: Path, root: Path, batch: torch.Size) -> dict[Path, Group]:
