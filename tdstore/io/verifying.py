@@ -12,7 +12,7 @@ from tdstore.types import Fault
 def verify(location: Location, *, storage: Storage = None, **options: Any) -> list[Fault]:
     """Read all data of a dataset and compare it with the checksums of its last commit.
 
-    What each backend compares is in [Verification](docs/reference/verify.md). A backend that keeps no checksums finds
+    What each backend compares is in `docs/reference/verify.md`. A backend that keeps no checksums finds
     no fault, and neither does one that compares nothing while a writer is at work.
 
     Args:
