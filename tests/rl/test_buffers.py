@@ -16,6 +16,7 @@ from tdstore.rl import (
     LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
+    PrioritizedReplayBuffer,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     RandomSampler,
@@ -219,6 +220,11 @@ def test_priorities_are_checked(index, priority, error, match):
 def test_parameters_of_priorities_are_checked(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         PrioritizedSampler(**{"max_capacity": 4, "alpha": 0.5, "beta": 0.5, **wrong})
+
+
+def test_priorities_need_a_limit():
+    with pytest.raises(ValueError, match="max_size"):
+        PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=ListStorage())
 
 
 def test_a_buffer_of_tensordicts_with_priorities():

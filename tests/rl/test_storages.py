@@ -85,6 +85,17 @@ def test_tensors_and_pytrees(kind, request, data):
     same(storage.get(slice(0, 3)), data, slice(0, 3))
 
 
+def test_values_in_dicts_and_single_slots():
+    storage = LazyTensorStorage(10)
+    storage.set(range(2), [{"a": "text", "b": 3}, {"a": "more", "b": 4}])
+    assert storage[0]["a"] == "text" and storage[[1, 0]]["a"] == ["more", "text"] and storage[:]["b"].tolist() == [3, 4]
+    grid = LazyTensorStorage(10, ndim=2)
+    grid.set(range(2), torch.arange(6).view(2, 3))
+    assert grid[1, 2] == 5 and grid[:, 1].tolist() == [1, 4]
+    grid.set((torch.tensor([0]), torch.tensor([1])), torch.tensor([99]))
+    assert grid.flatten()[:].tolist() == [0, 99, 2, 3, 4, 5]
+
+
 def test_a_list_is_a_batch_of_items(tmp_path):
     storage = LazyTensorStorage(10)
     storage.set(range(2), [TensorDict(a=torch.tensor(1)), TensorDict(a=torch.tensor(2))])

@@ -14,6 +14,7 @@ from tdstore.rl.buffers.samplers import Info, Sampler, as_slots
 from tdstore.rl.buffers.segment_tree import SegmentTree
 from tdstore.rl.storages.table import Ints
 
+_MOST = 1 << 40
 Reduction = Literal["max", "min", "median", "mean"]
 Floats = npt.NDArray[np.float64]
 
@@ -58,6 +59,10 @@ class PrioritizedSampler(Sampler):
                 raise ValueError(f"{name} is a number of 0 or more, not {value!r}")
         if isinstance(max_capacity, bool) or operator.index(max_capacity) < 1:
             raise ValueError(f"max_capacity is a number of slots, at least 1, not {max_capacity!r}")
+        if max_capacity > _MOST:
+            raise ValueError(
+                f"max_capacity={max_capacity}: priorities need a storage with a limit, give its max_size a number"
+            )
         if reduction not in get_args(Reduction):
             raise ValueError(f"reduction is one of {', '.join(get_args(Reduction))}, not {reduction!r}")
         self.max_capacity = int(max_capacity)

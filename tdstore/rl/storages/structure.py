@@ -188,6 +188,7 @@ class Fields(Node):
     def build(self, columns: Sequence[Any], lead: tuple[int, ...]) -> Any:
         """Make data of columns whose leading dimensions are `lead`."""
         made = [columns[part] if isinstance(part, int) else part.build(columns, lead) for part in self.parts]
+        made = [_plain(value) if isinstance(value, NonTensor) else value for value in made]
         if self.kind is None:
             return dict(zip(self.keys, made, strict=True))
         return self.kind(*made) if hasattr(self.kind, "_fields") else tuple(made)
@@ -435,6 +436,11 @@ def decoded(rows: Tensor, lead: tuple[int, ...]) -> Any:
     if not values:
         return NonTensorData(None, batch_size=shape)
     return NonTensorStack.from_list(_lists(values, tuple(shape)))
+
+
+def _plain(value: NonTensor) -> Any:
+    """A value as it was given, in dicts and tuples; a list of them for several rows."""
+    return value.data if isinstance(value, NonTensorData) else value.tolist()
 
 
 def _lists(values: list[Any], shape: tuple[int, ...]) -> list[Any]:

@@ -424,7 +424,7 @@ class TabularStorage(Storage):
             assert found.slots is not None
             columns = table.gather(found.slots)
             if len(found.shape) != 1:
-                columns = [c.view(*found.shape, *c.shape[1:]) for c in columns]
+                columns = [c.view((*found.shape, *c.shape[1:])) for c in columns]
         return self._structure.build(columns, found.shape)
 
     def take_slots(self, slots: Ints) -> Any:
