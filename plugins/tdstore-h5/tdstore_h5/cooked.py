@@ -48,6 +48,23 @@ def read(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, out: Tensor |
     return part if out is None else out.copy_(part)
 
 
+def unreadable_rows(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex) -> list[tuple[int, int]]:
+    """Of the rows of an index, those in chunks that cannot be decoded: `[start, stop)` along the first dimension."""
+    if not spec.shape:
+        return []
+    term = index[0] if index else slice(0, spec.shape[0], 1)
+    rows = term.numpy() if isinstance(term, Tensor) else np.arange(term.start, term.stop, term.step)
+    chunk = dataset.chunks[0] if dataset.chunks else max(1, spec.shape[0])
+    block, bad = _Block(dataset), []
+    for number in np.unique(rows // chunk).tolist():
+        first, last = number * chunk, min((number + 1) * chunk, spec.shape[0])
+        try:
+            block.read((slice(first, last, 1),), np.empty((last - first, *spec.shape[1:]), dataset.dtype))
+        except (OSError, RuntimeError, ValueError):
+            bad.append((first, last))
+    return bad
+
+
 def write(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, value: Tensor) -> None:
     """Put `value` at `leaf[index]`; the last of repeated rows wins."""
     if not value.numel():

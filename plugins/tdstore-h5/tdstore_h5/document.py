@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,18 +12,17 @@ import h5py
 import msgspec
 import numpy as np
 
-from tdstore.checksums import BLOCK, crc32c
+from tdstore.checksums import BLOCK
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
 from tdstore.errors import CorruptStoreError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
 from tdstore.manifest import seal, unseal
 from tdstore.types import LeafSpec, Path, path_text
+from tdstore_h5.sums import LeafSums, count_of
 
 MANIFEST = "tdstore"
 DIRTY = "tdstore_dirty"
 MAX_LEAVES = 1_000_000
-
-Crcs = np.ndarray[Any, np.dtype[np.uint32]]
 
 
 class _Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -32,6 +30,7 @@ class _Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     dtype: str
     shape: tuple[int, ...]
     crc: str = ""
+    grain: int = BLOCK
 
 
 class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,11 +46,11 @@ class Document:
     generation: int = 0
     header: Header = field(default_factory=Header)
     specs: dict[Path, LeafSpec] = field(default_factory=dict)
-    sums: dict[Path, Crcs] = field(default_factory=dict)
+    sums: dict[Path, LeafSums] = field(default_factory=dict)
 
 
 def encode_document(
-    generation: int, header: Header, leaves: Iterable[tuple[Path, LeafSpec, Crcs]], *, url: str
+    generation: int, header: Header, leaves: Iterable[tuple[Path, LeafSpec, LeafSums]], *, url: str
 ) -> bytes:
     """The attribute's text: the first line of `tdstore.manifest.seal`, and JSON; ASCII only.
 
@@ -59,8 +58,14 @@ def encode_document(
         ValueError: beyond the limits that a reader accepts.
     """
     records = [
-        _Record(path, dtype_name(spec.dtype), spec.shape, base64.b64encode(crcs.astype("<u4").tobytes()).decode())
-        for path, spec, crcs in leaves
+        _Record(
+            path,
+            dtype_name(spec.dtype),
+            spec.shape,
+            base64.b64encode(sums.crcs.astype("<u4").tobytes()).decode(),
+            sums.grain,
+        )
+        for path, spec, sums in leaves
     ]
     plain = msgspec.to_builtins(_Body(generation, header_to_builtins(header), records))
     body = json.dumps(plain, separators=(",", ":")).encode("ascii")
@@ -82,7 +87,7 @@ def decode_document(text: bytes | str, *, url: str) -> Document:
     data = unseal(raw, url=url, what=f"the root attribute {MANIFEST!r}", hint=_RESTORE)
     try:
         body = msgspec.json.decode(data, type=_Body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise CorruptStoreError(f"{url}: the manifest is not readable: {error}", url=url) from error
     found = Document(body.generation, header_from_builtins(body.header, url=url))
     if len(body.leaves) > MAX_LEAVES:
@@ -104,27 +109,10 @@ def _add(found: Document, record: _Record, url: str) -> None:
     except ValueError:
         raise CorruptStoreError(f"{where} has checksums that are not base64", url=url) from None
     spec = LeafSpec(record.shape, dtype)
-    if len(crcs) != block_count(spec):
+    if record.grain < 1 or len(crcs) != count_of(spec, record.grain):
         raise CorruptStoreError(f"{where} has {len(crcs)} checksums for {spec.nbytes} bytes", url=url)
     found.specs[record.path] = spec
-    found.sums[record.path] = crcs
-
-
-def block_count(spec: LeafSpec) -> int:
-    """How many checksums a leaf has."""
-    return -(-spec.nbytes // BLOCK)
-
-
-def constant_sums(spec: LeafSpec, pattern: bytes) -> Crcs:
-    """The checksums of a leaf that holds one element's bytes all over."""
-    nbytes = math.prod(spec.shape) * len(pattern)
-    full, rest = divmod(nbytes, BLOCK)
-    crcs = []
-    if full:
-        crcs += [crc32c(pattern * (BLOCK // len(pattern)))] * full
-    if rest:
-        crcs.append(crc32c(pattern * (rest // len(pattern))))
-    return np.array(crcs, np.uint32)
+    found.sums[record.path] = LeafSums(record.grain, crcs)
 
 
 def encode_dirty(paths: Iterable[Path]) -> bytes:
@@ -136,22 +124,22 @@ def decode_dirty(text: bytes | str, *, url: str) -> set[Path]:
     """The leaves that a session was about to write."""
     try:
         return set(msgspec.json.decode(text, type=list[tuple[str, ...]]))
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise CorruptStoreError(
             f"{url}: a writer ended in the middle, and its mark is not readable: {error}", url=url, hint=_RESTORE
         ) from error
 
 
-def get_attribute(file: h5py.File, name: str) -> bytes | str | None:
+def get_attribute(file: h5py.File, name: str, url: str) -> bytes | str | None:
     """A text attribute of the root, or None."""
     if name not in file.attrs:
         return None
     if file.attrs.get_id(name).get_storage_size() > MAX_BYTES + 64:
-        raise CorruptStoreError(f"the attribute {name!r} is larger than {MAX_BYTES} bytes")
+        raise CorruptStoreError(f"{url}: the attribute {name!r} is larger than {MAX_BYTES} bytes", url=url)
     value = file.attrs[name]
     if isinstance(value, (bytes, str)):
         return value
-    raise CorruptStoreError(f"the attribute {name!r} is not text", hint=_RESTORE)
+    raise CorruptStoreError(f"{url}: the attribute {name!r} is not text", url=url, hint=_RESTORE)
 
 
 def put_attribute(file: h5py.File, name: str, text: bytes) -> None:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from tdstore.builtin.resident import full
-from tdstore.checksums import BLOCK, crc32c
 from tdstore.dtypes import from_numpy, numpy_dtype
 from tdstore.engine import Engine
 from tdstore.errors import (
@@ -38,10 +37,13 @@ from tdstore_h5.document import DIRTY, MANIFEST, Document, decode_dirty, decode_
 from tdstore_h5.enginefile import EngineFile
 from tdstore_h5.faults import h5_errors
 from tdstore_h5.foreign import foreign_header
+from tdstore_h5.raw import Bytes
+from tdstore_h5.sums import LeafSums, hashed
 from tdstore_h5.tree import Contents, Leaf, Walker, check_believable
 
 _NO_ROWS: Ints = np.empty((0, 2), np.int64)
-VERIFY_BLOCKS = 8
+VERIFY_BYTES = 32 << 20
+"""Bytes of a round of `verify`."""
 
 
 def is_url(location: object) -> bool:
@@ -123,7 +125,7 @@ class RemoteH5Store(Store):
         """Read structure and manifest."""
         with self._h5("reading its structure"):
             file = self._file = h5py.File(self._source, "r")
-            text, mark = get_attribute(file, MANIFEST), get_attribute(file, DIRTY)
+            text, mark = get_attribute(file, MANIFEST, self.url), get_attribute(file, DIRTY, self.url)
             # Whatever is trusted: a file from elsewhere must not lead to files of this machine.
             self._contents = Walker(file, self.url, trust=False).walk()
             if text is not None:
@@ -286,30 +288,28 @@ class RemoteH5Store(Store):
         contents = self._open()
         found = []
         for path in contents.leaves if paths is None else paths:
-            leaf, crcs = self._leaf(path), self._document.sums.get(path)
-            if crcs is None:
+            leaf, sums = self._leaf(path), self._document.sums.get(path)
+            if sums is None:
                 continue
             with self._lock:
-                block = self._wrong_block(path, leaf, crcs.tolist())
-            if block is not None:
-                found.append(Fault(path, f"block {block} (of 4 MiB) has another checksum than was committed"))
+                grain = self._wrong_grain(path, leaf, sums)
+            if grain is not None:
+                rows = sums.rows(grain, leaf.spec)
+                found.append(Fault(path, f"{rows}: the bytes have another checksum than was committed"))
         return found
 
-    def _wrong_block(self, path: Path, leaf: Leaf, crcs: list[int]) -> int | None:
-        nbytes = leaf.spec.nbytes
-        for first in range(0, len(crcs), VERIFY_BLOCKS):
-            numbers = range(first, min(first + VERIFY_BLOCKS, len(crcs)))
-            spans = [(n * BLOCK, min((n + 1) * BLOCK, nbytes)) for n in numbers]
+    def _wrong_grain(self, path: Path, leaf: Leaf, sums: LeafSums) -> int | None:
+        def read(_: Path, start: int, stop: int) -> Bytes:
             if leaf.plain and leaf.offset is not None:
-                at = leaf.offset
-                batch = self._source.fetch([np.array([(a + at, b + at) for a, b in spans], np.int64)])
-                blocks = [np.frombuffer(batch.take(self._source.key, a + at, b + at), np.uint8) for a, b in spans]
-            else:
-                with self._h5(f"reading {path_text(path)}"):
-                    blocks = [cooked.read_bytes(self._dataset(leaf), leaf.spec, a, b) for a, b in spans]
-            for n, block in zip(numbers, blocks, strict=True):
-                if crc32c(np.ascontiguousarray(block)) != crcs[n]:
-                    return n
+                a, b = leaf.offset + start, leaf.offset + stop
+                batch = self._source.fetch([np.array([(a, b)], np.int64)])
+                return np.frombuffer(batch.take(self._source.key, a, b), np.uint8)
+            with self._h5(f"reading {path_text(path)}"):
+                return cooked.read_bytes(self._dataset(leaf), leaf.spec, start, stop)
+
+        for grain, crc in hashed(sums, path, leaf.spec, np.arange(len(sums.crcs)), read, VERIFY_BYTES):
+            if crc != sums.crcs[grain]:
+                return grain
         return None
 
     def nbytes_stored(self) -> int | None:

@@ -47,7 +47,7 @@ from tdstore_h5.names import encode_path
 from tdstore_h5.options import growing_chunks
 from tdstore_h5.publish import publish
 from tdstore_h5.raw import Bytes, Ints, RawFile
-from tdstore_h5.sums import Sums
+from tdstore_h5.sums import LeafSums, Sums
 from tdstore_h5.tree import Contents, Leaf, Walker, check_believable
 from tdstore_h5.undo import Undo
 
@@ -63,6 +63,7 @@ class Session:
     locking: bool | None
     libver: str | tuple[str, str]
     trust: bool
+    verify: str = "size"
     handle: Handle = field(init=False)
     raw: RawFile = field(init=False)
     contents: Contents = field(default_factory=Contents)
@@ -138,13 +139,40 @@ class Session:
         found = []
         for path in paths:
             try:
-                block = self.sums.wrong_block(path, self.contents.leaves[path].spec, self.read_bytes)
+                spec = self.contents.leaves[path].spec
+                grain = self.sums.wrong_grain(path, spec, self.read_bytes)
             except CorruptStoreError as error:
                 found.append(Fault(path, error.message))
                 continue
-            if block is not None:
-                found.append(Fault(path, f"block {block} (of 4 MiB) has another checksum than was committed"))
+            if grain is not None:
+                rows = self.sums.leaves[path].rows(grain, spec)
+                found.append(Fault(path, f"{rows}: the bytes have another checksum than was committed"))
         return found
+
+    def some_unseen(self, path: Path) -> bool:
+        """Whether a read must compare bytes with checksums."""
+        return self.verify != "none" and self.sums.some_unseen(path)
+
+    def verify_read(self, path: Path, leaf: Leaf, starts: Ints, size: int, data: Bytes | None = None) -> None:
+        """Compare what is read with its checksums, where that was not done since the file was opened.
+
+        Args:
+            starts, size: the elements, as of `raw.blocks_of`.
+            data: what was read, if that is one block.
+
+        Raises:
+            CorruptStoreError: names the leaf and the rows.
+        """
+        wrong = None
+        if not leaf.held:
+            wrong = self.sums.verify(path, leaf.spec, starts, size, self.read_bytes, data)
+        if wrong is not None:
+            raise CorruptStoreError(
+                f"{self.url}: {path_text(path)} is damaged in {wrong}: "
+                "the bytes have another checksum than was committed",
+                url=self.url,
+                hint=DAMAGED,
+            )
 
     # -- changes -----------------------------------------------------------------------
     def mark(self, paths: Iterable[Path]) -> None:
@@ -336,7 +364,7 @@ class Session:
             text = encode_document(
                 self.document.generation + 1,
                 header,
-                [(p, leaf.spec, self.sums.refresh(p, leaf.spec, self.read_bytes)) for p, leaf in leaves.items()],
+                [(p, leaf.spec, self._refreshed(p, leaf.spec)) for p, leaf in leaves.items()],
                 url=self.url,
             )
             put_attribute(self.handle.file, MANIFEST, text)
@@ -353,6 +381,9 @@ class Session:
         self._committed()
         self.ours = True
         self.document = decode_document(text, url=self.url)
+
+    def _refreshed(self, path: Path, spec: LeafSpec) -> LeafSums:
+        return self.sums.refresh(path, spec, self.read_bytes, lambda: self.accepted)
 
     def _settle(self) -> None:
         """Make what HDF5 wrote the state of the file."""
@@ -484,15 +515,15 @@ class Session:
         """Read the file's contents and manifest; the result is the mark of a writer of older versions, if it died."""
         with h5_errors(self.url, "reading its structure"):
             file = self.handle.file
-            text, mark = get_attribute(file, MANIFEST), get_attribute(file, DIRTY)
+            text, mark = get_attribute(file, MANIFEST, self.url), get_attribute(file, DIRTY, self.url)
             self.contents = self.walker().walk()
             for path, leaf in self.contents.leaves.items():
                 leaf.committed = path
             self.ours = text is not None
             self.document = Document() if text is None else decode_document(text, url=self.url)
             self.sums = Sums()
-            for path, crcs in self.document.sums.items():
-                self.sums.put(path, crcs)
+            for path, sums in self.document.sums.items():
+                self.sums.put(path, sums)
             return None if mark is None else decode_dirty(mark, url=self.url)
 
     def check(self, mark: set[Path] | None, *, verify: str, accept: bool) -> None:
@@ -510,11 +541,11 @@ class Session:
                 self.raw.need(leaf.offset + leaf.spec.nbytes)
             if path not in specs or leaves[path].spec != specs[path]:
                 self.sums.drop(path)
-        comparable = [p for p in named if p in leaves and p not in dirty and p in self.sums.crcs]
+        comparable = [p for p in named if p in leaves and p not in dirty and p in self.sums.leaves]
         bad = {fault.path for fault in self.faults(comparable)}
         if accept:
             for path, leaf in leaves.items():
-                self.sums.touch_all(path, leaf.spec)
+                self.sums.doubt(path, leaf.spec)
             self.document.specs = {p: leaf.spec for p, leaf in leaves.items()}
             self.marked, self.accepted = set(named), self.ours
             return
@@ -525,7 +556,8 @@ class Session:
                 + (f" and {len(names) - 5} more" if len(names) > 5 else ""),
                 leaves=tuple(names),
                 url=self.url,
-                hint="recover='accept' opens it as it is: those leaves may hold old and new rows",
+                hint="recover='accept' opens it as it is: those leaves hold old rows and new ones, and maybe rows that "
+                "cannot be read; with mode='r+' this becomes what is committed",
             )
         if wrong:
             raise CorruptStoreError(f"{self.url}: {wrong[0]}", url=self.url, hint=_CHANGED)
@@ -545,6 +577,7 @@ def _differences(leaves: Mapping[Path, Leaf], specs: Mapping[Path, LeafSpec], na
     return found
 
 
+DAMAGED = "other rows can be read; verify='none' reads all bytes as they are; restore the file from a copy"
 _REMADE = "%resize-"
 _CHANGED = "if another program changed the file on purpose, recover='accept' takes it as it is"
 OPEN: weakref.WeakSet[Session] = weakref.WeakSet()

@@ -9,11 +9,14 @@ from pathlib import Path as FsPath
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import h5py
+import numpy as np
 import torch
 from torch import Tensor
 
 from tdstore.builtin.resident import full
+from tdstore.dtypes import to_numpy
 from tdstore.errors import (
+    CorruptStoreError,
     KeyNotFoundError,
     OptionError,
     ReadOnlyError,
@@ -33,15 +36,15 @@ from tdstore.store import Cap, Store
 from tdstore.strings import leaves_of_values
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore_h5 import cooked, datasets, options
-from tdstore_h5.document import constant_sums
-from tdstore_h5.faults import h5_errors
+from tdstore_h5.faults import h5_errors, of_medium
 from tdstore_h5.foreign import foreign_header
 from tdstore_h5.names import encode_path
 from tdstore_h5.opening import open_session
 from tdstore_h5.publish import new_file
-from tdstore_h5.raw import Bytes, blocks_of, shape_of
+from tdstore_h5.raw import Bytes, Ints, blocks_of, shape_of
 from tdstore_h5.remote import RemoteH5Store, is_url, open_remote_h5
 from tdstore_h5.session import Session
+from tdstore_h5.sums import constant_sums
 from tdstore_h5.tree import Leaf
 
 P = ParamSpec("P")
@@ -158,6 +161,7 @@ def open_h5(
         locking=locking,
         libver=libver or ("v108", "latest"),
         trust=trust == "h5",
+        verify=verify,
     )
     arguments = {
         "durable": durable,
@@ -208,6 +212,18 @@ def _one_at_a_time(method: Callable[Concatenate[H5Store, P], T]) -> Callable[Con
             return method(self, *args, **options)
 
     return guarded
+
+
+def _is_plain(out: Tensor | None) -> bool:
+    """Whether the memory of a result has the bytes of its elements, in order."""
+    return out is None or (out.is_contiguous() and not out.is_conj() and not out.is_neg())
+
+
+DAMAGED_CHUNKS = (
+    "all other rows can be read, with a leaf that was half written after recover='accept', too: accept takes the file "
+    "as it is, and repairs nothing; restore these rows from a copy, or write them anew"
+)
+_NO_BLOCKS: Ints = np.empty(0, np.int64)
 
 
 class H5Store(Store):
@@ -310,20 +326,45 @@ class H5Store(Store):
 
     def _read(self, leaf: Leaf, r: Read) -> Tensor:
         session, spec = self._session, leaf.spec
-        if not leaf.plain or leaf.held:
-            with session.handle.guard, h5_errors(self.url, f"reading {path_text(r.path)}"):
-                session.handle.check_medium()
-                result = cooked.read(session.dataset(r.path), spec, r.index, r.out)
-        elif leaf.offset is None:
-            return gather(
-                full(LeafSpec((1,), spec.dtype, fill_value=spec.fill_value)).expand(spec.shape), r.index, r.out
-            )
-        else:
-            with io_errors(self.url, f"reading {path_text(r.path)}", writing=False):
-                result = session.raw.read(leaf.offset, spec, r.index, r.out)
+        starts, size = blocks_of(spec.shape, r.index) if session.some_unseen(r.path) else (_NO_BLOCKS, 0)
+        after = len(starts) == 1 and (
+            r.out is None or r.out.is_contiguous()
+        )  # one stretch: its bytes are in the result
+        if size and not after:
+            with session.handle.guard:
+                session.verify_read(r.path, leaf, starts, size)
+        result = self._read_bytes_of(leaf, r)
+        if size and after:
+            with session.handle.guard:
+                session.verify_read(r.path, leaf, starts, size, to_numpy(result.reshape(-1)).view(np.uint8))
         if spec.dtype is torch.bool:
             result.view(torch.uint8).clamp_(max=1)  # a bool of any other byte breaks torch
         return result
+
+    def _read_bytes_of(self, leaf: Leaf, r: Read) -> Tensor:
+        session, spec = self._session, leaf.spec
+        if not leaf.plain or leaf.held:
+            with session.handle.guard, h5_errors(self.url, f"reading {path_text(r.path)}"):
+                session.handle.check_medium()
+                dataset = session.dataset(r.path)
+                try:
+                    return cooked.read(dataset, spec, r.index, r.out)
+                except (OSError, RuntimeError) as error:
+                    bad = cooked.unreadable_rows(dataset, spec, r.index)
+                    if not bad or (isinstance(error, OSError) and of_medium(error)):
+                        raise
+                    rows = ", ".join(f"{a} to {b - 1}" for a, b in bad[:5]) + ("" if len(bad) < 6 else ", and more")
+                    raise CorruptStoreError(
+                        f"{self.url}: {path_text(r.path)} is damaged in rows {rows}: {' '.join(str(error).split())}",
+                        url=self.url,
+                        hint=DAMAGED_CHUNKS,
+                    ) from error
+        if leaf.offset is None:
+            return gather(
+                full(LeafSpec((1,), spec.dtype, fill_value=spec.fill_value)).expand(spec.shape), r.index, r.out
+            )
+        with io_errors(self.url, f"reading {path_text(r.path)}", writing=False):
+            return session.raw.read(leaf.offset, spec, r.index, r.out)
 
     @_one_at_a_time
     def write(self, writes: Sequence[Write]) -> None:

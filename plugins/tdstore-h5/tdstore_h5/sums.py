@@ -1,106 +1,282 @@
-"""Which blocks of which leaves were written, and the checksums of the rest."""
+"""Checksums of leaves: one per grain, compared when a grain is first read, and computed anew when it was written."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tdstore.checksums import BLOCK, crc32c
+from tdstore.errors import CorruptStoreError, StoreError
 from tdstore.types import LeafSpec, Path
-from tdstore_h5.document import Crcs, block_count
 from tdstore_h5.raw import Bytes, Ints
 
 ReadBytes = Callable[[Path, int, int], Bytes]
+Crcs = np.ndarray[Any, np.dtype[np.uint32]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+SMALLEST = 16 << 10
+MOST = 8192
+"""Checksums of one leaf: they are in the manifest, which every commit writes."""
+
+
+@dataclass
+class LeafSums:
+    """The checksums of one leaf."""
+
+    grain: int
+    """Bytes to a checksum."""
+    crcs: Crcs
+
+    def span(self, grain: int, spec: LeafSpec) -> tuple[int, int]:
+        """The bytes of a grain."""
+        return grain * self.grain, min((grain + 1) * self.grain, spec.nbytes)
+
+    def rows(self, grain: int, spec: LeafSpec) -> str:
+        """Rows that a grain has a part of, for messages."""
+        row = spec.nbytes // max(1, spec.shape[0]) if spec.shape else spec.nbytes
+        start, stop = self.span(grain, spec)
+        first, last = start // row, (stop - 1) // row
+        return f"row {first}" if first == last else f"rows {first} to {last}"
+
+
+def grain_of(spec: LeafSpec) -> int:
+    """Bytes to a checksum of a new leaf: whole rows, of 16 KiB to 4 MiB (or parts of longer rows).
+
+    Example:
+        >>> grain_of(LeafSpec((100, 84, 84), "uint8"))
+        21168
+    """
+    row = spec.dtype.itemsize * math.prod(spec.shape[1:])
+    wanted = min(BLOCK, max(SMALLEST, -(-spec.nbytes // MOST)))
+    return BLOCK if row >= BLOCK else -(-wanted // max(1, row)) * max(1, row)
+
+
+def count_of(spec: LeafSpec, grain: int) -> int:
+    """How many checksums a leaf has."""
+    return -(-spec.nbytes // grain)
+
+
+def constant_sums(spec: LeafSpec, pattern: bytes) -> LeafSums:
+    """The checksums of a leaf that holds one element's bytes all over."""
+    grain = grain_of(spec)
+    crcs = np.full(count_of(spec, grain), crc32c(pattern * (min(grain, spec.nbytes) // len(pattern))), np.uint32)
+    if rest := spec.nbytes % grain:
+        crcs[-1] = crc32c(pattern * (rest // len(pattern)))
+    return LeafSums(grain, crcs)
+
+
+def hashed(
+    sums: LeafSums, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes, most: int = BLOCK
+) -> Iterator[tuple[int, int]]:
+    """Grains, ascending, with the checksums that their bytes have now; about `most` bytes are read at a time."""
+    at = 0
+    while at < len(grains):
+        first = int(grains[at])
+        run = grains[at : at + max(1, most // sums.grain)]
+        run = run[run - first == np.arange(len(run))]
+        start, stop = first * sums.grain, sums.span(int(run[-1]), spec)[1]
+        data = np.ascontiguousarray(read(path, start, stop))
+        for i, grain in enumerate(run.tolist()):
+            yield grain, crc32c(data[i * sums.grain : (i + 1) * sums.grain])
+        at += len(run)
+
+
+def _slice(data: Bytes, low: int, path: Path, start: int, stop: int) -> Bytes:
+    return data[start - low : stop - low]
 
 
 class Sums:
-    """Checksums by leaf, one per 4 MiB, and a mark on each block that was written since."""
+    """Checksums by leaf, and a mark on each grain that was written since the commit, or compared since the opening."""
 
     def __init__(self) -> None:
-        self.crcs: dict[Path, Crcs] = {}
-        self._stale: dict[Path, np.ndarray[Any, np.dtype[np.bool_]]] = {}
+        self.leaves: dict[Path, LeafSums] = {}
+        self._stale: dict[Path, Mask] = {}
+        self._fine: dict[Path, Mask] = {}
+        self._all_fine: set[Path] = set()
+        """Leaves of which nothing is left to compare."""
 
-    def put(self, path: Path, crcs: Crcs) -> None:
+    def put(self, path: Path, sums: LeafSums) -> None:
         """Set the checksums of a leaf."""
-        self.crcs[path] = crcs
-        self._stale.pop(path, None)
+        self.drop(path)
+        self.leaves[path] = sums
 
     def drop(self, path: Path) -> None:
         """Forget a leaf."""
-        self.crcs.pop(path, None)
+        self.leaves.pop(path, None)
         self._stale.pop(path, None)
+        self._fine.pop(path, None)
+        self._all_fine.discard(path)
 
     def move(self, old: Path, new: Path) -> None:
         """Follow a leaf that was renamed."""
         self.drop(new)
-        if old in self.crcs:
-            self.crcs[new] = self.crcs.pop(old)
-        if old in self._stale:
-            self._stale[new] = self._stale.pop(old)
+        for table in (self.leaves, self._stale, self._fine):
+            if old in table:
+                table[new] = table.pop(old)  # type: ignore[assignment]
+        if old in self._all_fine:
+            self._all_fine.remove(old)
+            self._all_fine.add(new)
 
+    # -- writing -------------------------------------------------------------------------
     def touch(self, path: Path, spec: LeafSpec, starts: Ints, size: int) -> None:
         """Blocks of elements were written (`raw.blocks_of`)."""
-        if not size or not len(starts):
-            return
-        stale = self._mask(path, spec)
-        itemsize = spec.dtype.itemsize
-        first = starts * itemsize // BLOCK
-        last = ((starts + size) * itemsize - 1) // BLOCK
-        if len(starts) == 1 or (last - first > 1).any():
-            for a, b in zip(first.tolist(), last.tolist(), strict=True):
-                stale[a : b + 1] = True
-        else:
-            stale[first] = True
-            stale[last] = True
+        if size and len(starts):
+            self._mask(path, spec)[self._grains(path, spec, starts, size)] = True
 
     def resize(self, path: Path, old: LeafSpec, new: LeafSpec) -> None:
         """A leaf changed its length: what follows the common part is stale."""
-        keep = min(old.nbytes, new.nbytes) // BLOCK
-        before = self._mask(path, old)
-        crcs, stale = np.zeros(block_count(new), np.uint32), np.ones(block_count(new), np.bool_)
-        if path in self.crcs:
-            crcs[:keep] = self.crcs[path][:keep]
-            stale[:keep] = before[:keep]
-        self.crcs[path] = crcs
+        before = self.leaves.get(path)
+        if before is None or count_of(new, before.grain) > 4 * MOST:
+            self.touch_all(path, new)
+            return
+        keep = min(old.nbytes, new.nbytes) // before.grain
+        mask = self._mask(path, old)
+        count = count_of(new, before.grain)
+        crcs, stale = np.zeros(count, np.uint32), np.ones(count, np.bool_)
+        crcs[:keep] = before.crcs[:keep]
+        stale[:keep] = mask[:keep]
+        self.put(path, LeafSums(before.grain, crcs))
         self._stale[path] = stale
 
     def touch_all(self, path: Path, spec: LeafSpec) -> None:
         """Nothing is known of a leaf."""
-        self.crcs[path] = np.zeros(block_count(spec), np.uint32)
-        self._stale[path] = np.ones(block_count(spec), np.bool_)
+        grain = grain_of(spec)
+        self.put(path, LeafSums(grain, np.zeros(count_of(spec, grain), np.uint32)))
+        self._stale[path] = np.ones(count_of(spec, grain), np.bool_)
 
-    def refresh(self, path: Path, spec: LeafSpec, read: ReadBytes) -> Crcs:
-        """The checksums of a leaf, those of written blocks computed anew."""
-        if path not in self.crcs:
+    def doubt(self, path: Path, spec: LeafSpec) -> None:
+        """Believe a leaf as it is, whatever its checksums say."""
+        if path not in self.leaves:
+            self.touch_all(path, spec)
+        self._stale[path] = np.ones(len(self.leaves[path].crcs), np.bool_)
+
+    def refresh(self, path: Path, spec: LeafSpec, read: ReadBytes, broken: Callable[[], bool]) -> LeafSums:
+        """The checksums of a leaf, those of written grains computed anew.
+
+        Args:
+            broken: asked when grains cannot be read: True leaves them their old checksums.
+        """
+        if path not in self.leaves:
             self.touch_all(path, spec)
         stale = self._stale.pop(path, None)
-        if stale is not None:
-            crcs = self.crcs[path] = self.crcs[path].copy()
-            for block, crc in self._hash(path, spec, np.flatnonzero(stale).tolist(), read):
-                crcs[block] = crc
-        return self.crcs[path]
+        sums = self.leaves[path]
+        if stale is not None and stale.any():
+            sums = LeafSums(sums.grain, sums.crcs.copy())
+            fine = self._fine.setdefault(path, np.zeros(len(sums.crcs), np.bool_))
+            for grain, crc in self._readable(sums, path, spec, np.flatnonzero(stale), read, broken):
+                sums.crcs[grain] = crc
+                fine[grain] = True
+            self.leaves[path] = sums
+        return sums
 
-    def wrong_block(self, path: Path, spec: LeafSpec, read: ReadBytes) -> int | None:
-        """The first block whose bytes are not those of the last commit (blocks written since are passed over)."""
-        crcs = self.crcs.get(path)
-        if crcs is None:
-            return None
+    def _readable(
+        self, sums: LeafSums, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes, broken: Callable[[], bool]
+    ) -> Iterator[tuple[int, int]]:
+        try:
+            yield from hashed(sums, path, spec, grains, read)
+        except StoreError:
+            if not broken():
+                raise
+            if len(grains) > 1:  # one alone keeps its old checksum, and reading it says so
+                half = len(grains) // 2
+                yield from self._readable(sums, path, spec, grains[:half], read, broken)
+                yield from self._readable(sums, path, spec, grains[half:], read, broken)
+
+    # -- reading -------------------------------------------------------------------------
+    def some_unseen(self, path: Path) -> bool:
+        """Whether some of a leaf was not compared yet."""
+        return path in self.leaves and path not in self._all_fine
+
+    def unseen(self, path: Path, spec: LeafSpec, starts: Ints, size: int) -> Ints:
+        """Of the grains of some blocks, those that were not compared yet; nothing of what was written since."""
+        if path in self._all_fine or not size or not len(starts) or path not in self.leaves:
+            return _NOTHING
+        fine = self._fine.get(path)
+        if fine is None:
+            fine = self._fine[path] = np.zeros(len(self.leaves[path].crcs), np.bool_)
+        grains = self._grains(path, spec, starts, size)
+        grains = np.unique(grains[~fine[grains]])
         stale = self._stale.get(path)
-        blocks = range(len(crcs)) if stale is None else np.flatnonzero(~stale).tolist()
-        for block, crc in self._hash(path, spec, blocks, read):
-            if crc != crcs[block]:
-                return block
+        return grains if stale is None else grains[~stale[grains]]
+
+    def verify(
+        self, path: Path, spec: LeafSpec, starts: Ints, size: int, read: ReadBytes, data: Bytes | None
+    ) -> str | None:
+        """Compare what was read, or is about to be, where that was not done yet. Gives rows that are wrong, or None.
+
+        Args:
+            starts, size: the elements, as of `raw.blocks_of`.
+            data: what was read, if that is one block: its whole grains are not read again.
+        """
+        grains = self.unseen(path, spec, starts, size)
+        if not len(grains):
+            return None
+        low, sums = int(starts[0]) * spec.dtype.itemsize, self.leaves[path]
+        inside = np.zeros(len(grains), np.bool_)
+        wrong = None
+        if data is not None:
+            high = low + len(data)
+            inside = (grains * sums.grain >= low) & (np.minimum((grains + 1) * sums.grain, spec.nbytes) <= high)
+            wrong = self.compare(path, spec, grains[inside], partial(_slice, data, low))
+        if wrong is None:
+            wrong = self._compare_readable(path, spec, grains[~inside], read)
+        return None if wrong is None else sums.rows(wrong, spec)
+
+    def _compare_readable(self, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes) -> int | None:
+        """As `compare`; a grain that cannot be decoded is passed over, since it has rows that are not asked for."""
+        try:
+            return self.compare(path, spec, grains, read)
+        except CorruptStoreError:
+            if len(grains) < 2:
+                return None
+            half = len(grains) // 2
+            wrong = self._compare_readable(path, spec, grains[:half], read)
+            return self._compare_readable(path, spec, grains[half:], read) if wrong is None else wrong
+
+    def compare(self, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes) -> int | None:
+        """Compare grains; the first that is wrong, or None."""
+        sums = self.leaves[path]
+        for grain, crc in hashed(sums, path, spec, grains, read):
+            if crc != sums.crcs[grain]:
+                return grain
+        fine = self._fine.setdefault(path, np.zeros(len(sums.crcs), np.bool_))
+        fine[grains] = True
+        if path not in self._stale and fine.all():
+            self._all_fine.add(path)
         return None
 
-    def _hash(self, path: Path, spec: LeafSpec, blocks: Any, read: ReadBytes) -> Iterator[tuple[int, int]]:
-        for block in blocks:
-            start = block * BLOCK
-            yield block, crc32c(np.ascontiguousarray(read(path, start, min(start + BLOCK, spec.nbytes))))
+    def wrong_grain(self, path: Path, spec: LeafSpec, read: ReadBytes) -> int | None:
+        """The first grain whose bytes are not those of the last commit (grains written since are passed over)."""
+        sums = self.leaves.get(path)
+        if sums is None:
+            return None
+        stale = self._stale.get(path)
+        return self.compare(path, spec, np.arange(len(sums.crcs)) if stale is None else np.flatnonzero(~stale), read)
 
-    def _mask(self, path: Path, spec: LeafSpec) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def _grains(self, path: Path, spec: LeafSpec, starts: Ints, size: int) -> Ints:
+        grain, itemsize = self.leaves[path].grain, spec.dtype.itemsize
+        first = starts * itemsize // grain
+        last = ((starts + size) * itemsize - 1) // grain
+        if len(starts) == 1:
+            return np.arange(first[0], last[0] + 1)
+        most = int((last - first).max()) + 1
+        if most == 1:
+            return first
+        every = first[:, None] + np.arange(most)
+        return every[every <= last[:, None]]
+
+    def _mask(self, path: Path, spec: LeafSpec) -> Mask:
+        if path not in self.leaves:
+            self.touch_all(path, spec)
         if path not in self._stale:
-            self._stale[path] = np.full(block_count(spec), path not in self.crcs)
-            self.crcs.setdefault(path, np.zeros(block_count(spec), np.uint32))
+            self._stale[path] = np.zeros(len(self.leaves[path].crcs), np.bool_)
+            self._all_fine.discard(path)
         return self._stale[path]
+
+
+_NOTHING: Ints = np.empty(0, np.int64)

@@ -22,8 +22,8 @@ OPENED = {
     "r+, store": "td = open_h5(file, mode='r+'); td.write([Write(('x',), (slice(0, 1, 1),), torch.ones(1, 3))])",
     "w, store": "td = open_h5(file + '.w', mode='w'); td.create({('q',): LeafSpec((9,), 'int64')})",
     "save": "td = TensorDict({'x': torch.zeros(5, 3)}, [5]).save(file); td.set_at_('x', torch.ones(3), 0)",
-    "schema": "td = TensorDict.from_schema({'x': LeafSpec((5, 3), 'float32')}, batch_size=[5], storage='h5://' + file); "
-    "td.set_at_('x', torch.ones(3), 0)",
+    "schema": "td = TensorDict.from_schema({'x': LeafSpec((3,), 'float32')}, batch_size=[5], "
+    "storage='h5://' + file, existsok=True); td.set_at_('x', torch.ones(3), 0)",
 }
 ENDS = {
     "the last line": "",

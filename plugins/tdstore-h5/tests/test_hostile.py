@@ -14,6 +14,7 @@ import torch
 from h5help import everything, header_of, load, save
 from tdstore_h5.document import decode_document, encode_document
 from tdstore_h5.store import open_h5
+from tdstore_h5.sums import LeafSums
 
 from tdstore.errors import CorruptStoreError, StoreBusyError, StoreError, UnsupportedError, UntrustedDataError
 from tdstore.types import LeafSpec, Write
@@ -113,7 +114,7 @@ def test_not_hdf5(file: FsPath, content: bytes) -> None:
 
 
 def test_a_manifest_is_checked() -> None:
-    leaves = [(("a",), LeafSpec((3,), "int64"), np.array([1], np.uint32))]
+    leaves = [(("a",), LeafSpec((3,), "int64"), LeafSums(64, np.array([1], np.uint32)))]
     text = encode_document(3, header_of({("a",): torch.zeros(1)}), leaves, url="u")
     assert decode_document(text, url="u").generation == 3
     for at in range(len(text)):
@@ -125,7 +126,7 @@ def test_a_manifest_is_checked() -> None:
         decode_document(text.replace(b"TDS1", b"TDS2", 1), url="u")
     assert "upgrade" in str(caught.value)
     with pytest.raises(CorruptStoreError, match="0 checksums"):
-        bad = [(("a",), LeafSpec((3,), "int64"), np.array([], np.uint32))]
+        bad = [(("a",), LeafSpec((3,), "int64"), LeafSums(64, np.array([], np.uint32)))]
         decode_document(encode_document(1, header_of({}), bad, url="u"), url="u")
 
 
