@@ -11,7 +11,7 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ from tdstore.header import Header
 from tdstore.strings import leaves_of_values
 from tdstore.types import Fault, LeafSpec, Path, path_text
 from tdstore_h5 import cooked, datasets
+from tdstore_h5.aside import Aside
 from tdstore_h5.copies import write_copies
 from tdstore_h5.document import (
     DIRTY,
@@ -46,9 +47,9 @@ from tdstore_h5.journal import Journal
 from tdstore_h5.names import encode_path
 from tdstore_h5.options import growing_chunks
 from tdstore_h5.publish import publish
-from tdstore_h5.raw import Bytes, Ints, RawFile
+from tdstore_h5.raw import Bytes, Ints, RawFile, blocks_of
 from tdstore_h5.sums import LeafSums, Sums
-from tdstore_h5.tree import Contents, Leaf, Walker, check_believable
+from tdstore_h5.tree import Contents, Leaf, Walker, check_believable, differences
 from tdstore_h5.undo import Undo
 
 
@@ -75,6 +76,7 @@ class Session:
     """Leaves that the journal names: their rows were written in place since the last commit."""
     journal: Journal = field(init=False)
     undo: Undo = field(init=False)
+    aside: Aside = field(init=False)
     accepted: bool = False
     """Whether the file differs from its manifest and was taken as it is: closing makes that good."""
     structure: bool = False
@@ -100,6 +102,7 @@ class Session:
         self.raw = RawFile(handle.fd, self.url)
         self.journal = Journal(self.path, self.url, sync=self.durable)
         self.undo = Undo(self.raw, os.path.dirname(self.path))
+        self.aside = Aside(os.path.dirname(self.path))
         handle.open(handle.path, mode, self.libver)
         self.thread = threading.get_ident()
         OPEN.add(self)
@@ -195,14 +198,33 @@ class Session:
                 self.undo.remember(leaf.offset, leaf.spec, starts, size, bounded=not self.structure)
 
     def begin_structure(self) -> None:
-        """Before leaves are made, removed, renamed or resized: what was written into rows is a commit of its own."""
+        """Before leaves are made, removed, renamed or resized. `close` drops that, and keeps rows written before."""
         if self.handle.temporary:
             return
         self.become_alone()
-        if not self.structure and self.ours and (self.marked or self.pending):
-            self.commit(self.document.header)
+        if not self.structure and self.pending:
+            self._put_aside()
         self.structure = True
         self.overlaid()
+
+    def _put_aside(self) -> None:
+        for path, leaf in self.contents.leaves.items():
+            spec = leaf.spec
+            for first, last in [] if leaf.plain else self.sums.written(path, spec):
+                index = (slice(first, last, 1),) if spec.shape else ()
+                with h5_errors(self.url, f"reading {path_text(path)}"):
+                    self.aside.put(path, spec, first, last, cooked.read(self.dataset(path), spec, index, None))
+
+    def _put_back(self) -> None:
+        """Write rows that were put aside again, after structure was dropped."""
+        for path, first, last, value in self.aside.take():
+            spec = self.contents.leaves[path].spec
+            index = (slice(first, last, 1),) if spec.shape else ()
+            self.overlaid()
+            self.pending = True
+            self.sums.touch(path, spec, *blocks_of(spec.shape, index))
+            with self.handle.writing(f"writing {path_text(path)}"):
+                cooked.write(self.dataset(path), spec, index, value)
 
     def overlaid(self) -> None:
         """Let HDF5 write: not to the file, which keeps the last commit until the next one."""
@@ -408,6 +430,7 @@ class Session:
     def _committed(self) -> None:
         self.marked.clear()
         self.undo.forget()
+        self.aside.clear()
         self.accepted = self.structure = self.pending = False
         for path, leaf in self.contents.leaves.items():
             leaf.committed, leaf.held = path, False
@@ -416,6 +439,7 @@ class Session:
         """Commit rows that were written into leaves of the last commit, and drop all else."""
         if self.structure:
             self.discard(rows=False)
+            self._put_back()
         if not (self.marked or self.pending or self.accepted):
             return
         if self.ours:
@@ -446,6 +470,8 @@ class Session:
                 self.sums.touch_all(path, self.contents.leaves[path].spec)
         self._removed.clear()
         self.structure = self.pending = False
+        if rows:
+            self.aside.clear()
         if handle.temporary:
             return
         with io_errors(self.url, "dropping what was not committed"):
@@ -508,6 +534,7 @@ class Session:
             self.raw.forget()
             self.journal.close()
             self.undo.forget()
+            self.aside.clear()
             handle.release()
 
     # -- opening -----------------------------------------------------------------------
@@ -535,7 +562,7 @@ class Session:
         dirty = {p for p in named if (p in leaves) != (p in specs) or (p in specs and leaves[p].spec != specs[p])}
         if mark is not None and not self.ours:
             dirty = named & set(leaves)
-        wrong = [] if verify == "none" or not self.ours else _differences(leaves, specs, named)
+        wrong = [] if verify == "none" or not self.ours else differences(leaves, specs, named)
         for path, leaf in leaves.items():
             if leaf.offset is not None:
                 self.raw.need(leaf.offset + leaf.spec.nbytes)
@@ -564,17 +591,6 @@ class Session:
         if verify == "full":
             for fault in self.faults(p for p in leaves if p not in named):
                 raise CorruptStoreError(f"{self.url}: {path_text(fault.path)}: {fault.reason}", url=self.url)
-
-
-def _differences(leaves: Mapping[Path, Leaf], specs: Mapping[Path, LeafSpec], named: set[Path]) -> Sequence[str]:
-    found = [f"{path_text(p)} is in the manifest, but not in the file" for p in specs if p not in leaves]
-    found += [
-        f"{path_text(p)} is in the file, but not in the manifest" for p in leaves if p not in specs and p not in named
-    ]
-    for path, spec in specs.items():
-        if path in leaves and leaves[path].spec != spec:
-            found.append(f"{path_text(path)} is {leaves[path].spec}, the manifest says {spec}")
-    return found
 
 
 DAMAGED = "other rows can be read; verify='none' reads all bytes as they are; restore the file from a copy"

@@ -445,7 +445,9 @@ class H5Store(Store):
             StoreError: more rows were written in place, outside of a change of structure, than are remembered.
         """
         session = self._open()
-        if self.writable and not session.handle.child and not session.handle.replaced:
+        if not self.writable:
+            raise ReadOnlyError(f"{self.url} was opened for reading only: it has nothing to discard", url=self.url)
+        if not session.handle.child and not session.handle.replaced:
             session.discard()
 
     # -- life --------------------------------------------------------------------------

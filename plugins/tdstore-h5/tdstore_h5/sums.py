@@ -187,6 +187,23 @@ class Sums:
                 yield from self._readable(sums, path, spec, grains[:half], read, broken)
                 yield from self._readable(sums, path, spec, grains[half:], read, broken)
 
+    def written(self, path: Path, spec: LeafSpec) -> list[tuple[int, int]]:
+        """Rows that have parts of grains written since the commit, some MiB at a time (one row without dimensions)."""
+        stale = self._stale.get(path)
+        if stale is None or not stale.any():
+            return []
+        if not spec.shape:
+            return [(0, 1)]
+        row, grain = spec.nbytes // spec.shape[0], self.leaves[path].grain
+        spans: list[tuple[int, int]] = []
+        for number in np.flatnonzero(stale).tolist():
+            first, last = number * grain // row, min(-(-(number + 1) * grain // row), spec.shape[0])
+            if spans and spans[-1][1] >= first and (last - spans[-1][0]) * row <= max(BLOCK, row):
+                spans[-1] = spans[-1][0], last
+            else:
+                spans.append((first, last))
+        return spans
+
     # -- reading -------------------------------------------------------------------------
     def some_unseen(self, path: Path) -> bool:
         """Whether some of a leaf was not compared yet."""

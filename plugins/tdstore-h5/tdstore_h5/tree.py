@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -221,6 +221,18 @@ def check_believable(found: Contents, url: str) -> None:
                 url=url,
                 hint=_TRUST,
             )
+
+
+def differences(leaves: Mapping[Path, Leaf], specs: Mapping[Path, LeafSpec], named: set[Path]) -> Sequence[str]:
+    """Say where a file is not what its manifest promises."""
+    found = [f"{path_text(p)} is in the manifest, but not in the file" for p in specs if p not in leaves]
+    found += [
+        f"{path_text(p)} is in the file, but not in the manifest" for p in leaves if p not in specs and p not in named
+    ]
+    for path, spec in specs.items():
+        if path in leaves and leaves[path].spec != spec:
+            found.append(f"{path_text(path)} is {leaves[path].spec}, the manifest says {spec}")
+    return found
 
 
 def _links(group: h5g.GroupID) -> Iterator[tuple[bytes, int]]:
