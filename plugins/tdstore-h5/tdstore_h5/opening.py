@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 
+from tdstore.budget import check_declared
 from tdstore.errors import StoreBusyError
 from tdstore_h5.handle import Handle, Replaced, open_plain
 from tdstore_h5.journal import Found, finish, look
@@ -39,7 +40,7 @@ def _own_rival(handle: Handle, *, write: bool) -> bool:
     )
 
 
-def open_session(session: Session, *, write: bool, verify: str, accept: bool) -> None:
+def open_session(session: Session, *, write: bool, verify: str, accept: bool, max_bytes: int | None = None) -> None:
     """Open an existing file: lock, walk, check."""
     for _ in range(100):
         handle = open_plain(session.path, session.url, write=write, locking=session.locking)
@@ -55,6 +56,8 @@ def open_session(session: Session, *, write: bool, verify: str, accept: bool) ->
                     found = None
                 session.attach(handle, "r")
                 mark = session.load()
+                declared = sum(leaf.spec.nbytes for leaf in session.contents.leaves.values())
+                check_declared(declared, max_bytes, session.url)
                 if found is not None and found.marked:
                     mark = (mark or set()) | found.marked
                 session.check(mark, verify=verify, accept=accept)

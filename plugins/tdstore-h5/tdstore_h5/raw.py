@@ -106,6 +106,10 @@ class RawFile:
         """Length of the file."""
         return os.fstat(self.fd).st_size
 
+    def stored(self) -> int:
+        """Bytes of the file that are on the medium: all but its holes."""
+        return os.fstat(self.fd).st_blocks * 512
+
     def need(self, end: int) -> None:
         """Check that the file has `end` bytes: a mapping of what is not there would kill the process."""
         if (size := self.size()) < end:

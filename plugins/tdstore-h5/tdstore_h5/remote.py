@@ -74,7 +74,7 @@ def open_remote_h5(
     try:
         store = RemoteH5Store(source, trust=trust, reopen=(location, storage_options, verify, recover))
         store.load()
-        store.check(verify=verify, accept=recover == "accept")
+        store.compare_manifest(verify=verify, accept=recover == "accept")
     except BaseException:
         source.close()
         raise
@@ -132,7 +132,7 @@ class RemoteH5Store(Store):
                 self._ours, self._document = True, decode_document(text, url=self.url)
             self._mark = None if mark is None else decode_dirty(mark, url=self.url)
 
-    def check(self, *, verify: str, accept: bool) -> None:
+    def compare_manifest(self, *, verify: str, accept: bool) -> None:
         """Compare with the manifest."""
         leaves, specs = self._contents.leaves, self._document.specs
         if not self._ours and not self._trust:

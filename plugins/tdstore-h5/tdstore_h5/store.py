@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path as FsPath
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
 from tdstore.builtin.resident import full
 from tdstore.dtypes import to_numpy
 from tdstore.errors import (
@@ -81,6 +83,7 @@ def open_h5(
     rdcc_nbytes: int | None = None,
     rdcc_w0: float | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    max_bytes: int | None = None,
 ) -> H5Store | RemoteH5Store:
     """Open one HDF5 file as a store.
 
@@ -98,6 +101,8 @@ def open_h5(
             because of another option. Contiguous leaves, the default, are best at both and stay as they are.
         chunks, maxshape, ...: layout of new leaves, as h5py's `create_dataset`; `LeafSpec.options` go over
             these. `chunks` and `maxshape` may name the leading dimensions only, and are cut to each leaf.
+        max_bytes: refuse a file that declares more data than this. Without it a file of any size is opened, and a
+            read is refused that would allocate over 1 GiB, of which less than a hundredth is stored.
         storage_options: for a URL: credentials, endpoint and settings of the engine.
 
     Raises:
@@ -171,6 +176,7 @@ def open_h5(
         "lock_timeout": lock_timeout,
         "trust": trust,
         "libver": libver,
+        "max_bytes": max_bytes,
         **chosen,
     }
     if mode == "a":
@@ -186,7 +192,7 @@ def open_h5(
             )
         session.begin(new_file(path, url, timeout=lock_timeout, locking=locking), exclusive=mode == "x")
     else:
-        open_session(session, write=mode == "r+", verify=verify, accept=recover == "accept")
+        open_session(session, write=mode == "r+", verify=verify, accept=recover == "accept", max_bytes=max_bytes)
     return H5Store(session, mode, chosen, arguments)
 
 
@@ -223,6 +229,8 @@ DAMAGED_CHUNKS = (
     "all other rows can be read, with a leaf that was half written after recover='accept', too: accept takes the file "
     "as it is, and repairs nothing; restore these rows from a copy, or write them anew"
 )
+LARGE = 64 << 20
+"""Leaves from here on are looked at more closely before they are read."""
 _NO_BLOCKS: Ints = np.empty(0, np.int64)
 
 
@@ -318,7 +326,25 @@ class H5Store(Store):
             return [self._read_one(r) for r in reads]
         leaves = [self._leaf(r.path) for r in reads]
         check_indices((r.index, leaf.spec.shape) for r, leaf in zip(reads, leaves, strict=True))
+        if any(leaf.spec.nbytes > LARGE for leaf in leaves):
+            return self._read_large(leaves, reads)
         return [self._read(leaf, r) for leaf, r in zip(leaves, reads, strict=True)]
+
+    def _read_large(self, leaves: Sequence[Leaf], reads: Sequence[Read]) -> list[Tensor]:
+        """As `read`, where results may be larger than memory, or than what is stored."""
+        shapes = [shape_of(leaf.spec.shape, r.index) for leaf, r in zip(leaves, reads, strict=True)]
+        sizes = [math.prod(s) * leaf.spec.dtype.itemsize for s, leaf in zip(shapes, leaves, strict=True)]
+        sizes = [0 if r.out is not None else size for size, r in zip(sizes, reads, strict=True)]
+        if self._arguments["max_bytes"] is None and sum(sizes) > SUSPECT_BYTES:
+            kept = {r.path: leaf.stored for leaf, r in zip(leaves, reads, strict=True)}
+            stored = min(self._session.raw.stored(), sum(kept.values()))
+            if is_suspect(sum(sizes), stored):
+                raise refuse_absent(reads[sizes.index(max(sizes))].path, sum(sizes), stored, self.url)
+        found = []
+        for leaf, r, shape in zip(leaves, reads, shapes, strict=True):
+            with allocating(r.path, shape if r.out is None else (), leaf.spec.dtype, self.url):
+                found.append(self._read(leaf, r))
+        return found
 
     def _read_one(self, r: Read) -> Tensor:
         strings = self._strings.get(r.path)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path as FsPath
+from typing import Any
 
 import h5py
 import numpy as np
@@ -16,8 +17,15 @@ from tdstore_h5.document import decode_document, encode_document
 from tdstore_h5.store import open_h5
 from tdstore_h5.sums import LeafSums
 
-from tdstore.errors import CorruptStoreError, StoreBusyError, StoreError, UnsupportedError, UntrustedDataError
-from tdstore.types import LeafSpec, Write
+from tdstore.errors import (
+    CorruptStoreError,
+    StoreBusyError,
+    StoreError,
+    StoreIOError,
+    UnsupportedError,
+    UntrustedDataError,
+)
+from tdstore.types import LeafSpec, Read, Write
 
 
 def external_link(f: h5py.File, secret: FsPath) -> None:
@@ -225,3 +233,21 @@ def test_errors_are_ours(file: FsPath) -> None:
             load(file)
         except StoreError as error:
             assert error.url or str(file) in str(error)
+
+
+# -- memory --------------------------------------------------------------------------------
+@pytest.mark.parametrize("layout", [{}, {"chunks": 1 << 20, "compression": "gzip"}])
+def test_what_is_declared_and_not_there(file: FsPath, layout: dict[str, Any]) -> None:
+    """A read of very much more than is stored is refused by name; some rows of it are not."""
+    with open_h5(file, mode="w", **layout) as store:
+        store.create({("huge",): LeafSpec((1 << 40,), "uint8"), ("x",): LeafSpec((3,), "int64")})
+        store.save_header(header_of({}))
+    with open_h5(file) as store:
+        assert store.read([Read(("huge",), (slice(7, 9, 1),))])[0].tolist() == [0, 0]
+        with pytest.raises(CorruptStoreError, match=r"(?s)'huge' would take \d+ bytes.*max_bytes") as caught:
+            store.read([Read(("x",)), Read(("huge",))])
+        assert str(file) in str(caught.value)
+    with open_h5(file, max_bytes=1 << 41) as store, pytest.raises(StoreIOError, match=r"no memory for 'huge'"):
+        store.read([Read(("huge",))])
+    with pytest.raises(CorruptStoreError, match="more than max_bytes=1000"):
+        open_h5(file, max_bytes=1000)
