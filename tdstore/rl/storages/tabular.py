@@ -479,7 +479,7 @@ class TabularStorage(Storage):
 
 def is_collection(data: Any) -> bool:
     """Whether data is a TensorDict or a tensorclass, of this package or of `tensordict`."""
-    return isinstance(data, (TensorDictBase, Typed)) or is_foreign(data)
+    return type(data) is TensorDict or isinstance(data, (TensorDictBase, Typed)) or is_foreign(data)
 
 
 def _cut(values: list[Any], start: int, stop: int) -> list[Any]:
