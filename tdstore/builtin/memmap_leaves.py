@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from tdstore import files
+from tdstore.budget import SUSPECT_BYTES, is_suspect, refuse_absent
 from tdstore.builtin.memmap_hold import Hold
 from tdstore.builtin.memmap_layout import Layout, LeafFile
 from tdstore.builtin.memmap_write import LeafWriter
 from tdstore.builtin.mmtensor import MemoryMappedTensor
-from tdstore.builtin.resident import ResidentStore
+from tdstore.builtin.resident import ResidentStore, rows_of
 from tdstore.errors import (
     KeyNotFoundError,
     OptionError,
@@ -138,8 +139,28 @@ class MemmapLeaves(ResidentStore):
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         leaves = [self._mapped(r.path) for r in reads]
         check_indices((r.index, leaf.shape) for r, leaf in zip(reads, leaves, strict=True))
+        for r, leaf in zip(reads, leaves, strict=True):
+            if r.out is None:
+                self._refuse_holes(r.path, rows_of(leaf.shape, r.index))
         self._check_reads(reads)
         return [gather(leaf, r.index, r.out) for leaf, r in zip(leaves, reads, strict=True)]
+
+    def check(self, paths: Sequence[Path], rows: slice | None = None) -> None:
+        if rows is not None:
+            for path in paths:
+                self._refuse_holes(path, rows_of(self._leaf(path).shape, (rows,)))
+        super().check(paths, rows)
+
+    def _refuse_holes(self, path: Path, rows: int) -> None:
+        """Refuse to copy rows that take far more memory than the leaf takes on the medium, unless that is allowed."""
+        leaf = self._leaf(path)
+        wanted = leaf.nbytes // leaf.shape[0] * rows if leaf.shape and leaf.shape[0] else leaf.nbytes
+        if wanted <= SUSPECT_BYTES or self._options["max_bytes"] is not None:
+            return
+        with files.io_errors(self.url, "looking at leaves", writing=False):
+            stored = self._writer.blocks_of(leaf) * 512
+        if is_suspect(wanted, stored):
+            raise refuse_absent(path, wanted, stored, self.url)
 
     def _mapped(self, path: Path) -> Tensor:
         leaf = self._leaf(path)

@@ -266,15 +266,17 @@ class LeafWriter:
 
     def blocks(self) -> int:
         """512-byte blocks that the data files take."""
-        total = 0
+        return sum(self.blocks_of(leaf) for leaf in self._hold.files.values())
+
+    def blocks_of(self, leaf: LeafFile) -> int:
+        """512-byte blocks that the file of a leaf takes."""
+        if not leaf.nbytes:
+            return 0
         with files.Tree(self._hold.root) as tree:
-            for leaf in self._hold.files.values():
-                if leaf.nbytes:
-                    parent, name = self._hold.root, leaf.temp
-                    if name is None:
-                        parent, name = tree.folder(leaf.file[:-1]), leaf.file[-1]
-                    total += os.stat(name, dir_fd=parent, follow_symlinks=False).st_blocks
-        return total
+            parent, name = self._hold.root, leaf.temp
+            if name is None:
+                parent, name = tree.folder(leaf.file[:-1]), leaf.file[-1]
+            return os.stat(name, dir_fd=parent, follow_symlinks=False).st_blocks
 
     # -- data ----------------------------------------------------------------------------
     def write(self, leaf: LeafFile, index: StoreIndex, value: Tensor, view: Callable[[], Tensor]) -> None:

@@ -107,6 +107,14 @@ _CARRIER = {
 }
 
 
+def rows_of(shape: Sequence[int], index: StoreIndex) -> int:
+    """How many rows of the first dimension an index selects."""
+    if not shape:
+        return 1
+    first = index[0] if index else slice(None)
+    return len(first) if isinstance(first, Tensor) else len(range(*first.indices(shape[0])))
+
+
 def full(spec: LeafSpec, device: str | torch.device = "cpu") -> Tensor:
     """A tensor that holds the spec's fill value; large zeros on the CPU cost no memory until touched."""
     if spec.fill_value or str(spec.fill_value) == "-0.0":

@@ -116,3 +116,21 @@ def test_the_sums_are_those_of_the_medium(tmp_path: FsPath) -> None:
     old = tdstore.open(path)
     TensorDict({"x": torch.zeros(4)}, [4]).save(path).close()
     assert np.array_equal(old.read()["x"].numpy(), td["x"].numpy())
+
+
+def test_a_read_of_holes_is_refused_with_place_and_leaf(tmp_path: FsPath) -> None:
+    """A terabyte that was declared and never written is opened, sliced and read by rows; not copied whole."""
+    path = tmp_path / "d"
+    td = TensorDict.from_schema({"huge": ((1 << 20,), torch.float32)}, batch_size=[1 << 18], location=path)
+    td.set_at_("huge", torch.ones(1 << 20), 5)
+    td.close()
+    opened = tdstore.open(path)
+    for read in (
+        lambda: opened.read(),
+        lambda: opened.read(slice(0, 1 << 17)),
+        lambda: opened._home[0].store.read([Read(("huge",))]),
+    ):
+        with pytest.raises(CorruptStoreError, match=r"'huge'(.|\n)*max_bytes") as caught:
+            read()
+        assert str(path) in str(caught.value)
+    assert opened.read([5, 6])["huge"].sum() == 1 << 20
