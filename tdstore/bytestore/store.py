@@ -169,21 +169,22 @@ class ByteStore(Store):
             except (TypeError, ValueError, RuntimeError, OverflowError) as error:
                 raise OptionError(f"{self.url}: {path_text(path)} cannot be filled: {error}", url=self.url) from error
         self._uncommitted.gone(leaves)
-        for path, spec in leaves.items():
-            view.replace(path, Leaf(spec))
+        with view.guard:
+            for path, spec in leaves.items():
+                view.replace(path, Leaf(spec))
 
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         """As `Store.read`: one round of requests, however many leaves and rows (more than 128 MiB come in several)."""
         view = self._open()
-        return view.read(self._within(reads))
+        return view.read(lambda: self._within(view, reads))
 
     async def aread(self, reads: Sequence[Read]) -> list[Tensor]:
         """As `Store.aread`, over the engine's own."""
         view = self._open()
-        return await view.aread(self._within(reads))
+        return await view.aread(lambda: self._within(view, reads))
 
-    def _within(self, reads: Sequence[Read]) -> list[tuple[Read, Leaf]]:
-        found = [(r, self._leaf(r.path)) for r in reads]
+    def _within(self, view: View, reads: Sequence[Read]) -> list[tuple[Read, Leaf]]:
+        found = [(r, self._leaf(r.path, view)) for r in reads]
         check_indices((r.index, leaf.spec.shape) for r, leaf in found)
         return found
 
@@ -207,7 +208,8 @@ class ByteStore(Store):
                 continue
             ranges, source, data = placed(leaf.spec.shape, leaf.spec.dtype.itemsize, w.index, w.value)
             for some, begins in portions(ranges, source, self._limits.buffer_bytes, leaf.grain):
-                view.replace(w.path, store_in_memory(self._leaf(w.path), some, begins, data, self._buffer))
+                with view.guard:
+                    view.replace(w.path, store_in_memory(self._leaf(w.path), some, begins, data, self._buffer))
                 if self._buffer.nbytes >= self._limits.buffer_bytes:
                     self._flush_buffer(view)
 
@@ -218,8 +220,9 @@ class ByteStore(Store):
         for path in paths:
             self._leaf(path)
         self._uncommitted.gone(paths)
-        for path in dict.fromkeys(paths):
-            view.remove(path)
+        with view.guard:
+            for path in dict.fromkeys(paths):
+                view.remove(path)
 
     @_in_turn
     def resize(self, lengths: Mapping[Path, int]) -> None:
@@ -229,8 +232,9 @@ class ByteStore(Store):
             if not self._leaf(path).spec.shape or length < 0:
                 raise ValueError(f"{path_text(path)} of {self.url} cannot have length {length}")
         self._uncommitted.resized()
-        for path, length in lengths.items():
-            view.replace(path, self._leaf(path).resized(length))
+        with view.guard:
+            for path, length in lengths.items():
+                view.replace(path, self._leaf(path).resized(length))
 
     @_in_turn
     def rename(self, moves: Mapping[Path, Path]) -> None:
@@ -240,10 +244,11 @@ class ByteStore(Store):
         if len(set(moves.values())) < len(moves):
             raise ValueError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
         self._uncommitted.moved(moves)
-        for path in leaves:
-            view.remove(path)
-        for path, leaf in leaves.items():
-            view.replace(moves[path], leaf)
+        with view.guard:
+            for path in leaves:
+                view.remove(path)
+            for path, leaf in leaves.items():
+                view.replace(moves[path], leaf)
 
     # -- life ----------------------------------------------------------------------------
     @_in_turn
@@ -391,20 +396,22 @@ class ByteStore(Store):
         return view
 
     def _take_back(self, view: View) -> None:
-        view.restore(self._uncommitted.saved)
-        self._uncommitted = Uncommitted(view.table.leaves)
-        self._buffer.clear()
+        with view.guard:
+            view.restore(self._uncommitted.saved)
+            self._uncommitted = Uncommitted(view.table.leaves)
+            self._buffer.clear()
 
     def _commit_rows(self, view: View) -> None:
         """Commit what was written into leaves of the last commit, and drop a change of structure."""
         if self._uncommitted.structure:
-            view.restore(self._uncommitted.without_structure(view.table.leaves))
+            with view.guard:
+                view.restore(self._uncommitted.without_structure(view.table.leaves))
         if self._uncommitted.rows:
             self._commit(view, view.header)
 
-    def _leaf(self, path: Path) -> Leaf:
+    def _leaf(self, path: Path, view: View | None = None) -> Leaf:
         try:
-            return self._view.table.leaves[path]
+            return (view or self._view).table.leaves[path]
         except KeyError:
             raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
 
@@ -415,8 +422,10 @@ class ByteStore(Store):
         packed = pack(view.table, self._buffer.pieces, self._names, self._limits.object_bytes)
         if packed.objects:
             self._publisher.upload([(stored.name, data) for stored, data in packed.objects])
-            packed.install(view.table)
-        self._buffer.clear()
+        with view.guard:
+            if packed.objects:
+                packed.install(view.table)
+            self._buffer.clear()
 
     def _commit(self, view: View, header: Header) -> None:
         if self._uncommitted:
@@ -458,6 +467,7 @@ class ByteStore(Store):
             # What cannot be read stays as it is: it must not keep anybody from committing other leaves.
             with suppress(CorruptStoreError):
                 drive(view.fetcher().rounds([want], check=Check.FULL), self.engine.get_ranges)
-                view.replace(path, store_in_memory(leaf, some, np.cumsum(lengths) - lengths, out, self._buffer))
+                with view.guard:
+                    view.replace(path, store_in_memory(leaf, some, np.cumsum(lengths) - lengths, out, self._buffer))
             if self._buffer.nbytes >= limit:
                 self._flush_buffer(view)

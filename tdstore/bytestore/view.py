@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,7 @@ from tdstore.engine import Engine
 from tdstore.errors import CorruptStoreError, StoreError
 from tdstore.header import Header
 from tdstore.objects import Document
-from tdstore.ranges import Ints, byte_ranges, index_shape
+from tdstore.ranges import Ints, Range, byte_ranges, index_shape
 from tdstore.rows import gather
 from tdstore.types import LeafSpec, Path, Read, StoreIndex, path_text
 
@@ -35,6 +36,9 @@ REQUEST = 8 << 10
 """A range costs so many bytes more than it has: those that are compared with it, and what lies before the next."""
 KEPT_BYTES = 64 << 20
 """All leaves that are kept."""
+
+
+Found = Callable[[], Sequence[tuple[Read, Leaf]]]
 
 
 class View:
@@ -71,6 +75,9 @@ class View:
         self._kept_bytes = 0
         self._paid: dict[Path, int] = {}
         self._ahead = True
+        self.guard = threading.RLock()
+        """Held while leaves, pieces or memory change, and while a read is planned; never while bytes travel."""
+        self._changes = 0
 
     def fetcher(self) -> Fetcher:
         """What reads ranges of leaves of the present table."""
@@ -96,6 +103,7 @@ class View:
 
     def forget(self, path: Path) -> None:
         """What was kept of a leaf is not true any more."""
+        self._changes += 1
         self._ahead = False
         self._paid.pop(path, None)
         kept = self._kept.pop(path, None)
@@ -104,11 +112,17 @@ class View:
 
     def compact(self, document: Document, which: list[int]) -> None:
         """The table became this generation: drop what it does not need any more."""
-        self.table = self.table.compacted(document, which)
+        table = self.table.compacted(document, which)
+        with self.guard:
+            self.table = table
 
     # -- reading -------------------------------------------------------------------------
-    def read(self, reads: Sequence[tuple[Read, Leaf]]) -> list[Tensor]:
-        """The values of some reads, in order."""
+    def read(self, reads: Found) -> list[Tensor]:
+        """The values of some reads, in order.
+
+        Args:
+            reads: finds the leaves. Called whenever a read is planned: they may have changed since.
+        """
         for job, rounds, generous in self._attempts(reads):
             try:
                 drive(rounds, self.engine.get_ranges)
@@ -118,7 +132,7 @@ class View:
                     raise
         raise AssertionError("the last attempt is never generous")
 
-    async def aread(self, reads: Sequence[tuple[Read, Leaf]]) -> list[Tensor]:
+    async def aread(self, reads: Found) -> list[Tensor]:
         """As `read`."""
         for job, rounds, generous in self._attempts(reads):
             try:
@@ -129,15 +143,19 @@ class View:
                     raise
         raise AssertionError("the last attempt is never generous")
 
-    def _attempts(self, reads: Sequence[tuple[Read, Leaf]]) -> Iterator[tuple[_Job, Rounds, bool]]:
+    def _attempts(self, reads: Found) -> Iterator[tuple[_Job, Rounds, bool]]:
         """How to read; and, where more is fetched than was asked for, how else: the rest may be what is damaged."""
-        job = _Job(self, reads)
-        ahead = self._look_ahead(job)
-        generous = job.generous or ahead is not None
-        yield job, ahead or job.rounds(), generous
+        with self.guard:
+            job = _Job(self, reads())
+            ahead = self._look_ahead(job)
+            generous = job.generous or ahead is not None
+            rounds = planned(ahead or job.rounds())
+        yield job, rounds, generous
         if generous:
-            job = _Job(self, reads, exact=True)
-            yield job, job.rounds(), False
+            with self.guard:
+                job = _Job(self, reads(), exact=True)
+                rounds = planned(job.rounds())
+            yield job, rounds, False
 
     async def _adrive(self, rounds: Rounds) -> None:
         try:
@@ -182,11 +200,13 @@ class View:
         self._paid[path] = paid + int((ranges[:, 1] - ranges[:, 0]).sum()) + REQUEST * len(ranges)
         return False
 
-    def keep(self, path: Path, leaf: Leaf, value: Tensor) -> None:
-        """Remember a leaf, as long as it is what the table has."""
-        if self.table.leaves.get(path) is leaf and self._kept_bytes + value.nbytes <= KEPT_BYTES:
-            self._kept_bytes += value.nbytes
-            self._kept[path] = value
+    def keep(self, path: Path, leaf: Leaf, value: Tensor, changes: int) -> None:
+        """Remember a leaf, if nothing was changed since its read was planned, when there were so many `changes`."""
+        with self.guard:
+            same = self._changes == changes and self.table.leaves.get(path) is leaf and path not in self._kept
+            if same and self._kept_bytes + value.nbytes <= KEPT_BYTES:
+                self._kept_bytes += value.nbytes
+                self._kept[path] = value
 
     def tip(self, path: Path) -> int | None:
         """The checksum of a leaf's tips, if it was not compared yet."""
@@ -195,6 +215,28 @@ class View:
     def tip_is_right(self, path: Path) -> None:
         """The tips were compared."""
         self._tips.pop(path, None)
+
+
+def planned(rounds: Rounds) -> Rounds:
+    """The same rounds, the first of them planned now: from then on what is written meanwhile does not matter."""
+    try:
+        first = next(rounds)
+    except StopIteration:
+        return _rest(rounds, None)
+    return _rest(rounds, first)
+
+
+def _rest(rounds: Rounds, asked: list[Range] | None) -> Rounds:
+    while asked is not None:
+        try:
+            try:
+                answers = yield asked
+            except StoreError as error:
+                asked = rounds.throw(error)
+            else:
+                asked = rounds.send(answers)
+        except StopIteration:
+            return
 
 
 def is_small(leaf: Leaf) -> bool:
@@ -240,6 +282,7 @@ class _Job:
     def __init__(self, view: View, reads: Sequence[tuple[Read, Leaf]], *, exact: bool = False) -> None:
         self.view = view
         self._exact = exact
+        self._changes = view._changes
         self.generous = False
         """A leaf is fetched whole, though not all of it was asked for."""
         self.wants: list[Want] = []
@@ -346,7 +389,7 @@ class _Job:
         for path, whole in self._wholes.items():
             if whole.fetched:
                 _repair_bools(whole.value)
-                view.keep(path, whole.leaf, whole.value)
+                view.keep(path, whole.leaf, whole.value, self._changes)
         return [self._result(target) for target in self._targets]
 
     def _result(self, target: _Target) -> Tensor:

@@ -52,6 +52,29 @@ def again(engine):
     return MemoryEngine(engine.bucket, can=engine.can)
 
 
+def test_threads_that_read_see_what_they_wrote_while_others_commit(engine):
+    """Neither rows of before, kept by a read that another thread's write overtook, nor bytes of another piece."""
+    with save(MemoryEngine(), {("a",): torch.zeros(64, 3), ("b",): torch.zeros(64, 40)}, n=64) as store:
+        wrong = []
+
+        def work(thread):
+            rows = (slice(8 * thread, 8 * thread + 8, 1),)
+            for turn in range(1, 150):
+                store.write([Write((k,), rows, torch.full((8, n), float(turn))) for k, n in (("a", 3), ("b", 40))])
+                if turn % 7 == thread % 7:
+                    store.save_header(numbered(64))
+                for value in store.read([Read(("a",), rows), Read(("b",), rows)]):
+                    if not bool((value == turn).all()):
+                        wrong.append((thread, turn, value))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+
 # -- rivals --------------------------------------------------------------------------------
 def test_of_two_rivals_one_wins_and_the_other_is_told(engine):
     first, second = open_objects(engine, mode="r+"), open_objects(again(engine), mode="r+")

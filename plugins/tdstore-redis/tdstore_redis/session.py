@@ -56,6 +56,10 @@ class Session:
         with self.line.errors("opening"):
             document, writers = self.line.idempotent(self._load)
             dead = self.line.idempotent(lambda wire: dead_writers(wire, writers)) if writers else []
+            if dead:  # one that committed and hung up between the two questions did not die
+                document, writers = self.line.idempotent(self._load)
+                there = {record.session for record in writers}
+                dead = [record for record in dead if record.session in there]
         touched = sorted({tuple(path) for record in dead for path in record.touched})
         if touched and not accept:
             shown = ", ".join(map(path_text, touched[:8])) + (
