@@ -256,7 +256,7 @@ class ByteStore(Store):
         """As `Store.discard`: the leaves are those of the last commit again. No request; what was put for nothing is
         removed by the next commit, or by `close`.
         """
-        self._take_back(self._open())
+        self._take_back(self._changing())
 
     @_in_turn
     def flush(self) -> None:
