@@ -256,7 +256,9 @@ class ByteStore(Store):
         """As `Store.discard`: the leaves are those of the last commit again. No request; what was put for nothing is
         removed by the next commit, or by `close`.
         """
-        self._take_back(self._changing())
+        if not self.writable:
+            self._changing()  # it says so; after a conflict, which it says too, changes may still be taken back
+        self._take_back(self._open())
 
     @_in_turn
     def flush(self) -> None:
