@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 
+from tdstore import files
 from tdstore.bytestore.commit import NOTHING_THERE, Publisher, Seen, fetch_manifest, generation_of
 from tdstore.bytestore.directory import DIRECTORY_HINT, read_uploaded
 from tdstore.bytestore.read import Check
 from tdstore.bytestore.store import ByteStore, Limits, Reopen, Verify
 from tdstore.bytestore.table import Table, check_table
 from tdstore.bytestore.view import View
+from tdstore.bytestore.write import DATA
 from tdstore.engine import Blob, Engine, EngineCap
 from tdstore.errors import CorruptStoreError, OptionError, ReadOnlyError, StoreExistsError, StoreNotFoundError
 from tdstore.header import Header
+from tdstore.localengine import LocalEngine
 from tdstore.manifest import NAME, OBJECTS_START
 from tdstore.objects import Document, decode_objects
 from tdstore.types import MODES, Mode
@@ -68,6 +72,11 @@ def open_objects(
     _check_options(place, mode, verify, object_bytes, buffer_bytes)
     if mode != "r" and EngineCap.WRITE not in engine.can:
         raise ReadOnlyError(f"{place} cannot be written to", url=place, hint="open it with mode='r'")
+    if isinstance(engine, LocalEngine):
+        if mode in ("w", "x", "a"):
+            _refuse_strangers(engine.root, place)
+        elif os.path.isfile(engine.root):
+            raise StoreNotFoundError(f"{place} is a file, not a folder of objects", url=place)
     blob = fetch_manifest(engine)
     if mode == "a":
         mode = "x" if blob is None else "r+"
@@ -151,6 +160,27 @@ def _check_options(place: str, mode: str, verify: str | None, object_bytes: int,
     for name, size in (("object_bytes", object_bytes), ("buffer_bytes", buffer_bytes)):
         if size < 1:
             raise OptionError(f"{place}: {name} must be at least 1, not {size}", url=place)
+
+
+def _refuse_strangers(root: str, place: str) -> None:
+    """Refuse a local place where something else is: a file, or a folder with files and without a manifest.
+
+    What a writer left that died before its first commit is no obstacle.
+    """
+    try:
+        names = set(os.listdir(root))
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        names = {os.path.basename(root)}
+    if NAME in names:
+        return
+    if strange := sorted(name for name in names if name != DATA and not files.is_temp(name)):
+        raise StoreExistsError(
+            f"{place} holds {strange[0]!r}, which is not of a dataset",
+            url=place,
+            hint="remove what is there first, or choose another place",
+        )
 
 
 def _is_ours(data: bytes) -> bool:

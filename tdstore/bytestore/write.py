@@ -161,6 +161,10 @@ class Draft:
         return StoredObject.known(self.name, len(data), sums, np.array(blocks, np.uint32)), data
 
 
+DATA = "data"
+"""The folder of the objects."""
+
+
 class Names:
     """Unique names for the objects of one writer."""
 
@@ -171,7 +175,7 @@ class Names:
     def fresh(self) -> str:
         """A name that nobody used."""
         self._count += 1
-        return f"data/{self._prefix}-{self._count}.bin"
+        return f"{DATA}/{self._prefix}-{self._count}.bin"
 
 
 @dataclass(slots=True)

@@ -16,16 +16,6 @@ _count = itertools.count()
 class TestLocal(StoreTests):
     open = staticmethod(open_local)
     caps = ByteStore.caps
-    deviations = {
-        **dict.fromkeys(
-            ("test_foreign_target[w-file]", "test_foreign_target[x-file]"),
-            "the engine reports a file where a folder should be as StoreIOError; issue 11",
-        ),
-        **dict.fromkeys(
-            ("test_foreign_target[w-folder]", "test_foreign_target[x-folder]", "test_foreign_target[a-folder]"),
-            "objects of others under the same prefix are left alone, not refused; issue 11",
-        ),
-    }
 
 
 class TestMemoryInCrumbs(StoreTests):

@@ -24,6 +24,7 @@ IN_MEMORY = True
 
 
 class TestCrash(CrashTests):
+    durable = {"durable": "commit"}
     open = staticmethod(open_h5)
     caps = H5Store.caps
     layouts = {"contiguous": {}}
