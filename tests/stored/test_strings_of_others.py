@@ -248,7 +248,7 @@ def test_strings_of_a_file_over_a_wire(tmp_path: Path) -> None:
     source = EngineFile(LocalEngine(str(tmp_path)), place.name)
     with RemoteH5Store(source, trust=False, reopen=()) as store:
         store.load()
-        store.check(verify="size", accept=False)
+        store.compare_manifest(verify="size", accept=False)
         assert store.load_header().groups[("g",)].values["caption"]["stack"] == CAPTIONS
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 import tdstore
 from tdstore import TensorDict
 from tdstore.builtin.memory import MemoryStore
+from tdstore.errors import StoreNotFoundError
 from tdstore.hookspecs import Backend
 from tdstore.store import Cap
 from tdstore.types import Mode, Read, Write
@@ -34,6 +35,8 @@ class WholeStore(MemoryStore):
 
 
 def open_whole(location: str, *, mode: Mode = "r") -> WholeStore:
+    if mode in ("r", "r+") and location not in KEPT:
+        raise StoreNotFoundError(f"nothing is stored at {location}", url=location)
     return KEPT[location] if mode in ("r", "r+") else KEPT.setdefault(location, WholeStore())
 
 

@@ -83,6 +83,8 @@ def publish(
                 with files.io_errors(handle.url, "syncing its folder"):
                     files.fsync(folder)
             then()
+            if durable:  # HDF5 writes its superblock once more when it closes the file
+                handle.sync()
         finally:
             if old is not None:
                 old.release()

@@ -516,8 +516,6 @@ class Session:
         """Be like a reader until the next change: others may open what was saved."""
         self.handle.lock(alone=False, timeout=self.timeout, why="after saving")
         self._reopen("r")
-        if self.durable:  # HDF5 writes its superblock once more when it closes the file
-            self.handle.sync()
 
     def close(self) -> None:
         """Commit the rows that were written in place, drop structure that was not committed, and let go."""

@@ -318,7 +318,8 @@ class FolderEngine(Engine):
                         os.close(fd)
                     folders.update(parts[:depth] for depth in range(len(parts)))
                 for folder in sorted(folders):
-                    with contextlib.suppress(FileNotFoundError):  # it was removed; the one above it tells that
+                    # It was removed, or is a chunk by now; the folder above it tells that.
+                    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                         files.fsync(self._tree.folder(folder))
             self._unsynced.clear()
             self._changed.clear()

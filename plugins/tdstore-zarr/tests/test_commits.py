@@ -360,3 +360,16 @@ def test_a_script_that_ends_without_close(tmp_path: FsPath, suffix: str, how: st
     with tdstore.open(place) as td:
         assert td["x"].tolist() == ([0.0] * 10 if how == "r" else [0, 0, 0, 1, 1, 0, 0, 0, 0, 0])
     assert [entry.name for entry in tmp_path.iterdir()] == [place.name]
+
+
+def test_a_chunk_where_a_folder_of_chunks_was(tmp_path: FsPath) -> None:
+    """Chunks of a leaf with fewer dimensions have names that were folders."""
+    td = TensorDict({"a": torch.zeros(4, 2, 3)}, [4]).to_zarr(tmp_path / "x.zarr")
+    td["a"] = torch.ones(4)
+    td.add_(1)
+    td["a"] = torch.zeros(4, 2, 3)
+    del td["a"]
+    td["a"] = torch.ones(4)
+    td.close()
+    with tdstore.open(tmp_path / "x.zarr") as again:
+        assert again["a"].tolist() == [1] * 4

@@ -16,11 +16,8 @@ from types import FrameType
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
 
-from tdstore.container.base import TensorDictBase
 from tdstore.container.handle import StoreHandle
-from tdstore.container.typed import Typed
 from tdstore.errors import BatchSizeError, OptionError, StoreError, StoreExistsError, StoreNotFoundError
 from tdstore.rl.storages import checkpoints
 from tdstore.rl.storages.cached import CachedTable
@@ -36,7 +33,7 @@ from tdstore.rl.storages.places import (
     remove,
     scratch,
 )
-from tdstore.rl.storages.structure import Column, Structure
+from tdstore.rl.storages.structure import Column, Structure, flat
 from tdstore.rl.storages.table import LiveTable, State, StoredTable, Table
 from tdstore.rl.storages.tabular import NOTHING, OnMismatch, TabularStorage
 from tdstore.rl.storages.torchrl import torchrl_storage
@@ -427,11 +424,10 @@ class LazyStorage(TabularStorage):
     def flatten(self) -> LazyStorage:
         """The visible slots as a storage of one dimension of slots, in the memory."""
         table = self._ready()
-        rows = self.get(slice(None))
-        flat = _flat(rows, 1 + len(table.inner))
+        rows = flat(self.get(slice(None)), 1 + len(table.inner))
         made = LazyStorage(max(1, len(self)), None, on_mismatch=self.on_mismatch)
         if len(self):
-            made.set(slice(0, len(self)), flat)
+            made.set(slice(0, len(self)), rows)
         return made
 
     def __call__(self) -> Any:
@@ -542,17 +538,6 @@ def _device_of(asked: Any, default: torch.device, *, in_memory: bool) -> torch.d
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={text!r}: this machine has no CUDA device")
     return device
-
-
-def _flat(rows: Any, dims: int) -> Any:
-    if isinstance(rows, Tensor):
-        return rows.reshape(-1, *rows.shape[dims:])
-    if isinstance(rows, (TensorDictBase, Typed)):
-        return rows.reshape(-1, *rows.batch_size[dims:])
-    if isinstance(rows, dict):
-        return {key: _flat(value, dims) for key, value in rows.items()}
-    made = [_flat(value, dims) for value in rows]
-    return type(rows)(*made) if hasattr(rows, "_fields") else tuple(made)
 
 
 class _Cleanup:

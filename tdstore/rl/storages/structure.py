@@ -523,3 +523,15 @@ def prepared(structure: Structure, data: Any, lead: Sequence[int]) -> list[Tenso
         else:
             made.append(torch.as_tensor(value).detach().cpu())
     return made
+
+
+def flat(rows: Any, dims: int) -> Any:
+    """Merge the first dimensions of a pytree of rows into one."""
+    if isinstance(rows, Tensor):
+        return rows.reshape(-1, *rows.shape[dims:])
+    if isinstance(rows, (TensorDictBase, Typed)):
+        return rows.reshape(-1, *rows.batch_size[dims:])
+    if isinstance(rows, dict):
+        return {key: flat(value, dims) for key, value in rows.items()}
+    made = [flat(value, dims) for value in rows]
+    return type(rows)(*made) if hasattr(rows, "_fields") else tuple(made)
