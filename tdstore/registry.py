@@ -9,6 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -381,10 +382,18 @@ class Registry:
         self, backend: Backend, opener: Callable[..., Store], place: str, options: dict[str, Any]
     ) -> None:
         # Only the header is wanted, and at once: whoever holds a lock there is a writer of that backend.
-        quick = {"lock_timeout": 0.0, "verify": "none"}
         known = _option_names(opener) or ()
-        asked = {**options, **{name: value for name, value in quick.items() if name in known}}
-        check_replaceable(backend, place, _shown(place), lambda: self._call(backend, opener, place, "r", asked))
+        quick = {name: value for name, value in (("lock_timeout", 0.0), ("verify", "none")) if name in known}
+        # Options of writing alone may be refused in mode "r": it is then opened without one of them, or without any.
+        fewer = [{name: options[name] for name in options if name != left_out} for left_out in options]
+
+        def open_it() -> Store:
+            for asked in [options, *fewer] if options else []:
+                with suppress(OptionError):
+                    return self._call(backend, opener, place, "r", {**asked, **quick})
+            return self._call(backend, opener, place, "r", quick)
+
+        check_replaceable(backend, place, _shown(place), open_it)
 
     def _call(
         self, backend: Backend, opener: Callable[..., Store], place: object, mode: Mode, options: dict[str, Any]

@@ -19,7 +19,8 @@ from redis import Redis
 import tdstore
 from tdstore import TensorDict
 from tdstore.builtin.memory import MemoryStore
-from tdstore.errors import StoreError, StoreExistsError, StoreNotFoundError
+from tdstore.errors import CorruptStoreError, OptionError, StoreError, StoreExistsError, StoreNotFoundError
+from tdstore.header import Group, Header
 from tdstore.hookspecs import Backend
 from tdstore.registry import registry
 from tdstore.store import Store
@@ -200,3 +201,68 @@ def test_a_third_party_takes_a_free_place(third_party: Any, tmp_path: Path) -> N
     (tmp_path / "empty.base").touch()
     TensorDict(a=torch.zeros(3)).save(tmp_path / "empty.base")
     assert OPENED == ["r 0.0 8", "w 5.0 8"] * 2
+
+
+# -- options of writing alone, which mode "r" refuses --------------------------------------------------
+def open_labelled(
+    location: str, *, mode: str = "r", label: str = "", comment: str = "", password: str = "", lock_timeout: float = 5.0
+) -> Store:
+    OPENED.append(f"{mode} {lock_timeout} {label}{comment}{password}")
+    if mode == "r" and (label or comment):
+        raise OptionError("label= and comment= are written: there are none in mode 'r'")
+    if label == "wrong":
+        raise OptionError("label= must be right")
+    path = Path(location)
+    if mode == "r":
+        if not path.exists():
+            raise StoreNotFoundError(f"nothing is stored at {location}", url=location)
+        if path.read_bytes() != b"LABEL of tdstore" + password.encode():
+            raise CorruptStoreError("of another program, or of another password", url=location)
+        store = Database()
+        store.save_header(Header({(): Group(batch_size=(3,))}))
+        return store
+    path.write_bytes(b"LABEL of tdstore" + password.encode())
+    return Database()
+
+
+@pytest.fixture
+def labelled() -> Any:
+    backend = Backend(
+        name="label", opener=f"{__name__}:open_labelled", summary="s", suffixes=(".label",), magic=(b"LABEL",)
+    )
+    registry().register(backend)
+    OPENED.clear()
+    yield backend
+    registry().unregister("label")
+
+
+@pytest.mark.parametrize(
+    ("options", "looks"),
+    [
+        ({"label": "x"}, ["r 0.0 x", "r 0.0 ", "w 5.0 x"]),
+        ({"label": "x", "password": "p"}, ["r 0.0 xp", "r 0.0 p", "w 5.0 xp"]),
+        ({"label": "x", "comment": "c"}, ["r 0.0 xc", "r 0.0 c", "r 0.0 x", "r 0.0 ", "w 5.0 xc"]),
+    ],
+)
+def test_an_option_of_writing_alone(labelled: Any, options: dict[str, str], looks: list[str], tmp_path: Path) -> None:
+    where = tmp_path / "x.label"
+    for _ in range(2):  # where nothing is, and over a dataset
+        TensorDict(a=torch.zeros(3)).save(where, **options)
+        assert OPENED == looks
+        OPENED.clear()
+
+
+def test_an_option_of_writing_alone_replaces_no_file_of_others(labelled: Any, tmp_path: Path) -> None:
+    where = tmp_path / "x.label"
+    where.write_bytes(b"LABEL of a printer")
+    with pytest.raises(StoreExistsError, match="the backend 'label' does not replace"):
+        TensorDict(a=torch.zeros(3)).save(where, label="x")
+    assert where.read_bytes() == b"LABEL of a printer"
+    assert OPENED == ["r 0.0 x", "r 0.0 "]
+
+
+def test_a_wrong_option_is_still_an_error(labelled: Any, tmp_path: Path) -> None:
+    where = tmp_path / "x.label"
+    with pytest.raises(OptionError, match="label= must be right"):
+        TensorDict(a=torch.zeros(3)).save(where, label="wrong")
+    assert not where.exists()
