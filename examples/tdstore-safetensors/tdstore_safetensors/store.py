@@ -46,8 +46,7 @@ class SafetensorsStore(Store):
         length = header_length(file.read(8), size, self.url)
         tensors, metadata = parse(file.read(length), size - 8 - length, self.url)
         self._header, leaves = read_document(metadata.pop(KEY, None), tensors, self.url)
-        for path, (spec, start) in leaves.items():
-            self._leaves[path] = SavedLeaf(spec, file, 8 + length + start, self.url)
+        self._leaves = {path: SavedLeaf(spec, file, 8 + length + at, self.url) for path, (spec, at) in leaves.items()}
         self.metadata = {**metadata, **self.metadata}
 
     # -- looking ---------------------------------------------------------------------------
@@ -91,14 +90,11 @@ class SafetensorsStore(Store):
 
     def write(self, writes: Sequence[Write]) -> None:
         self._check(writing=True)
-        specs = self.specs([w.path for w in writes])
-        check_indices((w.index, spec.shape) for w, spec in zip(writes, specs, strict=True))
-        for w, spec in zip(writes, specs, strict=True):
+        check_indices((w.index, self._leaf(w.path).spec.shape) for w in writes)
+        for w, spec in zip(writes, self.specs([w.path for w in writes]), strict=True):
+            leaf = self._leaves[w.path].changeable() if w.index else NewLeaf(spec, to_numpy(w.value).copy())
             if w.index:
-                leaf = self._leaves[w.path].changeable()
                 leaf.array[numpy_index(w.index)] = to_numpy(w.value)
-            else:
-                leaf = NewLeaf(spec, to_numpy(w.value).copy())
             if self._kept.get(w.path) is self._leaves[w.path]:  # a leaf of the last commit: `close` keeps its rows
                 self._kept[w.path], self._written = leaf, True
             self._leaves[w.path] = leaf
