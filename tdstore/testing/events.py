@@ -34,7 +34,7 @@ from tdstore.store import Cap, Store
 from tdstore.testing.comparing import difference
 from tdstore.testing.setup import Leaves, fill, header_for, numbers
 from tdstore.testing.warm import python
-from tdstore.types import Mode, Read, Write
+from tdstore.types import Mode, Read, Write, path_text
 from tdstore.values import decode_value, encode_value
 
 OLD: Leaves = {("a",): numbers(6, 4), ("g", "b"): numbers(5).long(), ("c",): numbers(70, 9).int()}
@@ -374,7 +374,7 @@ def _read_in_both(job: Mapping[str, Any]) -> None:
             for path, got in zip(paths, store.read([Read(path) for path in paths]), strict=True):
                 differs = difference(got, OLD[path])
                 if differs:
-                    _remark(f"{who} reads {path} while its fork reads too: {differs}")
+                    _remark(f"{who} reads other values while its fork reads too: leaf {path_text(path)}: {differs}")
                     os._exit(0)
     except StoreError as error:
         if pid:  # a child may be refused what belongs to its parent
