@@ -17,7 +17,12 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 def traced() -> bool:
     """Whether values may be out of reach: under `torch.compile`, `torch.vmap` and the like, or `FakeTensorMode`."""
-    return is_compiling() or _level() is not None or _mode(_FAKE) is not None
+    return is_compiling() or _level() is not None or fake_mode()
+
+
+def fake_mode() -> bool:
+    """Whether the code runs in a `FakeTensorMode`: tensors have a shape and a dtype, and no values."""
+    return _mode(_FAKE) is not None
 
 
 class _Mapping:

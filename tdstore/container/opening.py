@@ -20,6 +20,7 @@ from tdstore.io.opening import Location, Storage, find_backend, open_store
 from tdstore.io.progress import Progress
 from tdstore.keys import unravel
 from tdstore.store import Cap, Store
+from tdstore.tracing import fake_mode
 from tdstore.types import LeafSpec, Mode, Path, Write, path_text
 
 
@@ -112,20 +113,15 @@ def entry(handle: StoreHandle, path: Path, flags: int, view: Any = None) -> Any:
 
 
 def _viewer(handle: StoreHandle) -> Any:
-    if not _fake_mode():
+    if not fake_mode():
         return handle.store.view
     # Under FakeTensorMode a leaf has a shape and a dtype, and no file is mapped.
     return lambda path: torch.empty(handle.specs[path].shape, dtype=handle.specs[path].dtype)
 
 
-def _fake_mode() -> bool:
-    mode = torch.utils._python_dispatch._get_current_dispatch_mode()
-    return mode is not None and type(mode).__name__ == "FakeTensorMode"
-
-
 def _real_tensors() -> AbstractContextManager[Any]:
     """Stores deal in real tensors, whatever mode the caller is in."""
-    return torch.utils._python_dispatch._disable_current_modes() if _fake_mode() else nullcontext()
+    return torch.utils._python_dispatch._disable_current_modes() if fake_mode() else nullcontext()
 
 
 def _device_of(store: Store) -> torch.device:

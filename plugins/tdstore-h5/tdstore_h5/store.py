@@ -36,6 +36,7 @@ from tdstore.registry import split_scheme
 from tdstore.rows import check_indices, take
 from tdstore.store import Cap, Store
 from tdstore.strings import leaves_of_values
+from tdstore.tracing import fake_mode
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore_h5 import cooked, datasets, options
 from tdstore_h5.faults import h5_errors, of_medium
@@ -352,7 +353,9 @@ class H5Store(Store):
 
     def _read(self, leaf: Leaf, r: Read) -> Tensor:
         session, spec = self._session, leaf.spec
-        starts, size = blocks_of(spec.shape, r.index) if session.some_unseen(r.path) else (_NO_BLOCKS, 0)
+        starts, size = _NO_BLOCKS, 0
+        if session.some_unseen(r.path) and not fake_mode():  # a fake result has no bytes to compare
+            starts, size = blocks_of(spec.shape, r.index)
         after = len(starts) == 1 and (
             r.out is None or r.out.is_contiguous()
         )  # one stretch: its bytes are in the result
