@@ -18,12 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from tdstore.errors import (
-    CorruptStoreError,
-    DirtyStoreError,
-    StoreBusyError,
-    StoreError,
-)
+from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreBusyError, StoreError
 from tdstore.files import io_errors
 from tdstore.header import Header
 from tdstore.strings import leaves_of_values
