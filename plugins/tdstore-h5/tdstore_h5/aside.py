@@ -12,7 +12,7 @@ from torch import Tensor
 from tdstore.dtypes import from_numpy, numpy_dtype, to_numpy
 from tdstore.types import LeafSpec, Path
 
-IN_MEMORY = 16 << 20
+IN_MEMORY = 1 << 20
 """Bytes from which on they are in a temporary file."""
 
 

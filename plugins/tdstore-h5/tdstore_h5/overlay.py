@@ -21,7 +21,7 @@ import numpy as np
 from tdstore import files
 from tdstore_h5.journal import PROBE, Bytes, Journal, apply, probes_of, read_exact, set_size
 
-SPILL = 16 << 20
+SPILL = 4 << 20
 """Bytes in memory from which on they are moved to the journal."""
 
 

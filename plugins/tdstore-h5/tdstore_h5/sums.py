@@ -83,6 +83,7 @@ def hashed(
         data = np.ascontiguousarray(read(path, start, stop))
         for i, grain in enumerate(run.tolist()):
             yield grain, crc32c(data[i * sums.grain : (i + 1) * sums.grain])
+        del data  # the next block is read without this one in memory
         at += len(run)
 
 

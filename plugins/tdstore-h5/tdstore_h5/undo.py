@@ -10,11 +10,10 @@ import numpy as np
 from tdstore.dtypes import numpy_dtype
 from tdstore.files import write_at
 from tdstore.types import LeafSpec
-from tdstore_h5.journal import BLOCK
 from tdstore_h5.raw import Ints, RawFile, groups_of
 
-IN_MEMORY = 16 << 20
-"""Bytes from which on they are in a temporary file."""
+IN_MEMORY = 1 << 20
+"""Bytes from which on they are in a temporary file; also the bytes that are copied at a time."""
 MOST = 64 << 20
 """Bytes that are remembered outside of a change of structure, which can always be taken back."""
 
@@ -59,8 +58,8 @@ class Undo:
         for i, j, _ in groups_of(ordered, size, itemsize):
             count = (int(ordered[j - 1] - ordered[i]) + size) * itemsize
             start = offset + int(ordered[i]) * itemsize
-            for at in range(0, count, BLOCK):
-                self._add(start + at, min(BLOCK, count - at))
+            for at in range(0, count, IN_MEMORY):
+                self._add(start + at, min(IN_MEMORY, count - at))
 
     def _add(self, start: int, size: int) -> None:
         if self.raw.is_hole(start, size):
