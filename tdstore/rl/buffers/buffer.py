@@ -41,7 +41,7 @@ from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.lists import ListStorage
 from tdstore.rl.storages.structure import is_foreign
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
-from tdstore.rl.storages.torchrl import torchrl_storage
+from tdstore.rl.torchrl import torchrl_storage
 from tdstore.values import decode_value, encode_value
 
 _METADATA = "buffer_metadata.json"

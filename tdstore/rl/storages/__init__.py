@@ -4,7 +4,7 @@ from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.lazy import LazyMemmapStorage, LazyStorage, LazyTensorStorage
 from tdstore.rl.storages.lists import LazyStackStorage, ListStorage
 from tdstore.rl.storages.tensors import TensorStorage
-from tdstore.rl.storages.torchrl import torchrl_storage
+from tdstore.rl.torchrl import torchrl_storage
 
 __all__ = [
     "LazyMemmapStorage",

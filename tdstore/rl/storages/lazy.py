@@ -36,7 +36,7 @@ from tdstore.rl.storages.places import (
 from tdstore.rl.storages.structure import Column, Structure, flat
 from tdstore.rl.storages.table import LiveTable, State, StoredTable, Table
 from tdstore.rl.storages.tabular import NOTHING, OnMismatch, TabularStorage
-from tdstore.rl.storages.torchrl import torchrl_storage
+from tdstore.rl.torchrl import torchrl_storage
 from tdstore.types import Mode
 
 INIT_TIMEOUT = 60.0
