@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tdstore import files, manifest, session
+from tdstore import files, lifetime, manifest, session
 from tdstore.builtin.memmap_layout import SUFFIX
 from tdstore.builtin.peer_memmap import META
 from tdstore.builtin.tdz import method_of, open_tdz
@@ -56,6 +56,7 @@ def pack_memmap(
     """
     source, target = os.path.realpath(prefix), os.path.realpath(archive_path)
     method = method_of(compression)
+    lifetime.settle()  # a handle of this folder that was dropped may still be sealing its checksums
     if target == source or target.startswith(source + os.sep):
         raise StoreExistsError(f"{target} would be inside of what it is to hold", url=target)
     with files.io_errors(source, "packing"):
@@ -130,6 +131,7 @@ def unpack_memmap(archive_path: Place, prefix: Place) -> Path:
             written outside of the directory, whatever their names. StoreExistsError: something else is there.
     """
     source, target = os.path.realpath(archive_path), os.path.realpath(prefix)
+    lifetime.settle()
     with files.io_errors(source, "unpacking"):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         fd, folder, temp = -1, files.open_dir(os.path.dirname(target)), files.temp_name()

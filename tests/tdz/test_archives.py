@@ -293,7 +293,7 @@ def test_pickled_as_its_place(tmp_path):
 
 
 def test_unaligned_and_compressed_entries(tmp_path):
-    example().memmap(tmp_path / "dir")
+    example().memmap(tmp_path / "dir").close()
     with zipfile.ZipFile(tmp_path / "x.tdz", "w") as archive:  # as any zip program makes it
         for folder, _, names in os.walk(tmp_path / "dir"):
             for name in names:
