@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shlex
 import shutil
 import signal
 import struct
@@ -236,7 +237,7 @@ def test_a_small_tmpfs_really_full(tmp_path):
     unshare = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
     script = tmp_path / "small.py"
     script.write_text("from tdstore.builtin.shared import remove\n" + SMALL)
-    command = f"mount -t tmpfs -o size=8m tmpfs /mnt && exec {sys.executable} {script}"
+    command = f"mount -t tmpfs -o size=8m tmpfs /mnt && exec {shlex.quote(sys.executable)} {shlex.quote(str(script))}"
     done = subprocess.run([*unshare, "sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)
     if "unshare failed" in done.stderr or "permission denied" in done.stderr.lower():
         pytest.skip("no mount namespaces here; test_a_full_disk_at_every_call covers the same errors")
