@@ -84,7 +84,7 @@ def runs(pid: int) -> bool:
         return False
 
 
-def until(done, seconds=20):
+def until(done, seconds=60):
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, "it did not happen"
