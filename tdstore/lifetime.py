@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Protocol
 
 from tdstore.header import Header
@@ -86,10 +86,12 @@ class Ending:
     def _take(self) -> Callable[[], None] | None:
         action, self._action, self._owner = self._action, None, None
         _state.endings.pop(id(self), None)
+        _state.dropped.pop(id(self), None)
         return action if self._pid == os.getpid() else None
 
     def _dropped(self, _: object) -> None:
-        # In a finalizer: `SimpleQueue.put` is re-entrant, and nothing else is done here.
+        # In a finalizer: these two are re-entrant, and nothing else is done here.
+        _state.dropped[id(self)] = self
         _state.queue.put(self)
 
     def _report(self) -> None:
@@ -105,6 +107,8 @@ class _State:
 
     def __init__(self) -> None:
         self.endings: dict[int, Ending] = {}
+        self.dropped: dict[int, Ending] = {}
+        """Those whose owner is gone, until their action begins."""
         self.changed: dict[int, Closable] = {}
         """Stores that were changed since they were opened and are not closed."""
         self.resident: weakref.WeakSet[Closable] = weakref.WeakSet()
@@ -145,16 +149,9 @@ def unregister(store: Closable) -> None:
 # -- doing it ------------------------------------------------------------------------------------
 def settle() -> None:
     """Do what the owners that were dropped so far left to do. Returns when it is done."""
-    while True:
-        try:
-            ending = _state.queue.get_nowait()
-        except Empty:
-            break
-        if ending is not None:
-            with _state.running:
-                ending._report()
     with _state.running:  # another thread may be in the middle of one
-        return
+        for ending in list(_state.dropped.values()):
+            ending._report()
 
 
 def _work(state: _State) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,21 @@ def test_it_is_never_done_in_the_thread_that_drops() -> None:
     gc.collect()
     assert done.wait(10)
     assert where != [threading.get_ident()]
+
+
+def test_settling_does_what_the_thread_has_taken_and_not_begun() -> None:
+    done: list[str] = []
+    owner = Owner()
+    Ending(owner, lambda: done.append("end"), "a place")
+    with lifetime._state.running:  # the thread waits for this before it begins
+        del owner
+        gc.collect()
+        while not lifetime._state.queue.empty():
+            time.sleep(0.001)
+        lifetime.settle()
+        assert done == ["end"]
+    lifetime.settle()
+    assert done == ["end"]
 
 
 def test_a_cancelled_one_does_nothing() -> None:
