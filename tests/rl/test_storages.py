@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import tdstore
-from tdstore import TensorClass, TensorDict
+from tdstore import TensorClass, TensorDict, lifetime
 from tdstore.rl.storages import (
     LazyMemmapStorage,
     LazyStackStorage,
@@ -449,11 +449,13 @@ def test_temporary_rows_go_with_the_storage(tmp_path):
     assert os.path.isdir(place)
     del storage
     gc.collect()
+    lifetime.settle()
     assert not os.path.exists(place)
     kept = LazyMemmapStorage(4, scratch_dir=tmp_path / "kept")
     kept.set(0, rows(1)[0])
     del kept
     gc.collect()
+    lifetime.settle()
     assert (tmp_path / "kept" / "a.memmap").exists()
     storage = LazyMemmapStorage(4)
     storage.set(0, rows(1)[0])

@@ -9,7 +9,6 @@ import os
 import signal
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import FrameType
@@ -19,6 +18,7 @@ import torch
 
 from tdstore.container.handle import StoreHandle
 from tdstore.errors import BatchSizeError, OptionError, StoreError, StoreExistsError, StoreNotFoundError
+from tdstore.lifetime import Ending
 from tdstore.rl.storages import checkpoints
 from tdstore.rl.storages.cached import CachedTable
 from tdstore.rl.storages.places import (
@@ -541,15 +541,15 @@ def _device_of(asked: Any, default: torch.device, *, in_memory: bool) -> torch.d
 
 
 class _Cleanup:
-    """What removes a place in the end: at garbage collection, at the end of the interpreter, or at SIGTERM."""
+    """What removes a place in the end: after its owner was dropped, at the end of the process, or at SIGTERM."""
 
     pending: ClassVar[set[_Cleanup]] = set()
 
     def __init__(self, owner: object, folder: str) -> None:
         self.folder, self.pid = folder, os.getpid()
         self.tables: list[Table] = []
-        self.done = False
-        self._finalizer = weakref.finalize(owner, self)
+        self.removed = False
+        self._ending = Ending(owner, self._remove, folder)
         _Cleanup.pending.add(self)
 
     @classmethod
@@ -561,18 +561,19 @@ class _Cleanup:
         self.tables = [table]
 
     def __call__(self) -> bool:
-        if self.done or os.getpid() != self.pid:
-            return False
-        self.done = True
+        """Remove the place now; whether this call removed something."""
+        before = self.removed
+        self._ending()
+        return self.removed and not before
+
+    def _remove(self) -> None:
         _Cleanup.pending.discard(self)
-        self._finalizer.detach()
-        done = remove(self.folder, self.pid)
+        self.removed = remove(self.folder, self.pid)
         for table in self.tables:
             with contextlib.suppress(StoreError, OSError):
                 table.close()
         self.tables.clear()
         remove(self.folder, self.pid)
-        return done
 
 
 def _listen_to_sigterm() -> None:
