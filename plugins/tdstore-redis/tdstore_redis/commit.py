@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Iterable
 
-import msgspec
 import numpy as np
 
 from tdstore.errors import CorruptStoreError, StoreBusyError, StoreError, StoreExistsError
@@ -63,7 +62,7 @@ def forgive(writer: Writer) -> None:
     with writer.line.errors("opening"):
         wire = writer.wire()
         (reply,) = wire.raising([pack(b"HGETALL", writer.keys.writers)], limit=keyspace.MAX_RECORDS_BYTES)
-        found = keyspace.records(reply, Writing, writer.url)
+        found = keyspace.records(reply, Writing, writer.url, writer.keys.writers)
         dead = [record.session for record in dead_writers(wire, list(found.values()))]
         if dead:
             wire.call(b"HDEL", writer.keys.writers, *[session.encode() for session in dead])
@@ -176,9 +175,9 @@ def _swap(writer: Writer, document: Document, manifest: bytes, bitmaps: list[byt
 
 def _others(writer: Writer, wire: Wire, owner: bytes | None, notes: list[bytes]) -> set[str]:
     """Who in other processes has written in place, and not committed."""
-    found = list(keyspace.records(notes, Writing, writer.url).values())
+    found = list(keyspace.records(notes, Writing, writer.url, writer.keys.writers).values())
     if owner is not None:
-        found.append(msgspec.json.decode(owner, type=Writing))
+        found.append(keyspace.record(owner, Writing, writer.url, writer.keys.head, b"owner"))
     strangers = [record for record in found if not record.here]
     alive = keyspace.living(wire, strangers) if strangers else set()
     return {record.who for record in strangers if alive is not None and record.session in alive}
@@ -201,7 +200,7 @@ def _sweep(writer: Writer, field: bytes) -> None:
     wire = writer.wire()
     listed = wire.call(b"HGET", writer.keys.pending, field)
     if listed is not None:
-        keyspace.unlink(wire, keyspace.keys_of(msgspec.json.decode(listed, type=keyspace.Pending)))
+        keyspace.remove(wire, keyspace.record(listed, keyspace.Pending, writer.url, writer.keys.pending, field))
         wire.call(b"HDEL", writer.keys.pending, field)
 
 

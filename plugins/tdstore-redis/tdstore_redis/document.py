@@ -153,7 +153,7 @@ def decode(data: bytes, *, url: str) -> Document:
             fill = decode_value(leaf.fill)
             spec = LeafSpec(leaf.shape, NAME_TO_DTYPE[leaf.dtype], fill_value=fill)
             array = Array(spec, leaf.array, leaf.cell, leaf.block, manifest.dataset, leaf.sealed, leaf.written)
-            array.fill_cell() if leaf.fill else None
+            array.fill_item() if leaf.fill else None  # it has to be one of the dtype
         except (ValueError, TypeError, RuntimeError, OverflowError) as error:
             raise CorruptStoreError(f"{url}: leaf {path_text(leaf.path)}: {error}", url=url) from error
         if max(leaf.sealed, leaf.written) > array.cells:
@@ -171,7 +171,7 @@ def _fault(leaf: Leaf, following: int) -> str | None:
         return f"is nested {len(leaf.path)} levels deep, not 1 to {MAX_DEPTH}"
     dtype = NAME_TO_DTYPE.get(leaf.dtype)
     if dtype is None:
-        return f"has the unknown dtype {leaf.dtype!r}"
+        return f"has the unknown dtype {leaf.dtype[:40]!r}"
     shape = leaf.shape
     if len(shape) > MAX_DIMS or any(not 0 <= n < 2**62 for n in shape):
         return f"has the impossible shape {shape[:8]}"

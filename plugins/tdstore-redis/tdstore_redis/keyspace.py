@@ -14,7 +14,7 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -27,7 +27,9 @@ from tdstore_redis.wire import Wire, pack
 
 MAX_RECORDS_BYTES = 64 << 20
 _UNLINK = 512
+T = TypeVar("T")
 _MAX_BLOCKS = 1 << 32
+_ARRAY_KEY = re.compile(rb"(\d{1,19}):(?:w|\d{1,10})\Z")
 _SESSION = re.compile(r"[0-9a-f]{32}\Z")
 
 
@@ -77,19 +79,38 @@ def me(session: str, client: int, touched: Iterable[Path] = ()) -> Writing:
     return Writing(session, client, os.getpid(), socket.gethostname(), sorted(touched))
 
 
-def records(reply: Any, kind: type[Any], url: str) -> dict[bytes, Any]:
-    """The records of a HGETALL.
+def record(value: bytes, kind: type[T], url: str, key: bytes, field: bytes) -> T:
+    """One record of a hash.
+
+    Args:
+        key: of the hash, for the message.
+        field: of the hash, for the message.
 
     Raises:
         CorruptStoreError: not what a tdstore writes.
     """
-    found: dict[bytes, Any] = {}
-    for key, value in zip(reply[::2], reply[1::2], strict=True):
-        try:
-            found[key] = msgspec.json.decode(value, type=kind)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise CorruptStoreError(f"{url}: a record of its writers is not readable: {error}", url=url) from error
-    return found
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise CorruptStoreError(
+            f"{url}: the field {shown(field)} of {shown(key)} is not a record of a writer: {str(error)[:200]}",
+            url=url,
+            hint=f"HDEL removes that field, if no process has the dataset open: {shown(key)} {shown(field)}",
+        ) from error
+
+
+def records(reply: list[bytes], kind: type[T], url: str, key: bytes) -> dict[bytes, T]:
+    """The records of a HGETALL of `key`.
+
+    Raises:
+        CorruptStoreError: not what a tdstore writes.
+    """
+    return {field: record(value, kind, url, key, field) for field, value in zip(reply[::2], reply[1::2], strict=True)}
+
+
+def shown(name: bytes) -> str:
+    """A key or a field, for messages."""
+    return repr(name[:100].decode("utf-8", "backslashreplace"))
 
 
 def living(wire: Wire, found: Iterable[Writing | Pending]) -> set[str] | None:
@@ -135,6 +156,24 @@ def keys_of(record: Pending) -> Iterator[bytes]:
             yield prefix + b"%d" % block
 
 
+def remove(wire: Wire, one: Pending) -> None:
+    """Remove the keys of a record's arrays; no more steps than the server has keys, whatever the record says."""
+    if sum(max(0, blocks) for _, blocks in one.arrays) <= wire.call(b"DBSIZE"):
+        unlink(wire, keys_of(one))
+        return
+    if not DATASET.match(one.dataset):
+        return
+    prefix = b"tds:%b:" % one.dataset.encode()
+    listed = dict(one.arrays)
+    cursor = b"0"
+    while True:
+        cursor, found = wire.call(b"SCAN", cursor, b"MATCH", prefix + b"*", b"COUNT", b"1000")
+        names = {key: _ARRAY_KEY.match(key[len(prefix) :]) for key in found}
+        unlink(wire, [key for key, name in names.items() if name is not None and int(name[1]) in listed])
+        if cursor == b"0":
+            return
+
+
 def unlink(wire: Wire, keys: Iterable[bytes]) -> None:
     """Remove keys, some hundred at a time: the server frees their memory in the background."""
     group: list[bytes] = []
@@ -163,22 +202,22 @@ def clean(wire: Wire, keys: Keys, url: str, keep: Sequence[tuple[str, int]] = ()
     (reply,) = wire.raising([pack(b"HGETALL", keys.pending)], limit=MAX_RECORDS_BYTES)
     if not reply:
         return
-    found: dict[bytes, Pending] = records(reply, Pending, url)
+    found = records(reply, Pending, url, keys.pending)
     alive = living(wire, found.values())
     used = set(keep)
-    for field, record in found.items():
-        if record.session:
-            if alive is None or record.session in alive:
+    for field, one in found.items():
+        if one.session:
+            if alive is None or one.session in alive:
                 continue
             # Theirs no more: a commit that they sent before they died finds its watched key changed, and fails.
-            garbage = msgspec.json.encode(Pending(record.dataset, record.arrays))
+            garbage = msgspec.json.encode(Pending(one.dataset, one.arrays))
             _, now = wire.raising([pack(b"WATCH", keys.pending), pack(b"HGET", keys.pending, field)])
-            if now is None or msgspec.json.decode(now, type=Pending).session != record.session:
+            if now is None or record(now, Pending, url, keys.pending, field).session != one.session:
                 wire.call(b"UNWATCH")
                 continue
             *_, done = wire.raising([pack(b"MULTI"), pack(b"HSET", keys.pending, field, garbage), pack(b"EXEC")])
             if done is None:
                 continue  # somebody else is at it
-        record.arrays = [(n, blocks) for n, blocks in record.arrays if (record.dataset, n) not in used]
-        unlink(wire, keys_of(record))
+        one.arrays = [(n, blocks) for n, blocks in one.arrays if (one.dataset, n) not in used]
+        remove(wire, one)
         wire.call(b"HDEL", keys.pending, field)

@@ -211,11 +211,15 @@ class Array:
         told = np.ascontiguousarray(stored[:, self.cell :]).view("<u4").reshape(-1)
         return np.flatnonzero(told != self.checks(ids, cells))
 
+    def fill_item(self) -> Bytes:
+        """The bytes of one fill value."""
+        one = to_numpy(full(LeafSpec((1,), self.spec.dtype, fill_value=self.spec.fill_value)))
+        return np.frombuffer(one.tobytes(), np.uint8)
+
     def fill_cell(self) -> Bytes:
         """A cell that holds the fill value only."""
         if self._fill is None:
-            one = to_numpy(full(LeafSpec((1,), self.spec.dtype, fill_value=self.spec.fill_value)))
-            pattern = np.frombuffer(one.tobytes(), np.uint8)
+            pattern = self.fill_item()
             self._fill = np.tile(pattern, self.cell // len(pattern))
         return self._fill
 

@@ -92,7 +92,7 @@ class Session:
         if document is None:
             raise StoreNotFoundError(f"nothing is stored at {self.url}", url=self.url)
         (reply,) = wire.raising([pack(b"HGETALL", self.keys.writers)], limit=keyspace.MAX_RECORDS_BYTES)
-        return document, list(keyspace.records(reply, Writing, self.url).values())
+        return document, list(keyspace.records(reply, Writing, self.url, self.keys.writers).values())
 
     # -- reading -------------------------------------------------------------------------
     def read(self, plan: Callable[[], Iterable[Fetch]], wire: Wire | None = None) -> None:

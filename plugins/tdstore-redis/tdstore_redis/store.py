@@ -282,7 +282,7 @@ class RedisStore(Store):
                 kept = spec.replace(fill_value=_plain(spec, self.url, path))
                 with allocating(path, (kept.nbytes // TARGET_CELL,), torch.bool, self.url):  # a flag for each cell
                     tried = new_array(kept, 1, "0" * 16, block=writer.block)
-                tried.fill_cell()
+                tried.fill_item()
                 made[path] = kept
             if made:
                 with writer.line.errors("creating leaves"):

@@ -29,7 +29,7 @@ from tdstore.types import LeafSpec, Path, StoreIndex, Write
 from tdstore_redis import keyspace
 from tdstore_redis.cells import Damaged, fetch, fetch_group
 from tdstore_redis.faults import ServerError
-from tdstore_redis.keyspace import Pending, Writing, me
+from tdstore_redis.keyspace import Pending, Writing, me, record
 from tdstore_redis.layout import Array, Bytes, Command, Ids, new_array
 from tdstore_redis.plans import Change, Fetch, Rows, Run, plan_read, plan_write
 from tdstore_redis.session import Session, dead_writers, first_error
@@ -104,8 +104,9 @@ class Writer(Session):
                 pack(b"HGET", self.keys.head, b"owner"),
             ]
         )
-        kept = own is not None and msgspec.json.decode(own, type=Pending).session == self.session
-        mine = owner is not None and msgspec.json.decode(owner, type=Writing).session == self.session
+        field, keys = self.session.encode(), self.keys
+        kept = own is not None and record(own, Pending, self.url, keys.pending, field).session == self.session
+        mine = owner is not None and record(owner, Writing, self.url, keys.head, b"owner").session == self.session
         whole = (not self.marks or note is not None) and (not self._noted or kept) and (not self.owns or mine)
         if not run or run != self._run or not whole:
             fresh.close()
@@ -428,7 +429,8 @@ class Writer(Session):
             try:
                 if state[0] != self.document.dataset.encode():
                     raise self.replaced()
-                owner = None if state[2] is None else msgspec.json.decode(state[2], type=Writing)
+                raw = state[2]
+                owner = None if raw is None else record(raw, Writing, self.url, self.keys.head, b"owner")
                 if owner is None or dead_writers(wire, [owner]):
                     if state[1] != b"%d" % self.base.revision:
                         self._follow(wire)
