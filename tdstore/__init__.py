@@ -9,23 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from tdstore import errors
-from tdstore.builtin.mmtensor import MemoryMappedTensor
+from tdstore.base import TensorDictBase
 from tdstore.builtin.tdz_pack import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
 from tdstore.container.attributes import TensorAttrs
-from tdstore.container.base import TensorDictBase
 from tdstore.container.comparing import assert_allclose_td, assert_close
 from tdstore.container.copying import copy_dataset as copy
 from tdstore.container.defaults import get_defaults_to_none, set_get_defaults_to_none
 from tdstore.container.handle import StoreHandle
 from tdstore.container.keyvalue import LazyStackedTensorDictStore, TensorDictStore
+from tdstore.container.kinds import (
+    default_is_leaf,
+    is_batchedtensor,
+    is_leaf_nontensor,
+    is_non_tensor,
+    is_tensor_collection,
+)
 from tdstore.container.lazy import LazyStackedTensorDict
 from tdstore.container.making import cat, lazy_legacy, lazy_stack, maybe_dense_stack, set_lazy_legacy, stack
 from tdstore.container.merging import merge_tensordicts
 from tdstore.container.methodnames import name_methods
-from tdstore.container.nontensor import MetaData, NonTensor, NonTensorData, NonTensorStack
+from tdstore.container.nontensor import MetaData, NonTensorData, NonTensorStack
 from tdstore.container.opening import open_container
 from tdstore.container.options import (
     capture_non_tensor_stack,
@@ -34,15 +38,12 @@ from tdstore.container.options import (
     set_list_to_stack,
 )
 from tdstore.container.padding import dense_stack_tds, pad, pad_sequence
-from tdstore.container.paths import unravel_key, unravel_key_list
-from tdstore.container.persistent import PersistentTensorDict
 from tdstore.container.plain import register_codec, register_enum
 from tdstore.container.printing import get_printoptions, set_printoptions
 from tdstore.container.pytrees import register_nodes
 from tdstore.container.safeglobals import register_safe_globals
 from tdstore.container.tensordict import TensorDict
 from tdstore.container.torchfn import teach_collate
-from tdstore.container.typed import Typed
 from tdstore.container.unbatched import UnbatchedTensor
 from tdstore.container.vmapping import teach_vmap
 from tdstore.convert.arrays import from_struct_array
@@ -64,14 +65,17 @@ from tdstore.convert.tensorfiles import from_safetensors
 from tdstore.header import Header
 from tdstore.hookspecs import Backend, Codec, hookimpl
 from tdstore.io.verifying import verify
+from tdstore.memmap import MemoryMappedTensor
 from tdstore.modules.methods import from_module, from_modules
-from tdstore.modules.params import TensorDictParams
+from tdstore.nn import TensorDictParams
+from tdstore.persistent import PersistentTensorDict
 from tdstore.registry import BackendStatus, registry
 from tdstore.store import Cap, Store
 from tdstore.tensorclass.base import TensorClass
 from tdstore.tensorclass.making import from_dataclass, is_tensorclass, tensorclass
 from tdstore.tensorclass.typeddict import TypedTensorDict
-from tdstore.types import Fault, LeafSpec, Mode, Read, Write
+from tdstore.types import Fault, LeafSpec, Mode, NestedKey, Read, Write
+from tdstore.utils import unravel_key, unravel_key_list
 
 __version__ = "0.1.0"
 
@@ -160,33 +164,6 @@ def unregister_backend(name: str) -> None:
     registry().unregister(name)
 
 
-def is_tensor_collection(value: Any) -> bool:
-    """Whether a value, or a class, is a TensorDict of any kind."""
-    kind = value if isinstance(value, type) else type(value)
-    return issubclass(kind, (TensorDictBase, Typed, NonTensor))
-
-
-def is_non_tensor(value: Any) -> bool:
-    """Whether a value, or a class, is a wrapped non-tensor entry."""
-    kind = value if isinstance(value, type) else type(value)
-    return issubclass(kind, NonTensor)
-
-
-def default_is_leaf(kind: type) -> bool:
-    """What `is_leaf=` is by default: tensors are leaves, TensorDicts and non-tensor entries are not."""
-    return not is_tensor_collection(kind)
-
-
-def is_batchedtensor(value: Any) -> bool:
-    """Whether a tensor is what `torch.vmap` gives the function that it maps: one row, standing for all."""
-    return bool(torch._C._functorch.is_batchedtensor(value))
-
-
-def is_leaf_nontensor(kind: type) -> bool:
-    """For `is_leaf=`: tensors and non-tensor entries are leaves."""
-    return not issubclass(kind, (TensorDictBase, Typed))
-
-
 __all__ = [
     "Backend",
     "BackendStatus",
@@ -200,6 +177,7 @@ __all__ = [
     "MemoryMappedTensor",
     "MetaData",
     "Mode",
+    "NestedKey",
     "NonTensorData",
     "NonTensorDataBase",
     "NonTensorStack",

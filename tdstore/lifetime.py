@@ -21,7 +21,7 @@ from typing import Protocol
 
 from tdstore.header import Header
 
-_log = logging.getLogger("tdstore")
+logger = logging.getLogger("tdstore")
 
 
 class Closable(Protocol):
@@ -99,7 +99,7 @@ class Ending:
         try:
             self()
         except Exception as error:
-            _log.error("tdstore: %s has uncommitted changes, and they are lost: %s", self._place, error)
+            logger.error("tdstore: %s has uncommitted changes, and they are lost: %s", self._place, error)
 
 
 class _State:
@@ -223,7 +223,7 @@ def _end_in_time() -> None:
             if header:  # without one it is a new dataset that its writer never finished
                 store.save_header(header)
         except Exception as error:  # `_end` tries again, and reports
-            _log.debug("tdstore: committing %s: %s", store.url, error)
+            logger.debug("tdstore: committing %s: %s", store.url, error)
 
 
 # -- forks ---------------------------------------------------------------------------------------

@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import enum
 import functools
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor
 
@@ -25,6 +26,19 @@ from tdstore.header import Header
 from tdstore.rows import check_indices as check_indices  # for backends, whose `read` and `write` call it
 from tdstore.tracing import keep_out
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Write
+
+if TYPE_CHECKING:
+    from tdstore.container.keyvalue import LazyStackedTensorDictStore as LazyStackedTensorDictStore
+    from tdstore.container.keyvalue import TensorDictStore as TensorDictStore
+
+_CONTAINERS = frozenset({"LazyStackedTensorDictStore", "TensorDictStore"})
+"""Names that code imports from here. They live above this module, so they are looked up when they are asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _CONTAINERS:
+        return getattr(sys.modules["tdstore"], name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Cap(enum.Flag):

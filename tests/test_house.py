@@ -35,7 +35,7 @@ ROWS: list[str] = [
     "ops/ parallel/",
     "container/ convert/ modules/ together",
     "tensorclass/",
-    "interop",
+    "interop base functional memmap nn persistent utils",
     "rl/",
     "cli testing/",
     "__init__ __main__",

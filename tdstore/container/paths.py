@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tdstore.keys import unravel
@@ -47,3 +48,13 @@ def unravel_key_list(keys: list[Any] | tuple[Any, ...]) -> list[Any]:
     if not isinstance(keys, (list, tuple)):
         raise TypeError(f"expected a list or tuple of keys, not {keys!r}")
     return [unravel_key(key) for key in keys]
+
+
+def is_nested_key(key: object) -> bool:
+    """Tell whether a value names an entry: a string, or a nested tuple of strings that is not empty."""
+    return is_key(key)
+
+
+def is_seq_of_nested_key(keys: object) -> bool:
+    """Tell whether a value is a sequence of keys. The empty one is."""
+    return isinstance(keys, Sequence) and all(map(is_key, keys))

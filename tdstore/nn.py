@@ -1,0 +1,9 @@
+"""The module of parameters, under the path that code imports it from."""
+
+from __future__ import annotations
+
+from tdstore.modules.params import TensorDictParams
+
+__all__ = [
+    "TensorDictParams",
+]

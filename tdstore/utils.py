@@ -1,0 +1,54 @@
+"""Helpers for keys, shapes and options, under the path that code imports them from."""
+
+from __future__ import annotations
+
+from torch.nn import Buffer
+
+from tdstore.container.broadcasting import expand_as_right, expand_right
+from tdstore.container.comparing import assert_allclose_td, assert_close
+from tdstore.container.duplicates import isin, remove_duplicates
+from tdstore.container.kinds import is_non_tensor
+from tdstore.container.linked import LinkedList
+from tdstore.container.making import lazy_legacy, set_lazy_legacy
+from tdstore.container.options import (
+    capture_non_tensor_stack,
+    list_to_stack,
+    set_capture_non_tensor_stack,
+    set_list_to_stack,
+)
+from tdstore.container.paths import is_nested_key, is_seq_of_nested_key, unravel_key, unravel_key_list
+from tdstore.container.printing import get_printoptions, set_printoptions
+from tdstore.convert.reprtext import parse_tensor_dict_string
+from tdstore.io.filetree import print_directory_tree
+from tdstore.lifetime import logger
+from tdstore.tensorclass.making import is_tensorclass
+from tdstore.types import NestedKey
+
+__all__ = [
+    "Buffer",
+    "LinkedList",
+    "NestedKey",
+    "assert_allclose_td",
+    "assert_close",
+    "capture_non_tensor_stack",
+    "expand_as_right",
+    "expand_right",
+    "get_printoptions",
+    "is_nested_key",
+    "is_non_tensor",
+    "is_seq_of_nested_key",
+    "is_tensorclass",
+    "isin",
+    "lazy_legacy",
+    "list_to_stack",
+    "logger",
+    "parse_tensor_dict_string",
+    "print_directory_tree",
+    "remove_duplicates",
+    "set_capture_non_tensor_stack",
+    "set_lazy_legacy",
+    "set_list_to_stack",
+    "set_printoptions",
+    "unravel_key",
+    "unravel_key_list",
+]
