@@ -46,6 +46,8 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("discovery.py", "import_module"): "the built-in backends, by the same hook as everyone else's",
     ("events.py", "import_module"): "the opener that the author of a backend asks the kit to check",
     ("plain.py", "loads"): "for callers who say trust=True, of values only",
+    ("pickles.py", "Unpickler"): "of a peer's pickles: a subclass whose names are a fixed table",
+    ("pickles.py", "load"): "torch.load with that subclass, and of storages with weights_only=True",
     ("byvalue.py", "loads"): "what `map` sends to its own workers, which run the function in it anyway",
     ("warm.py", "exec"): "the `-c` of a command, which that gives to its own server as it would to an interpreter",
 }

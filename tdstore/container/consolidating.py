@@ -173,7 +173,11 @@ def written(td: Any, filename: str) -> Any:
 def opened(filename: str, *, shared: bool) -> Any:
     """The container over a consolidated file; `shared=False` never changes the file."""
     url = os.path.realpath(filename)
-    contents, buffer = map_file(url, shared=shared)
+    return over_buffer(url, *map_file(url, shared=shared))
+
+
+def over_buffer(url: str, contents: onefile.Contents, buffer: Tensor) -> Any:
+    """The container over the leaves in `buffer`, a uint8 tensor; errors name `url`."""
     groups = dict(contents.header.groups)
     for path in contents.ragged:  # no leaf of the store below: put in afterwards
         above = groups[path[:-1]]
