@@ -109,6 +109,7 @@ def _storage_class() -> Any:
             elif is_foreign(data):
                 data = from_tensordict(data)
             self.rows.set(cursor, data, set_cursor=set_cursor)
+            self.rows.filled_directly = False  # a writer of torchrl wrote
 
         def __len__(self) -> int:
             return len(self.rows)

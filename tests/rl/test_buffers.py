@@ -31,6 +31,7 @@ from tdstore.rl import (
     TensorStorage,
 )
 from tdstore.rl.buffers import SegmentTree
+from tests.rl.places import rows
 
 
 def steps(*lengths, start=0):
@@ -422,3 +423,41 @@ def test_tensorclasses_in_a_buffer_of_tensordicts():
     buffer = ReplayBuffer(storage=LazyTensorStorage(5), batch_size=3)
     buffer.extend(Move(obs=torch.arange(4.0), batch_size=[4]))
     assert type(buffer.sample()) is Move and type(buffer[0]) is Move
+
+
+def test_rows_of_another_buffer_get_priorities():
+    storage = LazyTensorStorage(10)
+    ranked = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=storage, batch_size=200)
+    other = TensorDictReplayBuffer(storage=storage, batch_size=4)
+    ranked.extend(rows(0, 1))
+    ranked.update_priority(torch.tensor([0]), torch.tensor([3.0]))
+    other.extend(rows(2, 3))
+    other.add(rows(4)[0])
+    assert set(ranked.sample()["a"].tolist()) == {0, 1, 2, 3, 4}
+    assert ranked.sampler.priorities(5) * 13 == pytest.approx([3, 1, 3, 3, 3])
+
+
+def test_two_buffers_over_one_storage_write_from_two_threads():
+    storage = LazyTensorStorage(100)
+    buffers = [TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=storage, batch_size=4) for _ in range(2)]
+
+    def work(buffer):
+        for i in range(100):
+            buffer.extend(rows(i, i))
+            buffer.sample()
+
+    threads = [threading.Thread(target=work, args=[buffer], daemon=True) for buffer in buffers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert all((buffer.sampler.priorities(100) > 0).all() for buffer in buffers if buffer.sample() is not None)
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
+def test_a_writer_over_rows_that_were_set_begins_at_the_first(make):
+    storage = make(5)
+    storage.set(range(2), rows(0, 1))
+    assert ReplayBuffer(storage=storage).add(rows(7)[0]) == 0
+    assert ReplayBuffer(storage=storage).add(rows(8)[0]) == 1, "a writer wrote last: the ring goes on"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import warnings
@@ -16,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.container.opening import open_container
-from tdstore.container.tensordict import TensorDict
 from tdstore.interop import from_tensordict, to_tensordict
+from tdstore.rl.buffers.checkpoints import dump_parts, load_parts
 from tdstore.rl.buffers.parts import (
     call_transform,
     collated,
@@ -42,11 +40,6 @@ from tdstore.rl.storages.lists import ListStorage
 from tdstore.rl.storages.structure import is_foreign
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
 from tdstore.rl.torchrl import torchrl_storage
-from tdstore.values import decode_value, encode_value
-
-_METADATA = "buffer_metadata.json"
-_PREFETCH = "prefetch"
-_RNG = "rng_state"
 
 
 class ReplayBuffer:
@@ -119,8 +112,14 @@ class ReplayBuffer:
         self._pending: deque[Future[Any]] = deque()
         self._generator: torch.Generator | None = None
         self._writer.register_storage(self._for(self._writer))
+        self._marked: deque[Any] = deque()
+        """Rows that others wrote into the storage, and whose priorities are not set yet."""
+        self._writing = 0
+        """The thread in which this buffer writes; 0: none."""
         if isinstance(self._storage, Storage):
             self._storage.attach(self)
+            if self._storage.filled_directly and isinstance(self._writer, RoundRobinWriter):
+                self._writer.empty()
         self.set_rng(generator)
         if isinstance(self._sampler, PrioritizedSampler) and len(self._storage):
             self._sampler.extend(torch.arange(len(self._storage)))
@@ -219,7 +218,11 @@ class ReplayBuffer:
         if self.dim_extend:
             data = rows_first(data, self.dim_extend)
         with self._lock:
-            index = self._writer.extend(data)
+            self._writing = threading.get_ident()
+            try:
+                index = self._writer.extend(data)
+            finally:
+                self._writing = 0
             self._wrote(index)
         return index
 
@@ -227,7 +230,11 @@ class ReplayBuffer:
         """Write one row; gives its index."""
         data = self._inverted(data)
         with self._lock:
-            index = self._writer.add(data)
+            self._writing = threading.get_ident()
+            try:
+                index = self._writer.add(data)
+            finally:
+                self._writing = 0
             self._wrote(index, one=True)
         return index
 
@@ -255,18 +262,31 @@ class ReplayBuffer:
             ValueError: a priority is negative or NaN. IndexError: an index is beyond the end.
         """
         with self._lock:
+            self._rank_marked()
             if isinstance(self._sampler, Sampler):
                 self._sampler.update_priority(index, priority, storage=self._storage)
             else:
                 self._sampler.update_priority(index, priority)
 
     def mark_update(self, index: Any) -> None:
-        """Take notice that a storage was written by a writer: called by storages that the buffer listens to."""
+        """Take note of rows that a writer wrote: called by storages that the buffer listens to.
+
+        Rows of another buffer over the same storage get the largest priority before the next sample. No lock is
+        taken here: two buffers that write at the same time tell each other.
+        """
+        if self._ranks and self._writing != threading.get_ident():
+            self._marked.append(index)
+
+    def _rank_marked(self) -> None:
+        """Give rows that other buffers wrote their priorities."""
+        while self._marked:
+            self._sampler.mark_update(written_rows(self._marked.popleft()), storage=self._storage)
 
     def empty(self) -> None:
         """Forget all rows; the writer begins again."""
         with self._lock:
             self._clear_prefetched()
+            self._marked.clear()
             if isinstance(self._storage, Storage):
                 self._storage.empty()
             else:
@@ -311,6 +331,8 @@ class ReplayBuffer:
             storage, sampler = self._storage, self._sampler
             if not len(storage):
                 raise RuntimeError("this buffer has no rows to sample")
+            if self._marked:
+                self._rank_marked()
             if self._direct:
                 slots, info = sampler.slots(storage, size)
                 batch = storage.take_slots(slots)
@@ -357,6 +379,7 @@ class ReplayBuffer:
             storage, sampler = self._storage, self._sampler
             if not len(storage):
                 raise RuntimeError("this buffer has no rows to sample")
+            self._rank_marked()
             if self._direct:
                 slots, info = sampler.slots(storage, size)
                 index = as_index(slots, storage)
@@ -443,6 +466,7 @@ class ReplayBuffer:
     def state_dict(self) -> dict[str, Any]:
         """Rows, positions and random numbers, as plain data and tensors."""
         with self._lock:
+            self._rank_marked()
             generator = self._generator
             return {
                 "_storage": self._storage.state_dict(), "_sampler": self._sampler.state_dict(),
@@ -454,6 +478,7 @@ class ReplayBuffer:
         """Go on where a state dict was taken; nothing of it is aliased."""
         with self._lock:
             self._clear_prefetched()
+            self._marked.clear()
             self._storage.load_state_dict(state_dict["_storage"])
             self._writer.load_state_dict(state_dict["_writer"])
             self._sampler.load_state_dict(state_dict["_sampler"])
@@ -466,50 +491,27 @@ class ReplayBuffer:
 
         A storage whose rows lie in `storage/` already only commits them.
         """
-        folder = FilePath(path)
-        folder.mkdir(parents=True, exist_ok=True)
         with self._lock:
-            self._storage.dumps(folder / "storage")
-            self._sampler.dumps(folder / "sampler")
-            self._writer.dumps(folder / "writer")
-            if self._generator is not None:
-                TensorDict({"state": self._generator.get_state()}).save(folder / _RNG, mode="w")
-            infos = self._dump_prefetched(folder / _PREFETCH)
-            about = {"batch_size": self._batch_size, "prefetched": infos}
-            beside = folder / f".{_METADATA}.{os.getpid()}"
-            beside.write_text(json.dumps(about))
-            beside.replace(folder / _METADATA)
-
-    def _dump_prefetched(self, folder: FilePath) -> list[Any]:
-        infos = []
-        for number, future in enumerate(list(self._pending)):
-            batch, info, ran_out = future.result()
-            entries = {"batch": batch} if is_collection(batch) or isinstance(batch, Tensor) else None
-            if entries is None:
-                return []
-            TensorDict(entries).save(folder / str(number), mode="w")
-            infos.append({"info": encode_value(list(info.items())), "ran_out": ran_out})
-        return infos
+            self._rank_marked()
+            parts = {"storage": self._storage, "sampler": self._sampler, "writer": self._writer}
+            about = {"batch_size": self._batch_size}
+            dump_parts(FilePath(path), parts, self._generator, list(self._pending), about)
 
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Go on where a checkpoint was written: rows, cursor, sampling position, random numbers."""
-        folder = FilePath(path)
-        if not (folder / _METADATA).exists():
-            raise FileNotFoundError(f"{folder} is no checkpoint of a replay buffer: there is no {_METADATA}")
+        """Go on where a checkpoint was written: rows, cursor, sampling position, random numbers.
+
+        Raises:
+            FileNotFoundError: the folder has no checkpoint of a replay buffer.
+        """
         with self._lock:
+            parts = {"storage": self._storage, "writer": self._writer, "sampler": self._sampler}
+            about, rng, pending = load_parts(FilePath(path), parts)
             self._clear_prefetched()
-            about = json.loads((folder / _METADATA).read_text())
-            self._storage.loads(folder / "storage")
-            self._writer.loads(folder / "writer")
-            self._sampler.loads(folder / "sampler")
+            self._marked.clear()
             self._batch_size = about["batch_size"]
-            if (folder / _RNG).exists():
-                self._restore_rng(open_container(folder / _RNG)["state"].clone())
-            for number, one in enumerate(about.get("prefetched", ())):
-                future: Future[Any] = Future()
-                batch = open_container(folder / _PREFETCH / str(number)).clone()["batch"]
-                future.set_result((batch, dict(decode_value(one["info"])), one["ran_out"]))
-                self._pending.append(future)
+            if rng is not None:
+                self._restore_rng(rng)
+            self._pending.extend(pending)
 
     def _restore_rng(self, state: Tensor) -> None:
         if self._generator is None:
@@ -555,7 +557,7 @@ class ReplayBuffer:
     def __getstate__(self) -> dict[str, Any]:
         """For another process: without threads."""
         state = self.__dict__.copy()
-        for name in ("_lock", "_pool", "_pending", "_iterator"):
+        for name in ("_lock", "_pool", "_pending", "_iterator", "_marked", "_writing"):
             state.pop(name, None)
         return state
 
@@ -563,6 +565,7 @@ class ReplayBuffer:
         """Listen to the storage again."""
         self.__dict__.update(state)
         self._lock, self._pool, self._pending = threading.RLock(), None, deque()
+        self._marked, self._writing = deque(), 0
         self._writer.register_storage(self._for(self._writer))
         if isinstance(self._storage, Storage):
             self._storage.attach(self)

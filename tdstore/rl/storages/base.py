@@ -27,6 +27,8 @@ class Storage(ABC):
     max_size: int
     ndim: int = 1
     initialized: bool = False
+    filled_directly = False
+    """Whether `set` wrote the last rows, and no writer: a writer that is given the storage begins at slot 0."""
 
     def __init__(self) -> None:
         self._attached: list[weakref.ref[Any]] = []

@@ -322,6 +322,36 @@ def lengthened(found: Found, capacity: int) -> Found:
     return Found(table_over(handle, found.structure, capacity), found.structure, capacity, found.ndim)
 
 
+def with_columns(table: Table, structure: Structure, ndim: int, state: State) -> Table:
+    """The same rows with columns of zeros behind those that are there: all of the change, or nothing of it."""
+    if isinstance(table, CachedTable):
+        table.flush()
+        table = table.stored
+    fresh = structure.columns[len(table.columns) :]
+    if isinstance(table, (LiveTable, StoredTable)):
+        handle, capacity = table.handle, table.capacity
+        with handle.changing():
+            more = {c.path: LeafSpec((capacity, *structure.inner, *c.shape), dtype_name(c.dtype)) for c in fresh}
+            handle.store.create(more)
+            _with_header({**handle.specs, **more}, handle, structure, capacity, ndim)
+        return table_over(handle, structure, capacity)
+    old = table.tensors  # type: ignore[attr-defined]
+    added = memory_table(Structure(0, fresh, structure.inner), table.capacity, old[0].device)
+    made = type(table)(structure.columns, table.capacity, table.inner, [*old, *added.tensors])  # type: ignore[call-arg,attr-defined]
+    made.commit(state)
+    return made
+
+
+def _with_header(
+    specs: dict[Path, LeafSpec], handle: StoreHandle, structure: Structure, capacity: int, ndim: int
+) -> None:
+    """Commit other columns, with the room that taking back a write of them needs."""
+    if UNDO in specs:
+        specs[UNDO] = LeafSpec((undo_bytes(structure.columns, capacity, math.prod(structure.inner)),), "uint8")
+        handle.store.create({UNDO: specs[UNDO]})
+    handle.commit(new_header(structure, capacity, ndim, UNDO in specs), specs)
+
+
 def widened(table: Table, structure: Structure, ndim: int, state: State) -> Table:
     """The same rows with longer values."""
     if isinstance(table, CachedTable):
@@ -332,24 +362,20 @@ def widened(table: Table, structure: Structure, ndim: int, state: State) -> Tabl
         made = memory_table(structure, table.capacity, device)
         _copy(table, made, state)
         return made
-    handle = table.handle
-    capacity, per_row = table.capacity, table.slots_per_row
+    handle, capacity = table.handle, table.capacity
     wider = [new for old, new in zip(table.columns, structure.columns, strict=True) if old != new]
     specs = structure.specs(capacity)
     beside: dict[Path, Path] = {("_replay_wider", str(k)): column.path for k, column in enumerate(wider)}
-    handle.store.create({name: specs[path] for name, path in beside.items()})
-    for name, path in beside.items():
-        step = max(1, BLOCK // (specs[path].nbytes // capacity))
-        for start in range(0, state.length, step):
-            index = (slice(start, min(state.length, start + step), 1),)
-            old = handle.store.read([Read(path, index)])[0]
-            handle.store.write([Write(name, index, _as_wide(old, specs[path].shape[-1]))])
-    handle.store.rename(beside)
-    specs = {**handle.specs, **specs}
-    if UNDO in specs:
-        specs[UNDO] = LeafSpec((undo_bytes(structure.columns, capacity, per_row),), "uint8")
-        handle.store.create({UNDO: specs[UNDO]})
-    handle.commit(new_header(structure, capacity, ndim, UNDO in specs), specs)
+    with handle.changing():
+        handle.store.create({name: specs[path] for name, path in beside.items()})
+        for name, path in beside.items():
+            step = max(1, BLOCK // (specs[path].nbytes // capacity))
+            for start in range(0, state.length, step):
+                index = (slice(start, min(state.length, start + step), 1),)
+                old = handle.store.read([Read(path, index)])[0]
+                handle.store.write([Write(name, index, _as_wide(old, specs[path].shape[-1]))])
+        handle.store.rename(beside)
+        _with_header({**handle.specs, **specs}, handle, structure, capacity, ndim)
     return table_over(handle, structure, capacity)
 
 

@@ -6,25 +6,31 @@ import contextlib
 import math
 import multiprocessing.context
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from types import FrameType
 from typing import Any, ClassVar, Self
 
 import torch
 
 from tdstore.container.handle import StoreHandle
-from tdstore.errors import BatchSizeError, OptionError, StoreError, StoreExistsError, StoreNotFoundError
-from tdstore.lifetime import Ending
+from tdstore.errors import (
+    BatchSizeError,
+    OptionError,
+    StoreError,
+    StoreExistsError,
+    StoreNotFoundError,
+    UnsupportedError,
+)
 from tdstore.rl.storages import checkpoints
 from tdstore.rl.storages.cached import CachedTable
 from tdstore.rl.storages.places import (
+    Cleanup,
     Found,
     Place,
     between_processes,
+    device_of,
     find_place,
     make_table,
     memory_table,
@@ -33,7 +39,7 @@ from tdstore.rl.storages.places import (
     remove,
     scratch,
 )
-from tdstore.rl.storages.structure import Column, Structure, flat
+from tdstore.rl.storages.structure import Column, Structure, flat, structure_of
 from tdstore.rl.storages.table import LiveTable, State, StoredTable, Table
 from tdstore.rl.storages.tabular import NOTHING, OnMismatch, TabularStorage
 from tdstore.rl.torchrl import torchrl_storage
@@ -117,7 +123,7 @@ class LazyStorage(TabularStorage):
         self._mode: Mode = "r+"
         self._place, self._device = find_place(storage, path, options)
         in_memory = self._place.storage is None and self._place.location is None
-        self._device = _device_of(device, self._device, in_memory=in_memory)
+        self._device = device_of(device, self._device, in_memory=in_memory)
         if consolidated and not in_memory:
             raise OptionError("consolidated is for tensors in the memory: a backend lays its leaves out itself")
         if in_memory and shared_init:
@@ -138,7 +144,7 @@ class LazyStorage(TabularStorage):
         self.auto_cleanup = auto_cleanup if auto_cleanup is not None else temporary
         if self.auto_cleanup and self._folder is None:
             self._folder = self._place.location
-        self._end = _Cleanup.of(self, self._folder) if self.auto_cleanup and self._folder else None
+        self._end = Cleanup.of(self, self._folder) if self.auto_cleanup and self._folder else None
         self._removed = False
 
     # -- places --------------------------------------------------------------------------------
@@ -250,8 +256,39 @@ class LazyStorage(TabularStorage):
 
     def _widen(self, columns: list[Column]) -> None:
         table = self._ready()
+        if self.shared_init:
+            raise UnsupportedError(
+                f"a value is longer than the rows of {self.place} have room for, and other processes have them open",
+                url=self.place,
+                hint="let the first row have the longest value",
+            )
         structure = Structure(self._structure.root, columns, self._structure.inner)
         self._uses(checkpoints.widened(table, structure, self.ndim, self._state), structure)
+
+    def add_entries(self, data: Any) -> None:
+        """Make room for the entries that `data` has and the rows lack; they are zero in all rows, strings are None.
+
+        Args:
+            data: rows; their values are not written.
+
+        Raises:
+            UnsupportedError: other processes write the rows too, or the rows are those of a `TensorStorage`.
+        """
+        with self._lock, self._alone():
+            table = self._ready()
+            if self.shared_init or not self._may_change:
+                raise UnsupportedError(
+                    f"entries cannot be added to the rows of {self.place}: "
+                    + ("other processes have them open" if self.shared_init else "they are tensors of the caller"),
+                    url=self.place,
+                    hint="write all entries from the first row on",
+                )
+            structure = self._structure.with_more(structure_of(data, self.ndim, self._structure.inner))
+            if len(structure.columns) > len(self._structure.columns):
+                self._uses(checkpoints.with_columns(table, structure, self.ndim, self._state), structure)
+
+    _may_change: ClassVar[bool] = True
+    """Whether another table may take the place of the one that is there."""
 
     # -- several processes ------------------------------------------------------------------------
     def _alone(self) -> AbstractContextManager[None]:
@@ -421,6 +458,12 @@ class LazyStorage(TabularStorage):
         checkpoints.copy_rows(self, made)
         return made
 
+    def all_slots(self) -> Any:
+        """All `max_size` slots, zeros where nothing was written; views where the storage has live tensors."""
+        with self._lock:
+            table = self._ready()
+            return self._structure.build(table.look(slice(0, table.capacity)), (table.capacity, *table.inner))
+
     def flatten(self) -> LazyStorage:
         """The visible slots as a storage of one dimension of slots, in the memory."""
         table = self._ready()
@@ -518,74 +561,3 @@ class LazyTensorStorage(LazyStorage):
         if self._device is None:
             self._device = torch.device("cpu")
         super()._make(structure)
-
-
-def _device_of(asked: Any, default: torch.device, *, in_memory: bool) -> torch.device:
-    if asked in (None, "auto"):
-        return default
-    text = str(asked)
-    kind = text.split(":")[0]
-    if not in_memory:
-        if kind != "cpu":
-            raise ValueError(
-                f"device={text!r}: rows in a backend are read to the CPU; move batches with "
-                f"transform=lambda td: td.to({text!r})"
-            )
-        return default
-    if kind == "cpu" or default.type != "cpu":
-        return default
-    device = torch.device(asked)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={text!r}: this machine has no CUDA device")
-    return device
-
-
-class _Cleanup:
-    """What removes a place in the end: after its owner was dropped, at the end of the process, or at SIGTERM."""
-
-    pending: ClassVar[set[_Cleanup]] = set()
-
-    def __init__(self, owner: object, folder: str) -> None:
-        self.folder, self.pid = folder, os.getpid()
-        self.tables: list[Table] = []
-        self.removed = False
-        self._ending = Ending(owner, self._remove, folder)
-        _Cleanup.pending.add(self)
-
-    @classmethod
-    def of(cls, owner: object, folder: str) -> _Cleanup:
-        _listen_to_sigterm()
-        return cls(owner, folder)
-
-    def holds(self, table: Table) -> None:
-        self.tables = [table]
-
-    def __call__(self) -> bool:
-        """Remove the place now; whether this call removed something."""
-        before = self.removed
-        self._ending()
-        return self.removed and not before
-
-    def _remove(self) -> None:
-        _Cleanup.pending.discard(self)
-        self.removed = remove(self.folder, self.pid)
-        for table in self.tables:
-            with contextlib.suppress(StoreError, OSError):
-                table.close()
-        self.tables.clear()
-        remove(self.folder, self.pid)
-
-
-def _listen_to_sigterm() -> None:
-    """Remove temporary rows at SIGTERM too, unless the application listens to it; it may do so later."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminated)
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    for cleanup in list(_Cleanup.pending):
-        cleanup()
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)

@@ -90,6 +90,7 @@ class ListStorage(Storage):
                     raise RuntimeError(f"{len(items)} objects were given for {len(rows)} rows")
             self._write(rows, items)
             if set_cursor and rows:
+                self.filled_directly = True
                 self.cursor = (rows[-1] + 1) % self.max_size
                 self.write_count += len(rows)
             self.epoch += 1
@@ -143,6 +144,7 @@ class ListStorage(Storage):
 
     def set_counters(self, cursor: int, write_count: int) -> None:
         """Set where the writer goes on, and how many objects it has written."""
+        self.filled_directly = False
         self.cursor, self.write_count = cursor, write_count
 
     def get(self, index: Any) -> Any:

@@ -7,18 +7,22 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from tdstore.container.handle import StoreHandle
 from tdstore.container.typed import kind_of
-from tdstore.errors import CorruptStoreError, DirtyStoreError, OptionError, UnsupportedError
+from tdstore.errors import CorruptStoreError, DirtyStoreError, OptionError, StoreError, UnsupportedError
 from tdstore.header import Group
 from tdstore.hookspecs import Backend
+from tdstore.lifetime import Ending
 from tdstore.registry import registry
 from tdstore.rl.storages.structure import RESERVED, Structure, decode_structure
 from tdstore.rl.storages.table import (
@@ -79,6 +83,31 @@ def find_place(storage: Any, path: Any, options: Mapping[str, Any]) -> tuple[Pla
     return Place(storage, location, dict(options)), torch.device("cpu")
 
 
+def device_of(asked: Any, default: torch.device, *, in_memory: bool) -> torch.device:
+    """The device that `device=` means.
+
+    Raises:
+        ValueError: rows in a backend are read to the CPU; or there is no such device.
+    """
+    if asked in (None, "auto"):
+        return default
+    text = str(asked)
+    kind = text.split(":")[0]
+    if not in_memory:
+        if kind != "cpu":
+            raise ValueError(
+                f"device={text!r}: rows in a backend are read to the CPU; move batches with "
+                f"transform=lambda td: td.to({text!r})"
+            )
+        return default
+    if kind == "cpu" or default.type != "cpu":
+        return default
+    device = torch.device(asked)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={text!r}: this machine has no CUDA device")
+    return device
+
+
 def place_of_many(place: Place) -> Place:
     """A place that several processes can write.
 
@@ -116,6 +145,59 @@ def remove(folder: str, creator: int) -> bool:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(folder)
     return True
+
+
+class Cleanup:
+    """What removes a place in the end: after its owner was dropped, at the end of the process, or at SIGTERM."""
+
+    pending: ClassVar[set[Cleanup]] = set()
+
+    def __init__(self, owner: object, folder: str) -> None:
+        self.folder, self.pid = folder, os.getpid()
+        self.tables: list[Table] = []
+        self.removed = False
+        self._ending = Ending(owner, self._remove, folder)
+        Cleanup.pending.add(self)
+
+    @classmethod
+    def of(cls, owner: object, folder: str) -> Cleanup:
+        """Make one for a storage, and listen to SIGTERM."""
+        _listen_to_sigterm()
+        return cls(owner, folder)
+
+    def holds(self, table: Table) -> None:
+        """Name the table that is closed with the place."""
+        self.tables = [table]
+
+    def __call__(self) -> bool:
+        """Remove the place now; whether this call removed something."""
+        before = self.removed
+        self._ending()
+        return self.removed and not before
+
+    def _remove(self) -> None:
+        Cleanup.pending.discard(self)
+        self.removed = remove(self.folder, self.pid)
+        for table in self.tables:
+            with contextlib.suppress(StoreError, OSError):
+                table.close()
+        self.tables.clear()
+        remove(self.folder, self.pid)
+
+
+def _listen_to_sigterm() -> None:
+    """Remove temporary rows at SIGTERM too, unless the application listens to it; it may do so later."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminated)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    for cleanup in list(Cleanup.pending):
+        cleanup()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 # -- making ------------------------------------------------------------------------------------

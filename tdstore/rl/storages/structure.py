@@ -268,6 +268,11 @@ class Structure:
             elif isinstance(node, Fields):
                 found += [part for part in node.parts if isinstance(part, Node)]
 
+    def with_more(self, other: Structure) -> Structure:
+        """This structure with the entries that another one has beside those of this one, behind them."""
+        columns = list(self.columns)
+        return Structure(_joined(self.root, other.root, columns, other.columns), columns, self.inner)
+
     def same_rows(self, other: Structure) -> list[str]:
         """How the rows of another structure differ, for a message; empty where they fit."""
         mine, theirs = ({c.path: c for c in s.columns} for s in (self, other))
@@ -285,6 +290,29 @@ class Structure:
         if self.inner != other.inner:
             said.append(f"slots have the dimensions {list(other.inner)} after the first, not {list(self.inner)}")
         return said
+
+
+def _joined(mine: Part, theirs: Part, columns: list[Column], given: Sequence[Column]) -> Part:
+    if not isinstance(mine, Collection) or not isinstance(theirs, Collection):
+        return mine
+    parts = dict(mine.parts)
+    for key, part in theirs.parts.items():
+        if key in parts:
+            parts[key] = _joined(parts[key], part, columns, given)
+        else:
+            parts[key] = _moved(part, columns, given)
+    return replace(mine, parts=parts)
+
+
+def _moved(part: Part, columns: list[Column], given: Sequence[Column]) -> Part:
+    """A part with its columns added to a list of others."""
+    if isinstance(part, int):
+        columns.append(given[part])
+        return len(columns) - 1
+    if isinstance(part, Collection):
+        return replace(part, parts={key: _moved(one, columns, given) for key, one in part.parts.items()})
+    assert isinstance(part, Fields)
+    return replace(part, parts=tuple(_moved(one, columns, given) for one in part.parts))
 
 
 def decode_structure(plain: Any, url: str) -> Structure:

@@ -84,6 +84,12 @@ class TabularStorage(Storage):
         self._tails = [(*structure.inner, *column.shape) for column in structure.columns]
         self.max_size = table.capacity * table.slots_per_row
 
+    @property
+    def entries(self) -> set[Any]:
+        """The keys of a row, as `td.keys(True, True)` gives them; none before the first write."""
+        paths = [column.path for column in self._structure.columns]
+        return {path[0] if len(path) == 1 else path for path in paths}
+
     # -- counters --------------------------------------------------------------------------------
     @property
     def _state(self) -> State:
@@ -129,6 +135,7 @@ class TabularStorage(Storage):
     def set_counters(self, cursor: int, write_count: int) -> None:
         """Set where the writer goes on, and how many rows it has written."""
         with self._lock, self._alone():
+            self.filled_directly = False
             if self._table is not None:
                 state = self._state
                 self._commit(self._table, state._replace(cursor=cursor, write_count=write_count))
@@ -250,6 +257,7 @@ class TabularStorage(Storage):
 
     def _ring(self, table: Table, values: list[Any], n: int) -> Ints:
         state, capacity = self._state, table.capacity
+        self.filled_directly = False
         start, counted = state.cursor, state.write_count
         at, done = start, 0
         if n > capacity:
@@ -344,6 +352,7 @@ class TabularStorage(Storage):
                 self._commit(table, state._replace(scattered=1))
                 state = state._replace(scattered=1)
             self._in_parts(table, slots, values, state, after)
+            self.filled_directly = self.filled_directly or set_cursor
 
     def _in_parts(self, table: Table, rows: Rows, values: list[Any], state: State, after: State) -> None:
         """Write rows of any place, no more at once than can be taken back."""

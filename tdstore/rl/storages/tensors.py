@@ -33,6 +33,8 @@ class TensorStorage(LazyTensorStorage):
         (10, tensor([1., 1., 1., 1.]))
     """
 
+    _may_change = False
+
     def __init__(
         self,
         storage: Any,

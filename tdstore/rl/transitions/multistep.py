@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import tdstore
+from tdstore import TensorDict
 from tdstore.errors import MissingEntryError
 from tdstore.rl.transitions.replay import ReplayBuffer
 
@@ -36,7 +37,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
         ...     data = {"obs": torch.tensor([i]), "reward": torch.tensor([float(i)]),
         ...             "next_obs": torch.tensor([i + 1]), "done": torch.tensor([0.0])}
         ...     return tdstore.TensorDict(data, [1])
-        >>> buffer.add(step(1)) is None, buffer.add(step(2))["obs"].item(), buffer.storage["reward"].item()
+        >>> buffer.add(step(1)) is None, buffer.add(step(2))["obs"].item(), buffer.storage["reward"][0].item()
         (True, 1, 2.0)
     """
 
@@ -103,6 +104,20 @@ class MultiStepReplayBuffer(ReplayBuffer):
         """Forget all rows and all queued steps; `counter` goes on."""
         self._queue.clear()
         super().clear()
+
+    def _facts(self) -> Any:
+        facts = super()._facts()
+        queued = [step.to_tensordict() for step, _ in self._queue]  # of a tensorclass, its entries
+        facts["queue"] = TensorDict({str(number): step for number, step in enumerate(queued)})
+        return facts
+
+    def _take_facts(self, facts: Any) -> None:
+        super()._take_facts(facts)
+        queue = facts["queue"]
+        steps = [queue[str(number)] for number in range(len(queue.keys()))]
+        for step in steps:  # a dict has no batch size
+            step.batch_size = step["reward"].shape[:1]
+        self._queue = deque((step, self._ready(step)) for step in steps)
 
     def _folded(self) -> Any:
         """All queued steps as one."""

@@ -19,7 +19,8 @@ SMALLEST = 1e-5
 class PrioritizedReplayBuffer(ReplayBuffer):
     """A replay buffer whose rows are sampled with probabilities proportional to `priority ** alpha`.
 
-    New rows have the largest priority that was seen, 1.0 at first. Priorities lie in memory: after `open`, all are 1.0.
+    New rows have the largest priority that was seen, 1.0 at first. Priorities lie in memory: `dumps` and `state_dict`
+    have them; after `open`, all are 1.0.
 
     Args:
         max_size: number of rows.
@@ -122,6 +123,19 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         given = np.maximum(given, SMALLEST)
         self._tree.update(slots, given**self.alpha)
         self.max_priority = max(self.max_priority, float(given.max()))
+
+    def _facts(self) -> Any:
+        facts = super()._facts()
+        facts["priorities"] = torch.from_numpy(self._tree.weights(self.max_size))
+        facts["max_priority"] = torch.tensor(self.max_priority, dtype=torch.float64)
+        return facts
+
+    def _take_facts(self, facts: Any) -> None:
+        super()._take_facts(facts)
+        weights = facts["priorities"].numpy()[: self.size]
+        self._tree.clear()
+        self._tree.update(np.arange(len(weights)), weights)
+        self.max_priority = float(facts["max_priority"])
 
     def clear(self) -> None:
         """Forget all rows and their priorities; `counter` goes on."""

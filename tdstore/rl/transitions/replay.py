@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from pathlib import Path as FilePath
 from typing import Any, Self
 
 import numpy as np
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor
 
 import tdstore
-from tdstore.errors import EmptyBufferError, UnsupportedError
+from tdstore import TensorDict
+from tdstore.errors import EmptyBufferError
 from tdstore.rl.storages import LazyStorage
 
+_FACTS = "buffer"
 Ints = npt.NDArray[np.int64]
 UNIQUE_BELOW = 16_384
 """With fewer rows a batch has each row once; from here on, drawing with replacement is as good, and costs less."""
@@ -53,7 +56,6 @@ class ReplayBuffer:
         self.dtype = torch.float32 if dtype is None else dtype
         self._cast = dtype
         self._in_memory = storage is None and path is None
-        self._fixed = path is not None or (isinstance(storage, str) and "://" in storage)
         self._make = functools.partial(LazyStorage, max_size, storage, path=path, device=device, **options)
         self._rows = self._make()
         self._before = 0
@@ -111,8 +113,11 @@ class ReplayBuffer:
 
     @property
     def storage(self) -> Any:
-        """The rows as a TensorDict `[size]`, None before the first; views, where they are live tensors."""
-        return self._rows.get(slice(None)) if self.size else None
+        """All rows as a TensorDict `[max_size]`, zeros where nothing was added; None before the first row.
+
+        They are views where rows are live tensors, else copies; `sample_from_indices` reads some of them.
+        """
+        return self._rows.all_slots() if self.size else None
 
     # -- rows in -----------------------------------------------------------------------------------
     def add(self, data: Any) -> Any:
@@ -126,7 +131,7 @@ class ReplayBuffer:
 
         Raises:
             RuntimeError: `data` has no batch dimension. KeyError: it lacks an entry. TypeError: a cast would cut
-                values. UnsupportedError: it has an entry more, and the rows lie at a place of the caller's.
+                values. UnsupportedError: it has an entry more, and other processes write the rows too.
         """
         self._append(self._ready(data))
 
@@ -146,34 +151,14 @@ class ReplayBuffer:
         return leaf.unsqueeze(-1) if leaf.ndim == 1 else leaf
 
     def _append(self, rows: Any) -> Ints:
-        if self.size:
-            self._widen(rows)
+        if self.size and self._adds_entries(rows):
+            self._rows.add_entries(rows)
         return self._rows.append(rows)
 
-    def _widen(self, rows: Any) -> None:
-        """Make columns of zeros for entries that are new."""
-        known = set(self._rows.get(slice(0, 1)).keys(True, True))
-        fresh = [key for key in rows.keys(True, True) if key not in known]
-        if not fresh:
-            return
-        if self._fixed:
-            raise UnsupportedError(
-                f"the entry {fresh[0]!r} is new, and the rows of {self._rows.place} have no such entry",
-                url=self._rows.place,
-                hint="add it from the first row on, or copy the rows into a new buffer",
-            )
-        old, made = self._rows, self._make()
-        found = old.get(slice(None)).clone()
-        for key in fresh:
-            leaf = rows.get(key)
-            if not isinstance(leaf, Tensor):
-                raise KeyError(f"the entry {key!r} is new and no tensor: earlier rows have no value for it")
-            found.set(key, leaf.new_zeros(len(found), *leaf.shape[1:]))
-        made.set(slice(0, len(found)), found)
-        made.set_counters(old.cursor, old.write_count)
-        self._rows = made
-        if not self._in_memory:
-            old.cleanup()
+    def _adds_entries(self, rows: Any) -> bool:
+        """Whether rows have entries that earlier ones lack, and all that these have: a missing one is an error."""
+        known, given = self._rows.entries, set(rows.keys(True, True))
+        return given > known
 
     # -- rows out ----------------------------------------------------------------------------------
     def sample(self, batch_size: int, return_idx: bool = False, *, beta: float = 0.4) -> Any:
@@ -217,6 +202,67 @@ class ReplayBuffer:
         if not size:
             raise EmptyBufferError("the buffer is empty: add transitions before sampling")
         return size
+
+    # -- checkpoints -------------------------------------------------------------------------------
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint into a folder: the rows in `storage/`, and beside them all else that the buffer knows.
+
+        Rows that lie in `storage/` already are committed, not copied.
+        """
+        folder = FilePath(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._rows.initialized:
+            self._rows.dumps(folder / "storage")
+        facts = TensorDict({"rows": torch.tensor(self._rows.initialized), **self._facts()})
+        facts.save(folder / _FACTS, mode="w").close()
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Go on where a checkpoint was written.
+
+        Raises:
+            StoreNotFoundError: there is none. RuntimeError: its rows are more, or others, than this buffer takes.
+            ValueError: it is that of another kind of buffer.
+        """
+        folder = FilePath(path)
+        with tdstore.open(folder / _FACTS) as found:
+            facts = found.clone()
+        self._check_facts(facts)
+        if facts["rows"]:
+            self._rows.loads(folder / "storage")
+        elif self.size:
+            self._rows.empty()
+        self._take_facts(facts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all rows, and all else that the buffer knows, as tensors and plain data."""
+        return {"rows": self._rows.state_dict(), "facts": self._facts().to_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy what `state_dict` gave.
+
+        Raises:
+            RuntimeError: its rows are more, or others, than this buffer takes. ValueError: it is that of another kind
+                of buffer.
+        """
+        facts = TensorDict.from_dict(state_dict["facts"], batch_size=[])
+        self._check_facts(facts)
+        self._rows.load_state_dict(state_dict["rows"])
+        self._take_facts(facts)
+
+    def _facts(self) -> Any:
+        """What the buffer knows beside its rows, as a TensorDict."""
+        numbers = {"cursor": self.cursor, "write_count": self._rows.write_count, "before": self._before}
+        return TensorDict({name: torch.tensor(value) for name, value in numbers.items()})
+
+    def _check_facts(self, facts: Any) -> None:
+        missing = [key for key in self._facts().keys(True, True) if facts.get(key, None) is None]
+        if missing:
+            raise ValueError(f"this is no checkpoint of a {type(self).__name__}: it has no {missing[0]!r}")
+
+    def _take_facts(self, facts: Any) -> None:
+        self._before = int(facts["before"])
+        cursor = int(facts["cursor"])
+        self._rows.set_counters(cursor if cursor < self.max_size else self.size, int(facts["write_count"]))
 
     # -- the end -----------------------------------------------------------------------------------
     def clear(self) -> None:

@@ -46,7 +46,7 @@ def test_a6_a_ring_of_five(tmp_path, storage):
         assert buffer.add(rows(value)) is None
     assert (buffer.size, buffer.counter, buffer.is_full) == (4, 4, False)
     buffer.add(rows(4, 4, 4))
-    assert buffer.storage["obs"].flatten().tolist() == [4, 4, 2, 3, 4]
+    assert buffer.storage[: buffer.size]["obs"].flatten().tolist() == [4, 4, 2, 3, 4]
     assert (buffer.size, buffer.cursor, buffer.counter, buffer.is_full) == (5, 2, 7, True)
     batch = buffer.sample(100, return_idx=True)
     assert batch.batch_size == (5,)
@@ -66,13 +66,13 @@ def test_samples_are_copies_and_input_is_not_changed():
     batch = buffer.sample(3)
     assert batch["n", "x"].shape == (3, 1)
     batch["obs"].fill_(9)
-    assert buffer.storage["obs"].flatten().tolist() == [0, 1, 2]
+    assert buffer.storage[: buffer.size]["obs"].flatten().tolist() == [0, 1, 2]
 
 
 def test_more_rows_than_there_is_room_for():
     buffer = ReplayBuffer(3)
     buffer.add(rows(*range(8)))
-    assert sorted(buffer.storage["obs"].flatten().tolist()) == [5, 6, 7]
+    assert sorted(buffer.storage[: buffer.size]["obs"].flatten().tolist()) == [5, 6, 7]
     assert buffer.counter == 8
 
 
@@ -81,28 +81,64 @@ def test_dtypes_are_kept_unless_one_is_given():
     plain, cast = ReplayBuffer(5), ReplayBuffer(5, dtype=torch.float16)
     for buffer in (plain, cast):
         buffer.add(data)
-    assert plain.storage["wide"].dtype == torch.float64
-    assert cast.storage["wide"].dtype == cast.storage["obs"].dtype == torch.float16
-    assert cast.storage["idx"].dtype == torch.int64
+    assert plain.storage[: plain.size]["wide"].dtype == torch.float64
+    assert cast.storage[: cast.size]["wide"].dtype == cast.storage[: cast.size]["obs"].dtype == torch.float16
+    assert cast.storage[: cast.size]["idx"].dtype == torch.int64
 
 
 def test_entries_that_come_later_or_are_missing(tmp_path):
     buffer = ReplayBuffer(4)
     buffer.add(rows(1, 2))
     buffer.add(rows(3, extra=torch.ones(1, 2)))
-    assert buffer.storage["extra"].tolist() == [[0, 0], [0, 0], [1, 1]]
+    assert buffer.storage[: buffer.size]["extra"].tolist() == [[0, 0], [0, 0], [1, 1]]
     assert (buffer.counter, buffer.cursor) == (3, 3)
     with pytest.raises(KeyError, match="extra"):
         buffer.add(rows(4))
     assert (buffer.size, buffer.counter) == (3, 3)
-    placed = ReplayBuffer(4, storage="memmap", path=tmp_path / "rows")
-    placed.add(rows(1))
-    with pytest.raises(errors.UnsupportedError, match="extra"):
-        placed.add(rows(3, extra=torch.ones(1, 2)))
-    temporary = ReplayBuffer(4, storage="memmap")
-    temporary.add(rows(1))
-    temporary.add(rows(3, extra=torch.ones(1, 2)))
-    assert temporary.storage["extra"].tolist() == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("storage", [None, "memmap", "h5", "zarr", "shared", "cached"])
+def test_a_new_entry_is_zero_in_earlier_rows(tmp_path, storage):
+    place = {} if storage is None else {"storage": storage, "path": str(tmp_path / "rows")}
+    if storage == "shared":
+        place = {"storage": "shared"}
+    elif storage == "cached":
+        place = {"storage": "zarr", "path": str(tmp_path / "rows"), "write_buffer": 10}
+    buffer = ReplayBuffer(3, **place)
+    buffer.add(rows(1, 2))
+    more = rows(3, 4, extra=torch.ones(2, 2), name=["c", "d"])
+    more["next"] = TensorDict({"seen": torch.tensor([3, 4], dtype=torch.int16)}, [2])
+    buffer.add(more)
+    with pytest.raises(KeyError, match="extra"):
+        buffer.add(rows(5))
+    assert (buffer.size, buffer.counter, buffer.cursor) == (3, 4, 1)
+    for opened in ("before", "after"):
+        found = buffer.sample_from_indices([0, 1, 2])
+        assert found["obs"].flatten().tolist() == [4, 2, 3]
+        assert found["extra"].tolist() == [[1, 1], [0, 0], [1, 1]]
+        assert found["next", "seen"].flatten().tolist() == [4, 0, 3]
+        assert found["name"] == ["d", None, "c"]
+        if opened == "before" and storage not in (None, "shared"):
+            buffer.close()
+            buffer = ReplayBuffer.open(place["path"], storage=place["storage"])
+    buffer.close()
+
+
+def test_entries_are_not_added_under_other_processes(tmp_path):
+    buffer = ReplayBuffer(4, storage="memmap", path=tmp_path / "rows", shared_init=True)
+    buffer.add(rows(1))
+    with pytest.raises(errors.UnsupportedError, match="other processes"):
+        buffer.add(rows(3, extra=torch.ones(1, 2)))
+    assert buffer.counter == 1
+    buffer.add(rows(2))
+    buffer.close()
+
+
+def test_storage_has_all_the_room():
+    buffer = ReplayBuffer(5)
+    buffer.add(rows(1, 2))
+    assert buffer.storage.batch_size == (5,)
+    assert buffer.storage["obs"].flatten().tolist() == [1, 2, 0, 0, 0]
 
 
 def test_bad_input():
@@ -175,11 +211,61 @@ def test_a_killed_writer_loses_no_committed_row(tmp_path, storage):
     buffer = ReplayBuffer.open(path, storage=storage)
     size = buffer.size
     assert size > 100
-    assert buffer.storage["x"][:, 0].tolist() == list(range(size))
+    assert buffer.storage[: buffer.size]["x"][:, 0].tolist() == list(range(size))
     buffer.add(TensorDict({"x": torch.full((1, 4), -1)}, [1]))
-    assert buffer.storage["x"][:, 0].tolist() == [*range(size), -1]
+    assert buffer.storage[: buffer.size]["x"][:, 0].tolist() == [*range(size), -1]
     assert buffer.counter == size + 1
     buffer.close()
+
+
+# -- checkpoints -----------------------------------------------------------------------------
+def by_folder(buffer, fresh, folder):
+    buffer.dumps(folder)
+    fresh.loads(folder)
+
+
+def by_state_dict(buffer, fresh, folder):
+    torch.save(buffer.state_dict(), folder)
+    fresh.load_state_dict(torch.load(folder, weights_only=True))
+
+
+@pytest.mark.parametrize("travel", [by_folder, by_state_dict])
+def test_checkpoints_have_priorities(tmp_path, travel):
+    buffer, fresh = PrioritizedReplayBuffer(5, alpha=1.0), PrioritizedReplayBuffer(5, alpha=1.0)
+    buffer.add(rows(*range(7)))
+    buffer.update_priorities([0, 1, 2], [3.0, 4.0, 5.0])
+    travel(buffer, fresh, tmp_path / "checkpoint")
+    assert fresh.priorities.tolist() == [3, 4, 5, 1, 1]
+    assert (fresh.size, fresh.counter, fresh.cursor, fresh.max_priority) == (5, 7, 2, 5.0)
+    fresh.add(rows(9))
+    assert fresh.priorities.tolist() == [3, 4, 5, 1, 1]
+    fresh.add(rows(9))
+    assert fresh.priorities.tolist() == [3, 4, 5, 5, 1]
+
+
+@pytest.mark.parametrize("travel", [by_folder, by_state_dict])
+def test_checkpoints_have_queued_steps(tmp_path, travel):
+    steps = [step(float(i)) for i in range(1, 6)]
+    buffer, _ = folded(steps[:4])
+    fresh = MultiStepReplayBuffer(10, n_step=3, gamma=0.5)
+    travel(buffer, fresh, tmp_path / "checkpoint")
+    fresh.add(steps[4])
+    assert fresh.storage[:3]["reward"].flatten().tolist() == [2.75, 4.5, 6.25]
+
+
+def test_checkpoints_of_nothing_and_of_others(tmp_path):
+    ReplayBuffer(4).dumps(tmp_path / "empty")
+    buffer = ReplayBuffer(4)
+    buffer.add(rows(1))
+    buffer.loads(tmp_path / "empty")
+    assert buffer.size == 0
+    ranked = PrioritizedReplayBuffer(4)
+    ranked.add(rows(1))
+    with pytest.raises(ValueError, match="priorities"):
+        ranked.loads(tmp_path / "empty")
+    assert ranked.size == 1
+    with pytest.raises(FileNotFoundError):
+        buffer.loads(tmp_path / "nowhere")
 
 
 # -- A7: n steps -----------------------------------------------------------------------------
@@ -192,9 +278,9 @@ def folded(steps, **kwargs):
 def test_a7_three_steps():
     steps = [step(float(i)) for i in range(1, 6)]
     buffer, returned = folded(steps)
-    assert buffer.storage["reward"].flatten().tolist() == [2.75, 4.5, 6.25]
-    assert buffer.storage["next_obs"].flatten().tolist() == [4, 5, 6]
-    assert buffer.storage["obs"].flatten().tolist() == [1, 2, 3]
+    assert buffer.storage[: buffer.size]["reward"].flatten().tolist() == [2.75, 4.5, 6.25]
+    assert buffer.storage[: buffer.size]["next_obs"].flatten().tolist() == [4, 5, 6]
+    assert buffer.storage[: buffer.size]["obs"].flatten().tolist() == [1, 2, 3]
     assert returned[:2] == [None, None]
     assert [one is steps[i] for i, one in enumerate(returned[2:])] == [True] * 3
     assert buffer.sample_from_indices([2, 0])["reward"].flatten().tolist() == [6.25, 2.75]
@@ -202,20 +288,20 @@ def test_a7_three_steps():
 
 def test_a7_the_first_done_stops():
     buffer, _ = folded([step(float(i), done=i in (2, 5)) for i in range(1, 6)])
-    assert buffer.storage["reward"].flatten().tolist() == [2.0, 2.0, 6.25]
-    assert buffer.storage["done"].flatten().tolist() == [1, 1, 1]
-    assert buffer.storage["next_obs"].flatten().tolist() == [3, 3, 6]
+    assert buffer.storage[: buffer.size]["reward"].flatten().tolist() == [2.0, 2.0, 6.25]
+    assert buffer.storage[: buffer.size]["done"].flatten().tolist() == [1, 1, 1]
+    assert buffer.storage[: buffer.size]["next_obs"].flatten().tolist() == [3, 3, 6]
     buffer, _ = folded([step(float(i), done=i == 1) for i in range(1, 4)])
-    assert buffer.storage["reward"].item() == 1.0
-    assert buffer.storage["done"].item() == 1.0
+    assert buffer.storage[: buffer.size]["reward"].item() == 1.0
+    assert buffer.storage[: buffer.size]["done"].item() == 1.0
 
 
 def test_each_environment_stops_by_itself():
     steps = [torch.cat([step(float(i), done=i == 2), step(float(i))]) for i in range(1, 4)]
     buffer, _ = folded(steps)
-    assert buffer.storage["reward"].flatten().tolist() == [2.0, 2.75]
-    assert buffer.storage["next_obs"].flatten().tolist() == [3, 4]
-    assert buffer.storage["done"].flatten().tolist() == [1, 0]
+    assert buffer.storage[: buffer.size]["reward"].flatten().tolist() == [2.0, 2.75]
+    assert buffer.storage[: buffer.size]["next_obs"].flatten().tolist() == [3, 4]
+    assert buffer.storage[: buffer.size]["done"].flatten().tolist() == [1, 0]
 
 
 def test_nested_observations_and_agents():
@@ -227,17 +313,17 @@ def test_nested_observations_and_agents():
         return TensorDict(data, [1])
 
     buffer, _ = folded([one(i, i == 2) for i in range(1, 4)])
-    assert buffer.storage["reward", "a"].item() == 2.0
-    assert buffer.storage["reward", "b"].item() == 2.75
-    assert buffer.storage["next_obs", "a"].unique().tolist() == [3]
-    assert buffer.storage["next_obs", "b"].unique().tolist() == [4]
-    assert buffer.storage["terminated", "a"].item() == 1.0
+    assert buffer.storage[: buffer.size]["reward", "a"].item() == 2.0
+    assert buffer.storage[: buffer.size]["reward", "b"].item() == 2.75
+    assert buffer.storage[: buffer.size]["next_obs", "a"].unique().tolist() == [3]
+    assert buffer.storage[: buffer.size]["next_obs", "b"].unique().tolist() == [4]
+    assert buffer.storage[: buffer.size]["terminated", "a"].item() == 1.0
 
 
 def test_the_tail_is_flushed_and_cleared():
     buffer, _ = folded([step(float(i)) for i in range(1, 4)])
     buffer.flush()
-    assert buffer.storage["reward"].flatten().tolist() == [2.75, 3.5, 3.0]
+    assert buffer.storage[: buffer.size]["reward"].flatten().tolist() == [2.75, 3.5, 3.0]
     buffer.flush()
     assert buffer.size == 3
     buffer.add(step(9.0))

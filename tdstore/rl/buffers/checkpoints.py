@@ -1,0 +1,90 @@
+"""Checkpoints of buffers: a folder for each part, the random numbers, and the batches that were prefetched."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path as FilePath
+from typing import Any
+
+from torch import Generator, Tensor
+
+import tdstore
+from tdstore import TensorDict
+from tdstore.rl.storages.tabular import is_collection
+from tdstore.values import decode_value, encode_value
+
+_METADATA = "buffer_metadata.json"
+_PREFETCH = "prefetch"
+_RNG = "rng_state"
+Batch = tuple[Any, dict[Any, Any], bool]
+"""A prefetched batch, what the sampler says of it, and whether it ends a pass."""
+
+
+def dump_parts(
+    folder: FilePath,
+    parts: Mapping[str, Any],
+    generator: Generator | None,
+    pending: Sequence[Future[Batch]],
+    about: Mapping[str, Any],
+) -> None:
+    """Write the parts of a buffer, each into a folder of its name; the metadata file comes last.
+
+    Args:
+        folder: made where it is not there.
+        parts: objects with `dumps`, by the names of their folders.
+        generator: its state is written, None for none.
+        pending: prefetched batches.
+        about: plain data for the metadata.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in parts.items():
+        part.dumps(folder / name)
+    if generator is not None:
+        TensorDict({"state": generator.get_state()}).save(folder / _RNG, mode="w").close()
+    infos = _dump_batches(folder / _PREFETCH, pending)
+    beside = folder / f".{_METADATA}.{os.getpid()}"
+    beside.write_text(json.dumps({**about, "prefetched": infos}))
+    beside.replace(folder / _METADATA)
+
+
+def _dump_batches(folder: FilePath, pending: Sequence[Future[Batch]]) -> list[Any]:
+    infos = []
+    for number, future in enumerate(pending):
+        batch, info, ran_out = future.result()
+        if not (is_collection(batch) or isinstance(batch, Tensor)):
+            return []
+        TensorDict({"batch": batch}).save(folder / str(number), mode="w").close()
+        infos.append({"info": encode_value(list(info.items())), "ran_out": ran_out})
+    return infos
+
+
+def load_parts(folder: FilePath, parts: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor | None, list[Future[Batch]]]:
+    """Have the parts of a buffer take over a checkpoint.
+
+    Returns:
+        The metadata, the state of the generator, and the prefetched batches.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+    """
+    if not (folder / _METADATA).exists():
+        raise FileNotFoundError(f"{folder} is no checkpoint of a replay buffer: there is no {_METADATA}")
+    about: dict[str, Any] = json.loads((folder / _METADATA).read_text())
+    for name, part in parts.items():
+        part.loads(folder / name)
+    rng = _copy_of(folder / _RNG)["state"] if (folder / _RNG).exists() else None
+    pending = []
+    for number, one in enumerate(about.get("prefetched", ())):
+        future: Future[Batch] = Future()
+        batch = _copy_of(folder / _PREFETCH / str(number))["batch"]
+        future.set_result((batch, dict(decode_value(one["info"])), one["ran_out"]))
+        pending.append(future)
+    return about, rng, pending
+
+
+def _copy_of(folder: FilePath) -> Any:
+    with tdstore.open(folder) as found:
+        return found.clone()
