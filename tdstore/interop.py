@@ -16,6 +16,7 @@ from tdstore.container.nontensor import MetaData, NonTensor, NonTensorData, NonT
 from tdstore.container.tensordict import TensorDict
 from tdstore.container.typed import Typed, full_name, lookup, register
 from tdstore.container.unbatched import UnbatchedTensor
+from tdstore.convert.pickles import load_pickle as load_pickle
 from tdstore.errors import MissingDependencyError, OptionError
 from tdstore.modules.params import TensorDictParams
 from tdstore.tensorclass.making import tensorclass
