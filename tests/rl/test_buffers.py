@@ -461,3 +461,60 @@ def test_a_writer_over_rows_that_were_set_begins_at_the_first(make):
     storage.set(range(2), rows(0, 1))
     assert ReplayBuffer(storage=storage).add(rows(7)[0]) == 0
     assert ReplayBuffer(storage=storage).add(rows(8)[0]) == 1, "a writer wrote last: the ring goes on"
+
+
+def parallel(start, n, envs=3):
+    """Rows of several environments, whose episodes of five steps begin at different times."""
+    time = torch.arange(start, start + n)[:, None].expand(n, envs).clone()
+    env = torch.arange(envs).expand(n, envs).clone()
+    done = ((time + env) % 5 == 4).unsqueeze(-1)
+    return TensorDict({"t": time, "env": env, "episode": (time + env) // 5, "next": {"done": done}}, [n, envs])
+
+
+def is_in_pieces(sample, length):
+    found = sample.view(-1, length)
+    in_order = (found["t"].diff(dim=1) == 1).all()
+    return bool(in_order and not found["env"].diff(dim=1).any() and not found["episode"].diff(dim=1).any())
+
+
+@pytest.mark.parametrize("key", [{"traj_key": "episode"}, {}], ids=["traj_key", "end_key"])
+@pytest.mark.parametrize("sampler", [SliceSampler, SliceSamplerWithoutReplacement])
+def test_slices_of_several_environments(sampler, key):
+    storage = LazyTensorStorage(30, ndim=2)
+    rb = TensorDictReplayBuffer(storage=storage, sampler=sampler(slice_len=3, **key), batch_size=12)
+    at = 0
+    for n in (6, 7, 3, 6, 10, 1, 2):  # around the end of the ring, at each place in it
+        rb.extend(parallel(at, n))
+        at += n
+        seen = set()
+        for _ in range(20):
+            sample = rb.sample()
+            assert is_in_pieces(sample, 3)
+            assert sample["t"].min() >= max(0, at - 10)
+            assert sample["index"].shape == (len(sample), 2)
+            assert sample["next", "truncated"].view(-1, 3).tolist() == [[False, False, True]] * (len(sample) // 3)
+            seen |= set(sample["env"].tolist())
+        assert seen == {0, 1, 2}
+
+
+def test_prioritized_slices_of_several_environments():
+    sampler = PrioritizedSliceSampler(30, 1.0, 0.5, slice_len=3, traj_key="episode")
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(30, ndim=2), sampler=sampler, batch_size=12)
+    rb.extend(parallel(0, 8))
+    assert is_in_pieces(rb.sample(), 3)
+    slots = torch.cartesian_prod(torch.arange(8), torch.arange(3))
+    rb.update_priority(slots, torch.where((slots == torch.tensor([1, 1])).all(-1), 1e6, 0.0))
+    sample = rb.sample()
+    assert sample["t"].tolist() == [1, 2, 3] * 4
+    assert sample["env"].unique().tolist() == [1]
+
+
+def test_slices_of_rows_that_were_set_read_them_once():
+    storage, reads = LazyTensorStorage(100), []
+    storage.set(range(50), TensorDict({"episode": torch.arange(50) // 10}, [50]))
+    column = storage.column
+    storage.column = lambda key, slots: reads.append(len(slots)) or column(key, slots)
+    rb = ReplayBuffer(storage=storage, sampler=SliceSampler(slice_len=5, traj_key="episode"), batch_size=10)
+    for _ in range(5):
+        rb.sample()
+    assert reads == [50]

@@ -9,17 +9,19 @@ import torch
 
 from tdstore.rl.buffers.prioritized import PrioritizedSampler, Reduction
 from tdstore.rl.buffers.samplers import Info, Sampler
-from tdstore.rl.buffers.trajectories import Trajectories
+from tdstore.rl.buffers.trajectories import ParallelTrajectories, Trajectories
 from tdstore.rl.storages.table import Ints
 
 _TRIES = 8
+Lanes = Trajectories | ParallelTrajectories
 
 
 class SliceSampler(Sampler):
     """Pieces of trajectories, each of rows that follow one another, joined into one batch.
 
     A trajectory is chosen first, each with the same probability, then where in it the piece begins. The last step of
-    each piece is marked as truncated. Trajectories may span the end of the ring.
+    each piece is marked as truncated. Trajectories may span the end of the ring. Where rows have several slots
+    (`ndim > 1`), as several environments fill them, each slot has trajectories of its own along the rows.
 
     Args:
         num_slices: number of pieces in a batch. Exactly one of this and `slice_len`.
@@ -66,7 +68,7 @@ class SliceSampler(Sampler):
         self.traj_key = traj_key
         self.end_key = ("next", "done") if end_key is None else end_key
         self.truncated_key, self.strict_length = truncated_key, strict
-        self._trajectories = Trajectories(self.end_key, traj_key)
+        self._trajectories: Lanes = Trajectories(self.end_key, traj_key)
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
         """Number and length of the pieces of a batch."""
@@ -78,12 +80,10 @@ class SliceSampler(Sampler):
         other = batch_size // size
         return (size, other) if self.slice_len is None else (other, size)
 
-    def _look(self, storage: Any) -> Trajectories:
-        if storage.ndim != 1:
-            raise ValueError(
-                f"slices are of storages with one dimension of slots, and this one has {storage.ndim}: "
-                "storage.flatten() has one"
-            )
+    def _look(self, storage: Any) -> Lanes:
+        several = storage.ndim > 1
+        if several != isinstance(self._trajectories, ParallelTrajectories):
+            self._trajectories = (ParallelTrajectories if several else Trajectories)(self.end_key, self.traj_key)
         self._trajectories.look(storage)
         return self._trajectories
 
@@ -96,7 +96,7 @@ class SliceSampler(Sampler):
         offsets = (torch.rand(pieces, dtype=torch.float64, generator=self._rng).numpy() * free).astype(np.int64)
         return self._rows(found, begins + offsets, np.minimum(lengths, length), length)
 
-    def _choose(self, found: Trajectories, pieces: int, length: int) -> tuple[Ints, Ints]:
+    def _choose(self, found: Lanes, pieces: int, length: int) -> tuple[Ints, Ints]:
         """Trajectories for the pieces: where they begin, and their lengths."""
         if not self.strict_length:
             return found.spans(torch.randint(len(found), (pieces,), generator=self._rng).numpy())
@@ -119,7 +119,7 @@ class SliceSampler(Sampler):
         picked = enough[torch.randint(len(enough), (pieces,), generator=self._rng).numpy()]
         return some[picked], sizes[picked]
 
-    def _rows(self, found: Trajectories, begins: Ints, sizes: Ints, length: int) -> tuple[Ints, Info]:
+    def _rows(self, found: Lanes, begins: Ints, sizes: Ints, length: int) -> tuple[Ints, Info]:
         if (sizes == length).all():
             positions = (begins[:, None] + np.arange(length)).reshape(-1)
             last = np.arange(length - 1, len(positions), length)
@@ -189,7 +189,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         drawn = torch.rand(len(begins), dtype=torch.float64, generator=self._rng).numpy()
         return self._rows(found, begins + (drawn * (lengths - sizes + 1)).astype(np.int64), sizes, length)
 
-    def _start(self, found: Trajectories, length: int) -> None:
+    def _start(self, found: Lanes, length: int) -> None:
         begins, lengths = found.spans()
         long = np.flatnonzero(lengths >= length) if self.strict_length else np.arange(len(begins))
         if not len(long):
@@ -258,7 +258,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         info["priority_weight"] = weights.repeat_interleave(torch.from_numpy(sizes))
         return slots, info
 
-    def _choose_among_all(self, storage: Any, found: Trajectories, pieces: int, length: int) -> tuple[Ints, Ints]:
+    def _choose_among_all(self, storage: Any, found: Lanes, pieces: int, length: int) -> tuple[Ints, Ints]:
         """First rows by their priorities, of those alone that a whole piece follows."""
         everything = np.arange(len(storage))
         positions, ends = found.containing(everything)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 from tdstore.rl.storages.table import Ints
 
 _BLOCK = 1 << 18
+_LANE = 44
+"""Bits of a position below the number of its lane."""
 
 
 class Growing:
@@ -53,10 +56,11 @@ class Trajectories:
     Args:
         end_key: entry that is true in the last row of a trajectory.
         traj_key: entry that is the same in all rows of a trajectory; over `end_key`.
+        lane: which of the slots of a row is looked at, where rows have several.
     """
 
-    def __init__(self, end_key: Any, traj_key: Any) -> None:
-        self.end_key, self.traj_key = end_key, traj_key
+    def __init__(self, end_key: Any, traj_key: Any, lane: int = 0) -> None:
+        self.end_key, self.traj_key, self.lane = end_key, traj_key, lane
         self._starts = Growing()
         self._oldest = self._newest = 0
         self._epoch = -1
@@ -71,7 +75,7 @@ class Trajectories:
         Raises:
             KeyError: the rows have no such entry.
         """
-        length, cursor, capacity, count = len(storage), storage.cursor, storage.capacity, storage.write_count
+        length, cursor, capacity, count = storage.shape[0], storage.cursor, storage.capacity, storage.write_count
         full = length == capacity
         added = count - self._count
         position = self._newest + added
@@ -80,7 +84,7 @@ class Trajectories:
             and storage.epoch == self._epoch
             and capacity == self._capacity
             and 0 <= added <= length
-            and position % capacity == cursor
+            and (position % capacity == cursor or (not added and cursor == self._cursor))
             and (full or position - self._base == length)
         )
         if not in_step:
@@ -91,14 +95,16 @@ class Trajectories:
         self._read(storage, position, capacity)
         self._oldest = position - length
         self._drop()
-        self._epoch, self._capacity, self._count = storage.epoch, capacity, count
+        self._epoch, self._capacity, self._count, self._cursor = storage.epoch, capacity, count, cursor
 
     _base = 0
+    _cursor = -1
 
     def _read(self, storage: Any, stop: int, capacity: int) -> None:
+        lanes = _lanes(storage)
         for start in range(self._newest, stop, _BLOCK):
             rows = np.arange(start, min(stop, start + _BLOCK))
-            first = self._begins(storage, rows % capacity)
+            first = self._begins(storage, rows % capacity if lanes == 1 else rows % capacity * lanes + self.lane)
             self._starts.extend(rows[first])
         self._newest = stop
 
@@ -156,3 +162,59 @@ class Trajectories:
     def slots(self, positions: Ints) -> Ints:
         """Rows of the storage at positions."""
         return positions % self._capacity
+
+
+def _lanes(storage: Any) -> int:
+    """Slots of a row: trajectories beside each other, as several environments make them."""
+    return 1 if storage.ndim == 1 else math.prod(storage.shape[1:])
+
+
+class ParallelTrajectories:
+    """The trajectories of a storage whose rows have several slots, each of which goes on in the next row.
+
+    A position has the lane in its high bits, so that rows of a trajectory follow one another here too.
+
+    Args:
+        end_key, traj_key: as of `Trajectories`.
+    """
+
+    def __init__(self, end_key: Any, traj_key: Any) -> None:
+        self.end_key, self.traj_key = end_key, traj_key
+        self._each: list[Trajectories] = []
+        self._begins = self._lengths = np.zeros(0, np.int64)
+
+    def look(self, storage: Any) -> None:
+        """Read the rows that were appended since, or all of them after another kind of change."""
+        lanes = _lanes(storage)
+        if len(self._each) != lanes:
+            self._each = [Trajectories(self.end_key, self.traj_key, lane) for lane in range(lanes)]
+        spans = []
+        for lane, one in enumerate(self._each):
+            one.look(storage)
+            begins, lengths = one.spans()
+            spans.append((begins + (lane << _LANE), lengths))
+        self._begins, self._lengths = (np.concatenate(parts) for parts in zip(*spans, strict=True))
+
+    def __len__(self) -> int:
+        """Number of trajectories."""
+        return len(self._begins)
+
+    def spans(self, picked: Ints | slice = slice(None)) -> tuple[Ints, Ints]:
+        """Positions where trajectories begin, and their lengths."""
+        return self._begins[picked], self._lengths[picked]
+
+    def containing(self, slots: Ints) -> tuple[Ints, Ints]:
+        """Position of each slot, and where its trajectory ends."""
+        rows, lanes = np.divmod(slots, len(self._each))
+        positions, ends = np.empty_like(slots), np.empty_like(slots)
+        for lane in np.unique(lanes).tolist():
+            mine = lanes == lane
+            found = self._each[lane].containing(rows[mine])
+            positions[mine], ends[mine] = (part + (lane << _LANE) for part in found)
+        return positions, ends
+
+    def slots(self, positions: Ints) -> Ints:
+        """Slots of the storage at positions."""
+        lanes = positions >> _LANE
+        found: Ints = self._each[0].slots(positions & ((1 << _LANE) - 1)) * len(self._each) + lanes
+        return found

@@ -275,8 +275,8 @@ class MCTSForest:
             **options: of `tdstore.open`.
 
         Raises:
-            ValueError: what lies there is no forest. IndexError: it has more steps than `max_size`. This forest is as
-                it was then.
+            ValueError: what lies there is no forest. IndexError: it has more steps than `max_size`. KeyError: its steps
+                have other entries than those that lie in the `path` of this one. This forest is as it was then.
         """
         keys = maps.load(self.data_map, self.node_map, path, **options)
         self._keys = {

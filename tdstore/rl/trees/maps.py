@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -71,7 +72,9 @@ class DataMap:
 
     def __init__(self, max_size: int = 1000, *, storage: Any = None, path: Any = None, **options: Any) -> None:
         self.max_size = max_size
-        self.storage = LazyStorage(max_size, storage=storage, path=path, **options)
+        self._make = functools.partial(LazyStorage, max_size, storage=storage, path=path, **options)
+        self._in_memory = storage is None and path is None
+        self.storage = self._make()
         self.rows: dict[int, int] = {}
         """The row of each pair of observation and action, by hash."""
         self.pairs: list[int] = []
@@ -90,6 +93,28 @@ class DataMap:
         """Forget all steps."""
         self.rows, self.pairs, self.reached = {}, [], []
         self.storage.empty()
+
+    def replace(self, pairs: Sequence[int], reached: Sequence[int], steps: Any) -> None:
+        """Have these steps instead of those that are there; what fails leaves them as they were.
+
+        Args:
+            pairs, reached, steps: as for `write`; no steps where `pairs` is empty.
+        """
+        before = self.storage, self.rows, self.pairs, self.reached
+        old = None if self._in_memory or not len(self) else self.read(range(len(self)))
+        if self._in_memory:
+            self.storage = self._make()
+        self.rows, self.pairs, self.reached = {}, [], []
+        try:
+            if pairs:
+                self.write(pairs, reached, steps)
+            else:
+                self.storage.empty()
+        except BaseException:
+            self.storage, self.rows, self.pairs, self.reached = before
+            if old is not None:
+                self.storage.set(range(len(self)), old)
+            raise
 
     def read(self, rows: Sequence[int]) -> Any:
         """Return steps as a TensorDict `[len(rows)]`, by one read of the storage."""
@@ -185,6 +210,7 @@ def load(data: DataMap, nodes: NodeMap, path: Any, **options: Any) -> dict[str, 
 
     Raises:
         ValueError: what lies there is no forest. IndexError: it has more steps than there is room for.
+        KeyError: its steps have other entries than those of a place that is named. The maps are as they were then.
     """
     with tdstore.open(path, **options) as saved:
         if "layout" not in saved.keys() or "observations" not in saved.keys():  # noqa: SIM118
@@ -196,10 +222,8 @@ def load(data: DataMap, nodes: NodeMap, path: Any, **options: Any) -> dict[str, 
         if len(pairs) > data.max_size:
             raise IndexError(f"the forest of {path} has {len(pairs)} steps, and there is room for {data.max_size}")
         found = saved.to_tensordict()
-    data.clear()
+    data.replace(pairs, found["reached"].tolist(), found["steps"] if pairs else None)
     nodes.nodes.clear()
-    if pairs:
-        data.write(pairs, found["reached"].tolist(), found["steps"])
     rows, start = found["rows"].tolist(), 0
     facts = zip(*(found[name].tolist() for name in ("observations", "passes", "lengths")), strict=True)
     for observation, passes, length in facts:

@@ -339,6 +339,29 @@ def test_forests_are_saved_and_grow_on(tmp_path, place):
     assert len(other) == 16
 
 
+@pytest.mark.parametrize("storage", [None, "memmap", "h5"])
+def test_a_forest_that_cannot_be_loaded_changes_nothing(tmp_path, storage, monkeypatch):
+    forest_of(*T3).dumps(tmp_path / "other")
+    kwargs = {} if storage is None else {"storage": storage, "path": tmp_path / "steps"}
+    forest = forest_of(([7, 8, 9], [1, 2]), **kwargs)
+    before = forest.get_tree(at(7)).to_string()
+    write = DataMap.write
+
+    def half(self, pairs, reached, steps):
+        write(self, pairs[:3], reached[:3], steps[:3])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(DataMap, "write", half)
+    with pytest.raises(OSError, match="No space"):
+        forest.loads(tmp_path / "other")
+    monkeypatch.undo()
+    assert len(forest) == 2
+    assert forest.get_tree(at(7)).to_string() == before
+    forest.loads(tmp_path / "other")
+    assert len(forest) == 14
+    assert forest.get_tree(at(0)).num_vertices() == 7
+
+
 def test_an_empty_forest_is_saved(tmp_path):
     MCTSForest().dumps(tmp_path / "empty")
     forest = forest_of(([0, 1], [1]))
