@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tdstore import files
+from tdstore.builtin.mmsizes import asked, shaped, shown, size_of
 from tdstore.checksums import BLOCK
 from tdstore.dtypes import to_numpy
 from tdstore.errors import BatchSizeError, CorruptStoreError, StoreExistsError, StoreNotFoundError
@@ -141,6 +142,8 @@ class MemoryMappedTensor(Tensor):
             StoreExistsError: the file is there, and `existsok` is False.
             RuntimeError: the tensor is mapped from another file, and `copy_existing` is False.
         """
+        if not isinstance(input, Tensor):
+            raise TypeError(f"from_tensor takes a tensor, not a {type(input).__name__}: torch.as_tensor() makes one")
         if input.is_nested and input.layout is torch.strided and shape is None and not input.is_meta:
             return cls._from_nested(input, filename, existsok=existsok, copy_existing=copy_existing, copy=copy_data)
         if input.layout is not torch.strided or input.is_nested or input.is_meta:
@@ -255,9 +258,9 @@ class MemoryMappedTensor(Tensor):
         if plain.nbytes() % dtype.itemsize:
             raise BatchSizeError(f"a storage of {plain.nbytes()} bytes does not hold elements of {dtype}")
         flat = torch.empty(0, dtype=dtype).set_(plain, 0, (plain.nbytes() // dtype.itemsize,), (1,))
-        if shape is not None and _size_of(shape).numel() != len(flat):
-            raise BatchSizeError(f"a storage of {len(flat)} elements does not fit the shape {_shown(shape)}")
-        made = cls.wrap(flat if shape is None else _shaped(flat, shape), name)
+        if shape is not None and size_of(shape).numel() != len(flat):
+            raise BatchSizeError(f"a storage of {len(flat)} elements does not fit the shape {shown(shape)}")
+        made = cls.wrap(flat if shape is None else shaped(flat, shape), name)
         return made if index is None else made[index]
 
     @classmethod
@@ -280,8 +283,7 @@ class MemoryMappedTensor(Tensor):
             [torch.Size([1, 2]), torch.Size([3, 2])]
         """
         sizes = torch.as_tensor(shape, dtype=torch.int64)
-        flat = cls.empty(_size_of(sizes), dtype=dtype, device=device, filename=filename, existsok=existsok)
-        return cls.wrap(nested_over(flat.as_subclass(Tensor), sizes), flat._filename)  # type: ignore[return-value]
+        return cls.full(sizes, 0, dtype=dtype, device=device, filename=filename, existsok=existsok)
 
     @classmethod
     def empty(cls, *shape: Any, dtype: Any = None, device: Any = None, filename: Any = None, **kw: Any) -> Self:
@@ -307,44 +309,62 @@ class MemoryMappedTensor(Tensor):
         device: Any = None,
         filename: str | os.PathLike[str] | None = None,
         existsok: bool = False,
+        **kw: Any,
     ) -> Self:
-        """Make a tensor full of one value over a new file: `full((3, 4), 2.0)` or `full(3, 4, fill_value=2.0)`."""
+        """Make a tensor full of one value over a new file.
+
+        The size is given as `full((3, 4), 2.0)`, `full(3, 4, fill_value=2.0)` or `full(shape=(3, 4), fill_value=2.0)`;
+        so too for `empty`, `zeros` and `ones`. The shapes of rows, int64 `[rows, dims]`, make a nested tensor.
+
+        Args:
+            dtype: by default torch's default dtype for any real number.
+
+        Raises:
+            TypeError: no size, or no fill value. BatchSizeError: a negative size. StoreExistsError: the file is there.
+
+        Example:
+            >>> MemoryMappedTensor.full(shape=(2,), fill_value=3)
+            MemoryMappedTensor([3., 3.])
+        """
+        sizes, fill_value = asked(shape, kw.pop("shape", None), fill_value)
+        if kw:
+            raise TypeError(f"a memory-mapped tensor is not made with {next(iter(kw))}=")
         if device is not None and torch.device(device).type != "cpu":
             raise ValueError(f"a memory-mapped tensor lives on the CPU, not on {device}")
-        if fill_value is None:
-            try:
-                size, fill_value = shape
-            except ValueError:
-                raise TypeError("full() needs a shape and a fill_value") from None
-            shape = (size,)
-        sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        if isinstance(sizes, Tensor) and sizes.ndim == 2:
+            flat = cls.full(
+                size_of(sizes), fill_value, dtype=dtype, device=device, filename=filename, existsok=existsok
+            )
+            return cls.wrap(nested_over(flat.as_subclass(Tensor), sizes), flat._filename)  # type: ignore[return-value]
         if dtype is None:
-            dtype = torch.get_default_dtype() if fill_value in (0, 1) else torch.tensor(fill_value).dtype
+            dtype = torch.tensor(fill_value).dtype if isinstance(fill_value, complex) else torch.get_default_dtype()
         name = None if filename is None else os.path.abspath(os.fspath(filename))
         size = torch.Size(sizes)
+        if any(n < 0 for n in size):
+            raise BatchSizeError(f"{list(size)} is not the shape of a tensor")
         # Written to the file, not through the mapping: a full disk is an error, then.
         source = torch.full((), fill_value, dtype=dtype).expand(size) if fill_value else None
         return cls._make(size, dtype, name, existsok=existsok, source=source)  # type: ignore[return-value]
 
     @classmethod
-    def empty_like(cls, other: Tensor, *, filename: Any = None, **kw: Any) -> Self:
+    def empty_like(cls, input: Tensor, *, filename: Any = None, **kw: Any) -> Self:
         """As `empty`, with the shape and dtype of another tensor."""
-        return cls.full(other.shape, **_like(other, kw), fill_value=0, filename=filename)
+        return cls.full(input.shape, **_like(input, kw), fill_value=0, filename=filename)
 
     @classmethod
-    def zeros_like(cls, other: Tensor, *, filename: Any = None, **kw: Any) -> Self:
+    def zeros_like(cls, input: Tensor, *, filename: Any = None, **kw: Any) -> Self:
         """As `zeros`, with the shape and dtype of another tensor."""
-        return cls.full(other.shape, **_like(other, kw), fill_value=0, filename=filename)
+        return cls.full(input.shape, **_like(input, kw), fill_value=0, filename=filename)
 
     @classmethod
-    def ones_like(cls, other: Tensor, *, filename: Any = None, **kw: Any) -> Self:
+    def ones_like(cls, input: Tensor, *, filename: Any = None, **kw: Any) -> Self:
         """As `ones`, with the shape and dtype of another tensor."""
-        return cls.full(other.shape, **_like(other, kw), fill_value=1, filename=filename)
+        return cls.full(input.shape, **_like(input, kw), fill_value=1, filename=filename)
 
     @classmethod
-    def full_like(cls, other: Tensor, fill_value: Any, *, filename: Any = None, **kw: Any) -> Self:
+    def full_like(cls, input: Tensor, fill_value: Any, *, filename: Any = None, **kw: Any) -> Self:
         """As `full`, with the shape and dtype of another tensor."""
-        return cls.full(other.shape, **_like(other, kw), fill_value=fill_value, filename=filename)
+        return cls.full(input.shape, **_like(input, kw), fill_value=fill_value, filename=filename)
 
     @classmethod
     def _make(
@@ -450,23 +470,6 @@ def _reopen_part(
     return mapped.as_strided(shape, stride, offset).as_subclass(MemoryMappedTensor)
 
 
-def _size_of(shape: Sequence[int] | Tensor) -> torch.Size:
-    """The shape of a dense tensor; of a nested one, that of all of its elements, from the shapes of its rows."""
-    if not isinstance(shape, Tensor):
-        return torch.Size(shape)
-    if shape.ndim != 2 or shape.dtype is not torch.int64 or bool((shape < 0).any()):
-        raise ValueError("the shapes of the rows of a nested tensor are an int64 tensor [rows, dims], none negative")
-    return torch.Size((int(shape.prod(1).sum()),))
-
-
-def _shaped(flat: Tensor, shape: Sequence[int] | Tensor) -> Tensor:
-    return nested_over(flat, shape) if isinstance(shape, Tensor) else flat.view(torch.Size(shape))
-
-
-def _shown(shape: Sequence[int] | Tensor) -> str:
-    return f"{shape.tolist()} of rows" if isinstance(shape, Tensor) else str(list(shape))
-
-
 def _name_of(handler: Any, fd: int) -> str | None:
     """The absolute name of an open file, if that is still its name."""
     name = getattr(handler, "name", None)
@@ -480,8 +483,8 @@ def _name_of(handler: Any, fd: int) -> str | None:
 def _open_existing(
     name: str, dtype: torch.dtype, shape: Sequence[int] | Tensor, *, shared: bool, part: bool = False
 ) -> MemoryMappedTensor:
-    if not _size_of(shape).numel():
-        empty = _shaped(torch.empty(0, dtype=dtype), shape)
+    if not size_of(shape).numel():
+        empty = shaped(torch.empty(0, dtype=dtype), shape)
         return MemoryMappedTensor.wrap(empty, name, shared=shared)
     with files.io_errors(name, "mapping"):
         folder = files.open_dir(os.path.dirname(name))
@@ -503,15 +506,15 @@ def _open_existing(
 def _map_existing(
     fd: int, name: str, dtype: torch.dtype, shape: Sequence[int] | Tensor, *, shared: bool, part: bool = False
 ) -> Tensor:
-    info, size = os.fstat(fd), _size_of(shape)
+    info, size = os.fstat(fd), size_of(shape)
     if not stat.S_ISREG(info.st_mode):
         raise CorruptStoreError(f"{name} is not a plain file, and cannot be mapped", url=name)
     nbytes = size.numel() * dtype.itemsize
     if info.st_size < nbytes if part else info.st_size != nbytes:
         raise CorruptStoreError(
-            f"{name} has {info.st_size} bytes, expected {nbytes} for shape {_shown(shape)} and {dtype}", url=name
+            f"{name} has {info.st_size} bytes, expected {nbytes} for shape {shown(shape)} and {dtype}", url=name
         )
-    return _shaped(_map_or_empty(fd, torch.Size((size.numel(),)), dtype, shared=shared, path=name), shape)
+    return shaped(_map_or_empty(fd, torch.Size((size.numel(),)), dtype, shared=shared, path=name), shape)
 
 
 def _map_or_empty(fd: int, shape: torch.Size, dtype: torch.dtype, *, shared: bool, path: str) -> Tensor:

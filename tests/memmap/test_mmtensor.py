@@ -28,7 +28,7 @@ def test_operations_give_plain_tensors(tmp_path: FsPath) -> None:
 
 def test_constructors(tmp_path: FsPath) -> None:
     assert MMT.zeros(2, 3).tolist() == [[0] * 3] * 2 and MMT.ones((2,), dtype=torch.int16).tolist() == [1, 1]
-    assert MMT.full((2,), 2.5).tolist() == [2.5, 2.5] and MMT.full(2, fill_value=3).dtype == torch.int64
+    assert MMT.full((2,), 2.5).tolist() == [2.5, 2.5] and MMT.full(2, fill_value=3).dtype == torch.float32
     like = torch.empty(2, 2, dtype=torch.bfloat16)
     for made, value in ((MMT.empty_like(like), 0), (MMT.ones_like(like), 1), (MMT.full_like(like, 4), 4)):
         assert made.dtype == like.dtype and made.shape == like.shape and float(made[1, 1]) == value

@@ -1,0 +1,67 @@
+"""Programs as text, run with the peer's names and with ours.
+
+    @programs('''
+    TensorDict({"a": torch.zeros(3)}, [3])["a"]
+    ---
+    td = TensorDict({"a": torch.zeros(3)}, [3])
+    td[0]
+    ''')
+    def test_subject(source: str) -> None:
+        check(source)
+
+A program has the public names of the package, `torch`, `np` and `tmp`, the name of an empty folder. Its result is
+its last expression.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import shutil
+import tempfile
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from .oracle import OURS, PEER, Side, differences, outcome
+
+PEER_MODULES = ("tensordict", "tensordict.utils", "tensordict.base", "tensordict.tensorclass", "tensordict.functional")
+ALSO = ("dense_stack_tds", "is_leaf_nontensor", "MetaData", "is_leaf_nontensor", "UnbatchedTensor", "is_non_tensor")
+"""Names that the peer has in modules of its own."""
+
+
+def programs(text: str) -> Any:
+    """Parametrise a test over the programs of a text, which lines `---` part."""
+    sources = [part.strip() for part in text.split("\n---\n")]
+    assert len(set(sources)) == len(sources), "a program is there twice"
+    return pytest.mark.parametrize("source", sources)
+
+
+def result(source: str, side: Side) -> Any:
+    """The described outcome of a program on one side."""
+    names: dict[str, Any] = {"torch": torch, "np": np, "M": side, "__name__": __name__}
+    names.update({name: getattr(side.module, name) for name in dir(side.module) if not name.startswith("_")})
+    for module in map(importlib.import_module, PEER_MODULES if side.is_peer else ()):
+        names.update({name: getattr(module, name) for name in ALSO if name not in names and hasattr(module, name)})
+    names["tmp"] = folder = tempfile.mkdtemp()
+    body = ast.parse(source).body
+    last = body.pop()
+    assert isinstance(last, ast.Expr), "a program ends with an expression"
+
+    def run() -> Any:
+        torch.default_generator.manual_seed(0)
+        exec(compile(ast.Module(body, []), "program", "exec", dont_inherit=True), names)
+        return eval(compile(ast.Expression(last.value), "program", "eval", dont_inherit=True), names)
+
+    try:
+        return outcome(run, forgive=side.is_peer)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check(source: str) -> None:
+    """Run a program on both sides: the outcomes are alike."""
+    found = list(differences(result(source, PEER), result(source, OURS)))
+    assert not found, source + "\n" + "\n".join(found[:6])
