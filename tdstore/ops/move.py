@@ -157,6 +157,7 @@ class MoveOps(OpsBase):
             lambda t: t.unflatten(at, sizes),
             new,
             names and (*names[:at], *(None,) * len(sizes), *names[at + 1 :]),
+            lambda v: v.reshape(old),
         )
         return self._given(result, "unflatten", inplace)
 
