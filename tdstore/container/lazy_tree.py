@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from tdstore.container.access import NO_DEFAULT
 from tdstore.container.base import TensorDictBase
 from tdstore.container.core import GROUP, LEAF, Container
 from tdstore.container.describe import STACK_KIND
@@ -18,9 +19,10 @@ from tdstore.container.linked import LinkedList
 from tdstore.container.locks import LOCKED
 from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack, merge
+from tdstore.container.ragged import forms, nested, padded
 from tdstore.container.terms import as_terms, indexed_names, spelled_out
 from tdstore.container.typed import redressed, undressed
-from tdstore.errors import BatchSizeError, UnevenError
+from tdstore.errors import BatchSizeError, UnevenError, UnsupportedError
 from tdstore.header import Group
 from tdstore.indexing import index_shape
 from tdstore.keys import key_text
@@ -171,7 +173,7 @@ class LazyTree(TensorDictBase):
                     return made
                 # the others are told below
         raise UnevenError(
-            f"the entries {key_text(key)} of this lazy stack cannot be stacked: {_forms(parts)}",
+            f"the entries {key_text(key)} of this lazy stack cannot be stacked: {forms(parts)}",
             hint=f"td.get({key!r}, as_list=True), or as_padded_tensor=True, or as_nested_tensor=True",
         )
 
@@ -283,21 +285,29 @@ class LazyTree(TensorDictBase):
         if not all(isinstance(p, Tensor) for p in parts):
             raise UnevenError(f"the entries {key!r} are not all tensors", hint=f"td.get({key!r}, as_list=True)")
         if as_nested_tensor:
-            return _nested(parts, form.get("layout") or torch.jagged)
-        padded = _padded(parts, form.get("padding_side", "right"), form.get("padding_value", 0.0))
-        return torch.stack(padded, self._stack_dim)
+            return nested(parts, form.get("layout") or torch.jagged)
+        made = padded(parts, form.get("padding_side", "right"), form.get("padding_value", 0.0))
+        return torch.stack(made, self._stack_dim)
 
-    def get_nestedtensor(self, key: Any, default: Any = None, *, layout: torch.layout | None = None) -> Any:
-        """The entry as a nested tensor, one component per element; `default` if there is none.
+    def get_nestedtensor(self, key: Any, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None) -> Any:
+        """The entry as a nested tensor, one component per element.
 
         Args:
+            default: is returned if there is no such entry.
             layout: `torch.strided` (default) or `torch.jagged`.
+
+        Raises:
+            KeyNotFoundError: there is no such entry, and no default. UnsupportedError: the elements are stacked along
+                another dimension than the first.
         """
-        found = self._find(key)
-        if found is None:
-            return default
-        parts = [td._raw(found[1]) for td in found[0]._tds]
-        return _nested(parts, layout or torch.strided)
+        if self._stack_dim:
+            raise UnsupportedError(
+                f"the components of a nested tensor are stacked along its first dimension, not along {self._stack_dim}",
+                hint=f"td.get({key!r}, as_nested_tensor=True) has the elements as components",
+            )
+        if (found := self._find(key)) is None:
+            return self._default(key, default)
+        return nested([td._raw(found[1]) for td in found[0]._tds], layout or torch.strided)
 
     # -- indexing ----------------------------------------------------------------------------
     def _at(self, index: Any) -> Any:
@@ -535,11 +545,6 @@ def _merged(shapes: Sequence[Sequence[int]]) -> torch.Size | None:
     return torch.Size(c[0] if len(set(c)) == 1 else -1 for c in zip(*shapes, strict=True))
 
 
-def _forms(parts: Sequence[Any]) -> str:
-    forms = [list(p.shape) if isinstance(p, Tensor) else type(p).__name__ for p in parts]
-    return ", ".join(map(str, dict.fromkeys(map(str, forms))))
-
-
 def _lists(parts: Sequence[Any], place: int) -> NonTensorStack | None:
     """Values of any lengths as one entry, whose values are the nested lists of what comes behind `place`."""
     leading = {part.batch_size[:place] for part in parts}
@@ -551,29 +556,6 @@ def _lists(parts: Sequence[Any], place: int) -> NonTensorStack | None:
         columns = [[value for row in column for value in row] if _ else column for column in columns]
     flat = list(columns) if not place else [column[i] for i in range(size[:-1].numel()) for column in columns]
     return NonTensorStack._make(flat, torch.arange(size.numel()).reshape(size))
-
-
-def _nested(parts: list[Tensor], layout: torch.layout) -> Tensor:
-    return torch.nested.as_nested_tensor(parts, layout=layout)
-
-
-def _padded(parts: list[Tensor], side: str, value: float) -> list[Tensor]:
-    if side not in ("right", "left"):
-        raise ValueError(f"padding_side is 'right' or 'left', not {side!r}")
-    if len({p.ndim for p in parts}) > 1:
-        raise UnevenError(f"tensors of different rank cannot be padded: {_forms(parts)}")
-    size = [max(c) for c in zip(*(p.shape for p in parts), strict=True)]
-    out = []
-    for part in parts:
-        if list(part.shape) != size:
-            full = part.new_full(size, value)
-            at = tuple(
-                slice(0, n) if side == "right" else slice(m - n, m) for n, m in zip(part.shape, size, strict=True)
-            )
-            full[at] = part
-            part = full
-        out.append(part)
-    return out
 
 
 def check_elements(tds: Sequence[Any], dim: int, strict_shape: bool) -> int:

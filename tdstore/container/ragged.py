@@ -1,9 +1,14 @@
-"""Nested tensors as leaves: what their shape is where one looks for a shape."""
+"""Nested tensors as leaves: their shape, and how uneven tensors become one tensor, nested or padded."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from tdstore.errors import UnevenError
 
 
 def leaf_shape(tensor: Tensor) -> torch.Size:
@@ -23,3 +28,38 @@ def leaf_shape(tensor: Tensor) -> torch.Size:
 def _ragged(tensor: Tensor, dim: int) -> bool:
     """Whether a jagged tensor may differ along a dimension of its parts, even if these happen not to."""
     return tensor.layout is torch.jagged and tensor._ragged_idx == dim + 1  # type: ignore[attr-defined]
+
+
+def forms(parts: Sequence[Any]) -> str:
+    """The shapes of tensors and the types of all else, for messages."""
+    forms = [list(p.shape) if isinstance(p, Tensor) else type(p).__name__ for p in parts]
+    return ", ".join(map(str, dict.fromkeys(map(str, forms))))
+
+
+def nested(parts: list[Tensor], layout: torch.layout) -> Tensor:
+    """Tensors as the components of a nested tensor."""
+    return torch.nested.as_nested_tensor(parts, layout=layout)
+
+
+def padded(parts: list[Tensor], side: str, value: float) -> list[Tensor]:
+    """Tensors padded to the longest of each dimension.
+
+    Raises:
+        ValueError: no such side. UnevenError: they differ in rank.
+    """
+    if side not in ("right", "left"):
+        raise ValueError(f"padding_side is 'right' or 'left', not {side!r}")
+    if len({p.ndim for p in parts}) > 1:
+        raise UnevenError(f"tensors of different rank cannot be padded: {forms(parts)}")
+    size = [max(c) for c in zip(*(p.shape for p in parts), strict=True)]
+    out = []
+    for part in parts:
+        if list(part.shape) != size:
+            full = part.new_full(size, value)
+            at = tuple(
+                slice(0, n) if side == "right" else slice(m - n, m) for n, m in zip(part.shape, size, strict=True)
+            )
+            full[at] = part
+            part = full
+        out.append(part)
+    return out

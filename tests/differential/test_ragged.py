@@ -16,6 +16,8 @@ import torch
 
 import tdstore
 
+from .programs import check, programs
+
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
 
@@ -226,3 +228,31 @@ def test_nested_tensors_in_memory(layout: torch.layout) -> None:
         td.set_("n", torch.nested.nested_tensor([rows(2), rows(4)], layout=layout))
     with pytest.raises(tdstore.errors.UnsupportedError, match="another length"):
         td.append(td[0])
+
+
+@programs("""
+stack(1).get_nestedtensor("x")
+---
+stack(-1).get_nestedtensor("x")
+---
+stack(1).get_nestedtensor("x", layout=torch.jagged)
+---
+stack(1).get_nestedtensor("y", 3)
+---
+stack(0).get_nestedtensor("x").is_nested, stack(0).get_nestedtensor("x", layout=torch.jagged).is_nested
+---
+stack(0).get_nestedtensor("y")
+---
+stack(0).get_nestedtensor("y", None), stack(0).get_nestedtensor("y", 3)
+---
+stack(1).get("x", as_nested_tensor=True).is_nested
+---
+stack(1)["n"].get_nestedtensor("z")
+---
+stack(1).get_nestedtensor(("n", "z"))
+---
+stack(0).get_nestedtensor(("n", "z")).is_nested
+""")
+def test_a_nested_tensor_is_stacked_along_the_first_dimension(source: str) -> None:
+    elements = 'TensorDict({"x": torch.zeros(2, n), "n": {"z": torch.zeros(2, n)}}, [2]) for n in (1, 2)'
+    check(f"stack = lambda dim: lazy_stack([{elements}], dim)\n{source}")
