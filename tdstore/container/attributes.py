@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core import GROUP, LEAF, Container
-from tdstore.container.nontensor import MetaData, NonTensorData
+from tdstore.container.nontensor import MetaData
 from tdstore.shapes import as_size
 
 FIELDS = ("device", "dtype", "shape")
@@ -83,7 +83,7 @@ class TensorAttrs(MetaData):
         """The object itself: it is what `td[key]` gives."""
         return self
 
-    def for_batch(self, batch_size: torch.Size) -> NonTensorData:
+    def for_batch(self, batch_size: torch.Size) -> TensorAttrs:
         return TensorAttrs(*self.data.values(), batch_size=batch_size)
 
     def __repr__(self) -> str:

@@ -8,16 +8,18 @@ a view here, and what is a copy is a copy: rows written through a slice are seen
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from tdstore.container import metadatakinds
 from tdstore.container.linked import LinkedList
 from tdstore.container.lists import as_text, nested, stack_text
 from tdstore.container.options import capture_non_tensor_stack
 from tdstore.container.plain import to_plain
 from tdstore.container.taken import MANY, Lent, Taken, counted
+from tdstore.container.valueequality import alike, equal
 from tdstore.container.valuemethods import ValueMethods
 from tdstore.errors import BatchSizeError
 from tdstore.ops.rearrange import Padding
@@ -108,7 +110,7 @@ class NonTensor:
             pairs = zip(self.flat(), other.flat(), strict=True)
         else:
             pairs = zip(self.flat(), [other] * self.numel(), strict=True)
-        return torch.tensor([_alike(a, b) for a, b in pairs], dtype=torch.bool).reshape(self.batch_size)
+        return torch.tensor([alike(a, b) for a, b in pairs], dtype=torch.bool).reshape(self.batch_size)
 
     def __eq__(self, other: object) -> Any:
         return self.equal_values(other) if isinstance(other, NonTensor) else False
@@ -251,7 +253,7 @@ class NonTensorData(NonTensor, ValueMethods):
 
     def same(self, other: object) -> bool:
         if isinstance(other, NonTensorData):
-            return self.batch_size == other.batch_size and _equal(self.data, other.data)
+            return self.batch_size == other.batch_size and equal(self.data, other.data)
         return super().same(other)
 
     def tolist(self) -> Any:
@@ -273,7 +275,7 @@ class NonTensorData(NonTensor, ValueMethods):
         return type(self)(self.data, batch_size)
 
     def written(self, index: Any, part: NonTensor) -> NonTensor:
-        if isinstance(part, NonTensorData) and _equal(self.data, part.data):
+        if isinstance(part, NonTensorData) and equal(self.data, part.data):
             return self
         made = self.maybe_to_stack()
         return made.written(index, part) if made is not self else NonTensorData(part.flat()[0])
@@ -296,13 +298,42 @@ class NonTensorData(NonTensor, ValueMethods):
 class MetaData(NonTensorData):
     """One value that describes the batch as a whole: stacks of equal ones stay one value.
 
+    `MetaData[int]` is a subclass that takes values of that type only.
+
+    Raises:
+        TypeError: the value is of another type than the class says.
+
     Example:
         >>> torch.stack([MetaData("v1"), MetaData("v1")])
         MetaData(data=v1, batch_size=torch.Size([2]), device=None)
+        >>> isinstance(MetaData[int](3), MetaData[int])
+        True
     """
 
     __slots__ = ()
     _stays = True
+    _kind: ClassVar[tuple[Any] | None] = None
+    """The type of the values, where the class has one."""
+
+    def __init__(self, data: Any, batch_size: Any = None, device: object = None, names: object = None) -> None:
+        super().__init__(data, batch_size)
+        if self._kind is not None:
+            metadatakinds.check(type(self), self.data)
+
+    def __class_getitem__(cls, kind: Any) -> Any:
+        return metadatakinds.class_for(cls, kind)
+
+    @classmethod
+    def _unchecked(cls, data: Any, batch_size: torch.Size) -> Self:
+        made = cls.__new__(cls)
+        made.data, made.batch_size = data, batch_size
+        return made
+
+    def for_batch(self, batch_size: torch.Size) -> MetaData:
+        return self._unchecked(self.data, batch_size)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return super().__reduce_ex__(protocol) if self._kind is None else metadatakinds.reduced(self)
 
 
 SHOWN = 100
@@ -546,7 +577,7 @@ def merge(parts: list[NonTensor], fn: Callable[[list[Tensor]], Tensor], *, colla
         return own
     if isinstance(first, NonTensorData) and all(isinstance(p, NonTensorData) for p in parts):
         stays = all(p._stays for p in parts)  # type: ignore[attr-defined]
-        if (collapse or stays or capture_non_tensor_stack()) and all(_equal(p.data, first.data) for p in parts):  # type: ignore[attr-defined]
+        if (collapse or stays or capture_non_tensor_stack()) and all(equal(p.data, first.data) for p in parts):  # type: ignore[attr-defined]
             return first.for_batch(fn([torch.empty(()).expand(p.batch_size) for p in parts]).shape)
     if isinstance(first, NonTensorStack) and all(
         isinstance(p, NonTensorStack) and p._pool is first._pool and type(p) is type(first) for p in parts
@@ -563,17 +594,3 @@ def merge(parts: list[NonTensor], fn: Callable[[list[Tensor]], Tensor], *, colla
 def assign(target: NonTensor, index: Any, value: Any) -> NonTensor:
     """Write `value` (an entry, or one plain value) at an index: the target where it can take it, else a new entry."""
     return target.written(index, value if isinstance(value, NonTensor) else NonTensorData(value))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    try:
-        return type(a) is type(b) and bool(a == b)
-    except (TypeError, ValueError, RuntimeError):
-        return a is b
-
-
-def _alike(a: Any, b: Any) -> bool:
-    try:
-        return bool(a == b)
-    except (TypeError, ValueError, RuntimeError):
-        return a is b

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tdstore import indexing, plans
 from tdstore.builtin import mmtensor
-from tdstore.container import handle, home, kept, lazy, nontensor, onebuffer, packed, persistent
+from tdstore.container import handle, home, kept, lazy, metadatakinds, nontensor, onebuffer, packed, persistent
 from tdstore.container.handle import StoreHandle
 from tdstore.container.lazy import LazyStackedTensorDict
 from tdstore.container.locks import THROUGH
@@ -79,6 +79,7 @@ def safe_globals() -> list[Any]:
         range,
         *values,
         _as_is(home._rebuilt),
+        _as_is(metadatakinds._rebuilt),
         _as_is(lazy._rebuilt),
         _as_is(kept._stack),
         (_packed, _as_is(packed._packed)[1]),

@@ -18,7 +18,6 @@ from tdstore.container.access import AS_SET
 from tdstore.container.base import TensorDictBase
 from tdstore.container.core import GROUP, Container
 from tdstore.container.locks import LOCKED
-from tdstore.container.nontensor import NonTensor
 from tdstore.container.paths import entry_path, is_key
 from tdstore.container.repr import entry_text, indent
 from tdstore.container.tensordict import TensorDict
@@ -26,8 +25,18 @@ from tdstore.container.typed import Typed, class_of, inside, maker_of, register,
 from tdstore.errors import KeyNotFoundError, LockedError, StoreClosedError
 from tdstore.tensorclass.below import NAMING, UPDATING, check_schema, guarded, unmark
 from tdstore.tensorclass.casting import as_container, cast_of
-from tdstore.tensorclass.checks import check
-from tdstore.tensorclass.fields import Arguments, FieldAccess, Flags, Plan, declare, entry_of, named, refuse_frozen
+from tdstore.tensorclass.checks import check, check_rows
+from tdstore.tensorclass.fields import (
+    Arguments,
+    FieldAccess,
+    Flags,
+    Plan,
+    declare,
+    entry_of,
+    named,
+    refuse_frozen,
+    unwrapped,
+)
 from tdstore.tensorclass.static import Fields, Surface
 from tdstore.tensorclass.surface import OnClass, again, flatten, install, late, unflatten
 
@@ -51,7 +60,7 @@ class TensorClass(Surface, metaclass=Fields):
 
     - `autocast`: what is set is converted to the annotation: an int field takes `tensor(3)`, a nested class a dict.
     - `nocast`: numbers and arrays stay as they are; without it they become tensors.
-    - `tensor_only`: fields are tensors, TensorDicts or None.
+    - `tensor_only`: fields are tensors, TensorDicts, None, or entries such as `MetaData`, which are not unwrapped.
     - `frozen`: fields cannot be assigned, and the object is locked.
     - `shadow`: fields may have the names of attributes that every tensorclass has, such as `data`.
 
@@ -361,18 +370,18 @@ class TensorClass(Surface, metaclass=Fields):
         if first not in self._field_names:
             return self._tensordict._default(key, default)
         if not kwargs and not below:
-            return entry_of(self._tensordict, first)
+            return getattr(self, first) if self._flags.tensor_only else entry_of(self._tensordict, first)
         inner = entry_of(self._tensordict, first) if below else None
         if isinstance(inner, Typed):  # what it has is for it to say: its fields may be None
             found = inner.get(tuple(below), default, **kwargs)  # type: ignore[attr-defined]
         else:
             found = self._tensordict.get(key, default if below else None, **kwargs)
-        return found.plain() if isinstance(found, NonTensor) else found
+        return unwrapped(found, self._flags)
 
     def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Any:
         """As `TensorDict.get_at`, unwrapped."""
         found = self._tensordict.get_at(key, index, default)
-        return found.plain() if isinstance(found, NonTensor) else found
+        return unwrapped(found, self._flags)
 
     def set(self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any) -> Self:
         """Set a field, or an entry below it.
@@ -462,22 +471,7 @@ class TensorClass(Surface, metaclass=Fields):
         return rows
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if is_key(index):
-            raise ValueError(f"a {type(self).__name__} is indexed by rows: its fields are attributes, not {index!r}")
-        if isinstance(value, Typed) and type(value) is not type(self):
-            mine, theirs = set(self._tensordict._first_keys()), set(value._tensordict._first_keys())
-            if mine != theirs:
-                raise ValueError(
-                    f"rows of {type(self).__name__} take {type(self).__name__} or a class with the same entries; "
-                    f"{type(value).__name__} differs in {sorted(mine ^ theirs)}"
-                )
-        elif isinstance(value, Container) and not isinstance(value, Typed) and (odd := self._odd(value)):
-            raise ValueError(f"{type(self).__name__} has no field {odd[0]!r}, which the rows have")
-        elif not isinstance(value, (Container, Tensor, bool, int, float, complex)):
-            raise ValueError(
-                f"rows of {type(self).__name__} take an object of the class, a TensorDict, a number or a tensor, "
-                f"not a {type(value).__name__}"
-            )
+        check_rows(self, index, value)
         self._tensordict[index] = inside(value)
 
     def __iter__(self) -> Iterator[Self]:

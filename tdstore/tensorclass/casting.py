@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core import Container
-from tdstore.container.nontensor import NonTensor, NonTensorData
+from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.tensordict import TensorDict
 from tdstore.container.typed import Typed
 from tdstore.dtypes import torch_ready
@@ -45,8 +45,11 @@ def _as_it_is(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:
 
 
 def _tensors_only(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:
-    if isinstance(value, (Tensor, Container)):
+    if isinstance(value, (Tensor, Container, NonTensor)):
         return value
+    hint = plan.hint(name)
+    if hint is not None and issubclass(hint, NonTensor):
+        return _to_tensor(plan, name, value, batch)
     if isinstance(value, (*_NUMBERS, np.ndarray, np.generic, list, tuple)):
         try:
             return torch.as_tensor(torch_ready(value))
@@ -57,6 +60,8 @@ def _tensors_only(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:
 
 def _to_annotation(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:
     hint = plan.hint(name)
+    if hint is not None and issubclass(hint, NonTensorData) and not isinstance(value, (hint, NonTensorStack)):
+        return _to_value(hint, name, value, batch)
     if hint is None or isinstance(value, NonTensor):
         return _to_tensor(plan, name, value, batch)
     if issubclass(hint, Tensor):
@@ -72,6 +77,13 @@ def _to_annotation(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:
         return NonTensorData(convert(value), batch)
     except (TypeError, ValueError, RuntimeError) as error:
         raise type(error)(f"the field {name!r} is a {hint.__name__}: {error}") from None
+
+
+def _to_value(hint: type[NonTensorData], name: str, value: Any, batch: torch.Size) -> NonTensorData:
+    try:
+        return hint(value, batch)
+    except TypeError as error:
+        raise TypeError(f"the field {name!r} is a {hint.__name__}: {error}") from None
 
 
 def as_container(hint: type, value: Any, batch: torch.Size) -> Any:

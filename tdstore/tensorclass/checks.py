@@ -1,4 +1,4 @@
-"""Shapes in annotations, and whether an object has them."""
+"""What a class takes: shapes in annotations, and whether an object has them; rows that are written."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union
 
-from tdstore.container.core import GROUP, LEAF
-from tdstore.container.typed import Typed
+from torch import Tensor
+
+from tdstore.container.core import GROUP, LEAF, Container
+from tdstore.container.paths import is_key
+from tdstore.container.typed import Typed, inside
 from tdstore.tensorclass.fields import resolved
 from tdstore.types import Path, path_text
 
@@ -37,6 +40,31 @@ def check(self: T) -> T:
     if wrong := list(_wrong(self, {}, ())):
         raise ValueError(f"{type(self).__name__} is not what its annotations say: {'; '.join(wrong)}")
     return self
+
+
+def check_rows(obj: Any, index: Any, value: Any) -> None:
+    """Look whether `obj[index] = value` is a write of rows of the class.
+
+    Raises:
+        ValueError: the index is a key, or the value has other entries than the class, or is of another kind.
+    """
+    name = type(obj).__name__
+    if is_key(index):
+        raise ValueError(f"a {name} is indexed by rows: its fields are attributes, not {index!r}")
+    if isinstance(value, Typed) and type(value) is not type(obj):
+        mine, theirs = (set(inside(o)._first_keys()) for o in (obj, value))
+        if mine != theirs:
+            raise ValueError(
+                f"rows of {name} take {name} or a class with the same entries; "
+                f"{type(value).__name__} differs in {sorted(mine ^ theirs)}"
+            )
+    elif isinstance(value, Container) and not isinstance(value, Typed) and (odd := obj._odd(value)):
+        raise ValueError(f"{name} has no field {odd[0]!r}, which the rows have")
+    elif not isinstance(value, (Container, Tensor, bool, int, float, complex)):
+        raise ValueError(
+            f"rows of {name} take an object of the class, a TensorDict, a number or a tensor, "
+            f"not a {type(value).__name__}"
+        )
 
 
 def _wrong(obj: Any, sizes: dict[str, tuple[int, str]], prefix: Path) -> Iterable[str]:

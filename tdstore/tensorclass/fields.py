@@ -43,6 +43,9 @@ class Arguments:
     names: InitVar[Any] = dataclasses.field(default=None, kw_only=True)
 
 
+_TENSORS = (Tensor, Container, NonTensor)
+"""What the fields of a `tensor_only` class may be annotated with."""
+
 ARGUMENTS = frozenset(("batch_size", "device", "names", "lock"))
 
 
@@ -199,9 +202,26 @@ class FieldAccess:
         obj._put(self.name, value)
 
 
+class EntryAccess(FieldAccess):
+    """A field of a class whose fields are not unwrapped: a value reads as the entry, a `NonTensorData`."""
+
+    __slots__ = ()
+
+    def __get__(self, obj: Any, owner: Any = None) -> Any:
+        if obj is None:
+            return super().__get__(obj, owner)
+        td = obj._tensordict
+        return None if td._kind(self.name) is None else td.get(self.name)
+
+
 def entry_of(td: Any, name: str) -> Any:
     """A first-level entry of any container, unwrapped; None where there is none."""
     return None if td._kind(name) is None else td[name]
+
+
+def unwrapped(found: Any, flags: Flags) -> Any:
+    """What a field reads as: the value of an entry that is no tensor, unless all fields of the class are entries."""
+    return found.plain() if isinstance(found, NonTensor) and not flags.tensor_only else found
 
 
 def refuse_frozen(obj: Any, name: str) -> FrozenInstanceError:
@@ -234,12 +254,13 @@ def declare(cls: Any, flags: Flags, root: type) -> Plan:
                 f"the field {name!r} of {cls.__name__} would hide the attribute {name!r} that every tensorclass has: "
                 "choose another name, or pass shadow=True"
             )
-        setattr(cls, name, cls._access(name))
+        access = EntryAccess if flags.tensor_only and cls._access is FieldAccess else cls._access
+        setattr(cls, name, access(name))
     plan = Plan(cls, flags)
     if flags.tensor_only:
         for name in names:
             for part in plan.allowed(name):
-                if part is Any or (isinstance(part, type) and not issubclass(part, (Tensor, Container))):
+                if part is Any or (isinstance(part, type) and not issubclass(part, _TENSORS)):
                     raise TypeError(
                         f"the field {name!r} of a tensor_only class is annotated {part.__name__}, not Tensor"
                     )

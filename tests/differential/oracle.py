@@ -165,7 +165,7 @@ def describe(value: object) -> object:
     if isinstance(value, Snapshot):
         return value.description
     kind = type(value).__name__
-    if kind == "NonTensorData":
+    if kind == "NonTensorData" or kind.startswith("MetaData"):
         return {"kind": kind, "batch_size": list(value.batch_size), "data": describe(value.data)}  # type: ignore[attr-defined]
     if kind == "NonTensorStack":
         return {"kind": kind, "batch_size": list(value.batch_size), "data": describe(value.tolist())}  # type: ignore[attr-defined]

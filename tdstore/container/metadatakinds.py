@@ -1,0 +1,73 @@
+"""`MetaData[kind]`: subclasses of `MetaData` whose values are of one kind."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+_BY_NAME: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, types.NoneType)
+}
+"""Kinds that are pickled by name, so that `torch.load(weights_only=True)` takes them."""
+
+_MADE: dict[tuple[type, Any], Any] = {}
+
+
+def class_for(base: Any, kind: Any) -> Any:
+    """The subclass of `base` for values of a kind: the same class each time.
+
+    Args:
+        kind: anything that an annotation may be: a class, a union, `list[int]` (whose elements are not checked).
+
+    Raises:
+        TypeError: `base` is such a subclass already.
+    """
+    if base._kind is not None:
+        raise TypeError(f"{base.__name__} has a type already")
+    found = _MADE.get((base, kind))
+    if found is None:
+        name = f"{base.__name__}[{getattr(kind, '__name__', kind)}]"
+        found = type(name, (base,), {"__slots__": (), "__module__": base.__module__, "_kind": (kind,)})
+        _MADE[base, kind] = found
+    return found
+
+
+def check(cls: Any, value: Any) -> None:
+    """Refuse a value that is not of the kind of a class.
+
+    Raises:
+        TypeError: it is of another type.
+    """
+    (kind,) = cls._kind
+    if not _fits(kind, value):
+        raise TypeError(f"{cls.__name__} takes a {getattr(kind, '__name__', kind)}, not a {type(value).__name__}")
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Whether a value is of a kind, as far as a look at the value itself tells."""
+    origin = typing.get_origin(kind)
+    if origin is typing.Annotated:
+        return _fits(typing.get_args(kind)[0], value)
+    if origin is typing.Literal:
+        return value in typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(part, value) for part in typing.get_args(kind))
+    if kind is None:
+        return value is None
+    known = kind if origin is None else origin
+    return isinstance(value, known) if isinstance(known, (type, tuple)) and known is not Any else True
+
+
+def reduced(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What pickle keeps of an object of such a class, which no module has by name."""
+    cls = type(value)
+    (kind,) = cls._kind
+    name = getattr(kind, "__name__", "")
+    return _rebuilt, (cls.__base__, name if _BY_NAME.get(name) is kind else (kind,), value.data, value.batch_size)
+
+
+def _rebuilt(base: Any, kind: Any, data: Any, batch_size: Any) -> Any:
+    return class_for(base, _BY_NAME[kind] if isinstance(kind, str) else kind[0])._unchecked(data, batch_size)

@@ -1,0 +1,18 @@
+"""Whether two values that are not tensors are equal; pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two values are of one type and equal as a whole."""
+    return type(a) is type(b) and alike(a, b)
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two values of any types are equal; those that cannot be compared as a whole are not, unless identical."""
+    try:
+        return bool(a == b)
+    except (TypeError, ValueError, RuntimeError):
+        return a is b
