@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from tdstore.container.core import Container
-from tdstore.errors import BatchSizeError
+from tdstore.container.core import GROUP, LEAF, Container
+from tdstore.container.names import extend_names
+from tdstore.container.nontensor import NonTensor
+from tdstore.errors import BatchSizeError, NotAGroupError
+from tdstore.shapes import common_prefix
 
 T = TypeVar("T", Tensor, Container)
 
@@ -46,6 +50,50 @@ def check_leaves(results: Sequence[Tensor], batch_size: torch.Size) -> None:
                 f"a result of shape {list(leaf.shape)} does not start with the batch size {list(batch_size)}",
                 hint="give both TensorDicts the batch size of the result",
             )
+
+
+def expanded_as(td: Any, other: Any, lead: int) -> Any:
+    """Expand each leaf of a TensorDict of live tensors to the shape of the leaf that `other` has under its key.
+
+    Values take the batch size alone, and need not be in `other`. Nested TensorDicts keep their number of batch
+    dimensions beside the `lead` new ones, or have that of `other` if it is larger.
+
+    Raises:
+        KeyNotFoundError: `other` lacks an entry. BatchSizeError: a shape that cannot be expanded so.
+    """
+    old, new = td._batch_size, other.batch_size
+    names = td._names
+    data: dict[str, Any] = {}
+    for key, value in td._data.items():
+        kind = other._kind(key)
+        if isinstance(value, NonTensor):
+            data[key] = value.move(functools.partial(_expand_batch, key, len(old), new))
+        elif kind is None:
+            raise other._missing(key)
+        elif kind != (GROUP if isinstance(value, Container) else LEAF):
+            raise NotAGroupError(f"one of the two entries {key!r} is a TensorDict, the other is not")
+        elif kind == LEAF:
+            data[key] = _expand(key, value, other._leaf_shape(key))
+        else:
+            data[key] = value._expanded_as(other._raw(key), lead)
+    if lead + len(old) > len(new) and data:
+        shapes = [v.batch_size if isinstance(v, (Container, NonTensor)) else v.shape for v in data.values()]
+        new = common_prefix([new + shape[len(new) :] for shape in shapes])[: lead + len(old)]
+    made = td._new(
+        data, new, td._device, None if names is None or lead < 0 else extend_names((None,) * lead + names, len(new))
+    )
+    return made.lock_() if td.is_locked else made
+
+
+def _expand_batch(key: str, ndim: int, batch: torch.Size, leaf: Tensor) -> Tensor:
+    return _expand(key, leaf, (*batch, *leaf.shape[ndim:]))
+
+
+def _expand(key: str, leaf: Tensor, shape: Sequence[int]) -> Tensor:
+    try:
+        return leaf.expand(tuple(shape))
+    except RuntimeError as error:
+        raise BatchSizeError(f"the entry {key!r} of shape {list(leaf.shape)} cannot be expanded: {error}") from None
 
 
 def expand_right(tensor: T, shape: Sequence[int]) -> T:

@@ -81,15 +81,19 @@ class ColumnsMixin(MeasureMixin):
         """Take entries out of this TensorDict; they are returned as one of their own.
 
         Args:
-            default: stands for keys that are not there; None leaves them out.
-            strict: without `default`, refuse keys that are not there.
+            default: stands for keys that are not there.
+            strict: without `default`, refuse keys that are not there. False makes them entries of the value None.
             filter_empty: drop nested TensorDicts that become empty.
 
         Raises:
             KeyNotFoundError: no such entry. LockedError: this TensorDict is locked.
         """
         held = [] if filter_empty else [path for path in map(entry_path, keys) if len(path) > 1]
+        missing = [path for path in map(entry_path, keys) if self._find(path) is None]
         taken = self.split_keys(keys, inplace=True, default=default, strict=strict)[0]
+        if default is None or default is NO_DEFAULT:  # strict, and one is missing: an error already
+            for path in missing:
+                taken.set_non_tensor(path, None)
         for path in held:
             if self._find(path[:-1]) is None:
                 self.create_nested(path[:-1])

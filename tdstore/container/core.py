@@ -215,8 +215,15 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
 
     @property
     def depth(self) -> int:
-        """Levels of nesting: 0 when no entry is a TensorDict."""
-        return max((1 + g.depth for _, g in self._stored_groups()), default=0)
+        """How many TensorDicts the deepest leaf is nested in; 0 when no nested one has leaves."""
+        return max(0, self._leaf_depth())
+
+    def _leaf_depth(self) -> int:
+        """The depth of the deepest leaf; -1 when there is none."""
+        kinds = [(key, self._kind(key)) for key in self._first_keys()]
+        below = [self._raw(key)._leaf_depth() for key, kind in kinds if kind == GROUP]
+        deepest = max(below, default=-1)
+        return deepest + 1 if deepest >= 0 else 0 if len(below) < len(kinds) else -1
 
     def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Self:
         """Set the largest batch size that all entries share, of at most `batch_dims` dimensions; nested ones too.

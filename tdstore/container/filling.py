@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.access import NO_DEFAULT
-from tdstore.container.broadcasting import uneven, widened
+from tdstore.container.broadcasting import expanded_as, uneven, widened
 from tdstore.container.core import Container
 from tdstore.container.names import as_names
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
@@ -56,6 +56,9 @@ class FillingMixin(PlacingMixin):
         if mask.dtype != torch.bool:
             raise TypeError(f"a mask is a bool tensor, not one of {mask.dtype}")
         return self._at(mask)._resident()
+
+    def _expanded_as(self, other: Any, lead: int) -> Any:
+        return expanded_as(self._resident(), other, lead)
 
     def _check_mask(self, mask: Tensor) -> None:
         if mask.dtype != torch.bool or mask.shape != self._batch_size[: mask.ndim]:

@@ -170,9 +170,24 @@ class LazyOps(LazyWrites):
         grads = [td.grad for td in self._tds]
         if all(g is None for g in grads):
             return None
-        return self._of(
+        made = self._of(
             [td.empty() if g is None else g for td, g in zip(self._tds, grads, strict=True)], self._stack_dim
         )
+        return made.lock_() if self.is_locked else made
+
+    def _expanded_as(self, other: Any, lead: int) -> Self:
+        try:
+            dense: Self = self._resident()
+        except UnevenError:
+            d = self._stack_dim + lead
+            parts = other.unbind(d)
+            if len(parts) != len(self._tds):
+                raise BatchSizeError(
+                    f"cannot expand a batch size of {list(self._batch_size)} to {list(other.batch_size)}"
+                ) from None
+            made = [td._expanded_as(part, lead) for td, part in zip(self._tds, parts, strict=True)]
+            return self._of(made, d, self._dim_name)
+        return dense._expanded_as(other, lead)
 
     def data_ptr(self, *, storage: bool = False) -> Any:
         return self._of([td.data_ptr(storage=storage) for td in self._tds], 0)

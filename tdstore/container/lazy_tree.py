@@ -21,7 +21,7 @@ from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack, merge
 from tdstore.container.ragged import forms, nested, padded
 from tdstore.container.terms import as_terms, indexed_names, spelled_out
-from tdstore.container.typed import redressed, undressed
+from tdstore.container.typed import inside, redressed, undressed
 from tdstore.errors import BatchSizeError, UnevenError, UnsupportedError
 from tdstore.header import Group
 from tdstore.indexing import index_shape
@@ -222,9 +222,15 @@ class LazyTree(TensorDictBase):
         """The elements' own tensors, one element after the other."""
         return [leaf for td in self._tds for leaf in td._leaf_list()]
 
-    @property
-    def depth(self) -> int:
-        return max((td.depth for td in self._tds), default=0)
+    def __contains__(self, key: object) -> bool:
+        """Whether there is an entry of that key; of a TensorDict, whether it is an element of the stack."""
+        if isinstance(key, Container):
+            element = inside(key)
+            return any(td is element for td in self._tds)
+        return super().__contains__(key)
+
+    def _leaf_depth(self) -> int:
+        return max((td._leaf_depth() for td in self._tds), default=-1)
 
     def _resident(self) -> Any:
         """Stacked for good; entries that not all elements have are left out.

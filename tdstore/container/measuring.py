@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from tdstore.container.access import NO_DEFAULT
-from tdstore.container.core import GROUP, LEAF, VALUE
+from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.paths import entry_path
 from tdstore.container.structure import StructureMixin
 from tdstore.keys import key_text
@@ -104,10 +105,11 @@ class MeasureMixin(StructureMixin):
 
     @property
     def grad(self) -> Any:
-        """A TensorDict of the leaves' gradients, those that have one; None when none has."""
+        """A TensorDict of the leaves' gradients, those that have one; None when none has. Locked if this one is."""
         if all(leaf.grad is None for leaf in self._leaf_list()):
             return None
-        return self._resident().apply(lambda leaf: leaf.grad, filter_empty=True)
+        grads = self._resident().apply(lambda leaf: leaf.grad, filter_empty=True)
+        return grads.lock_() if self.is_locked else grads
 
     def zero_grad(self, set_to_none: bool = True) -> Self:
         """Forget the leaves' gradients, or with `set_to_none=False` fill them with zeros."""
@@ -131,6 +133,7 @@ class MeasureMixin(StructureMixin):
 
         Raises:
             RuntimeError: no leaf requires a gradient, or one has several elements and no `gradient`.
+            TypeError: `gradient` is no TensorDict.
 
         Example:
             >>> x = torch.ones(2, requires_grad=True)
@@ -142,7 +145,13 @@ class MeasureMixin(StructureMixin):
         if not roots:
             raise RuntimeError("backward: no entry of this TensorDict requires a gradient")
         if gradient is not None:
-            grads = [gradient.get(key, NO_DEFAULT) for key in roots]
+            if not isinstance(gradient, (Container, Mapping)):
+                raise TypeError(
+                    "backward: the gradient of a TensorDict is a TensorDict with its keys, "
+                    f"not a {type(gradient).__name__}"
+                )
+            given: Any = gradient
+            grads = [given.get(key, NO_DEFAULT) for key in roots]
         elif large := next((k for k, v in roots.items() if v.numel() != 1), None):
             raise RuntimeError(
                 f"backward: entry {key_text(large)} has {roots[large].numel()} elements; only for single numbers "

@@ -75,6 +75,9 @@ class ConvertMixin(Container):
             tolist_first: nested TensorDicts with batch dimensions become lists too, and values lists of them.
             as_linked_list: taken for compatibility: the list is a plain one.
 
+        Raises:
+            TypeError: `convert_tensors` without `convert_nodes`.
+
         Example:
             >>> TensorDict({"a": [1, 2]}, [2]).tolist(convert_tensors=True)
             [{'a': 1}, {'a': 2}]

@@ -303,6 +303,8 @@ def _what(obj: Any) -> str:
 
 def to_list(td: Any, convert_nodes: bool, convert_tensors: Any, tolist_first: bool) -> Any:
     """Nested lists over the batch dimensions, of dicts or of TensorDicts; the row itself where there are none."""
+    if convert_tensors and not convert_nodes:
+        raise TypeError("convert_tensors=True makes numbers of tensors in dicts: it needs convert_nodes=True")
     if td.batch_dims:
         return [to_list(row, convert_nodes, convert_tensors, tolist_first) for row in td]
     return td.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first) if convert_nodes else td

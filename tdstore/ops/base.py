@@ -75,6 +75,13 @@ class OpsBase:
     def _bytes_as(self, dtype: torch.dtype, batch_size: Any) -> Self:
         """The bytes of every leaf as another dtype, sharing memory; `batch_size` None keeps this one's."""
 
+    @abstractmethod
+    def _expanded_as(self, other: Any, lead: int) -> Self:
+        """Each leaf expanded to the shape of the leaf that another container has under its key.
+
+        The batch gets `lead` new dimensions; below 0, it loses some.
+        """
+
     def _in_rows(self) -> Any:
         """This container with leaves whose first dimensions are its batch, down to the last level."""
         return self

@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.ops import nested
 from tdstore.ops.base import Names, OpsBase
 from tdstore.shapes import as_dim, as_size, chunk_size, expand_shape, flat_args, split_sizes, view_shape
 
@@ -116,8 +117,22 @@ class MoveOps(OpsBase):
         return self._move(lambda t: t.expand((*new, *t.shape[n:])), new, names and ((None,) * (len(new) - n) + names))
 
     def expand_as(self, other: Any) -> Self:
-        """Expand to the batch size of `other` (a TensorDict or a tensor)."""
-        return self.expand(other.batch_size if isinstance(other, OpsBase) else other.shape)
+        """Expand each leaf to the shape of the leaf of the same key, and the batch to the batch size of `other`.
+
+        Args:
+            other: a TensorDict that has the leaves of this one; or a tensor, whose shape the batch is expanded to.
+
+        Raises:
+            KeyNotFoundError: `other` lacks a leaf. RuntimeError: a leaf or the batch cannot be expanded so.
+
+        Example:
+            >>> td = TensorDict({"a": torch.ones(3, 1)}, [3])
+            >>> td.expand_as(TensorDict({"a": torch.zeros(2, 3, 5)}, [2, 3]))["a"].shape
+            torch.Size([2, 3, 5])
+        """
+        if not isinstance(other, OpsBase):
+            return self.expand(other.shape)
+        return self._expanded_as(other, len(other.batch_size) - len(self.batch_size))
 
     def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
         """Merge the batch dimensions from `start_dim` to `end_dim`, both included (default: all).
@@ -174,7 +189,7 @@ class MoveOps(OpsBase):
         at = as_dim(dim, len(old))
         sizes = split_sizes(old[at], split_size)
         batches = [torch.Size((*old[:at], n, *old[at + 1 :])) for n in sizes]
-        return self._fan_out(lambda t: t.split(sizes, at), batches, self._dim_names(), keep_lock=True)
+        return self._fan_out(lambda t: nested.split(t, sizes, at), batches, self._dim_names(), keep_lock=True)
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
         """At most `chunks` pieces of equal length (the last may be shorter) along `dim`."""
@@ -189,8 +204,11 @@ class MoveOps(OpsBase):
             out: a TensorDict of the result's batch size to write into.
 
         Raises:
-            ValueError: `index` has more dimensions than the batch, or none for `dim`. IndexError: no such `dim`.
+            ValueError: both `out` and `inplace`, or `index` has more dimensions than the batch, or none for `dim`.
+            IndexError: no such `dim`.
         """
+        if out is not None and inplace:
+            raise ValueError("gather writes into `out` or in place: give one of the two")
         old = self.batch_size
         n, k = len(old), index.ndim
         at = as_dim(dim, n)
@@ -204,7 +222,7 @@ class MoveOps(OpsBase):
 
         names = self._dim_names()
         result = self._move(take, torch.Size((*index.shape, *old[k:])), names, keep_lock=False)
-        if out is None or inplace:
+        if out is None:
             return self._given(result, "gather", inplace)
         update: Any = out
         return update.update_(result)  # type: ignore[no-any-return]
