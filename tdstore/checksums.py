@@ -1,4 +1,6 @@
-"""crc32c sums of leaves: one per 4 MiB block, and the tips, which notice a swapped file for the price of one read.
+"""crc32c sums of leaves: one per block, and the tips, which notice a swapped file for the price of one read.
+
+A leaf of up to 4 MiB is one block. Larger ones have blocks of 64 KiB, so that a read of few rows compares little.
 
 A hole of a sparse file costs nothing: its blocks have the sum of zeros.
 """
@@ -13,6 +15,11 @@ import google_crc32c
 import numpy as np
 
 BLOCK = 4 << 20
+"""Largest block, and how much is read at once."""
+FINE = 64 << 10
+"""Smallest block of a leaf that has more than one."""
+MOST_BLOCKS = 1 << 18
+"""Blocks are longer for leaves that would have more of them."""
 TIP = 4096
 
 Memory = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -22,12 +29,31 @@ class Sums(NamedTuple):
     """Checksums of one leaf."""
 
     crc: bytes
-    """Little-endian uint32 crc32c of each 4 MiB block."""
+    """Little-endian uint32 crc32c of each block."""
     tips: int
     """crc32c of the first, middle and last 4 KiB together (of all bytes if there are at most 12 KiB)."""
+    block: int = BLOCK
+    """Bytes of a block; the last one may be short."""
+
+    def leading(self, nbytes: int) -> Sums:
+        """Those of the whole blocks among the first `nbytes`, without tips."""
+        return Sums(self.crc[: nbytes // self.block * 4], 0, self.block)
 
 
 EMPTY = Sums(b"", 0)
+
+
+def block_bytes(nbytes: int) -> int:
+    """Give the bytes of a block of a leaf of `nbytes` whose sums are taken anew.
+
+    Example:
+        >>> [block_bytes(n) >> 10 for n in (1 << 20, 4 << 20, 5 << 20, 16 << 30, 20 << 30)]
+        [4096, 4096, 64, 64, 128]
+    """
+    block = BLOCK if nbytes <= BLOCK else FINE
+    while block < BLOCK and nbytes > block * MOST_BLOCKS:
+        block *= 2
+    return block
 
 
 def crc32c(data: bytes | Memory) -> int:
@@ -36,29 +62,36 @@ def crc32c(data: bytes | Memory) -> int:
 
 
 class Summer:
-    """Sums of a leaf that comes in order, in whole blocks (the last may be short)."""
+    """Sums of a leaf that comes in order, in pieces of whole blocks (the last may be short).
 
-    def __init__(self, nbytes: int) -> None:
+    Args:
+        nbytes: of the leaf.
+        block: bytes to a checksum.
+    """
+
+    def __init__(self, nbytes: int, block: int | None = None) -> None:
         self.nbytes = nbytes
+        self.block = block or block_bytes(nbytes)
         self._crc: list[int] = []
         self._wanted = tip_ranges(nbytes)
         self._tips = bytearray()
         self._at = 0
 
-    def add(self, block: Memory) -> None:
+    def add(self, piece: Memory) -> None:
         """The next bytes: `BLOCK` of them, or the rest."""
-        self._crc.append(crc32c(block))
-        start, stop = self._at, self._at + len(block)
+        size = self.block
+        self._crc += [crc32c(piece[at : at + size]) for at in range(0, len(piece), size)]
+        start, stop = self._at, self._at + len(piece)
         for a, b in self._wanted:
             if a < stop and b > start:
-                self._tips += block[max(a - start, 0) : b - start].tobytes()
+                self._tips += piece[max(a - start, 0) : b - start].tobytes()
         self._at = stop
 
     def add_zeros(self, size: int) -> None:
         """The next bytes are `size` zeros, whole blocks or the rest."""
-        self._crc += [_crc_of_zeros(BLOCK)] * (size // BLOCK)
-        if size % BLOCK:
-            self._crc.append(_crc_of_zeros(size % BLOCK))
+        self._crc += [_crc_of_zeros(self.block)] * (size // self.block)
+        if size % self.block:
+            self._crc.append(_crc_of_zeros(size % self.block))
         start, stop = self._at, self._at + size
         for a, b in self._wanted:
             if a < stop and b > start:
@@ -69,7 +102,7 @@ class Summer:
         """What was summed."""
         if not self.nbytes:
             return EMPTY
-        return Sums(np.array(self._crc, "<u4").tobytes(), crc32c(bytes(self._tips)))
+        return Sums(np.array(self._crc, "<u4").tobytes(), crc32c(bytes(self._tips)), self.block)
 
 
 def tip_ranges(nbytes: int) -> list[tuple[int, int]]:
@@ -88,9 +121,9 @@ def tips_of_file(fd: int, nbytes: int) -> int:
     return crc32c(b"".join(os.pread(fd, b - a, a) for a, b in tip_ranges(nbytes)))
 
 
-def sums_of_memory(memory: Memory) -> Sums:
-    """The sums of a contiguous uint8 array."""
-    summer = Summer(len(memory))
+def sums_of_memory(memory: Memory, block: int | None = None) -> Sums:
+    """The sums of a contiguous uint8 array, of `block` bytes each."""
+    summer = Summer(len(memory), block)
     for start in range(0, len(memory), BLOCK):
         summer.add(memory[start : start + BLOCK])
     return summer.sums()
@@ -104,38 +137,44 @@ def sums_of_zeros(nbytes: int) -> Sums:
     return summer.sums()
 
 
-def sums_of_file(fd: int, nbytes: int, known: bytes = b"") -> Sums:
+def sums_of_file(fd: int, nbytes: int, known: Sums = EMPTY, *, block: int | None = None) -> Sums:
     """The sums of the first `nbytes` of a file; holes are not read, nor blocks at the start whose crc is `known`.
+
+    Args:
+        block: bytes to a checksum; default: as `known`, unless there would be very many of them.
 
     Raises:
         EOFError: the file is shorter.
     """
-    summer = Summer(nbytes)
+    if known.block < BLOCK and nbytes > 2 * MOST_BLOCKS * known.block:
+        known = EMPTY
+    size_of_block = known.block if known.crc else block or block_bytes(nbytes)
+    summer = Summer(nbytes, size_of_block)
     buffer = np.empty(min(BLOCK, nbytes), np.uint8)
-    at = len(known) // 4 * BLOCK
+    at = len(known.crc) // 4 * size_of_block
     data_until = 0  # [at, data_until) is known to hold data
     while at < nbytes:
         size = min(BLOCK, nbytes - at)
         if at >= data_until:
             at_data, data_until = next_data(fd, at, nbytes)
-            whole = (nbytes if at_data >= nbytes else at_data // BLOCK * BLOCK) - at
+            whole = (nbytes if at_data >= nbytes else at_data // size_of_block * size_of_block) - at
             if whole > 0:
                 if os.fstat(fd).st_size < at + whole:
                     raise EOFError
                 summer.add_zeros(whole)
                 at += whole
                 continue
-        block = buffer[:size]
+        piece = buffer[:size]
         got = 0
         while got < size:
-            n = os.preadv(fd, [block[got:].data], at + got)
+            n = os.preadv(fd, [piece[got:].data], at + got)
             if not n:
                 raise EOFError
             got += n
-        summer.add(block)
+        summer.add(piece)
         at += size
-    if known:
-        return Sums(known + summer.sums().crc, tips_of_file(fd, nbytes))
+    if known.crc:
+        return Sums(known.crc + summer.sums().crc, tips_of_file(fd, nbytes), size_of_block)
     return summer.sums()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
-from tdstore.checksums import BLOCK, Sums, crc32c
+from tdstore.checksums import BLOCK, FINE, Sums, crc32c
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import CorruptStoreError, UnsupportedError
 from tdstore.header import (
@@ -52,15 +52,17 @@ class LeafRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     file: tuple[str, ...] = ()
     """Components below the root; empty for a leaf without elements, which has no file."""
     crc: str = ""
-    """base64 of little-endian uint32 crc32c, one per 4 MiB."""
+    """base64 of little-endian uint32 crc32c, one for each block."""
     tips: int = 0
     """crc32c of the first, middle and last 4 KiB."""
     fill: Any = 0
     """What rows added later read as (`values.encode_value`)."""
+    block: int = BLOCK
+    """Bytes of a block: 64 KiB to 4 MiB, a power of two."""
 
     def sums(self) -> Sums:
         """The checksums, decoded."""
-        return Sums(base64.b64decode(self.crc), self.tips)
+        return Sums(base64.b64decode(self.crc), self.tips, self.block)
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +79,8 @@ def leaf_record(
     path: Path, dtype: str, shape: tuple[int, ...], nbytes: int, file: tuple[str, ...], sums: Sums, fill: Any
 ) -> LeafRecord:
     """A record with its sums encoded."""
-    return LeafRecord(path, dtype, shape, nbytes, file, base64.b64encode(sums.crc).decode(), sums.tips, fill)
+    crc = base64.b64encode(sums.crc).decode()
+    return LeafRecord(path, dtype, shape, nbytes, file, crc, sums.tips, fill, sums.block)
 
 
 def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str) -> bytes:
@@ -213,7 +216,9 @@ def _fault(leaf: LeafRecord) -> str | None:
     if reason := fill_fault(leaf.fill, dtype):
         return reason
     # Four bytes a block, as base64 of exactly that length; `sums` decodes it.
-    blocks = -(-expected // BLOCK)
+    if not FINE <= leaf.block <= BLOCK or leaf.block & (leaf.block - 1):
+        return f"has checksums of blocks of {leaf.block} bytes"
+    blocks = -(-expected // leaf.block)
     if len(leaf.crc) != -(-4 * blocks // 3) * 4 or not _BASE64.fullmatch(leaf.crc):
         return f"has malformed checksums for {expected} bytes"
     return None

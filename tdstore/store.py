@@ -255,11 +255,11 @@ class Store(ABC):
         """Compare leaves with the checksums of the last commit. A store that keeps none finds no fault."""
         return []
 
-    def check(self, paths: Sequence[Path], rows: slice | None = None) -> None:
+    def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
         """Compare leaves with their checksums before rows are copied from live tensors (VIEW). Nothing by default.
 
         Args:
-            rows: those that are copied; None where they are scattered.
+            rows: those that are copied, a slice or int64 numbers; None for any.
         """
 
     def reopen_token(self) -> tuple[Any, Mode, dict[str, Any]] | None:

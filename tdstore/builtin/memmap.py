@@ -23,7 +23,8 @@ from tdstore.builtin.memmap_open import (
     check_and_map,
     check_budget,
     compare_sums,
-    crc_of_block,
+    crc_of_range,
+    crc_unless_written,
     fingerprint,
     read_contents,
     situation,
@@ -190,9 +191,11 @@ class MemmapStore(MemmapLeaves):
                 self._writer.watch(leaf)
             self._leaves[leaf.path] = self._wrap(leaf)
         self._mark_committed()
-        if not shared and self._raw and self._options["verify"] != "none" and not now.crashed:
+        if self._raw and self._options["verify"] != "none" and not now.crashed:
             sure = [leaf for leaf in contents.leaves if not now.skips(leaf)]
-            self._reading = ReadCheck(self.url, sure, partial(crc_of_block, self._hold.root, self._raw))
+            root = self._hold.root
+            on_medium = partial(crc_unless_written, root) if shared else partial(crc_of_range, root, self._raw)
+            self._reading = ReadCheck(self.url, sure, on_medium)
 
     def _recover(self, contents: Contents, stale: list[LeafFile], log: session.Log) -> None:
         """Nobody is in: bring sums up to date, finish or undo a commit that was cut short."""

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from tdstore import files, manifest, session
 from tdstore.builtin.memmap_layout import LeafFile
-from tdstore.builtin.memmap_open import MAX_MANIFEST, Situation
+from tdstore.builtin.memmap_open import MAX_MANIFEST, Situation, is_untouched
 from tdstore.builtin.memmap_publish import FIRST
 from tdstore.builtin.mmtensor import scratch_dir
 from tdstore.checksums import sums_of_file
@@ -238,9 +238,10 @@ class Hold:
         except OSError:
             return record  # gone or replaced: whoever opens next is told by the old record
         try:
-            sums = sums_of_file(fd, record.nbytes)
-            if sums == record.sums():
-                return record
+            sums = sums_of_file(fd, record.nbytes, block=record.block)
+            leaf = self.files.get(record.path)
+            if sums == record.sums() or (leaf is not None and is_untouched(self.root, fd, leaf)):
+                return record  # else unchanged, and damaged: the old sums tell
             if self.sync:
                 files.fsync(fd)
         except EOFError:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdstore.checksums import BLOCK, EMPTY, Sums
+from tdstore.checksums import EMPTY, Sums
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
 from tdstore.header import NESTED_SHAPES, NESTED_SPANS, NESTED_VALUES
 from tdstore.holes import Holes
@@ -29,6 +29,7 @@ class LeafFile:
 
     __slots__ = (
         "__weakref__",
+        "changed",
         "dtype",
         "elders",
         "fd",
@@ -57,14 +58,16 @@ class LeafFile:
     """Name in the root while it is not part of the store yet."""
     sums: Sums | None
     """None once the data may have changed since."""
-    known: bytes
-    """While `sums` is None: the crc of the leading blocks that have not changed since they were summed."""
+    known: Sums
+    """While `sums` is None: those of the leading blocks that have not changed since they were summed."""
     elders: list[tuple[weakref.ref[Tensor], LeafFile]]
     """This leaf as it was before it grew, while somebody may write through the tensor that was handed out then."""
     holes: Holes | None
     """None when every byte has a block on the medium, so that stores through the mapping cannot fail."""
     sparse: bool
     """Whether its file had holes when it was opened."""
+    changed: int
+    """When its file was last written, in ns since 1970, as it was opened for writing; 0 if that would not tell."""
     fd: int
     probe: Tensor | None
     """The mapped tensor; shares its version counter with what was handed out."""
@@ -89,8 +92,8 @@ class LeafFile:
         self.holes = None
         self.fd = -1
         self.probe = None
-        self.version = self.floor = 0
-        self.known = b""
+        self.version = self.floor = self.changed = 0
+        self.known = EMPTY
         self.elders = []
         self.handed = self.grown = self.unsynced = self.sparse = False
 
@@ -132,20 +135,20 @@ class LeafFile:
             return True
         return any(elder.written_to() for _, elder in self.elders)
 
-    def leading(self) -> bytes:
-        """The crc of the leading whole blocks that hold what was summed."""
+    def leading(self) -> Sums:
+        """The sums of the leading whole blocks that hold what was summed."""
         if self.written_to():
-            return b""
-        return self.known if self.sums is None else self.sums.crc[: self.nbytes // BLOCK * 4]
+            return EMPTY
+        return self.known if self.sums is None else self.sums.leading(self.nbytes)
 
     def changes_from(self, start: int) -> None:
         """Bytes from `start` on are about to change."""
-        self.known = self.leading()[: start // BLOCK * 4]
+        self.known = self.leading().leading(start)
         self.sums = None
 
     def follow(self, old: LeafFile, view: Tensor | None) -> None:
         """Take over the sums of this leaf before it changed its length, and watch the tensor that was handed out."""
-        self.known = old.leading()[: min(old.nbytes, self.nbytes) // BLOCK * 4]
+        self.known = old.leading().leading(min(old.nbytes, self.nbytes))
         self.elders = [pair for pair in old.elders if pair[0]() is not None]
         if old.handed and view is not None and not old.temp:
             old.elders = []

@@ -120,6 +120,9 @@ class MemmapLeaves(ResidentStore):
             )
         return self.location, "r+" if self.writable else "r", dict(self._options, recover=None)
 
+    def _summed(self, path: Path) -> LeafFile:
+        return self._leaf(path)
+
     def _leaf(self, path: Path) -> LeafFile:
         self._check_open()
         try:
@@ -145,7 +148,7 @@ class MemmapLeaves(ResidentStore):
         self._check_reads(reads)
         return [gather(leaf, r.index, r.out) for leaf, r in zip(leaves, reads, strict=True)]
 
-    def check(self, paths: Sequence[Path], rows: slice | None = None) -> None:
+    def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
         if rows is not None:
             for path in paths:
                 self._refuse_holes(path, rows_of(self._leaf(path).shape, (rows,)))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +14,7 @@ from tdstore import files, manifest, session
 from tdstore.builtin.memmap_layout import LeafFile
 from tdstore.builtin.mmtensor import map_fd
 from tdstore.builtin.peer_memmap import META, read_peer
-from tdstore.checksums import BLOCK, Sums, crc32c, sums_of_file, tips_of_file
+from tdstore.checksums import Sums, crc32c, sums_of_file, tips_of_file
 from tdstore.errors import (
     CorruptStoreError,
     DirtyStoreError,
@@ -139,6 +141,7 @@ def check_and_map(
                         raise CorruptStoreError(f"{url}: {reason}", url=url, hint=_ACCEPT)
                     leaf.sums = None
                 leaf.sparse = info.st_blocks * 512 < leaf.nbytes
+                leaf.changed = _told_by(info) if shared and now.log is None else 0
                 _map(fd, leaf, shared=shared, url=url)
             finally:
                 os.close(fd)
@@ -199,25 +202,26 @@ def _compare(fd: int, leaf: LeafFile, info: os.stat_result, now: Situation, veri
 def compare_sums(fd: int, leaf: LeafFile, expected: Sums) -> str | None:
     """Hash a file and say which block is not as committed."""
     try:
-        got = sums_of_file(fd, leaf.nbytes)
+        got = sums_of_file(fd, leaf.nbytes, block=expected.block)
     except EOFError:
         return f"leaf {path_text(leaf.path)} has {os.fstat(fd).st_size} bytes on the medium, expected {leaf.nbytes}"
     if got.crc == expected.crc:
         return None
     block = next(i for i in range(0, len(got.crc), 4) if got.crc[i : i + 4] != expected.crc[i : i + 4])
     return (
-        f"leaf {path_text(leaf.path)} is damaged in 4 MiB block {block // 4}: crc32c "
+        f"leaf {path_text(leaf.path)} is damaged in the {expected.block >> 10} KiB from byte "
+        f"{block // 4 * expected.block} on: crc32c "
         f"{got.crc[block : block + 4][::-1].hex()}, expected {expected.crc[block : block + 4][::-1].hex()}"
     )
 
 
-def crc_of_block(root: int, raw: bytes, leaf: LeafFile, block: int) -> int | None:
-    """crc32c of a block of a leaf's file; None where somebody wrote since the manifest `raw` was read."""
+def crc_of_range(root: int, raw: bytes, leaf: LeafFile, start: int, stop: int) -> int | None:
+    """crc32c of a part of a leaf's file; None where somebody wrote since the manifest `raw` was read."""
     try:
         with files.Tree(root) as tree:
             fd = tree.open(leaf.file)
             try:
-                found = crc32c(os.pread(fd, min(BLOCK, leaf.nbytes - block * BLOCK), block * BLOCK))
+                found = crc32c(os.pread(fd, stop - start, start))
             finally:
                 os.close(fd)
         # Looked at last: a writer changes rows before its commit changes the manifest, and the log is there meanwhile.
@@ -226,6 +230,57 @@ def crc_of_block(root: int, raw: bytes, leaf: LeafFile, block: int) -> int | Non
     except (OSError, CorruptStoreError):
         return None  # replaced, or removed
     return found
+
+
+def crc_unless_written(root: int, leaf: LeafFile, start: int, stop: int) -> int | None:
+    """crc32c of a part of a leaf that is mapped for writing; None where it may have been written since it was opened.
+
+    torch counts its writes, but not those through numpy, nor those of other processes. The time of the file tells.
+    """
+    try:
+        with files.Tree(root) as tree:
+            fd = tree.open(leaf.file)
+        try:
+            found = crc32c(os.pread(fd, stop - start, start))
+            return None if leaf.written() or not is_untouched(root, fd, leaf) else found
+        finally:
+            os.close(fd)
+    except OSError:
+        return None  # replaced, or removed
+
+
+def is_untouched(root: int, fd: int, leaf: LeafFile) -> bool:
+    """Whether nobody can have written to a leaf's file since it was opened for writing; False where that is unknown."""
+    info = os.fstat(fd)
+    return 0 < leaf.changed == info.st_mtime_ns and _is_store_noticed(root, info.st_dev)
+
+
+def _told_by(info: os.stat_result) -> int:
+    """The time of a file, if it is old enough that a write after now is sure to change it."""
+    coarse = info.st_mtime_ns % 1_000_000 == 0  # a file system that counts in seconds, perhaps
+    margin = 2_500_000_000 if coarse else 20_000_000
+    return info.st_mtime_ns if info.st_mtime_ns < time.time_ns() - margin else 0
+
+
+def _is_store_noticed(root: int, device: int) -> bool:
+    """Whether a store through a mapping changes the time of a file. On file systems in memory it does not."""
+    if device not in _noticed:
+        name = files.temp_name()
+        fd = files.create_empty(name, root)
+        try:
+            files.unlink(name, root)
+            files.truncate(fd, mmap.PAGESIZE)
+            os.utime(fd, ns=(0, 0))
+            with mmap.mmap(fd, mmap.PAGESIZE) as mapped:
+                mapped[0] = 1
+                _noticed[device] = os.fstat(fd).st_mtime_ns != 0
+        finally:
+            os.close(fd)
+    return _noticed[device]
+
+
+_noticed: dict[int, bool] = {}
+"""By the device number of a file system."""
 
 
 def _map(fd: int, leaf: LeafFile, *, shared: bool, url: str) -> None:

@@ -17,7 +17,7 @@ from tdstore.builtin.memmap_hold import Hold
 from tdstore.builtin.memmap_layout import LeafFile
 from tdstore.builtin.mmtensor import byte_blocks, map_fd
 from tdstore.builtin.resident import put
-from tdstore.checksums import BLOCK, Summer, sums_of_file, sums_of_zeros
+from tdstore.checksums import BLOCK, EMPTY, Summer, sums_of_file, sums_of_zeros
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreClosedError
 from tdstore.holes import Holes
@@ -169,7 +169,7 @@ class LeafWriter:
                 leaf.temp = None
         old.file = file
         if grown:
-            old.sums, old.known = None, b""  # its rows may have been written through the others
+            old.sums, old.known = None, EMPTY  # its rows may have been written through the others
             old.unsynced = True
             if any(leaf.probe is not None for leaf in grown):
                 # Cutting the file would pull memory from under a tensor: whoever opens it next for writing does.
@@ -349,7 +349,7 @@ def take_sums(leaf: LeafFile, writer: LeafWriter) -> None:
         raise CorruptStoreError(
             f"leaf {path_text(leaf.path)} was cut short by somebody, expected {leaf.nbytes} bytes"
         ) from None
-    leaf.version = version
+    leaf.version, leaf.changed = version, 0
 
 
 def _first_row(term: slice | Tensor) -> int:

@@ -3,76 +3,130 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from tdstore.builtin.memmap_layout import LeafFile
 from tdstore.builtin.tdz_read import as_bytes
-from tdstore.checksums import BLOCK, crc32c
+from tdstore.checksums import Sums, crc32c
+from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError
 from tdstore.types import Path, path_text
 
 SMALL = 64 << 20
 """Leaves of up to so many bytes are compared whole by the first read of any of their rows; larger ones by the blocks
-of 4 MiB that a read covers whole."""
+that hold the rows."""
+COARSE = 1 << 20
+"""Blocks longer than this are compared by reads that cover them whole: few rows are not worth one."""
+
+Rows = slice | Tensor | None
+"""What a read copies of the first dimension: numbers of rows if a tensor; None for any."""
 
 
-class ReadCheck:
-    """What one store that was opened for reading has not compared yet.
+class Summed(Protocol):
+    """A leaf with checksums, as far as a comparison knows it."""
+
+    path: Path
+    shape: torch.Size
+    nbytes: int
+    sums: Sums | None
+    probe: Tensor | None
+    """Its mapped memory."""
+
+
+Leaf = TypeVar("Leaf", bound=Summed)
+
+
+class _Pending:
+    """The blocks of one leaf that were not compared yet."""
+
+    __slots__ = ("leaf", "left", "sums")
+
+    def __init__(self, leaf: Summed, sums: Sums) -> None:
+        self.leaf = leaf
+        self.sums = sums
+        self.left = np.ones(-(-leaf.nbytes // sums.block), np.bool_)
+
+
+class ReadCheck(Generic[Leaf]):
+    """What one open store has not compared yet.
 
     Args:
         leaves: those with checksums that must fit.
-        on_medium: gives the crc32c of a block as it is on the medium, or None where the checksums are not those of the
-            medium any more, since somebody wrote.
+        on_medium: gives the crc32c of a leaf's bytes from start to stop as they are on the medium, or None where its
+            checksums need not fit any more, since somebody wrote.
     """
 
-    def __init__(self, url: str, leaves: Iterable[LeafFile], on_medium: Callable[[LeafFile, int], int | None]) -> None:
+    def __init__(self, url: str, leaves: Iterable[Leaf], on_medium: Callable[[Leaf, int, int], int | None]) -> None:
         self.url = url
         self._on_medium = on_medium
-        self._left: dict[Path, tuple[LeafFile, np.ndarray[tuple[int], np.dtype[np.bool_]]]] = {
-            leaf.path: (leaf, np.ones(-(-leaf.nbytes // BLOCK), np.bool_))
-            for leaf in leaves
-            if leaf.nbytes and leaf.sums is not None
+        self.pending: dict[Path, _Pending] = {
+            leaf.path: _Pending(leaf, leaf.sums) for leaf in leaves if leaf.nbytes and leaf.sums is not None
         }
 
-    def check(self, path: Path, rows: slice | None) -> None:
-        """Compare what a read of rows will copy; None: of any rows.
+    def check(self, leaf: Leaf, rows: Rows) -> None:
+        """Compare what a read of rows will copy.
 
         Raises:
             CorruptStoreError: the medium holds other bytes than were committed.
         """
-        found = self._left.get(path)
-        if found is None:
+        found = self.pending.get(leaf.path)
+        if found is None or leaf.probe is None:
             return
-        leaf, left = found
-        if leaf.probe is None:
+        if found.leaf is not leaf or found.sums is not leaf.sums:  # another leaf of that name, or written since
+            self.pending.pop(leaf.path, None)
             return
-        if leaf.nbytes <= SMALL:
-            first, last = 0, len(left)
-        elif rows is not None and leaf.shape and rows.step in (None, 1):
-            row = leaf.nbytes // leaf.shape[0]
-            start, stop, _ = rows.indices(leaf.shape[0])
-            first, last = -(-start * row // BLOCK), len(left) if stop == leaf.shape[0] else stop * row // BLOCK
-        else:
+        blocks = self._touched(leaf, found.sums.block, rows)
+        blocks = blocks[found.left[blocks]]
+        if not len(blocks):
             return
-        memory, expected = as_bytes(leaf.probe), np.frombuffer(leaf.sums.crc, "<u4")  # type: ignore[union-attr]
-        for block in range(first, last):
-            if left[block]:
-                if crc32c(memory[block * BLOCK : (block + 1) * BLOCK]) != expected[block]:
-                    self._compare_medium(leaf, block, int(expected[block]))
-                left[block] = False
-        if not left.any():
-            self._left.pop(path, None)
+        size, memory = found.sums.block, as_bytes(leaf.probe)
+        expected = np.frombuffer(found.sums.crc, "<u4")
+        for block in blocks.tolist():
+            piece = memory[block * size : (block + 1) * size]
+            if crc32c(piece) != expected[block] and not self._is_sound(leaf, block, size, int(expected[block])):
+                return
+            found.left[block] = False
+        if not found.left.any():
+            self.pending.pop(leaf.path, None)
 
-    def _compare_medium(self, leaf: LeafFile, block: int, expected: int) -> None:
-        """A block differs: this process wrote into its private memory, somebody wrote to the medium, or it is bad."""
-        found = self._on_medium(leaf, block)
+    def _touched(self, leaf: Leaf, size: int, rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The blocks to compare for rows."""
+        count = -(-leaf.nbytes // size)
+        length = leaf.shape[0] if leaf.shape else 1
+        if leaf.nbytes <= SMALL or not leaf.shape or (rows is None and size <= COARSE):
+            return np.arange(count)
+        row = leaf.nbytes // length
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(length)
+            if step == 1 and size <= COARSE:
+                return np.arange(start * row // size, -(-stop * row // size))
+            if step == 1:
+                return np.arange(-(-start * row // size), count if stop == length else stop * row // size)
+            rows = torch.arange(start, stop, step) if step > 0 else torch.arange(stop + 1, start + 1, -step)
+        if rows is None or size > COARSE:
+            return np.arange(0)
+        at = to_numpy(rows.reshape(-1).to("cpu", torch.int64)) % length * row
+        first, last = at // size, (at + (row - 1)) // size
+        found = first[:, None] + np.arange(int((last - first).max()) + 1 if len(at) else 0)
+        return np.unique(np.minimum(found, last[:, None]))
+
+    def _is_sound(self, leaf: Leaf, block: int, size: int, expected: int) -> bool:
+        """A block differs: this process wrote into its private memory, somebody wrote to the medium, or it is bad.
+
+        Returns:
+            False where the checksums of the leaf are not those of the medium any more.
+        """
+        found = self._on_medium(leaf, block * size, min((block + 1) * size, leaf.nbytes))
         if found is None:
-            self._left.clear()
+            self.pending.pop(leaf.path, None)
         elif found != expected:
             raise CorruptStoreError(
-                f"{self.url}: leaf {path_text(leaf.path)} is damaged in 4 MiB block {block}: its crc32c is "
-                f"{found:08x}, expected {expected:08x}",
+                f"{self.url}: leaf {path_text(leaf.path)} is damaged in the {size >> 10} KiB from byte {block * size} "
+                f"on: their crc32c is {found:08x}, expected {expected:08x}",
                 url=self.url,
                 hint="restore it from a copy; verify='none' reads it as it is",
             )
+        return found is not None

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.builtin.memmap_layout import LeafFile
 from tdstore.builtin.readcheck import ReadCheck
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import KeyNotFoundError, ReadOnlyError, StoreClosedError
@@ -22,8 +23,8 @@ class ResidentStore(Store):
 
     _leaves: dict[Path, Tensor]
     _closed = False
-    _reading: ReadCheck | None = None
-    """What is still to be compared with checksums, in a store that was opened for reading."""
+    _reading: ReadCheck[LeafFile] | None = None
+    """What is still to be compared with checksums."""
 
     def paths(self) -> Iterator[Path]:
         self._check_open()
@@ -44,16 +45,19 @@ class ResidentStore(Store):
         check_indices((r.index, leaf.shape) for r, leaf in zip(reads, views, strict=True))
         return [gather(leaf, r.index, r.out) for leaf, r in zip(views, reads, strict=True)]
 
-    def check(self, paths: Sequence[Path], rows: slice | None = None) -> None:
-        if (reading := self._reading) is not None:
+    def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
+        if (reading := self._reading) is not None and reading.pending:
             for path in paths:
-                reading.check(path, rows)
+                reading.check(self._summed(path), rows)
 
     def _check_reads(self, reads: Sequence[Read]) -> None:
-        if (reading := self._reading) is not None:
+        if (reading := self._reading) is not None and reading.pending:
             for r in reads:
-                first = r.index[0] if r.index else slice(None)
-                reading.check(r.path, first if isinstance(first, slice) else None)
+                reading.check(self._summed(r.path), r.index[0] if r.index else slice(None))
+
+    def _summed(self, path: Path) -> LeafFile:
+        """A leaf with its checksums."""
+        raise NotImplementedError
 
     def write(self, writes: Sequence[Write]) -> None:
         self._check_writable()

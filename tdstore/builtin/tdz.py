@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -31,7 +30,7 @@ from tdstore.builtin.tdz_read import (
     zip_errors,
 )
 from tdstore.builtin.tdz_write import Held, copy_head, descriptions, finish, finish_packed, new_file, patch_local
-from tdstore.checksums import BLOCK, crc32c, sums_of_memory
+from tdstore.checksums import crc32c, sums_of_memory
 from tdstore.errors import (
     CorruptStoreError,
     OptionError,
@@ -111,11 +110,10 @@ def method_of(compression: str | int | None) -> int:
     return found
 
 
-def _crc_of_block(hold: Held, leaf: LeafFile, block: int) -> int:
-    """crc32c of a block of an archive, which nobody writes in place."""
+def _crc_of_range(hold: Held, leaf: LeafFile, start: int, stop: int) -> int:
+    """crc32c of a part of a leaf in an archive, which nobody writes in place."""
     assert isinstance(leaf, LeafEntry)
-    size = min(BLOCK, leaf.nbytes - block * BLOCK)
-    return crc32c(os.pread(hold.fd, size, leaf.start + block * BLOCK))
+    return crc32c(os.pread(hold.fd, stop - start, leaf.start + start))
 
 
 class TdzStore(TdzLeaves):
@@ -180,9 +178,9 @@ class TdzStore(TdzLeaves):
                 self._layout.adopt(leaf.path, leaf.file)
             self._entries[leaf.path] = leaf
         self._committed = dict(self._entries)
-        if not self.writable and self._options["verify"] != "none":
+        if self._options["verify"] != "none":
             stored = [x for x in leaves if x.info is not None and x.info.compress_type == zipfile.ZIP_STORED]
-            self._reading = ReadCheck(self.url, stored, partial(_crc_of_block, self._open))
+            self._reading = ReadCheck(self.url, stored, partial(_crc_of_range, self._open))
 
     def _check_writable_leaf(self, leaf: LeafEntry) -> None:
         assert leaf.info is not None
@@ -210,7 +208,7 @@ class TdzStore(TdzLeaves):
         """Write the archive anew, with the checksums of what it holds."""
         self._check_writable()
         with files.io_errors(self.url, "committing"), zip_errors(self.url):
-            self._publish(self._header, list(self._committed.values()))
+            self._publish(self._header, list(self._committed.values()), compare=False)
 
     def _written_leaves(self) -> list[LeafEntry]:
         """Leaves of the last commit whose bytes are not those of the archive any more, in this process."""
@@ -224,17 +222,17 @@ class TdzStore(TdzLeaves):
         aligned = leaf.start % leaf.dtype.itemsize == 0
         if window is not None and aligned and window.is_written(leaf.start, leaf.nbytes) is False:
             return False
-        # torch counts its own writes, and no others: the bytes tell.
-        memory = as_bytes(leaf.probe)
-        if leaf.sums is not None:
-            return sums_of_memory(memory) != leaf.sums
-        return zlib.crc32(memory.data) != leaf.crc
+        # torch counts its own writes, and no others: the bytes tell. Not the sums, for the archive may be damaged.
+        return sums_of_memory(as_bytes(leaf.probe)) != sums_of_range(self._open.fd, leaf.start, leaf.nbytes)[1]
 
-    def _publish(self, header: Header, written: Sequence[LeafEntry]) -> None:
+    def _publish(self, header: Header, written: Sequence[LeafEntry], *, compare: bool = True) -> None:
         """Swap in a new archive: what the old one held, in the same places, and what came since."""
         hold, leaves = self._open, list(self._entries.values())
         before = [(leaf, leaf.crc, leaf.sums) for leaf in leaves]
         try:
+            if compare:
+                for leaf in written:
+                    self._compare_before(leaf)
             end = self._build(header, leaves, written)
             self._swap_in(current=hold.fd >= 0)
         except BaseException:
@@ -271,6 +269,19 @@ class TdzStore(TdzLeaves):
                 patch_local(hold.new, leaf.info, leaf.crc)
                 leaf.info.CRC = leaf.crc
         return finish(hold.new, self._at, leaves, descriptions(header, leaves, self._layout, self.url))
+
+    def _compare_before(self, leaf: LeafEntry) -> None:
+        """Refuse to take new sums of a leaf that was changed in part, where what stays of it is damaged."""
+        if self._options["verify"] == "none" or leaf.sums is None or leaf.building:
+            return
+        _, found = sums_of_range(self._open.fd, leaf.start, leaf.nbytes, leaf.sums.block)
+        if found.crc != leaf.sums.crc:
+            raise CorruptStoreError(
+                f"{self.url}: leaf {path_text(leaf.path)} was changed, and the archive holds other bytes of it than "
+                "were committed",
+                url=self.url,
+                hint="restore it from a copy; to write over all of it, open with verify='none'",
+            )
 
     def _settle(self, header: Header, end: int, mode: Mode) -> None:
         """Take what was published for what is there."""
@@ -377,6 +388,7 @@ class TdzStore(TdzLeaves):
 
         Raises:
             StoreIOError: the medium failed. The store stays open, and `close` can be called again.
+            CorruptStoreError: a leaf that was changed is damaged in the archive. The store stays open, too.
             ConflictError: another writer committed since. The store is closed, and its changes are lost.
         """
         if self._closed:
@@ -385,7 +397,7 @@ class TdzStore(TdzLeaves):
         try:
             if self.writable and hold.fd >= 0 and hold.pid == os.getpid():
                 self._commit_rows()
-        except StoreIOError:
+        except (StoreIOError, CorruptStoreError):
             raise
         except BaseException:
             self._let_go()

@@ -271,20 +271,20 @@ def load_member(fd: int, member: Member, out: Tensor, url: str) -> None:
         at += len(block)
 
 
-def sums_of_range(fd: int, start: int, nbytes: int) -> tuple[int, Sums]:
-    """CRC-32 and the sums of a manifest, in one pass over bytes of a file."""
-    crc, summer = 0, Summer(nbytes)
+def sums_of_range(fd: int, start: int, nbytes: int, block: int | None = None) -> tuple[int, Sums]:
+    """CRC-32 and the sums of a manifest, of `block` bytes each, in one pass over bytes of a file."""
+    crc, summer = 0, Summer(nbytes, block)
     buffer = np.empty(min(BLOCK, nbytes), np.uint8)
     for at in range(0, nbytes, BLOCK):
-        block = buffer[: min(BLOCK, nbytes - at)]
+        piece = buffer[: min(BLOCK, nbytes - at)]
         got = 0
-        while got < len(block):
-            n = os.preadv(fd, [block[got:].data], start + at + got)
+        while got < len(piece):
+            n = os.preadv(fd, [piece[got:].data], start + at + got)
             if not n:
                 raise EOFError("the archive ends too early")
             got += n
-        crc = zlib.crc32(block.data, crc)
-        summer.add(block)
+        crc = zlib.crc32(piece.data, crc)
+        summer.add(piece)
     return crc, summer.sums()
 
 

@@ -66,7 +66,8 @@ def _table(files: Iterable[LeafFile]) -> Table:
         extents = NOTHING
         if file.nbytes:
             sums = None if file.sums is None else np.frombuffer(file.sums.crc, "<u4")
-            pieces.append((len(objects), 0, file.nbytes, BLOCK, UNCHECKED if sums is None else 0))
+            block = BLOCK if file.sums is None else file.sums.block
+            pieces.append((len(objects), 0, file.nbytes, block, UNCHECKED if sums is None else 0))
             objects.append(StoredObject.known("/".join(file.file), file.nbytes, () if sums is None else sums))
             number = len(objects) - 1
             extents = Extents(*(np.array([v], np.int64) for v in (0, file.nbytes, number, 0)))

@@ -127,7 +127,7 @@ def open_directory(
 ) -> ByteStore:
     """Open a directory of files, ours or the peer's, that was uploaded as it is. It can be read only.
 
-    Its checksums are of 4 MiB each. "size" compares blocks that are read whole, and the first, middle and last
+    Its checksums are of 64 KiB to 4 MiB each. "size" compares those that are read whole, and the first, middle and last
     4 KiB of each leaf; "full" fetches whole blocks and compares everything, which for scattered rows is
     many times what was asked for; "none" compares nothing. Directories of the peer have no checksums.
 

@@ -282,8 +282,12 @@ class HomeMixin(ResidentTree):
     def read(self, index: Any = None, keys: Any = None, out: Any = None) -> Any:
         if self._home is not None and self._state & MAPPED:
             handle, path = self._home
-            copied = slice(None) if index is None else index if isinstance(index, slice) else None
-            handle.store.check(_leaves_of(handle, path, keys), copied)
+            leaves, copied = _leaves_of(handle, path, keys), self._copied_rows(index)
+            if copied is not None and not all(self._has_rows(handle.specs[leaf].shape) for leaf in leaves):
+                odd = [leaf for leaf in leaves if not self._has_rows(handle.specs[leaf].shape)]
+                handle.store.check(odd)  # parts of entries that are no plain tensors have other rows
+                leaves = [leaf for leaf in leaves if self._has_rows(handle.specs[leaf].shape)]
+            handle.store.check(leaves, copied)
         if out is None or index is None or len(self._batch_size) == 0:
             return super().read(index, keys, out)
         # Straight into the caller's buffers: no batch is built in between.
@@ -298,6 +302,20 @@ class HomeMixin(ResidentTree):
         for key, leaf in td.items(True, True):
             gather(leaf, (rows,), out.get(key))
         return out
+
+    def _copied_rows(self, index: Any) -> slice | Tensor | None:
+        """The rows of the first dimension that an index copies; None for any."""
+        if index is None or not self._batch_size:
+            return slice(None)
+        first = index[0] if isinstance(index, tuple) and index else index
+        if isinstance(first, slice):
+            return first
+        if type(first) is int:
+            return slice(first, first + 1 or None)
+        return None if isinstance(first, (bool, str)) or first is None or first is ... else self._rows_of(first)
+
+    def _has_rows(self, shape: torch.Size) -> bool:
+        return not self._batch_size or shape[:1] == self._batch_size[:1]
 
     def _rows_of(self, index: Any) -> Tensor | None:
         raise NotImplementedError
