@@ -1,15 +1,63 @@
-"""An assertion for tests: two TensorDicts are close."""
+"""Values that are not tensors in comparisons, and an assertion for tests: two TensorDicts are close."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from tdstore.container.core import GROUP, LEAF, Container
+from tdstore.container.core import GROUP, LEAF, VALUE, Container
+from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.paths import entry_path
+from tdstore.container.valueequality import alike
 from tdstore.errors import KeyNotFoundError
 from tdstore.types import Path, path_text
+
+
+def equal_positions(mine: Any, theirs: Any, batch: torch.Size) -> Tensor:
+    """Where a value is equal to another entry: a bool tensor of the batch, or of the tensor that it is compared with.
+
+    Batches broadcast. An entry that is missing (None) is equal to the value None.
+    """
+    if theirs is None:
+        theirs = NonTensorData(None)
+    if isinstance(theirs, Tensor):
+        number = mine.data if isinstance(mine, NonTensorData) else None
+        found = torch.zeros(theirs.shape, dtype=torch.bool, device=theirs.device)
+        if isinstance(number, (bool, int, float, complex)):
+            found = theirs == number
+        return found if found.ndim >= len(batch) else found.expand(batch)
+    if not isinstance(theirs, NonTensor):
+        return torch.zeros(batch, dtype=torch.bool)
+    if isinstance(mine, NonTensorData) and isinstance(theirs, NonTensorData):
+        return torch.full(batch, alike(mine.data, theirs.data))
+    if mine.same(theirs):
+        return torch.full(batch, True)
+    try:
+        wide = torch.broadcast_shapes(mine.batch_size, theirs.batch_size)
+    except RuntimeError:
+        return torch.full(batch, False)
+    values: NonTensor = mine.expand(wide)
+    return values.equal_values(theirs.expand(wide))
+
+
+def keys_compared(mine: Mapping[str, Any], theirs: Mapping[Any, Any]) -> dict[str, Any]:
+    """All keys of two TensorDicts that are compared; those that one lacks are None in the other.
+
+    Raises:
+        KeyNotFoundError: an entry that one lacks is not None in the other.
+    """
+    if mine.keys() != theirs.keys():
+        odd = [k for k in mine.keys() ^ theirs.keys() if not _is_none(mine[k] if k in mine else theirs[k])]
+        if odd:
+            raise KeyNotFoundError(f"cannot compare TensorDicts with different keys: {sorted(map(str, odd))}")
+    return dict.fromkeys([*mine, *theirs])
+
+
+def _is_none(entry: Any) -> bool:
+    return entry is None or (isinstance(entry, NonTensorData) and entry.data is None)
 
 
 def assert_close(
@@ -66,18 +114,21 @@ def _compare(actual: Any, expected: Any, how: dict[str, Any], intersection: bool
         )
     for key in [k for k in actual._first_keys() if k in theirs]:
         here = (*path, key)
-        kind = actual._kind(key)
-        if kind != expected._kind(key):
+        kind, a, b = actual._kind(key), actual._raw(key), expected._raw(key)
+        if {kind, expected._kind(key)} == {LEAF, VALUE}:
+            value, tensor = (a, b) if kind == VALUE else (b, a)
+            if not equal_positions(value, tensor, tensor.shape).all():
+                _fail(here, f"{value.plain()!r} is not {tensor!r}", msg)
+        elif kind != expected._kind(key):
             _fail(here, "a tensor, a TensorDict or a value on one side, and another of these on the other", msg)
-        a, b = actual._raw(key), expected._raw(key)
-        if kind == GROUP:
+        elif kind == GROUP:
             _compare(a, b, how, intersection, msg, here)
         elif kind == LEAF:
             try:
                 torch.testing.assert_close(a, b, **how)
             except AssertionError as error:
                 _fail(here, str(error), msg, error)
-        elif a.tolist() != b.tolist():
+        elif not equal_positions(a, b, actual.batch_size).all():
             _fail(here, f"{a.plain()!r} is not {b.plain()!r}", msg)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tdstore.container.access import NO_DEFAULT
 from tdstore.container.broadcasting import expanded_as, uneven, widened
+from tdstore.container.comparing import keys_compared
 from tdstore.container.core import Container
 from tdstore.container.names import as_names
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
@@ -220,9 +221,10 @@ class FillingMixin(PlacingMixin):
             return NotImplemented
         mine = self._resident()
         if isinstance(other, dict):
-            if odd := set(other) ^ set(mine._data):
-                raise KeyNotFoundError(f"cannot compare with a dict of other keys: {sorted(map(str, odd))}")
+            keys_compared(mine._data, other)
             other = self._resident_class(other, batch_size=self._batch_size)
+        elif isinstance(other, np.ndarray):
+            other = torch.as_tensor(other)
         return mine._compared(other._resident() if isinstance(other, Container) else other, op)
 
 

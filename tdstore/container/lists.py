@@ -34,3 +34,24 @@ def stack_text(first: list[Any], size: torch.Size) -> str:
 def as_text(values: str, size: torch.Size) -> str:
     """How a stack of values prints."""
     return f"NonTensorStack(\n    {values},\n    batch_size={size},\n    device=None)"
+
+
+def levels(values: list[Any], ndim: int | None) -> tuple[list[int], list[Any]]:
+    """The shape of nested lists, and all of their values in C order.
+
+    Args:
+        ndim: how many levels there are; by default as many as there are lists of one length.
+
+    Raises:
+        ValueError: fewer levels of lists of equal length than asked for.
+    """
+    shape, pool = [len(values)], list(values)
+    while ndim is None or len(shape) < ndim:
+        width = len(pool[0]) if pool and isinstance(pool[0], list) else 0
+        if any(not isinstance(part, list) or len(part) != width for part in pool) or (ndim is None and not width):
+            if ndim is None:
+                break
+            raise ValueError(f"expected {ndim} levels of lists of equal length")
+        shape.append(width)
+        pool = [v for part in pool for v in part]
+    return shape, pool

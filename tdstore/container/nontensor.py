@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tdstore.container import metadatakinds
 from tdstore.container.linked import LinkedList
-from tdstore.container.lists import as_text, nested, stack_text
+from tdstore.container.lists import as_text, levels, nested, stack_text
 from tdstore.container.options import capture_non_tensor_stack
 from tdstore.container.plain import to_plain
-from tdstore.container.taken import MANY, Lent, Taken, counted
+from tdstore.container.taken import MANY, Lent, Taken, counted, repeats
 from tdstore.container.valueequality import alike, equal
 from tdstore.container.valuemethods import ValueMethods
 from tdstore.errors import BatchSizeError
@@ -32,6 +33,8 @@ class NonTensor:
     __slots__ = ()
     batch_size: torch.Size
     device: torch.device | None = None
+    _container: ClassVar[Any]
+    """`TensorDict`, which stands above this module."""
 
     @property
     def shape(self) -> torch.Size:
@@ -60,6 +63,9 @@ class NonTensor:
         joined = {torch.stack: torch.stack, torch.cat: torch.cat, torch.concat: torch.cat}.get(func)
         if joined is not None:
             return _joined(joined, *args, **(kwargs or {}))
+        if func in (torch.eq, torch.ne, Tensor.eq, Tensor.ne) and len(args) == 2:
+            mine, theirs = args if isinstance(args[0], NonTensor) else args[::-1]
+            return mine._compared(theirs, equal=func in (torch.eq, Tensor.eq))
         if args and isinstance(args[0], NonTensor) and callable(method := getattr(args[0], func.__name__, None)):
             return method(*args[1:], **(kwargs or {}))
         return NotImplemented
@@ -113,10 +119,20 @@ class NonTensor:
         return torch.tensor([alike(a, b) for a, b in pairs], dtype=torch.bool).reshape(self.batch_size)
 
     def __eq__(self, other: object) -> Any:
-        return self.equal_values(other) if isinstance(other, NonTensor) else False
+        return self._compared(other, equal=True)
 
     def __ne__(self, other: object) -> Any:
-        return ~self.equal_values(other) if isinstance(other, NonTensor) else True
+        return self._compared(other, equal=False)
+
+    def _compared(self, other: object, *, equal: bool) -> Any:
+        """With an entry a bool tensor; with numbers and tensors, as in a TensorDict, an empty one of the batch."""
+        if isinstance(other, NonTensor):
+            wide = torch.broadcast_shapes(self.batch_size, other.batch_size)
+            found = self.expand(wide).equal_values(other.expand(wide))
+            return found if equal else ~found
+        if isinstance(other, (bool, int, float, complex, Tensor, np.ndarray, np.generic)):
+            return self._container(batch_size=self.batch_size)
+        return not equal
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -380,15 +396,7 @@ class NonTensorStack(NonTensor, ValueMethods):
     @classmethod
     def from_list(cls, non_tensors: list[Any], ndim: int | None = None) -> NonTensorStack:
         """From nested lists; `ndim` levels of them, or as many as there are lists of one length."""
-        shape, pool = [len(non_tensors)], list(non_tensors)
-        while ndim is None or len(shape) < ndim:
-            width = len(pool[0]) if pool and isinstance(pool[0], list) else 0
-            if any(not isinstance(part, list) or len(part) != width for part in pool) or (ndim is None and not width):
-                if ndim is None:
-                    break
-                raise ValueError(f"expected {ndim} levels of lists of equal length")
-            shape.append(width)
-            pool = [v for part in pool for v in part]
+        shape, pool = levels(non_tensors, ndim)
         pool = [v.data if isinstance(v, NonTensorData) else v for v in pool]
         return NonTensorStack._make(pool, torch.arange(len(pool)).reshape(shape))
 
@@ -471,7 +479,7 @@ class NonTensorStack(NonTensor, ValueMethods):
 
     def apart(self) -> NonTensor:
         at = self._at
-        if isinstance(self._pool, list) and len(self._pool) <= 2 * at.numel() and not _repeats(at):
+        if isinstance(self._pool, list) and len(self._pool) <= 2 * at.numel() and not repeats(at):
             return self._make(list(self._pool), at.clone())
         return self._copied(at.clone())
 
@@ -501,7 +509,7 @@ class NonTensorStack(NonTensor, ValueMethods):
 
     def put(self, index: Any, part: NonTensor) -> bool:
         """Write `part`, broadcast, at an index of the batch; False if that cannot be done in place."""
-        if _repeats(self._at):
+        if repeats(self._at):
             return False
         places = self._at[index]
         values = spread_over(part, places.shape)
@@ -539,11 +547,6 @@ class NonTensorStack(NonTensor, ValueMethods):
         if self.numel() <= SHOWN:
             return as_text(repr(self.tolist()), self.batch_size)
         return stack_text(self[:3].flat() if self.ndim == 1 else ["..."], self.batch_size)
-
-
-def _repeats(at: Tensor) -> bool:
-    """Whether positions were expanded: one value at several of them."""
-    return any(n > 1 and step == 0 for n, step in zip(at.shape, at.stride(), strict=True))
 
 
 def spread_over(part: NonTensor, shape: torch.Size) -> list[Any]:

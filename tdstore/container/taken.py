@@ -92,3 +92,8 @@ class Lent:
         # Else a few rows that are kept would keep all the others.
         if self._taken and not sys.is_finalizing():
             self.settle()
+
+
+def repeats(at: Tensor) -> bool:
+    """Whether positions were expanded: one value at several of them."""
+    return any(n > 1 and step == 0 for n, step in zip(at.shape, at.stride(), strict=True))

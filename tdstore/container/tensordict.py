@@ -339,7 +339,7 @@ class TensorDict(IndexedTree):
         return super().items(include_nested, leaves_only, is_leaf, sort=sort)
 
 
-Container._resident_class = TensorDict
+Container._resident_class = NonTensor._container = TensorDict
 ForkingPickler.register(TensorDict, TensorDict._to_process)
 _NO_BATCH = torch.Size(())
 

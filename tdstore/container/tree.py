@@ -12,6 +12,7 @@ from torch import Tensor
 from tdstore.container.base import TensorDictBase
 from tdstore.container.broadcasting import check_leaves, uneven, widened
 from tdstore.container.changes import Changes
+from tdstore.container.comparing import equal_positions, keys_compared
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.locks import CONSOLIDATED, HOME, LOCKED, MAPPED, READONLY, SHARED
 from tdstore.container.names import extend_names
@@ -525,22 +526,27 @@ class ResidentTree(TensorDictBase):
         return self._new(data, batch_size, self._device, names)
 
     def _compared(self, other: Any, op: Callable[..., Tensor]) -> Self:
-        """Leaf-wise `op` (eq or ne); a value that is not a tensor compares as a whole, to a bool of the batch."""
+        """Leaf-wise `op` (eq or ne). Values compare with the entries of TensorDicts; to numbers and tensors they are
+        nothing that could differ, an empty TensorDict.
+        """
         if uneven(self, (other,)) and (wide := widened(self, (other,))) is not None:
             result: Self = wide[0]._compared(wide[1][0], op)
             return result
         data: dict[str, Any] = {}
         nested = isinstance(other, Container)
-        if nested and set(self._data) != set(other._data):
-            odd = sorted(set(self._data) ^ set(other._data))
-            raise KeyNotFoundError(f"cannot compare TensorDicts with different keys: {odd}")
-        for key, value in self._data.items():
-            theirs = other._data[key] if nested else other
+        for key in keys_compared(self._data, other._data) if nested else self._data:
+            value, theirs = self._data.get(key), other._data.get(key) if nested else other
             if isinstance(value, Container):
                 data[key] = value._resident()._compared(theirs._resident() if nested else theirs, op)
-            elif isinstance(value, NonTensor):
+            elif isinstance(value, UnbatchedTensor):
                 same = value.same(theirs if isinstance(theirs, NonTensor) else None)
                 data[key] = torch.full(self._batch_size, same == (op is torch.eq))
+            elif isinstance(value, NonTensor) and not nested:
+                data[key] = self._new({}, value.batch_size, None, None)
+            elif value is None or isinstance(value, NonTensor) or isinstance(theirs, NonTensor):
+                one, two = (value, theirs) if isinstance(value, NonTensor) else (theirs, value)
+                same_at = equal_positions(one, two, self._batch_size)
+                data[key] = same_at if op is torch.eq else ~same_at
             elif isinstance(theirs, Tensor) and not nested:
                 data[key] = op(value, self._operand(theirs, [value])[0])
             else:
