@@ -48,6 +48,16 @@ def read(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, out: Tensor |
     return part if out is None else out.copy_(part)
 
 
+def need_memory(dataset: h5py.Dataset) -> None:
+    """Tell a filter that found no memory from one that met a damaged chunk: HDF5 says only that it failed.
+
+    Raises:
+        MemoryError: there is no room to decode a chunk.
+    """
+    chunk = math.prod(dataset.chunks or dataset.shape) * dataset.dtype.itemsize
+    np.empty(2 * chunk, np.uint8)  # the chunk as it is stored, and decoded; untouched, it takes address space only
+
+
 def unreadable_rows(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex) -> list[tuple[int, int]]:
     """Of the rows of an index, those in chunks that cannot be decoded: `[start, stop)` along the first dimension."""
     if not spec.shape:

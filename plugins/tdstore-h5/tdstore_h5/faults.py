@@ -12,14 +12,16 @@ from tdstore.files import raise_io
 # HDF5 keeps the errno of a failed system call in its text only.
 _ERRNO = re.compile(r"errno = (\d+)")
 _MEDIUM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EROFS, errno.EACCES, errno.EPERM}
+# It has no errno for memory at all: "memory allocation failed for raw data chunk".
+_MEMORY = re.compile(r"memory allocation failed|out of memory|(can't|unable to) allocate (memory|buffer)|can't malloc")
 # What h5py raises for a damaged file, or an option that it cannot take.
-_LIBRARY = (RuntimeError, ValueError, TypeError, KeyError, OverflowError, NotImplementedError, SystemError)
+_LIBRARY = (RuntimeError, ValueError, TypeError, KeyError, OverflowError, NotImplementedError, SystemError, MemoryError)
 
 
 class h5_errors:  # noqa: N801 - reads as a statement: `with h5_errors(url, "reading"):`
     """Turn whatever h5py raises into the `StoreError` of its kind.
 
-    A failing medium is a `StoreIOError` with its errno. Anything else is `otherwise`:
+    A failing medium is a `StoreIOError` with its errno, a lack of memory one with ENOMEM. Anything else is `otherwise`:
     `CorruptStoreError` where the file is read, `OptionError` where the caller's options are applied.
     """
 
@@ -51,6 +53,13 @@ def raise_h5(error: Exception, url: str, doing: str, otherwise: type[StoreError]
         raise StoreBusyError(
             f"{url}: {doing}: h5py has it open, here or in another process: {text}", url=url, hint="close it there"
         ) from error
+    if is_memory(error):
+        raise StoreIOError(
+            f"{url}: {doing}: not enough memory: {text}",
+            url=url,
+            hint="the file is not damaged: free some memory, or take fewer rows at a time; whole chunks are decoded",
+            errno=errno.ENOMEM,
+        ) from error
     if code in _MEDIUM:
         full = code in (errno.ENOSPC, errno.EDQUOT)
         raise StoreIOError(
@@ -63,6 +72,15 @@ def raise_h5(error: Exception, url: str, doing: str, otherwise: type[StoreError]
         raise_io(error, url, doing)
     hint = "the file is damaged, or not HDF5" if otherwise is CorruptStoreError else None
     raise otherwise(f"{url}: {doing}: {text}", url=url, hint=hint) from error
+
+
+def is_memory(error: Exception) -> bool:
+    """Whether HDF5, a filter of it or numpy found no memory."""
+    return (
+        isinstance(error, MemoryError)
+        or getattr(error, "errno", None) == errno.ENOMEM
+        or _MEMORY.search(str(error)) is not None
+    )
 
 
 def of_medium(error: OSError) -> bool:

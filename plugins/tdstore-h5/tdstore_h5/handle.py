@@ -127,9 +127,11 @@ class Handle:
                 yield
             self._check_overlay(doing)
         except StoreError as error:
-            if isinstance(error, StoreIOError) or (self.overlay is not None and self.overlay.failure is not None):
+            failed = self.overlay is not None and self.overlay.failure is not None
+            if isinstance(error, StoreIOError) or failed:
                 self.divert()
-            self._check_overlay(doing)
+            if failed:
+                self._check_overlay(doing)
             raise
 
     def _check_overlay(self, doing: str) -> None:
@@ -197,6 +199,16 @@ class Handle:
                 url=self.url,
                 hint="discard() takes it back to the last commit; or close it and open it again",
             )
+
+    def need_room(self) -> None:
+        """Refuse to take more while the medium has no room for what waits for the commit.
+
+        Raises:
+            StoreIOError: of the medium. Nothing was changed, or is lost.
+        """
+        if self.overlay is not None and self.overlay.refused is not None:
+            with io_errors(self.url, "writing what waits for the commit"):
+                self.overlay.try_again()
 
     def divert(self) -> None:
         """Give HDF5 memory to write to, for a file whose rest nobody wants on the medium.

@@ -2,7 +2,9 @@
 
 HDF5 meets the file as a Python file object. What it writes below the end of the last commit is laid over the file, what
 it writes beyond goes there at once: nothing of the last commit lies there. HDF5 must never meet an error of the medium
-(it may crash the process when it closes): the first one is remembered in `failure`, and everything after it is dropped.
+(it may crash the process when it closes). What a full medium refuses stays in memory, and `refused` says why; the
+commit tries again. Where that becomes too much, or bytes cannot be read, the error is remembered in `failure`, and
+everything after it is dropped.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from tdstore_h5.journal import PROBE, Bytes, Journal, apply, probes_of, read_exa
 
 SPILL = 4 << 20
 """Bytes in memory from which on they are moved to the journal."""
+HELD = 64 << 20
+"""Bytes that are in memory at most where the journal takes none."""
 
 
 class Extent(NamedTuple):
@@ -57,7 +61,9 @@ class Overlay(io.RawIOBase):
         """Where the last commit ends: nothing below is written before the next one."""
         self.size = os.fstat(fd).st_size
         self.failure: OSError | None = None
-        """The first error of the medium."""
+        """The first error of the medium that could not be made good: from it on, everything is dropped."""
+        self.refused: OSError | None = None
+        """Why bytes are in memory that belong on the medium."""
         self.sealed = False
         """Whether this is a forked copy: nothing of it reaches the medium."""
         self.complete = False
@@ -106,7 +112,7 @@ class Overlay(io.RawIOBase):
             if below > start:
                 self._hold(start, below, source[: below - start].copy())
             if stop > below:
-                files.write_at(self.fd, source[below - start :].data, below)
+                self._beyond(below, source[below - start :])
         except (OSError, MemoryError) as error:
             self._fail(error)
         return len(source)
@@ -125,6 +131,34 @@ class Overlay(io.RawIOBase):
     def flush(self) -> None:
         """Nothing to do: bytes beyond the last commit are written, and the others wait for the commit."""
 
+    def _beyond(self, start: int, data: Bytes) -> None:
+        """Write behind the end of the last commit."""
+        if self.refused is None:
+            try:
+                files.write_at(self.fd, data.data, start)
+                return
+            except OSError as error:
+                self.refused = error
+        self._hold(start, start + len(data), data.copy())
+
+    def try_again(self) -> None:
+        """Put what the medium refused where it belongs.
+
+        Raises:
+            OSError: it refuses still. Nothing is lost.
+        """
+        self._clip()
+        behind = [e for e in self._extents if e.start >= self.committed]
+        for extent in behind:
+            files.write_at(self.fd, self._extent_bytes(extent, 0, extent.stop - extent.start).data, extent.start)
+        if behind:
+            self._extents = [e for e in self._extents if e.start < self.committed]
+            self._starts = [e.start for e in self._extents]
+            self._in_memory = sum(e.stop - e.start for e in self._extents if e.data is not None)
+        if self._in_memory > SPILL:
+            self._spill()
+        self.refused = None
+
     # -- commit --------------------------------------------------------------------------
     def commit(self, *, sync: bool) -> None:
         """Write all of it to the journal, then to the file.
@@ -135,6 +169,8 @@ class Overlay(io.RawIOBase):
             OSError: of the medium. If `complete`, the next opener goes on; else the last commit stands, and so does
                 the overlay.
         """
+        if self.refused is not None:
+            self.try_again()
         self._clip()
         self._drop_unchanged()
         if self._extents or self.size < self.committed:
@@ -184,14 +220,21 @@ class Overlay(io.RawIOBase):
         self._extents[low:high] = fresh
         self._starts[low:high] = [e.start for e in fresh]
         self._in_memory += sum(e.stop - e.start for e in fresh if e.data is not None) - gone
-        if self._in_memory > SPILL and not self.sealed:
-            self._spill()
+        if self._in_memory <= SPILL or self.sealed:
+            return
+        if self.refused is None:
+            try:
+                self._spill()
+            except OSError as error:
+                self.refused = error
+        if self.refused is not None and self._in_memory > HELD:
+            raise self.refused
 
     def _spill(self) -> None:
         for i, e in enumerate(self._extents):
             if e.data is not None:
                 self._extents[i] = Extent(e.start, e.stop, None, self.journal.data(e.start, e.data))
-        self._in_memory = 0
+                self._in_memory -= e.stop - e.start
 
     def _range(self, start: int, stop: int) -> tuple[int, int]:
         """Positions of the extents that overlap `[start, stop)`."""

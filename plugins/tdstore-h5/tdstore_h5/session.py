@@ -186,12 +186,6 @@ class Session:
                 self.journal.mark(sorted(new if self.journal.begun else new | self.marked))
             self.marked.update(new)
 
-    def remember(self, leaf: Leaf, starts: Ints, size: int) -> None:
-        """Keep what a leaf of the last commit has where it is about to be written in place."""
-        if leaf.committed is not None and leaf.offset is not None and not self.handle.temporary:
-            with io_errors(self.url, "keeping old rows"):
-                self.undo.remember(leaf.offset, leaf.spec, starts, size, bounded=not self.structure)
-
     def begin_structure(self) -> None:
         """Before leaves are made, removed, renamed or resized. `close` drops that, and keeps rows written before."""
         if self.handle.temporary:

@@ -39,13 +39,14 @@ from tdstore.strings import leaves_of_values
 from tdstore.tracing import fake_mode
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore_h5 import cooked, datasets, options
-from tdstore_h5.faults import h5_errors, of_medium
+from tdstore_h5.faults import h5_errors, is_memory, of_medium
 from tdstore_h5.foreign import foreign_header
 from tdstore_h5.names import encode_path
 from tdstore_h5.opening import open_session
 from tdstore_h5.publish import new_file
 from tdstore_h5.raw import Bytes, Ints, blocks_of, shape_of
 from tdstore_h5.remote import RemoteH5Store, is_url, open_remote_h5
+from tdstore_h5.rowwrites import Rows, write_rows
 from tdstore_h5.session import Session
 from tdstore_h5.sums import constant_sums
 from tdstore_h5.tree import Leaf
@@ -379,8 +380,11 @@ class H5Store(Store):
                 try:
                     return cooked.read(dataset, spec, r.index, r.out)
                 except (OSError, RuntimeError) as error:
+                    if is_memory(error) or (isinstance(error, OSError) and of_medium(error)):
+                        raise
+                    cooked.need_memory(dataset)
                     bad = cooked.unreadable_rows(dataset, spec, r.index)
-                    if not bad or (isinstance(error, OSError) and of_medium(error)):
+                    if not bad:
                         raise
                     rows = ", ".join(f"{a} to {b - 1}" for a, b in bad[:5]) + ("" if len(bad) < 6 else ", and more")
                     raise CorruptStoreError(
@@ -408,32 +412,20 @@ class H5Store(Store):
                     f"not {list(w.value.shape)} and {w.value.dtype}"
                 )
         session.mark([w.path for w in writes])
-        for w in writes:
-            self._write(self._leaf(w.path), w)
+        write_rows(session, [self._rows(w) for w in writes if w.value.numel()])
 
-    def _write(self, leaf: Leaf, w: Write) -> None:
-        session, spec, index, value = self._session, leaf.spec, w.index, w.value
+    def _rows(self, w: Write) -> Rows:
+        """A write without repeated rows, into a leaf that has its room in the file."""
+        session, leaf, index, value = self._session, self._leaf(w.path), w.index, w.value
         at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
         if at is not None:
             rows, positions = last_wins(index[at])  # type: ignore[arg-type]
             if positions is not None:
                 index, value = (*index[:at], rows, *index[at + 1 :]), take(value, at, positions)
-        starts, size = blocks_of(spec.shape, index)
-        if not value.numel():
-            return
-        session.sums.touch(w.path, spec, starts, size)
-        if leaf.plain and leaf.offset is None and spec.nbytes:
+        if leaf.plain and leaf.offset is None and leaf.spec.nbytes:
             session.overlaid()
             datasets.allocate(session.handle, session.raw, w.path, leaf)
-        if leaf.plain and leaf.offset is not None and not leaf.held:
-            session.remember(leaf, starts, size)
-            with io_errors(self.url, f"writing {path_text(w.path)}"):
-                session.raw.write(leaf.offset, spec, starts, size, value)
-        else:
-            session.overlaid()
-            session.handle.unflushed = session.pending = True
-            with session.handle.writing(f"writing {path_text(w.path)}"):
-                cooked.write(session.dataset(w.path), spec, index, value)
+        return Rows(w.path, leaf, index, value)
 
     @_one_at_a_time
     def delete(self, paths: Sequence[Path]) -> None:

@@ -27,6 +27,12 @@ CHANGES = {
 
 
 @pytest.fixture
+def larger_disk(tmp_path: FsPath) -> Iterator[FsPath]:
+    with small_disk(tmp_path / "larger", 24) as folder:
+        yield folder
+
+
+@pytest.fixture
 def disk(tmp_path: FsPath) -> Iterator[FsPath]:
     with small_disk(tmp_path / "disk", 6) as folder:
         yield folder
@@ -64,3 +70,94 @@ def test_a_change_that_does_not_fit(disk: FsPath, layout: str, change: str) -> N
     with tdstore.open(file, "r+") as again:
         again["small"] = torch.ones(again.batch_size[0])
         assert again["small"].sum() == len(again)
+
+
+def _fill(disk: FsPath) -> None:
+    """Leave no room at all."""
+    with pytest.raises(OSError, match="space"), (disk / "filler").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+
+def _rows(td: Any) -> dict[str, torch.Tensor]:
+    return {key: td[key].clone() for key in ("a", "b")}
+
+
+def _saved(file: FsPath, rows: int, layout: str) -> Any:
+    made = TensorDict({"a": torch.randint(0, 255, (rows, 2000), dtype=torch.uint8), "b": torch.arange(rows)}, [rows])
+    made.save(file, **LAYOUTS[layout]).close()
+    return tdstore.open(file, "r+")
+
+
+def test_rows_in_place_need_no_room(disk: FsPath) -> None:
+    """What they replace, more than a MiB, is remembered in memory where the disk has no room for it."""
+    td = _saved(disk / "t.h5", ROWS, "contiguous")
+    td.set_at_("b", torch.tensor(-5), 3)  # the journal names the leaves
+    td.set_at_("a", torch.zeros(2000, dtype=torch.uint8), 3)
+    _fill(disk)
+    before = _rows(td)
+    td["a"] = torch.full((ROWS, 2000), 7, dtype=torch.uint8)
+    assert (td["a"] == 7).all()
+    td._handle.store.discard()
+    assert td["b"].tolist() == list(range(ROWS))
+    assert torch.equal(td["a"][4:], before["a"][4:])
+    td.close()
+
+
+def test_rows_in_holes_that_find_no_room(disk: FsPath) -> None:
+    """Rows of several leaves, of which the second has no room any more."""
+    file = disk / "t.h5"
+    td = TensorDict.from_schema(
+        {"b": "int64", "a": ((100_000,), "uint8")}, batch_size=[100], storage="h5", location=str(file)
+    )
+    td["b"] = torch.arange(100)
+    td[:4] = TensorDict({"a": torch.full((4, 100_000), 3, dtype=torch.uint8), "b": -torch.ones(4).long()}, [4])
+    _fill(disk)
+    before = td.to_dict()
+    for rows in (slice(0, 90), slice(2, 99, 3), [90, 3, 7]):
+        n = len(range(100)[rows]) if isinstance(rows, slice) else len(rows)
+        with pytest.raises(StoreIOError) as caught:
+            td[rows] = TensorDict({"a": torch.ones(n, 100_000, dtype=torch.uint8), "b": torch.zeros(n).long()}, [n])
+        assert caught.value.errno == 28 and "'a'" in str(caught.value) or "old rows" in str(caught.value)
+        assert all(torch.equal(td[key], before[key]) for key in before)
+    (disk / "filler").unlink()
+    td.close()
+    with tdstore.open(file, verify="full") as again:
+        assert all(torch.equal(again[key], before[key]) for key in before)
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_compressed_rows_that_find_no_room(larger_disk: FsPath, earlier: bool) -> None:
+    """They are taken while there is memory for them, or refused with no row changed; the commit is whole or not."""
+    disk = larger_disk
+    file = disk / "t.h5"
+    td = _saved(file, 8000, "compressed")
+    committed = _rows(td)
+    if earlier:
+        td["b"] = -torch.arange(8000)
+    _fill(disk)
+    refused = 0
+    for k in range(12):
+        before = _rows(td)
+        value = torch.randint(0, 255, (1000, 2000), dtype=torch.uint8)
+        at = slice(k * 900 % 7000, k * 900 % 7000 + 1000)
+        try:
+            td[at] = TensorDict({"a": value, "b": torch.full((1000,), 1000 + k)}, [1000])
+        except StoreIOError as error:
+            assert error.errno == 28
+            refused += 1
+        else:
+            before["a"][at], before["b"][at] = value, 1000 + k
+        after = _rows(td)
+        assert all(torch.equal(after[key], before[key]) for key in before), k
+    assert refused
+    with pytest.raises(StoreIOError):
+        td.commit()
+    assert all(torch.equal(td[key], before[key]) for key in before)
+    with tdstore.open(file, verify="full", locking=False) as reader:
+        assert all(torch.equal(reader[key], committed[key]) for key in before)
+    (disk / "filler").unlink()
+    td.close()
+    with tdstore.open(file, verify="full") as again:
+        assert all(torch.equal(again[key], before[key]) for key in before)
+    assert os.listdir(disk) == ["t.h5"]

@@ -1,0 +1,113 @@
+"""Rows that are put into leaves in place: all that one call writes, or, where an error is raised, none of it.
+
+Rows of contiguous leaves go to the file at once; what they replace is remembered first. Rows of other leaves go through
+HDF5 into the overlay, which drops nothing while the medium is full: the next write, or the commit, says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from tdstore.errors import TDStoreError
+from tdstore.files import io_errors
+from tdstore.types import Path, StoreIndex, path_text
+from tdstore_h5 import cooked
+from tdstore_h5.raw import Ints, blocks_of
+from tdstore_h5.session import Session
+from tdstore_h5.tree import Leaf
+from tdstore_h5.undo import MOST, Undo
+
+
+class Rows(NamedTuple):
+    """One write. No row is there twice."""
+
+    path: Path
+    leaf: Leaf
+    at: StoreIndex
+    value: Tensor
+
+    @property
+    def past_hdf5(self) -> bool:
+        """Whether they go to the file at once."""
+        return self.leaf.plain and self.leaf.offset is not None and not self.leaf.held
+
+    def blocks(self) -> tuple[Ints, int]:
+        """As of `raw.blocks_of`."""
+        return blocks_of(self.leaf.spec.shape, self.at)
+
+
+def write_rows(session: Session, writes: Sequence[Rows]) -> None:
+    """Put rows into leaves.
+
+    Raises:
+        StoreError: the medium refused. The leaves read as before; where they cannot, a note of the error says so.
+    """
+    handle = session.handle
+    plain = [w for w in writes if w.past_hdf5]
+    others = [w for w in writes if not w.past_hdf5]
+    if others:
+        session.overlaid()
+        handle.need_room()
+    pending = session.pending
+    undo, moment = _remember(session, plain)
+    try:
+        for w in plain:
+            starts, size = w.blocks()
+            session.sums.touch(w.path, w.leaf.spec, starts, size)
+            assert w.leaf.offset is not None
+            with io_errors(session.url, f"writing {path_text(w.path)}"):
+                session.raw.write(w.leaf.offset, w.leaf.spec, starts, size, w.value)
+        for w in others:
+            session.sums.touch(w.path, w.leaf.spec, *w.blocks())
+            handle.unflushed = session.pending = True
+            with handle.writing(f"writing {path_text(w.path)}"):
+                _through_hdf5(session, w)
+    except BaseException as error:
+        _put_back(session, undo, moment, error)
+        if others and not (pending or session.structure or handle.temporary):
+            _drop(session, error)  # HDF5 wrote nothing but this since the last commit
+        raise
+
+
+def _through_hdf5(session: Session, w: Rows) -> None:
+    dataset = session.dataset(w.path)
+    try:
+        cooked.write(dataset, w.leaf.spec, w.at, w.value)
+    except (OSError, RuntimeError):
+        cooked.need_memory(dataset)
+        raise
+
+
+def _remember(session: Session, writes: Sequence[Rows]) -> tuple[Undo, int]:
+    """Keep what leaves of the last commit have where they are about to be written, and take room for it."""
+    known = [w for w in writes if w.leaf.committed is not None and not session.handle.temporary]
+    undo, moment = session.undo, session.undo.now()
+    if known and not undo.complete:  # more than is remembered until the commit: then for this call only
+        undo, moment = Undo(session.raw, os.path.dirname(session.path), in_memory=MOST), 0
+    with io_errors(session.url, "keeping old rows"):
+        for w in known:
+            assert w.leaf.offset is not None
+            undo.remember(w.leaf.offset, w.leaf.spec, *w.blocks(), bounded=not session.structure)
+    if undo is session.undo and not undo.complete and known:
+        return _remember(session, writes)
+    return undo, moment
+
+
+def _put_back(session: Session, undo: Undo, moment: int, error: BaseException) -> None:
+    try:
+        undo.back_to(moment)
+    except OSError as second:
+        error.add_note(f"{session.url}: old rows could not be put back: {second}")
+    if not undo.complete:
+        error.add_note(f"{session.url}: more than {MOST >> 20} MiB cannot be taken back: some of the rows are there")
+
+
+def _drop(session: Session, error: BaseException) -> None:
+    try:
+        session.discard(rows=False)
+    except TDStoreError as second:
+        error.add_note(f"{session.url}: it could not be taken back: {second}; open it again")
