@@ -74,6 +74,12 @@ from tdstore.store import Cap, Store
 from tdstore.tensorclass.base import TensorClass
 from tdstore.tensorclass.making import from_dataclass, is_tensorclass, tensorclass
 from tdstore.tensorclass.typeddict import TypedTensorDict
+from tdstore.tensorclass.wrapping import (
+    find_tensorclass,
+    tensorclass_name,
+    unwrap_tensorclass,
+    wrap_tensorclass,
+)
 from tdstore.types import Fault, LeafSpec, Mode, NestedKey, Read, Write
 from tdstore.utils import unravel_key, unravel_key_list
 
@@ -203,6 +209,7 @@ __all__ = [
     "default_is_leaf",
     "dense_stack_tds",
     "errors",
+    "find_tensorclass",
     "from_any",
     "from_arrow",
     "from_consolidated",
@@ -259,9 +266,12 @@ __all__ = [
     "set_printoptions",
     "stack",
     "tensorclass",
+    "tensorclass_name",
     "unpack_memmap",
     "unravel_key",
     "unravel_key_list",
     "unregister_backend",
+    "unwrap_tensorclass",
     "verify",
+    "wrap_tensorclass",
 ]

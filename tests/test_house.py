@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import tdstore
 import tdstore.errors
 from tdstore import hookspecs
 from tdstore.store import Cap, Store
@@ -36,9 +38,9 @@ ROWS: list[str] = [
     "container/ convert/ modules/ together",
     "tensorclass/",
     "interop base functional memmap nn persistent utils",
-    "rl/",
     "cli testing/",
     "__init__ __main__",
+    "rl/",
 ]
 # Rules that a file breaks on purpose: (file, what) -> why. Keep it short.
 ALLOWED: dict[tuple[str, str], str] = {
@@ -99,9 +101,9 @@ def imported(path: Path) -> list[tuple[int, str]]:
     for node in runtime_nodes(tree(path)):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "tdstore":
-            names = (
-                [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "tdstore" else [node.module]
-            )
+            names = [node.module]
+            if node.module == "tdstore":  # a module, or a name that the front door shows
+                names = [f"tdstore.{a.name if is_module(a.name) else '__init__'}" for a in node.names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names if alias.name.split(".")[0] == "tdstore"]
         for name in names:
@@ -110,6 +112,11 @@ def imported(path: Path) -> list[tuple[int, str]]:
                 folder = (PACKAGE / parts[0]).is_dir()
                 found.append((node.lineno, f"{parts[0]}/" if folder else parts[0]))
     return found
+
+
+def is_module(name: str) -> bool:
+    """Whether `from tdstore import name` is of a module, and not of a function or class."""
+    return (PACKAGE / f"{name}.py").is_file() or (PACKAGE / name / "__init__.py").is_file()
 
 
 def runtime_nodes(node: ast.AST) -> list[ast.AST]:
@@ -234,6 +241,70 @@ def test_public_names_have_docstrings(path):
         for inner in node.body if isinstance(node, ast.ClassDef) and not node.bases else []:
             if isinstance(inner, definitions) and not inner.name.startswith("_"):
                 assert ast.get_docstring(inner), f"{name_of(path)}:{inner.lineno} {node.name}.{inner.name}"
+
+
+# -- structures on the public names ----------------------------------------------------------
+PUBLIC_PAGE = ROOT / "docs" / "reference" / "public-modules.md"
+RL = sorted((PACKAGE / "rl").rglob("*.py"))
+OF_TORCHRL = {"_empty", "_write_count"}  # what torchrl's storages and writers call these
+OF_PYTHON = {"_replace", "_fields", "_make"}  # of named tuples
+
+
+def public_modules() -> set[str]:
+    """The modules whose names are public: those of the table of the page."""
+    return set(re.findall(r"^\| `(tdstore[.\w]*)` \|", PUBLIC_PAGE.read_text(), re.MULTILINE))
+
+
+def test_the_page_of_public_modules_names_what_is_there():
+    modules = public_modules()
+    assert {"tdstore", "tdstore.store", "tdstore.types", "tdstore.errors"} <= modules
+    for name in modules:
+        importlib.import_module(name)
+
+
+@pytest.mark.parametrize("path", RL, ids=name_of)
+def test_rl_imports_public_names_only(path):
+    allowed = public_modules()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.split(".")[0]
+                assert top != "tdstore" or alias.name in allowed, f"{name_of(path)}:{node.lineno}: {alias.name}"
+        if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "tdstore":
+            continue
+        if node.module.startswith("tdstore.rl"):
+            continue
+        assert node.module in allowed, f"{name_of(path)}:{node.lineno}: {node.module} is not public"
+        for alias in node.names:
+            public = not alias.name.startswith("_")
+            if node.module == "tdstore":
+                public = alias.name in tdstore.__all__ or f"tdstore.{alias.name}" in allowed
+            assert public, f"{name_of(path)}:{node.lineno}: {node.module}.{alias.name} is not public"
+
+
+def private_names_of_rl() -> set[str]:
+    """Attributes and functions with an underscore that `tdstore.rl` gives its own objects and modules."""
+    found: set[str] = set()
+    for path in RL:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                found.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+    return {name for name in found if name.startswith("_")}
+
+
+@pytest.mark.parametrize("path", RL, ids=name_of)
+def test_rl_reads_no_private_attribute_of_the_library(path):
+    own = private_names_of_rl() | OF_TORCHRL | OF_PYTHON
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            assert node.attr in own, f"{name_of(path)}:{node.lineno}: {ast.unparse(node)} is private"
+        if isinstance(node, ast.Attribute) and dotted(node.value) == "tdstore":
+            there = node.attr in tdstore.__all__ or f"tdstore.{node.attr}" in public_modules()
+            assert there, f"{name_of(path)}:{node.lineno}: tdstore.{node.attr} is not public"
 
 
 # -- errors --------------------------------------------------------------------------------

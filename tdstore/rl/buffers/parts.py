@@ -9,27 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.container.base import TensorDictBase
-from tdstore.container.making import lazy_stack, stack
-from tdstore.container.typed import Typed
+import tdstore
 from tdstore.errors import TDStoreError
 from tdstore.interop import from_tensordict, to_tensordict
 from tdstore.rl.buffers.samplers import Sampler
 from tdstore.rl.buffers.slices import SliceSampler
 from tdstore.rl.buffers.writers import Writer
 from tdstore.rl.storages.base import Storage
-from tdstore.rl.storages.structure import is_foreign
+from tdstore.rl.storages.structure import is_container, is_foreign
 from tdstore.rl.storages.tabular import is_collection
 
 
 def collated(items: Sequence[Any]) -> Any:
     """One batch of a list of items: a dense stack where shapes agree, a lazy one where they differ."""
     first = items[0]
-    if isinstance(first, (TensorDictBase, Typed)):
+    if is_container(first):
         try:
-            return stack(list(items))
+            return tdstore.stack(list(items))
         except (TDStoreError, RuntimeError):  # other shapes or keys
-            return lazy_stack(list(items))
+            return tdstore.lazy_stack(list(items))
     if isinstance(first, Tensor):
         return torch.stack(list(items))
     if isinstance(first, tuple):

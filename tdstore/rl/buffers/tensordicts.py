@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdstore.container.typed import Typed
+import tdstore
 from tdstore.rl.buffers.buffer import ReplayBuffer
 from tdstore.rl.buffers.parts import collated, is_storage, made_part
 from tdstore.rl.buffers.prioritized import PrioritizedSampler
@@ -99,7 +99,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _finished(self, batch: Any, info: dict[Any, Any]) -> Any:
         if isinstance(batch, list):
             batch = collated(batch) if self._collate is None else self._collate(batch)
-        if is_collection(batch) and not isinstance(batch, Typed):
+        if is_collection(batch) and not tdstore.is_tensorclass(batch):
             index = info["index"]
             batch.set("index", torch.stack(index, -1) if isinstance(index, tuple) else index)
             weight = info.get("priority_weight")

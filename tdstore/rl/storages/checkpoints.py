@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdstore.container.base import TensorDictBase
-from tdstore.container.handle import StoreHandle
-from tdstore.container.opening import open_container
-from tdstore.container.tensordict import TensorDict
-from tdstore.container.typed import Typed
+import tdstore
+from tdstore import StoreHandle, TensorDict
 from tdstore.dtypes import dtype_name
 from tdstore.errors import BatchSizeError
 from tdstore.rl.storages.cached import CachedTable
@@ -158,7 +155,7 @@ def _opened(path: str) -> Found:
     if isinstance(found, Found):
         return found
     found.close()  # a checkpoint of another program: a folder of memory-mapped tensors
-    td = open_container(path)
+    td = tdstore.open(path)
     structure = structure_of(td, 1)
     capacity = int(td.batch_size[0])
     table = memory_table(structure, capacity, torch.device("cpu"))
@@ -176,7 +173,7 @@ def _length_beside(path: str, default: int) -> int:
 
 
 def _adopted_with_length(handle: StoreHandle, storage: LazyStorage, path: str) -> Found:
-    td = open_container(path)
+    td = tdstore.open(path)
     found = adopted(handle, structure_of(td, storage.ndim, tuple(td.batch_size[1 : storage.ndim])), storage.ndim)
     rows = _length_beside(path, 0) // found.table.slots_per_row
     found.table.commit(State(length=rows, cursor=rows % found.capacity, write_count=rows, scattered=1))
@@ -422,7 +419,7 @@ def load_state(storage: LazyStorage, state_dict: dict[str, Any]) -> None:
     storage._commit(table, after)
 
 
-def _from_state(storage: LazyStorage, rows: Any) -> TensorDictBase | Typed:
+def _from_state(storage: LazyStorage, rows: Any) -> Any:
     td = TensorDict({}, batch_size=[])
     return td.load_state_dict(rows, strict=False)
 

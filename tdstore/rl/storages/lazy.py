@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from tdstore.container.handle import StoreHandle
+from tdstore import StoreHandle
 from tdstore.errors import (
     BatchSizeError,
     OptionError,

@@ -14,14 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.container.base import TensorDictBase
-from tdstore.container.making import lazy_stack
-from tdstore.container.opening import open_container
-from tdstore.container.tensordict import TensorDict
-from tdstore.container.typed import Typed
+import tdstore
+from tdstore import TensorDict
 from tdstore.errors import UnsupportedError
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.indices import as_ints, is_int, select
+from tdstore.rl.storages.structure import is_container
 from tdstore.rl.storages.table import Ints
 from tdstore.values import decode_value, encode_value
 
@@ -191,8 +189,8 @@ class ListStorage(Storage):
         try:
             listed = []
             for row, item in enumerate(self._items):
-                if isinstance(item, (TensorDictBase, Typed)):
-                    item.save(beside / str(row))  # type: ignore[union-attr]
+                if is_container(item):
+                    item.save(beside / str(row))
                     listed.append({"dataset": str(row)})
                     continue
                 try:
@@ -217,9 +215,7 @@ class ListStorage(Storage):
         if len(listed) > self.max_size:
             raise RuntimeError(f"{folder} has {len(listed)} objects, and this storage has room for {self.max_size}")
         items = [
-            open_container(folder / str(int(one["dataset"]))).clone()
-            if "dataset" in one
-            else decode_value(one["value"])
+            tdstore.open(folder / str(int(one["dataset"]))).clone() if "dataset" in one else decode_value(one["value"])
             for one in listed
         ]
         with self._lock:
@@ -229,7 +225,7 @@ class ListStorage(Storage):
 
     def state_dict(self) -> dict[str, Any]:
         """The objects; of TensorDicts their state dicts."""
-        rows = [i.state_dict() if isinstance(i, (TensorDictBase, Typed)) else _copied(i) for i in self._items]  # type: ignore[union-attr]
+        rows = [i.state_dict() if is_container(i) else _copied(i) for i in self._items]
         return {"_storage": rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -281,17 +277,17 @@ class LazyStackStorage(ListStorage):
     def get(self, index: Any) -> Any:
         """A TensorDict, or a lazy stack of several."""
         found = super().get(index)
-        return lazy_stack(found, self.stack_dim) if isinstance(found, list) and found else found
+        return tdstore.lazy_stack(found, self.stack_dim) if isinstance(found, list) and found else found
 
     def take_slots(self, slots: Ints) -> Any:
         """A lazy stack of rows that the caller has checked."""
-        return lazy_stack(super().take_slots(slots), self.stack_dim)
+        return tdstore.lazy_stack(super().take_slots(slots), self.stack_dim)
 
 
 def _items(data: Any) -> list[Any]:
     if isinstance(data, list):
         return data
-    if isinstance(data, (TensorDictBase, Typed, Tensor)):
+    if isinstance(data, Tensor) or is_container(data):
         return list(data.unbind(0))
     if isinstance(data, tuple):
         return [

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from tdstore.container.handle import StoreHandle
-from tdstore.container.typed import kind_of
+import tdstore
+from tdstore import StoreHandle
 from tdstore.errors import CorruptStoreError, DirtyStoreError, OptionError, StoreError, UnsupportedError
 from tdstore.header import Group
 from tdstore.hookspecs import Backend
@@ -293,7 +293,9 @@ def new_header(structure: Structure, capacity: int, ndim: int, undo: bool) -> di
     groups = {}
     for path, below in sorted(keys.items(), key=lambda item: len(item[0])):
         node = known.get(path)
-        kind = "TensorDict" if node is None or node.kind is None else kind_of(node.kind)
+        kind = (
+            "TensorDict" if node is None or node.kind is None else f"tensorclass:{tdstore.tensorclass_name(node.kind)}"
+        )
         batch = lead if node is None else (*lead, *node.batch)
         groups[path] = Group(batch_size=batch, kind=kind, keys=tuple(below))
     names = RESERVED if undo else RESERVED[:1]

@@ -16,12 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.container.base import TensorDictBase
-from tdstore.container.core import Container
-from tdstore.container.making import stack
-from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
-from tdstore.container.tensordict import TensorDict
-from tdstore.container.typed import Typed, full_name, inside, lookup, redressed, worn_by
+import tdstore
+from tdstore import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from tdstore.dtypes import dtype_name
 from tdstore.errors import BatchSizeError, CorruptStoreError, DifferentKeysError, UnsupportedError
 from tdstore.interop import from_tensordict
@@ -91,7 +87,7 @@ class Collection(Node):
     parts: dict[str, Part]
     batch: tuple[int, ...] = ()
     """Batch dimensions after those of the rows."""
-    kind: type[Typed] | None = None
+    kind: type | None = None
     name: str | None = None
     """Name of the tensorclass, also where this process has none of that name."""
 
@@ -115,8 +111,7 @@ class Collection(Node):
             raise self._different(data)
 
     def _opened(self, data: Any) -> Any:
-        if isinstance(data, Typed):
-            return inside(data)
+        data = tdstore.unwrap_tensorclass(data)
         if isinstance(data, (TensorDictBase, Mapping)):
             return data
         if is_foreign(data):
@@ -142,7 +137,7 @@ class Collection(Node):
             for key, part in self.parts.items()
         }
         td = TensorDict(made, batch_size=(*lead, *self.batch))
-        return td if self.kind is None else redressed(self.kind, td)
+        return td if self.kind is None else tdstore.wrap_tensorclass(self.kind, td)
 
     def plain(self) -> Any:
         """Give what a header keeps of this."""
@@ -188,7 +183,7 @@ class Fields(Node):
     def build(self, columns: Sequence[Any], lead: tuple[int, ...]) -> Any:
         """Make data of columns whose leading dimensions are `lead`."""
         made = [columns[part] if isinstance(part, int) else part.build(columns, lead) for part in self.parts]
-        made = [_plain(value) if isinstance(value, NonTensor) else value for value in made]
+        made = [_plain(value) if tdstore.is_non_tensor(value) else value for value in made]
         if self.kind is None:
             return dict(zip(self.keys, made, strict=True))
         return self.kind(*made) if hasattr(self.kind, "_fields") else tuple(made)
@@ -338,7 +333,9 @@ def _decoded_part(plain: Any, path: Path) -> Part:
     if "td" in plain:
         parts = {str(key): _decoded_part(part, (*path, str(key))) for key, part in plain["td"]}
         name = plain["class"]
-        return Collection(path, parts, tuple(plain["batch"]), None if name is None else lookup(name), name)
+        return Collection(
+            path, parts, tuple(plain["batch"]), None if name is None else tdstore.find_tensorclass(name), name
+        )
     if "tuple" in plain:
         return Fields(path, (), tuple(_decoded_part(part, path) for part in plain["tuple"]), tuple)
     keys = tuple(decode_value(key) for key in plain["keys"])
@@ -348,7 +345,14 @@ def _decoded_part(plain: Any, path: Path) -> Part:
 # -- the structure of given data ---------------------------------------------------------------
 def is_foreign(data: Any) -> bool:
     """Whether data is a TensorDict or tensorclass of the `tensordict` package."""
-    return not isinstance(data, (Container, Typed, NonTensor, Tensor, dict, tuple)) and hasattr(data, "batch_size")
+    if isinstance(data, (TensorDictBase, Tensor, dict, tuple)) or not hasattr(data, "batch_size"):
+        return False
+    return not tdstore.is_tensor_collection(data)
+
+
+def is_container(data: Any) -> bool:
+    """Whether data is a TensorDict or a tensorclass of this package: not a value in one."""
+    return isinstance(data, TensorDictBase) or (tdstore.is_tensor_collection(data) and not tdstore.is_non_tensor(data))
 
 
 def structure_of(data: Any, lead: int, inner: Sequence[int] = ()) -> Structure:
@@ -368,9 +372,9 @@ def _part_of(data: Any, lead: int, path: Path, columns: list[Column]) -> Part:
         raise ValueError(f"the name {path[0]} is taken by the storage itself: rename this entry")
     if is_foreign(data):
         data = from_tensordict(data)
-    if isinstance(data, (TensorDictBase, Typed)):
-        kind = worn_by(data) if isinstance(data, Typed) else None
-        td = inside(data) if isinstance(data, Typed) else data
+    if is_container(data):
+        td = tdstore.unwrap_tensorclass(data)
+        kind = None if td is data else type(data)
         batch = tuple(td.batch_size[lead:])
         if len(td.batch_size) < lead:
             raise BatchSizeError(
@@ -378,13 +382,13 @@ def _part_of(data: Any, lead: int, path: Path, columns: list[Column]) -> Part:
                 hint="give it a batch size",
             )
         parts = {key: _part_of(value, lead, (*path, key), columns) for key, value in td.items() if value is not None}
-        return Collection(path, parts, batch, kind, None if kind is None else full_name(kind))
+        return Collection(path, parts, batch, kind, None if kind is None else tdstore.tensorclass_name(kind))
     if isinstance(data, Tensor):
         if data.ndim < lead:
             raise BatchSizeError(f"data{_at(path)} of shape {list(data.shape)} has no {lead} dimensions for slots")
         columns.append(Column(path or ("rows",), tuple(data.shape[lead:]), data.dtype))
         return len(columns) - 1
-    if isinstance(data, NonTensor) or (path and not isinstance(data, (Mapping, tuple, np.ndarray))):
+    if tdstore.is_non_tensor(data) or (path and not isinstance(data, (Mapping, tuple, np.ndarray))):
         return _values_column(data, lead, path, columns)
     if isinstance(data, Mapping):
         names = _unique([key if isinstance(key, str) else repr(key) for key in data])
@@ -414,9 +418,9 @@ def _unique(names: list[str]) -> list[str]:
 
 
 def _values_column(data: Any, lead: int, path: Path, columns: list[Column]) -> Part:
-    if isinstance(data, (int, float, bool, complex)) and not isinstance(data, NonTensor):
+    if isinstance(data, (int, float, bool, complex)) and not tdstore.is_non_tensor(data):
         return _part_of(torch.as_tensor(data), lead, path, columns)
-    extra = tuple(data.batch_size[lead:]) if isinstance(data, NonTensor) else ()
+    extra = tuple(data.batch_size[lead:]) if tdstore.is_non_tensor(data) else ()
     columns.append(Column(path, (*extra, width_of(encoded_values(data))), torch.uint8, values=True))
     return len(columns) - 1
 
@@ -424,7 +428,7 @@ def _values_column(data: Any, lead: int, path: Path, columns: list[Column]) -> P
 # -- values as bytes ---------------------------------------------------------------------------
 def encoded_values(data: Any) -> list[bytes]:
     """Each value of an entry, in the order of its rows."""
-    values = data.flat() if isinstance(data, NonTensor) else [data]
+    values = _flat_values(data) if tdstore.is_non_tensor(data) else [data]
     made = []
     for value in values:
         if type(value) is str:
@@ -437,6 +441,15 @@ def encoded_values(data: Any) -> list[bytes]:
             except TypeError as error:
                 raise UnsupportedError(f"a value cannot be stored as a row: {error}") from None
     return made
+
+
+def _flat_values(data: Any) -> list[Any]:
+    if isinstance(data, NonTensorData):
+        return [data.data]
+    values = data.tolist()
+    for _ in data.batch_size[1:]:
+        values = [value for row in values for value in row]
+    return list(values)
 
 
 def width_of(values: Sequence[bytes]) -> int:
@@ -466,7 +479,7 @@ def decoded(rows: Tensor, lead: tuple[int, ...]) -> Any:
     return NonTensorStack.from_list(_lists(values, tuple(shape)))
 
 
-def _plain(value: NonTensor) -> Any:
+def _plain(value: Any) -> Any:
     """A value as it was given, in dicts and tuples; a list of them for several rows."""
     return value.data if isinstance(value, NonTensorData) else value.tolist()
 
@@ -496,10 +509,10 @@ def stacked(items: Sequence[Any]) -> Any:
         RuntimeError: their structures differ.
     """
     first = items[0]
-    if isinstance(first, (TensorDictBase, Typed)):
-        return stack(list(items))
+    if is_container(first):
+        return tdstore.stack(list(items))
     if is_foreign(first):
-        return stack([from_tensordict(item) for item in items])
+        return tdstore.stack([from_tensordict(item) for item in items])
     if isinstance(first, Tensor):
         if any(not isinstance(item, Tensor) or item.shape != first.shape for item in items):
             raise _uneven()
@@ -531,7 +544,7 @@ def length_of(data: Any, dims: int = 1) -> tuple[int, ...]:
         return data.batch_size[:dims]
     if isinstance(data, (Tensor, np.ndarray)):
         return tuple(data.shape[:dims])
-    if isinstance(data, Mapping) and not isinstance(data, (TensorDictBase, Typed)):
+    if isinstance(data, Mapping) and not is_container(data):
         return next((length_of(value, dims) for value in data.values()), ())
     if isinstance(data, tuple):
         return next((length_of(value, dims) for value in data), ())
@@ -557,7 +570,7 @@ def flat(rows: Any, dims: int) -> Any:
     """Merge the first dimensions of a pytree of rows into one."""
     if isinstance(rows, Tensor):
         return rows.reshape(-1, *rows.shape[dims:])
-    if isinstance(rows, (TensorDictBase, Typed)):
+    if is_container(rows):
         return rows.reshape(-1, *rows.batch_size[dims:])
     if isinstance(rows, dict):
         return {key: flat(value, dims) for key, value in rows.items()}

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tdstore.container.handle import StoreHandle
+from tdstore import StoreHandle
 from tdstore.dtypes import from_numpy, is_bit_pattern, to_numpy
 from tdstore.errors import BatchSizeError, CorruptStoreError
 from tdstore.rl.storages.structure import Column

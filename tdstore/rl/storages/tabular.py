@@ -13,9 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.container.base import TensorDictBase
-from tdstore.container.tensordict import TensorDict
-from tdstore.container.typed import Typed
+from tdstore import TensorDict
 from tdstore.dtypes import dtype_name
 from tdstore.errors import BatchSizeError
 from tdstore.rl.storages.base import Storage
@@ -24,6 +22,7 @@ from tdstore.rl.storages.structure import (
     Column,
     Structure,
     encoded_values,
+    is_container,
     is_foreign,
     length_of,
     packed,
@@ -459,7 +458,7 @@ class TabularStorage(Storage):
         with self._lock, self._alone():
             table, state = self._ready(), self._state
             whole = self.get(slice(None))
-            if not isinstance(whole, (TensorDictBase, Typed)):
+            if not is_container(whole):
                 raise TypeError("the rows of this storage are no TensorDicts: there is no entry to set")
             made: Any = TensorDict({}, batch_size=whole.batch_size)
             made.set(key, value)
@@ -488,7 +487,7 @@ class TabularStorage(Storage):
 
 def is_collection(data: Any) -> bool:
     """Whether data is a TensorDict or a tensorclass, of this package or of `tensordict`."""
-    return type(data) is TensorDict or isinstance(data, (TensorDictBase, Typed)) or is_foreign(data)
+    return type(data) is TensorDict or is_container(data) or is_foreign(data)
 
 
 def _cut(values: list[Any], start: int, stop: int) -> list[Any]:

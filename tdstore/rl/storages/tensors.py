@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdstore.container.persistent import PersistentTensorDict
+from tdstore import PersistentTensorDict
 from tdstore.interop import from_tensordict
 from tdstore.rl.storages.lazy import LazyTensorStorage
 from tdstore.rl.storages.structure import Structure, is_foreign, length_of, structure_of

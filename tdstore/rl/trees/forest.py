@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import tdstore
+from tdstore import unwrap_tensorclass
 from tdstore.rl.trees import links, maps
 from tdstore.rl.trees.assembly import Plan, Planner
 from tdstore.rl.trees.links import Key
@@ -235,7 +236,7 @@ class MCTSForest:
                 rollout=steps[start:stop] if plan.rows else None,
                 node_data=data,
             )
-            found = links.make(node._tensordict)
+            found = links.make(unwrap_tensorclass(node))
             found.observation_keys, found.action_keys = facts
             nodes.append(node)
             start = stop

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 import tdstore
+from tdstore import unwrap_tensorclass
 from tdstore.rl.trees import links, walks
 from tdstore.rl.trees.specs import reduce_specs, restore_specs
 from tdstore.rl.trees.table import TreeTable, flatten, unflatten
@@ -32,7 +33,7 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         numbers = {identity(node): number for number, node in enumerate(nodes)}
         children = [[numbers[identity(child)] for child in node.children()] for node in nodes]
         roots = torch.tensor([numbers[identity(node)] for node in self._roots()])
-        facts = links.find(nodes[0]._tensordict)
+        facts = links.find(unwrap_tensorclass(nodes[0]))
         keys = None if facts is None else [facts.observation_keys, facts.action_keys]
         specs = next((node.specs for node in nodes if node.specs is not None), None)
         return flatten(nodes, children, roots if is_stack(self) else roots[0], reduce_specs(specs), keys)
@@ -40,13 +41,13 @@ class StoredTree(tdstore.TensorClass, nocast=True):
     @classmethod
     def from_table(cls, table: TreeTable) -> Self:
         """Make the tree of tables. Its tensors share memory with theirs, where those are live."""
-        stored = isinstance(table._tensordict, tdstore.PersistentTensorDict)
+        stored = isinstance(unwrap_tensorclass(table), tdstore.PersistentTensorDict)
         nodes, children, layout = unflatten(table.read() if stored else table, lambda fields: cls(**fields))
         specs = restore_specs(layout["specs"])
         keys = [None if part is None else tuple(map(_key, part)) for part in layout["keys"] or (None, None)]
         for node in nodes:
             if any(keys):
-                facts = links.make(node._tensordict)
+                facts = links.make(unwrap_tensorclass(node))
                 facts.observation_keys, facts.action_keys = keys
         join(nodes, children)
         roots = [nodes[number] for number in table.roots.reshape(-1).tolist()]
@@ -55,7 +56,7 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         tree: Self = tdstore.lazy_stack(roots) if table.roots.ndim else roots[0]
         live = not stored and table.edges.is_shared()
         if stored or live:
-            links.make(tree._tensordict).table = table
+            links.make(unwrap_tensorclass(tree)).table = table
         for node in reversed(nodes) if live else ():  # one by one: a tree is deeper than Python's stack
             node.lock_()
         return tree
@@ -73,12 +74,12 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         for field in self.fields():
             setattr(self, field.name, getattr(tree, field.name))
         if (table := tree._table()) is not None:
-            links.make(self._tensordict).table = table
+            links.make(unwrap_tensorclass(self)).table = table
         return self
 
     def _table(self) -> Any:
         """The stored table that the tree lies in, None for none."""
-        facts = links.find(self._tensordict)
+        facts = links.find(unwrap_tensorclass(self))
         return None if facts is None else facts.table
 
     def save(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
@@ -207,10 +208,10 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         """Apply a function to the containers of all nodes, without their children, and join the results."""
         nodes = self._nodes()
         numbers = {identity(node): number for number, node in enumerate(nodes)}
-        made = [type(self).from_tensordict(fn(bare(node)._tensordict)) for node in nodes]
+        made = [type(self).from_tensordict(fn(unwrap_tensorclass(bare(node)))) for node in nodes]
         for old, new in zip(nodes, made, strict=True):
-            if (facts := links.find(old._tensordict)) is not None:
-                copied = links.make(new._tensordict)
+            if (facts := links.find(unwrap_tensorclass(old))) is not None:
+                copied = links.make(unwrap_tensorclass(new))
                 copied.observation_keys, copied.action_keys = facts.observation_keys, facts.action_keys
         join(made, [[numbers[identity(child)] for child in node.children()] for node in nodes])
         roots = [made[numbers[identity(node)]] for node in self._roots()]
@@ -230,12 +231,12 @@ def _unpickled(cls: type[StoredTree], table: TreeTable) -> StoredTree:
 
 def is_stack(tree: StoredTree) -> bool:
     """Whether a tree is a stack of nodes, as `subtree` is."""
-    return isinstance(tree._tensordict, tdstore.LazyStackedTensorDict)
+    return isinstance(unwrap_tensorclass(tree), tdstore.LazyStackedTensorDict)
 
 
 def identity(node: StoredTree) -> int:
     """What two wrappers of one node have in common."""
-    return id(node._tensordict)
+    return id(unwrap_tensorclass(node))
 
 
 def bare(node: StoredTree) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import tdstore
+from tdstore import unwrap_tensorclass
 from tdstore.rl.trees import links, plots, walks
 from tdstore.rl.trees.scores import UCBScore
 from tdstore.rl.trees.specs import full_spec, spec_keys
@@ -80,7 +81,7 @@ class Tree(StoredTree, nocast=True):
             self.subtree = subtree
         for ref in _parent if isinstance(_parent, list) else [] if _parent is None else [_parent]:
             if (parent := ref()) is not None:
-                links.adopt(parent._tensordict, [self._tensordict])
+                links.adopt(unwrap_tensorclass(parent), [unwrap_tensorclass(self)])
         if lock:
             self.lock_()
 
@@ -92,8 +93,8 @@ class Tree(StoredTree, nocast=True):
         old = self.children() if self.subtree is not None else []
         stack = None if value is None else _stable(value)
         super().__setattr__(name, stack)
-        links.disown(self._tensordict, [child._tensordict for child in old])
-        links.adopt(self._tensordict, [child._tensordict for child in self.children()])
+        links.disown(unwrap_tensorclass(self), [unwrap_tensorclass(child) for child in old])
+        links.adopt(unwrap_tensorclass(self), [unwrap_tensorclass(child) for child in self.children()])
 
     def set(self, key: Any, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
         """As `TensorDict.set`; a subtree gets this node as its parent."""
@@ -120,13 +121,13 @@ class Tree(StoredTree, nocast=True):
     @property
     def _parent(self) -> Any:
         """A weak reference to the parent, a list of them for several parents, None for none."""
-        refs = links.parents(self._tensordict)
+        refs = links.parents(unwrap_tensorclass(self))
         return None if not refs else refs[0] if len(refs) == 1 else refs
 
     @property
     def parent(self) -> Tree | None:
         """The parent, a stack of several; None at a root, and where the parent exists no more."""
-        found = [container for ref in links.parents(self._tensordict) if (container := ref()) is not None]
+        found = [container for ref in links.parents(unwrap_tensorclass(self)) if (container := ref()) is not None]
         trees = [Tree.from_tensordict(container) for container in found]
         if len(trees) > 1:
             stack: Tree = tdstore.lazy_stack(trees)
@@ -202,7 +203,7 @@ class Tree(StoredTree, nocast=True):
             if found:
                 return tuple(key[0] if len(key) == 1 else key for key in found)
         node = self.unbind(0)[0] if self.batch_size else self
-        facts = links.find(node._tensordict)
+        facts = links.find(unwrap_tensorclass(node))
         keys = None if facts is None else facts.observation_keys if kind == "observation" else facts.action_keys
         return keys or (kind,)
 
