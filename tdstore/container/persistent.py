@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 from tdstore.container.core import GROUP, Container
 from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import LOCKED, MAPPED
+from tdstore.container.saving import unlocked
 from tdstore.container.stored_writes import StoredWrites
 from tdstore.container.windows import View
 from tdstore.errors import KeyNotFoundError, UnsupportedError
@@ -145,7 +146,7 @@ class PersistentTensorDict(StoredWrites):
         )
         if filename is None:
             return td if device is None else td.to(device)
-        saved = td.save(filename, storage=backend, **options)
+        saved = unlocked(td.save(filename, storage=backend, **options))
         return saved if device is None else saved.to(device)
 
     def close(self) -> None:

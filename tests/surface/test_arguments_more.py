@@ -227,6 +227,7 @@ def test_dicts_saved_as_one_file(tmp_path: Path) -> None:
     assert isinstance(stored, PersistentTensorDict)
     assert stored.batch_size == (3,)
     stored["a"] = torch.zeros(3, 2)
+    stored["late"] = torch.ones(3)  # as with `to_h5`, it is not locked
     stored.close()
     again = PersistentTensorDict(filename=tmp_path / "x.h5", batch_size=[3], validate_batch_size=True)
     assert again["a"].sum() == 0
