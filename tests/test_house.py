@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,8 +80,25 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@functools.cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
+
+
+@functools.cache
+def walked(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree(path)))
+
+
+def nodes(*kinds: type[ast.AST]) -> Iterator[tuple[Path, Any]]:
+    """Every node of some kinds in our sources, with its file."""
+    for path in sources():
+        yield from ((path, node) for node in walked(path) if isinstance(node, kinds))
+
+
+def none(offenders: list[str], what: str) -> None:
+    """Fail with all offenders against a rule."""
+    assert not offenders, f"{what}:\n" + "\n".join(offenders)
 
 
 def unit(path: Path) -> str:
@@ -119,28 +139,29 @@ def is_module(name: str) -> bool:
     return (PACKAGE / f"{name}.py").is_file() or (PACKAGE / name / "__init__.py").is_file()
 
 
-def runtime_nodes(node: ast.AST) -> list[ast.AST]:
+def runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Every node but those under `if TYPE_CHECKING:`."""
-    nodes = []
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        nodes += [child, *runtime_nodes(child)]
-    return nodes
+    todo = [node]
+    while todo:
+        for child in ast.iter_child_nodes(todo.pop()):
+            if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+                todo.append(child)
+                yield child
 
 
-@pytest.mark.parametrize("path", core(), ids=name_of)
-def test_imports_go_downward_only(path):
-    mine = unit(path)
-    row, together = place(mine)
-    if mine == "__init__":
-        return  # the front door shows everything
-    for line, other in imported(path):
-        if other == mine and mine.endswith("/"):
-            continue
-        there, _ = place(other)
-        fine = there < row or (there == row and together)
-        assert fine, f"{name_of(path)}:{line} imports tdstore.{other}, which is not below it (rows {row} and {there})"
+def test_imports_go_downward_only():
+    offenders = []
+    for path in core():
+        mine = unit(path)
+        row, together = place(mine)
+        if mine == "__init__":
+            continue  # the front door shows everything
+        for line, other in imported(path):
+            there, _ = place(other)
+            below = there < row or (there == row and together) or (other == mine and mine.endswith("/"))
+            if not below:
+                offenders.append(f"{name_of(path)}:{line}: tdstore.{other} is not below it (rows {row} and {there})")
+    none(offenders, "imports that do not go downward")
 
 
 def test_rows_name_each_module_once():
@@ -148,31 +169,35 @@ def test_rows_name_each_module_once():
     assert len(words) == len(set(words))
 
 
-@pytest.mark.parametrize("path", sources(), ids=name_of)
-def test_no_local_imports_of_our_own(path):
-    for node in ast.walk(tree(path)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            for inner in ast.walk(node):
-                names = [a.name for a in inner.names] if isinstance(inner, ast.Import) else []
-                names += [inner.module or ""] if isinstance(inner, ast.ImportFrom) else []
-                ours = [n for n in names if n.split(".")[0].startswith("tdstore")]
-                assert not ours, f"{name_of(path)}:{inner.lineno}: {node.name} imports {ours[0]} inside a function"
+def names_imported(node: ast.AST) -> list[str]:
+    """The modules that a statement imports from anywhere."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
 
 
-@pytest.mark.parametrize("path", sources(), ids=name_of)
-def test_no_file_is_too_long(path):
-    lines = len(path.read_text().splitlines())
-    assert lines <= MAX_LINES, f"{name_of(path)} has {lines} lines: one file, one subject"
+def test_no_local_imports_of_our_own():
+    offenders = []
+    for path, node in nodes(ast.FunctionDef, ast.AsyncFunctionDef):
+        for inner in ast.walk(node):
+            ours = [name for name in names_imported(inner) if name.split(".")[0].startswith("tdstore")]
+            offenders += [f"{name_of(path)}:{inner.lineno}: {node.name} imports {name}" for name in ours]
+    none(offenders, "imports inside a function")
 
 
-@pytest.mark.parametrize("path", sources(), ids=name_of)
-def test_nothing_imports_the_peer(path):
-    if name_of(path) == "tdstore/interop.py":
-        return
-    for node in ast.walk(tree(path)):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-        assert not [n for n in names if n.split(".")[0] == "tensordict"], f"{name_of(path)}:{node.lineno}"
+def test_no_file_is_too_long():
+    lengths = {name_of(path): len(path.read_text().splitlines()) for path in sources()}
+    none([f"{name}: {n} lines" for name, n in lengths.items() if n > MAX_LINES], "files with more than one subject")
+
+
+def test_nothing_imports_the_peer():
+    offenders = [
+        f"{name_of(path)}:{node.lineno}"
+        for path, node in nodes(ast.Import, ast.ImportFrom)
+        if name_of(path) != "tdstore/interop.py"
+        and any(name.split(".")[0] == "tensordict" for name in names_imported(node))
+    ]
+    none(offenders, "imports of the tensordict package")
 
 
 def dotted(node: ast.AST) -> str:
@@ -185,16 +210,18 @@ FORBIDDEN = re.compile(
 )
 
 
-@pytest.mark.parametrize("path", sources(), ids=name_of)
-def test_no_code_from_data(path):
+def test_no_code_from_data():
     """Nothing unpickles, evaluates, or imports a name that it was given."""
-    for node in ast.walk(tree(path)):
-        called = dotted(node.func) if isinstance(node, ast.Call) else ""
+    offenders = []
+    for path, node in nodes(ast.Call):
+        called = dotted(node.func)
         if called and FORBIDDEN.search(called) and (path.name, called.rpartition(".")[2]) not in ALLOWED:
-            raise AssertionError(f"{name_of(path)}:{node.lineno} calls {called}")
-        if isinstance(node, ast.ImportFrom) and node.module in ("pickle", "importlib", "marshal"):
+            offenders.append(f"{name_of(path)}:{node.lineno} calls {called}")
+    for path, node in nodes(ast.ImportFrom):
+        if node.module in ("pickle", "importlib", "marshal"):
             bad = {a.name for a in node.names} & {"load", "loads", "Unpickler", "import_module"}
-            assert not bad, f"{name_of(path)}:{node.lineno} imports {bad}"
+            offenders += [f"{name_of(path)}:{node.lineno} imports {name}" for name in bad]
+    none(offenders, "ways to run code that a file names")
 
 
 def test_the_rule_against_code_from_data_sees_it():
@@ -212,35 +239,41 @@ def test_the_rule_against_code_from_data_sees_it():
         assert not FORBIDDEN.search(call), call
 
 
-@pytest.mark.parametrize("path", sources(), ids=name_of)
-def test_no_error_is_swallowed_whole(path):
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.ExceptHandler):
-            wide = node.type is None or dotted(node.type) in ("Exception", "BaseException")
-            silent = all(isinstance(s, (ast.Pass, ast.Continue)) or _is_constant(s) for s in node.body)
-            assert not (wide and silent), f"{name_of(path)}:{node.lineno} swallows every error"
-            assert node.type is not None, f"{name_of(path)}:{node.lineno}: a bare except"
-        if isinstance(node, ast.Call) and dotted(node.func).endswith("suppress"):
-            wide = [dotted(a) for a in node.args if dotted(a) in ("Exception", "BaseException")]
-            assert not wide, f"{name_of(path)}:{node.lineno} swallows every error"
+def test_no_error_is_swallowed_whole():
+    offenders = []
+    for path, node in nodes(ast.ExceptHandler):
+        wide = node.type is None or dotted(node.type) in ("Exception", "BaseException")
+        silent = all(isinstance(s, (ast.Pass, ast.Continue)) or _is_constant(s) for s in node.body)
+        if node.type is None or (wide and silent):
+            offenders.append(f"{name_of(path)}:{node.lineno}")
+    for path, node in nodes(ast.Call):
+        if dotted(node.func).endswith("suppress") and any(
+            dotted(arg) in ("Exception", "BaseException") for arg in node.args
+        ):
+            offenders.append(f"{name_of(path)}:{node.lineno}")
+    none(offenders, "handlers that swallow every error")
 
 
 def _is_constant(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-@pytest.mark.parametrize("path", [p for p in core() if p.parent == PACKAGE], ids=name_of)
-def test_public_names_have_docstrings(path):
-    module = tree(path)
-    assert ast.get_docstring(module), f"{name_of(path)} has no docstring"
+def test_public_names_have_docstrings():
+    offenders = []
     definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    for node in module.body:
-        if not isinstance(node, definitions) or node.name.startswith("_"):
-            continue
-        assert ast.get_docstring(node), f"{name_of(path)}:{node.lineno} {node.name} has no docstring"
-        for inner in node.body if isinstance(node, ast.ClassDef) and not node.bases else []:
-            if isinstance(inner, definitions) and not inner.name.startswith("_"):
-                assert ast.get_docstring(inner), f"{name_of(path)}:{inner.lineno} {node.name}.{inner.name}"
+    for path in [p for p in core() if p.parent == PACKAGE]:
+        module = tree(path)
+        offenders += [] if ast.get_docstring(module) else [name_of(path)]
+        for node in module.body:
+            if not isinstance(node, definitions) or node.name.startswith("_"):
+                continue
+            inside = node.body if isinstance(node, ast.ClassDef) and not node.bases else []
+            offenders += [
+                f"{name_of(path)}:{one.lineno} {one.name}"
+                for one in [node, *inside]
+                if isinstance(one, definitions) and not one.name.startswith("_") and not ast.get_docstring(one)
+            ]
+    none(offenders, "public names without docstrings")
 
 
 # -- structures on the public names ----------------------------------------------------------
@@ -262,24 +295,21 @@ def test_the_page_of_public_modules_names_what_is_there():
         importlib.import_module(name)
 
 
-@pytest.mark.parametrize("path", RL, ids=name_of)
-def test_rl_imports_public_names_only(path):
+def test_rl_imports_public_names_only():
     allowed = public_modules()
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                top = alias.name.split(".")[0]
-                assert top != "tdstore" or alias.name in allowed, f"{name_of(path)}:{node.lineno}: {alias.name}"
-        if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "tdstore":
+    offenders = []
+    for path, node in nodes(ast.Import, ast.ImportFrom):
+        if path not in RL:
             continue
-        if node.module.startswith("tdstore.rl"):
-            continue
-        assert node.module in allowed, f"{name_of(path)}:{node.lineno}: {node.module} is not public"
-        for alias in node.names:
+        modules = [m for m in names_imported(node) if m.split(".")[0] == "tdstore" and not m.startswith("tdstore.rl")]
+        wrong = [module for module in modules if module not in allowed]
+        for alias in node.names if isinstance(node, ast.ImportFrom) and modules else []:
             public = not alias.name.startswith("_")
             if node.module == "tdstore":
                 public = alias.name in tdstore.__all__ or f"tdstore.{alias.name}" in allowed
-            assert public, f"{name_of(path)}:{node.lineno}: {node.module}.{alias.name} is not public"
+            wrong += [] if public else [f"{node.module}.{alias.name}"]
+        offenders += [f"{name_of(path)}:{node.lineno}: {name}" for name in wrong]
+    none(offenders, "names that are not public")
 
 
 def private_names_of_rl() -> set[str]:
@@ -296,15 +326,17 @@ def private_names_of_rl() -> set[str]:
     return {name for name in found if name.startswith("_")}
 
 
-@pytest.mark.parametrize("path", RL, ids=name_of)
-def test_rl_reads_no_private_attribute_of_the_library(path):
-    own = private_names_of_rl() | OF_TORCHRL | OF_PYTHON
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
-            assert node.attr in own, f"{name_of(path)}:{node.lineno}: {ast.unparse(node)} is private"
-        if isinstance(node, ast.Attribute) and dotted(node.value) == "tdstore":
-            there = node.attr in tdstore.__all__ or f"tdstore.{node.attr}" in public_modules()
-            assert there, f"{name_of(path)}:{node.lineno}: tdstore.{node.attr} is not public"
+def test_rl_reads_no_private_attribute_of_the_library():
+    own, modules = private_names_of_rl() | OF_TORCHRL | OF_PYTHON, public_modules()
+    offenders = []
+    for path, node in nodes(ast.Attribute):
+        if path not in RL:
+            continue
+        private = node.attr.startswith("_") and not node.attr.startswith("__") and node.attr not in own
+        if dotted(node.value) == "tdstore":
+            private = node.attr not in tdstore.__all__ and f"tdstore.{node.attr}" not in modules
+        offenders += [f"{name_of(path)}:{node.lineno}: {ast.unparse(node)}"] if private else []
+    none(offenders, "private names")
 
 
 # -- errors --------------------------------------------------------------------------------
@@ -335,25 +367,24 @@ def test_error_is_drawn_in_the_tree(error):
 PROTOCOL = ROOT / "docs" / "reference" / "storage-protocol.md"
 
 
-@pytest.mark.parametrize("cap", [c.name for c in Cap])
-def test_ability_is_documented(cap):
-    assert f"`{cap}`" in PROTOCOL.read_text()
+def test_abilities_are_documented():
+    page = PROTOCOL.read_text()
+    none([cap.name for cap in Cap if f"`{cap.name}`" not in page], "abilities without a word in the reference")
 
 
-@pytest.mark.parametrize("hook", [n for n in vars(hookspecs) if n.startswith("tdstore_")])
-def test_hook_is_documented(hook):
-    signature = inspect.signature(getattr(hookspecs, hook))
-    assert f"def {hook}{signature}".replace("'", "") in PROTOCOL.read_text().replace("'", "")
+def test_hooks_are_documented():
+    page = PROTOCOL.read_text().replace("'", "")
+    hooks = {name: inspect.signature(hook) for name, hook in vars(hookspecs).items() if name.startswith("tdstore_")}
+    missing = [name for name, signature in hooks.items() if f"def {name}{signature}".replace("'", "") not in page]
+    none(missing, "hooks whose signature the reference does not show")
 
 
-@pytest.mark.parametrize("method", [n for n, f in vars(Store).items() if callable(f) and not n.startswith("_")])
-def test_store_method_is_documented(method):
-    assert f"`{method}" in PROTOCOL.read_text()
-
-
-@pytest.mark.parametrize("field", [*hookspecs.Backend.__dataclass_fields__])
-def test_backend_field_is_documented(field):
-    assert f"`{field}`" in PROTOCOL.read_text()
+def test_store_methods_and_backend_fields_are_documented():
+    page = PROTOCOL.read_text()
+    methods = [name for name, member in vars(Store).items() if callable(member) and not name.startswith("_")]
+    none([name for name in methods if f"`{name}" not in page], "methods of Store without a word in the reference")
+    fields = hookspecs.Backend.__dataclass_fields__
+    none([name for name in fields if f"`{name}`" not in page], "fields of Backend without a word in the reference")
 
 
 # -- light imports -------------------------------------------------------------------------
