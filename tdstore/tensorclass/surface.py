@@ -4,6 +4,7 @@ What `TensorDict` and its bases define, and `TensorClass` does not define itself
 signature and docstring. A call is passed on to the container inside, and of what comes back
 
 - the container inside is the object itself: methods that change in place return `self`;
+- what was given as `out=` is returned as it was given;
 - a container, or a tuple of containers, is of the same kind: it gets the class again, unless it has entries that
   are not fields of the class, as after `flatten_keys`: then it stays a TensorDict;
 - a future is one of what its result becomes by these rules;
@@ -83,10 +84,22 @@ def _method(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
         td = self._tensordict
         made = getattr(td, name)(*map(bare, args), **kwargs)
         if isinstance(made, Future):
-            return later(lambda: self if made.result() is td else again(type(self), made.result()))
-        return self if made is td else again(type(self), made)
+            return later(lambda: _result(self, made.result(), kwargs))
+        return _result(self, made, kwargs)
 
     return functools.wraps(fn)(call)
+
+
+def _result(obj: Any, made: Any, kwargs: dict[str, Any]) -> Any:
+    """What a call gave for the container inside of `obj`, as its caller gets it."""
+    td, out = obj._tensordict, kwargs.get("out")
+    if made is td:
+        return obj
+    if out is not None and made is inside(out):
+        return out
+    if type(made) is tuple and any(part is td for part in made):
+        return tuple(obj if part is td else again(type(obj), part) for part in made)
+    return again(type(obj), made)
 
 
 def bare(value: Any) -> Any:

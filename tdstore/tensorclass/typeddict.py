@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self, get_origin, 
 
 from tdstore.container.base import TensorDictBase
 from tdstore.container.core import Container
+from tdstore.container.lazy import LazyStackedTensorDict
 from tdstore.container.paths import is_key
 from tdstore.container.tensordict import TensorDict
 from tdstore.container.typed import inside
@@ -177,6 +178,12 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
         """A TensorDict with copies of all entries; nested classes become TensorDicts."""
         return self._tensordict.to_tensordict(retain_none=retain_none)
+
+    def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict:
+        """A lazy stack of objects of this class, along a batch dimension, sharing memory."""
+        made = self._tensordict.to_lazystack(dim)
+        elements = [again(type(self), td) for td in made.tensordicts]
+        return LazyStackedTensorDict(*elements, stack_dim=made.stack_dim) if elements else made
 
     @property
     def _non_tensordict(self) -> dict[str, None]:
