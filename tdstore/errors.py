@@ -2,6 +2,7 @@
 
     TDStoreError (.message, .hint)
     ├── BatchSizeError            (ValueError, RuntimeError)
+    ├── DimensionError            (IndexError, ValueError, RuntimeError)
     ├── LockedError               (RuntimeError)
     ├── KeyNotFoundError          (KeyError)
     │   ├── NotAGroupError        (ValueError)
@@ -67,6 +68,10 @@ def _rebuild(cls: type[TDStoreError], state: dict[str, object]) -> TDStoreError:
 
 class BatchSizeError(TDStoreError, ValueError, RuntimeError):
     """A value does not start with the batch size of the TensorDict that is to hold it."""
+
+
+class DimensionError(TDStoreError, IndexError, ValueError, RuntimeError):
+    """There is no such batch dimension: one out of range, or any of a TensorDict without batch dimensions."""
 
 
 class LockedError(TDStoreError, RuntimeError):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.errors import BatchSizeError
+from tdstore.errors import BatchSizeError, DimensionError
 from tdstore.plans import Axis, ReadPlan, Term, WritePlan, Zipped, plan_read, plan_write
 from tdstore.rows import (
     as_index_tensor,
@@ -296,7 +296,9 @@ class _Indexing:
         used = sum(map(_consumes, terms))
         ndim = len(self.old.shape)
         if used > ndim:
-            raise IndexError(f"too many indices for batch size {list(self.old.shape)}: {used} for {ndim} dimensions")
+            raise DimensionError(
+                f"too many indices for batch size {list(self.old.shape)}: {used} for {ndim} dimensions"
+            )
         dots = [i for i, t in enumerate(terms) if t is Ellipsis]
         if len(dots) > 1:
             raise IndexError("an index can hold only one Ellipsis (...)")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tdstore.errors import BatchSizeError
+from tdstore.errors import BatchSizeError, DimensionError
 
 
 def as_size(value: Any) -> torch.Size:
@@ -36,10 +36,10 @@ def as_dim(dim: int, ndim: int, what: str = "batch dimensions") -> int:
     """A non-negative dimension.
 
     Raises:
-        IndexError: outside `[-ndim, ndim)`.
+        DimensionError: outside `[-ndim, ndim)`.
     """
     if not -ndim <= dim < ndim:
-        raise IndexError(f"dimension {dim} is out of range for {ndim} {what}")
+        raise DimensionError(f"dimension {dim} is out of range for {ndim} {what}")
     return dim % ndim
 
 

@@ -17,6 +17,7 @@ from tdstore.container.terms import indexed_names, spelled_out
 from tdstore.container.tree import VIEW_FLAGS
 from tdstore.container.typed import Typed, inside
 from tdstore.container.writable import are_plain, check_copies
+from tdstore.errors import DimensionError
 from tdstore.holes import HOLES, reserve
 from tdstore.indexing import as_rows, index_shape
 from tdstore.ops.base import Names
@@ -47,7 +48,7 @@ class IndexedTree(HomeMixin):
         if not batch:
             if index is None or index is Ellipsis or kind is bool or getattr(index, "dtype", None) is torch.bool:
                 return self._at_terms((index,))
-            raise IndexError(f"a TensorDict without batch dimensions cannot be indexed with {index!r}")
+            raise DimensionError(f"a TensorDict without batch dimensions cannot be indexed with {index!r}")
         n = batch[0]
         if kind is int:
             if not -n <= index < n:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.terms import dims_used
+from tdstore.errors import DimensionError
 from tdstore.rows import as_rows
 
 _ALL = slice(None)
@@ -70,7 +71,7 @@ def route(terms: tuple[Any, ...], dim: int, count: int, ndim: int) -> Route | No
     """
     used = sum(map(dims_used, terms))
     if used > ndim:
-        raise IndexError(f"too many indices: {used} for {ndim} dimensions")
+        raise DimensionError(f"too many indices: {used} for {ndim} dimensions")
     full = (*map(_plain, terms), *(_ALL,) * (ndim - used))
     if not any(isinstance(t, Tensor) for t in full):
         full = tuple(None if t is True else t for t in full)  # to torch, a new dimension

@@ -569,7 +569,7 @@ def check_elements(tds: Sequence[Any], dim: int, strict_shape: bool) -> int:
 
     Raises:
         TypeError: not a TensorDict. BatchSizeError: their batch sizes differ in length (or at all, with
-            `strict_shape`). IndexError: no such dimension.
+            `strict_shape`). DimensionError: no such dimension.
     """
     for td in tds:
         if not isinstance(td, TensorDictBase):

@@ -7,7 +7,7 @@ a view here, and what is a copy is a copy: rows written through a slice are seen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -22,12 +22,13 @@ from tdstore.container.plain import to_plain
 from tdstore.container.taken import MANY, Lent, Taken, counted, repeats
 from tdstore.container.valueequality import alike, equal
 from tdstore.container.valuemethods import ValueMethods
-from tdstore.errors import BatchSizeError
+from tdstore.container.valueshapes import ValueShapes
+from tdstore.errors import BatchSizeError, DimensionError
 from tdstore.ops.rearrange import Padding
-from tdstore.shapes import as_size
+from tdstore.shapes import as_dim, as_size
 
 
-class NonTensor:
+class NonTensor(ValueShapes):
     """Base of all kinds. `batch_size` is that of the TensorDict that holds it."""
 
     __slots__ = ()
@@ -158,57 +159,13 @@ class NonTensor:
         raise NotImplementedError
 
     def __getitem__(self, index: Any) -> NonTensor:
+        if not self.batch_size and isinstance(index, (int, slice)):
+            raise DimensionError(f"an entry without batch dimensions cannot be indexed with {index!r}")
         return self.move(lambda t: t[index])
 
     def rows(self, rows: Tensor) -> NonTensor:
         """Rows of the first dimension, in range, as an entry of its own."""
         return self.move(lambda t: t[rows])
-
-    def __len__(self) -> int:
-        return self.batch_size[0] if self.batch_size else 0
-
-    def __iter__(self) -> Iterator[NonTensor]:
-        return iter(self.unbind(0))
-
-    def unbind(self, dim: int = 0) -> tuple[NonTensor, ...]:
-        """The entries along a dimension."""
-        return tuple(self.spread(lambda t: t.unbind(dim)))
-
-    def split(self, split_size: int | list[int], dim: int = 0) -> tuple[NonTensor, ...]:
-        """Pieces along a dimension."""
-        return tuple(self.spread(lambda t: t.split(split_size, dim)))
-
-    def expand(self, *shape: Any) -> NonTensor:
-        """The values for a larger batch."""
-        return self.move(lambda t: t.expand(*shape))
-
-    def view(self, *shape: Any) -> NonTensor:
-        """Another shape of the same number of positions."""
-        return self.move(lambda t: t.view(*shape))
-
-    def reshape(self, *shape: Any) -> NonTensor:
-        """Another shape of the same number of positions."""
-        return self.move(lambda t: t.reshape(*shape))
-
-    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> NonTensor:
-        """Several dimensions as one."""
-        return self.move(lambda t: t.flatten(start_dim, end_dim))
-
-    def unsqueeze(self, dim: int) -> NonTensor:
-        """A new dimension of length one."""
-        return self.move(lambda t: t.unsqueeze(dim))
-
-    def squeeze(self, dim: int | None = None) -> NonTensor:
-        """Without dimensions of length one."""
-        return self.move(lambda t: t.squeeze() if dim is None else t.squeeze(dim))
-
-    def permute(self, *dims: Any) -> NonTensor:
-        """The dimensions in another order."""
-        return self.move(lambda t: t.permute(*dims))
-
-    def transpose(self, dim0: int, dim1: int) -> NonTensor:
-        """Two dimensions swapped."""
-        return self.move(lambda t: t.transpose(dim0, dim1))
 
     def clone(self, recurse: bool = True) -> NonTensor:
         """A copy whose rows can be written without changing these; the values themselves are shared."""
@@ -566,7 +523,8 @@ def spread_over(part: NonTensor, shape: torch.Size) -> list[Any]:
 
 
 def _joined(fn: Any, tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> NonTensor:
-    return merge(list(tensors), lambda parts: fn(parts, dim), collapse=fn is torch.cat)
+    at = as_dim(dim, tensors[0].ndim + (fn is torch.stack))
+    return merge(list(tensors), lambda parts: fn(parts, at), collapse=fn is torch.cat)
 
 
 def merge(parts: list[NonTensor], fn: Callable[[list[Tensor]], Tensor], *, collapse: bool = False) -> NonTensor:

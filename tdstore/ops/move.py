@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.errors import BatchSizeError
 from tdstore.ops import nested
 from tdstore.ops.base import Names, OpsBase
 from tdstore.shapes import as_dim, as_size, chunk_size, expand_shape, flat_args, split_sizes, view_shape
@@ -58,7 +59,7 @@ class MoveOps(OpsBase):
         """Reorder the batch dimensions: each is named once, as for tensors.
 
         Raises:
-            IndexError: a dimension out of range. ValueError: one that is missing or repeated.
+            DimensionError: a dimension out of range. ValueError: one that is missing or repeated.
         """
         n = len(self.batch_size)
         wanted = flat_args(args) if dims is None else dims
@@ -205,7 +206,7 @@ class MoveOps(OpsBase):
 
         Raises:
             ValueError: both `out` and `inplace`, or `index` has more dimensions than the batch, or none for `dim`.
-            IndexError: no such `dim`.
+            DimensionError: no such `dim`.
         """
         if out is not None and inplace:
             raise ValueError("gather writes into `out` or in place: give one of the two")
@@ -213,7 +214,7 @@ class MoveOps(OpsBase):
         n, k = len(old), index.ndim
         at = as_dim(dim, n)
         if not at < k <= n:
-            raise ValueError(f"an index of {k} dimensions cannot gather along dimension {at} of a batch of {n}")
+            raise BatchSizeError(f"an index of {k} dimensions cannot gather along dimension {at} of a batch of {n}")
 
         def take(t: Tensor) -> Tensor:
             rest = t.shape[k:]

@@ -82,7 +82,7 @@ class ReduceOps(OpsBase):
             key_transform: gives each entry of the result its name: `str -> str`, `tuple -> tuple`.
 
         Raises:
-            IndexError: `dim` is not a batch dimension. TypeError: `keepdim` with features.
+            DimensionError: `dim` is not a batch dimension. TypeError: `keepdim` with features.
 
         Example:
             >>> td = TensorDict({"x": torch.ones(3, 2)}, [3])

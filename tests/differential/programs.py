@@ -19,6 +19,7 @@ import ast
 import importlib
 import shutil
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,25 @@ def programs(text: str) -> Any:
 
 def result(source: str, side: Side) -> Any:
     """The described outcome of a program on one side."""
+    return _run(source, side, lambda run: outcome(run, forgive=side.is_peer))
+
+
+def check_error(source: str) -> None:
+    """Run a program that both sides refuse: ours is caught as what the peer raises, a built-in exception."""
+    want, got = (_run(source, side, _raised) for side in (PEER, OURS))
+    assert type(want).__module__ == "builtins", want
+    assert isinstance(got, type(want)), f"{source}\nexpected {want!r}, got {got!r}"
+
+
+def _raised(run: Callable[[], object]) -> Exception:
+    try:
+        found = run()
+    except Exception as error:
+        return error
+    raise AssertionError(f"nothing is raised, the result is a {type(found).__name__}")
+
+
+def _run(source: str, side: Side, how: Callable[[Callable[[], object]], Any]) -> Any:
     names: dict[str, Any] = {"torch": torch, "np": np, "M": side, "__name__": __name__}
     names.update({name: getattr(side.module, name) for name in dir(side.module) if not name.startswith("_")})
     for module in map(importlib.import_module, PEER_MODULES if side.is_peer else ()):
@@ -56,7 +76,7 @@ def result(source: str, side: Side) -> Any:
         return eval(compile(ast.Expression(last.value), "program", "eval", dont_inherit=True), names)
 
     try:
-        return outcome(run, forgive=side.is_peer)
+        return how(run)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

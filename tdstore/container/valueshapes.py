@@ -1,0 +1,75 @@
+"""The shape operations of an entry that is no tensor: each is one on a tensor of the batch's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore.shapes import as_dim
+
+
+class ValueShapes:
+    """view, expand, permute, unbind, ... over two primitives."""
+
+    __slots__ = ()
+    batch_size: torch.Size
+
+    def move(self, fn: Callable[[Tensor], Tensor]) -> Any:
+        """Apply a shape operation, given as a function on a tensor of the batch's shape."""
+        raise NotImplementedError
+
+    def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> Any:
+        """As `move`, for an operation that gives several tensors (unbind, split)."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return self.batch_size[0] if self.batch_size else 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.unbind(0))
+
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """The entries along a dimension."""
+        return tuple(self.spread(lambda t: t.unbind(dim)))
+
+    def split(self, split_size: int | list[int], dim: int = 0) -> tuple[Any, ...]:
+        """Pieces along a dimension."""
+        return tuple(self.spread(lambda t: t.split(split_size, dim)))
+
+    def expand(self, *shape: Any) -> Any:
+        """The values for a larger batch."""
+        return self.move(lambda t: t.expand(*shape))
+
+    def view(self, *shape: Any) -> Any:
+        """Another shape of the same number of positions."""
+        return self.move(lambda t: t.view(*shape))
+
+    def reshape(self, *shape: Any) -> Any:
+        """Another shape of the same number of positions."""
+        return self.move(lambda t: t.reshape(*shape))
+
+    def flatten(self, start_dim: int | None = None, end_dim: int | None = None) -> Any:
+        """Several dimensions as one; all of them by default."""
+        first, last = 0 if start_dim is None else start_dim, -1 if end_dim is None else end_dim
+        return self.move(lambda t: t.flatten(first, last))
+
+    def unsqueeze(self, dim: int) -> Any:
+        """A new dimension of length one."""
+        at = as_dim(dim, len(self.batch_size) + 1)
+        return self.move(lambda t: t.unsqueeze(at))
+
+    def squeeze(self, dim: int | None = None) -> Any:
+        """Without dimensions of length one."""
+        return self.move(lambda t: t.squeeze() if dim is None else t.squeeze(dim))
+
+    def permute(self, *dims: Any) -> Any:
+        """The dimensions in another order."""
+        return self.move(lambda t: t.permute(*dims))
+
+    def transpose(self, dim0: int, dim1: int) -> Any:
+        """Two dimensions swapped."""
+        one, two = as_dim(dim0, len(self.batch_size)), as_dim(dim1, len(self.batch_size))
+        return self.move(lambda t: t.transpose(one, two))
