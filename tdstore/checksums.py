@@ -61,6 +61,11 @@ def crc32c(data: bytes | Memory) -> int:
     return int(google_crc32c.value(data))
 
 
+def block_text(block: int, size: int, nbytes: int) -> str:
+    """Say where a block of `size` bytes is in a leaf of `nbytes`, for messages; nothing if it is the whole leaf."""
+    return "" if nbytes <= size else f" in the {size >> 10} KiB from byte {block * size} on"
+
+
 class Summer:
     """Sums of a leaf that comes in order, in pieces of whole blocks (the last may be short).
 

@@ -14,7 +14,7 @@ from tdstore import files, manifest, session
 from tdstore.builtin.memmap_layout import LeafFile
 from tdstore.builtin.mmtensor import map_fd
 from tdstore.builtin.peer_memmap import META, read_peer
-from tdstore.checksums import Sums, crc32c, sums_of_file, tips_of_file
+from tdstore.checksums import Sums, block_text, crc32c, sums_of_file, tips_of_file
 from tdstore.errors import (
     CorruptStoreError,
     DirtyStoreError,
@@ -209,8 +209,7 @@ def compare_sums(fd: int, leaf: LeafFile, expected: Sums) -> str | None:
         return None
     block = next(i for i in range(0, len(got.crc), 4) if got.crc[i : i + 4] != expected.crc[i : i + 4])
     return (
-        f"leaf {path_text(leaf.path)} is damaged in the {expected.block >> 10} KiB from byte "
-        f"{block // 4 * expected.block} on: crc32c "
+        f"leaf {path_text(leaf.path)} is damaged{block_text(block // 4, expected.block, leaf.nbytes)}: crc32c "
         f"{got.crc[block : block + 4][::-1].hex()}, expected {expected.crc[block : block + 4][::-1].hex()}"
     )
 
@@ -252,7 +251,7 @@ def crc_unless_written(root: int, leaf: LeafFile, start: int, stop: int) -> int 
 def is_untouched(root: int, fd: int, leaf: LeafFile) -> bool:
     """Whether nobody can have written to a leaf's file since it was opened for writing; False where that is unknown."""
     info = os.fstat(fd)
-    return 0 < leaf.changed == info.st_mtime_ns and _is_store_noticed(root, info.st_dev)
+    return 0 < leaf.changed == info.st_mtime_ns and is_store_noticed(root, info.st_dev)
 
 
 def _told_by(info: os.stat_result) -> int:
@@ -262,7 +261,7 @@ def _told_by(info: os.stat_result) -> int:
     return info.st_mtime_ns if info.st_mtime_ns < time.time_ns() - margin else 0
 
 
-def _is_store_noticed(root: int, device: int) -> bool:
+def is_store_noticed(root: int, device: int) -> bool:
     """Whether a store through a mapping changes the time of a file. On file systems in memory it does not."""
     if device not in _noticed:
         name = files.temp_name()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tdstore.builtin.tdz_read import as_bytes
-from tdstore.checksums import Sums, crc32c
+from tdstore.checksums import Sums, block_text, crc32c
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError
 from tdstore.types import Path, path_text
@@ -124,8 +124,8 @@ class ReadCheck(Generic[Leaf]):
             self.pending.pop(leaf.path, None)
         elif found != expected:
             raise CorruptStoreError(
-                f"{self.url}: leaf {path_text(leaf.path)} is damaged in the {size >> 10} KiB from byte {block * size} "
-                f"on: their crc32c is {found:08x}, expected {expected:08x}",
+                f"{self.url}: leaf {path_text(leaf.path)} is damaged{block_text(block, size, leaf.nbytes)}: the crc32c "
+                f"is {found:08x}, expected {expected:08x}",
                 url=self.url,
                 hint="restore it from a copy; verify='none' reads it as it is",
             )

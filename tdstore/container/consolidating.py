@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import torch
@@ -24,7 +24,7 @@ from tdstore.header import Header
 from tdstore.io import onefile
 from tdstore.io.blocks import leaf_batches
 from tdstore.io.buffer import BufferStore, Slot, arrange
-from tdstore.io.consolidated import map_file, write_file
+from tdstore.io.consolidated import Verify, map_file, write_file
 from tdstore.io.opening import Location
 from tdstore.registry import registry
 from tdstore.types import Path, path_text
@@ -124,14 +124,19 @@ class ConsolidatingMixin(Container):
         return is_one_buffer(self)
 
     @classmethod
-    def from_consolidated(cls, filename: Location, *, mode: str = "r") -> Any:
+    def from_consolidated(
+        cls, filename: Location, *, mode: str = "r", verify: Verify = "size", max_bytes: int | None = None
+    ) -> Any:
         """Map a file that `consolidate` wrote, here or in the `tensordict` package.
 
-        Nothing is read but the description. It is not trusted: no name in it is imported.
+        The description is not trusted: no name in it is imported.
 
         Args:
             mode: "r" leaves the file as it is: what is written into the leaves stays in this process. With "r+"
                 it is written into the file.
+            verify: "size" compares files of up to 64 MiB with their checksums, and of larger ones what `read`
+                copies; "full" all of the file; "none" nothing. The peer's files have no checksums.
+            max_bytes: refuse a file that declares more data.
 
         Raises:
             StoreNotFoundError: no such file. CorruptStoreError: not a consolidated file, or a damaged one.
@@ -140,7 +145,9 @@ class ConsolidatingMixin(Container):
             raise OptionError("from_consolidated needs the name of a file")
         if mode not in ("r", "r+"):
             raise OptionError(f"from_consolidated takes mode 'r' or 'r+', not {mode!r}")
-        return opened(os.fspath(filename), shared=mode == "r+")
+        if verify not in get_args(Verify):
+            raise OptionError(f"verify must be 'none', 'size' or 'full', not {verify!r}")
+        return opened(os.fspath(filename), shared=mode == "r+", verify=verify, max_bytes=max_bytes)
 
 
 # -- files -----------------------------------------------------------------------------------
@@ -170,10 +177,10 @@ def written(td: Any, filename: str) -> Any:
     return opened(url, shared=True)
 
 
-def opened(filename: str, *, shared: bool) -> Any:
+def opened(filename: str, *, shared: bool, verify: Verify = "size", max_bytes: int | None = None) -> Any:
     """The container over a consolidated file; `shared=False` never changes the file."""
     url = os.path.realpath(filename)
-    return over_buffer(url, *map_file(url, shared=shared))
+    return over_buffer(url, *map_file(url, shared=shared, verify=verify, max_bytes=max_bytes))
 
 
 def over_buffer(url: str, contents: onefile.Contents, buffer: Tensor) -> Any:

@@ -16,7 +16,7 @@ from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import CONSOLIDATED, HOME, LOCKED, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.container.nestedleaves import leaf_below, parts_of_nested, specs_of_nested
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
-from tdstore.container.onebuffer import is_one_buffer, reduced
+from tdstore.container.onebuffer import compare_copied, is_one_buffer, reduced
 from tdstore.container.opening import entry, over
 from tdstore.container.plain import pickling
 from tdstore.container.ragged import leaf_shape
@@ -288,6 +288,9 @@ class HomeMixin(ResidentTree):
                 handle.store.check(odd)  # parts of entries that are no plain tensors have other rows
                 leaves = [leaf for leaf in leaves if self._has_rows(handle.specs[leaf].shape)]
             handle.store.check(leaves, copied)
+        elif self._home is None:
+            chosen = self if keys is None else self.select(*([keys] if isinstance(keys, str) else keys))
+            compare_copied(chosen._leaf_list(), self._copied_rows(index), self._batch_size)
         if out is None or index is None or len(self._batch_size) == 0:
             return super().read(index, keys, out)
         # Straight into the caller's buffers: no batch is built in between.

@@ -13,6 +13,8 @@ from tdstore.container.locks import CONSOLIDATED
 from tdstore.container.typed import Typed, class_of, inside, maker_of
 from tdstore.errors import CorruptStoreError, UnsupportedError
 from tdstore.io.buffer import Slot, arrange
+from tdstore.io.consolidated import OneFile, file_of
+from tdstore.types import Fault
 
 Copy = Callable[[list[Tensor], list[Tensor]], None]
 
@@ -109,6 +111,31 @@ def buffer_of(td: Any) -> Tensor:
     if part is None:
         return torch.empty(0, dtype=torch.uint8)
     return torch.empty(0, dtype=torch.uint8, device=part.device).set_(part.untyped_storage())
+
+
+def compare_copied(leaves: Iterable[Tensor], rows: slice | Tensor | None, batch: torch.Size) -> None:
+    """Compare leaves of a consolidated file with its checksums before rows of them are copied.
+
+    Args:
+        rows: of the leaves whose first dimension is that of `batch`; None for any.
+
+    Raises:
+        CorruptStoreError: the file holds other bytes than were written.
+    """
+    for leaf in leaves:
+        for part in parts_of(leaf) if leaf.is_nested else (leaf,):
+            if (file := file_of(part)) is not None:
+                file.check(part, rows if part.shape[:1] == batch[:1] else None)
+
+
+def consolidated_faults(td: Any) -> list[Fault]:
+    """What differs from the checksums of the consolidated files that the leaves of a container are views of."""
+    found: dict[int, tuple[OneFile, set[int]]] = {}
+    for part in _parts(td):
+        if (file := file_of(part)) is not None:
+            starts = found.setdefault(id(file), (file, set()))[1]
+            starts.add(part.data_ptr() - part.untyped_storage().data_ptr())
+    return [fault for file, starts in found.values() for fault in file.verify(starts)]
 
 
 def moved(td: Any, device: torch.device, non_blocking: bool) -> Any:

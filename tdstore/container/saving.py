@@ -14,6 +14,7 @@ from tdstore.container.filling import FillingMixin
 from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import LOCKED
 from tdstore.container.making import flat_schema
+from tdstore.container.onebuffer import consolidated_faults
 from tdstore.container.opening import allocate, open_container, over, write
 from tdstore.container.plain import pickling
 from tdstore.errors import OptionError, StoreError, StoreExistsError, UnsupportedError
@@ -261,7 +262,7 @@ class SavingMixin(FillingMixin):
         """
         home = getattr(self, "_home", None)
         if home is None:
-            return []
+            return consolidated_faults(self)
         handle, path = home
         found: list[Fault] = handle.store.verify(handle.leaves_below(path))
         return found

@@ -4,8 +4,8 @@
 
 One object for each TensorDict: `cls`, `leaves` (`key: [dtype, shape, start, stop, pad]`), `non_tensors`
 (`key: [value, batch size, device]`), `cls_metadata`, and an object for each nested one under its own key. What that
-cannot say (order of keys, values that are not JSON, groups with one of those names) stands under `size`, which
-the peer's reader passes over.
+cannot say (order of keys, values that are not JSON, groups with one of those names, checksums) stands under `size`,
+which the peer's reader passes over.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
 from tdstore.errors import CorruptStoreError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, MAX_GROUPS, Group, Header, header_from_builtins
 from tdstore.io.buffer import Slot
+from tdstore.io.sealing import Placed, aligned, blank
 from tdstore.manifest import MAX_DIMS
 from tdstore.types import Path, path_text
 from tdstore.values import encode_value
@@ -28,6 +29,8 @@ _PLAIN = ("TensorDict", "TensorDictParams", "PersistentTensorDict", "SubTensorDi
 _VALUES = "NonTensorStack"
 _OWN = ("cls", "non_tensors", "leaves", "cls_metadata", "size")
 _EXTRA = "tdstore"
+_SUMS = "sums"
+_KNOWN = {_EXTRA, _SUMS, "batch_size", "values", "meta", "groups", "kind", "keys"}
 _TYPED = "tensorclass:"
 TAIL = 8
 _RAGGED = _, _OFFSETS, _ = "<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>"
@@ -49,11 +52,19 @@ class Contents:
     header: Header
     slots: dict[Path, Slot]
     ragged: dict[Path, Ragged] = field(default_factory=dict)
+    summed: bool = True
+    """Whether the description has checksums (`sealing`)."""
 
     def every_slot(self) -> list[Slot]:
         """Those of all leaves, and of the parts of the ragged ones."""
         found = list(self.slots.values())
         return found + [slot for leaf in self.ragged.values() for slot in leaf.parts]
+
+    def placed(self) -> Placed:
+        """Those with elements, and whose they are, by their place."""
+        found = list(self.slots.items())
+        found += [(path, slot) for path, leaf in self.ragged.items() for slot in leaf.parts]
+        return sorted((pair for pair in found if pair[1].nbytes), key=lambda pair: pair[1].start)
 
 
 # -- writing ---------------------------------------------------------------------------------
@@ -76,7 +87,11 @@ def encode(contents: Contents) -> bytes:
         made[path] = _object(
             contents.header.groups[path], leaves[path], {p[-1]: made.pop(p) for p in below.get(path, ())}
         )
-    text = json.dumps(made[()], separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    root = made[()]
+    own = root.pop("size", {_EXTRA: 1})
+    root["size"] = own | {_SUMS: blank(contents.placed())}  # the very end of the text
+    text = json.dumps(root, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    text = aligned(text, max((slot.stop for slot in contents.every_slot()), default=0))
     return text + len(text).to_bytes(TAIL, "little")
 
 
@@ -174,7 +189,7 @@ def decode(text: bytes, size: int, url: str) -> Contents:
         if len(reader.groups) > MAX_GROUPS:
             raise CorruptStoreError(f"{url} has more than {MAX_GROUPS} groups", url=url)
     header = header_from_builtins({"format": 1, "groups": [[list(p), g] for p, g in reader.groups.items()]}, url=url)
-    contents = Contents(header, reader.slots, reader.ragged)
+    contents = Contents(header, reader.slots, reader.ragged, reader.summed)
     at = 0
     for slot in sorted((slot for slot in contents.every_slot() if slot.nbytes), key=lambda slot: slot.start):
         if slot.start < at:
@@ -211,6 +226,7 @@ class _Reader:
         self.groups: dict[Path, dict[str, Any]] = {}
         self.slots: dict[Path, Slot] = {}
         self.ragged: dict[Path, Ragged] = {}
+        self.summed = False
 
     def object(self, path: Path, source: Any) -> list[tuple[Path, Any]]:
         """Take in one TensorDict; the objects of those below it."""
@@ -220,7 +236,10 @@ class _Reader:
             raise self._corrupt("is not an object", path)
         facts, leaves, values = (self._dict(source, name, path) for name in ("cls_metadata", "leaves", "non_tensors"))
         extra = source.get("size")
-        extra = extra if isinstance(extra, dict) and _EXTRA in extra else {}
+        extra = extra if isinstance(extra, dict) and extra.get(_EXTRA) == 1 else {}
+        if not set(extra) <= _KNOWN or (_SUMS in extra and path):
+            raise self._corrupt(f"has the facts {sorted(map(str, extra))[:20]}, not those that are known", path)
+        self.summed |= _SUMS in extra
         below = {key: part for key, part in source.items() if key not in _OWN}
         if not extra and isinstance(source.get("size"), dict):
             below["size"] = source["size"]  # a nested TensorDict of that name, which the peer loses

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from tdstore.errors import DirtyStoreError, OptionError
+from tdstore.io.consolidated import is_consolidated_file, verify_file
 from tdstore.io.opening import Location, Storage, open_store
 from tdstore.types import Fault
 
@@ -16,7 +18,7 @@ def verify(location: Location, *, storage: Storage = None, **options: Any) -> li
     no fault, and neither does one that compares nothing while a writer is at work.
 
     Args:
-        location: a path or URL.
+        location: a path or URL; also of a file that `consolidate` wrote.
         storage: name of the backend; default: found from the location.
         **options: of the backend.
 
@@ -31,6 +33,10 @@ def verify(location: Location, *, storage: Storage = None, **options: Any) -> li
         >>> tdstore.verify("runs/1")  # doctest: +SKIP
         []
     """
+    if storage is None and not options and isinstance(location, (str, os.PathLike)):
+        place = os.path.realpath(os.fspath(location))
+        if is_consolidated_file(place):
+            return verify_file(place)
     try:
         # Opening compares samples, and raises at the first that differs: here all leaves are wanted.
         store, _ = open_store(location, storage=storage, mode="r", **{"verify": "none", **options})

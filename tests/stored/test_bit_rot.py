@@ -128,7 +128,7 @@ def test_a_writer_compares_what_nobody_wrote(tmp_path: FsPath, name: str, monkey
     flip(path, td, 1700)
     if path.is_dir():
         os.utime(path / "x.memmap", (1e9, 1e9))
-        monkeypatch.setattr(memmap_open, "_is_store_noticed", lambda *_: True)  # also where the folder is in memory
+        monkeypatch.setattr(memmap_open, "is_store_noticed", lambda *_: True)  # also where the folder is in memory
     writer = tdstore.open(path, mode="r+")
     writer["n", "y"][5] = 7
     with pytest.raises(CorruptStoreError, match=r"'x'.*byte 6946816"):
