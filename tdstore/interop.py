@@ -15,7 +15,7 @@ from tdstore.container.lazy import LazyStackedTensorDict
 from tdstore.container.nontensor import MetaData, NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.tensordict import TensorDict
 from tdstore.container.typed import Typed, full_name, lookup, register
-from tdstore.container.unbatched import UnbatchedTensor
+from tdstore.container.unbatched import UnbatchedTensor, is_batched
 from tdstore.convert.pickles import load_pickle as load_pickle
 from tdstore.errors import MissingDependencyError, OptionError
 from tdstore.modules.params import TensorDictParams
@@ -62,7 +62,7 @@ def to_tensordict(td: Any) -> Any:
         )
         return made.lock_() if td.is_locked else made
     source = td._resident()
-    entries = {k: v if isinstance(v, Tensor) else to_tensordict(v) for k, v in source.items()}
+    entries = {k: v if is_batched(v) else to_tensordict(v) for k, v in source.items()}
     names = source.names if any(source.names) else None
     made = peer.TensorDict(entries, batch_size=source.batch_size, device=source.device, names=names)
     if isinstance(td, TensorDictParams):
@@ -72,7 +72,7 @@ def to_tensordict(td: Any) -> Any:
 
 def _value_to(peer: Any, value: NonTensor) -> Any:
     if isinstance(value, UnbatchedTensor):
-        return peer.UnbatchedTensor(value.data)
+        return peer.UnbatchedTensor(value.wrapped)
     if isinstance(value, NonTensorData):
         cls = peer.MetaData if isinstance(value, MetaData) else peer.NonTensorData
         return cls(value.data, batch_size=value.batch_size)
@@ -128,7 +128,9 @@ def from_tensordict(td: Any) -> Any:
 
 def _value_from(peer: Any, value: Any) -> NonTensor:
     if isinstance(value, peer.UnbatchedTensor):
-        return UnbatchedTensor(value.data)
+        found = torch.empty(0, dtype=value.dtype, device=value.device)
+        place = value.untyped_storage(), value.storage_offset(), value.shape, value.stride()
+        return UnbatchedTensor(found.set_(*place))
     if isinstance(value, peer.NonTensorStack):
         return NonTensorStack.from_list(_plain_lists(value.tolist()), len(value.batch_size))
     cls = MetaData if isinstance(value, peer.MetaData) else NonTensorData

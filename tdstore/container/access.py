@@ -122,6 +122,8 @@ class AccessMixin(Container):
         if node._kind(last) == LEAF:
             shape: torch.Size = node._leaf_shape(last)
             return shape
+        if node._kind(last) == VALUE and node._is_unbatched(last):
+            return torch.Size(node._leaf_facts(last)[0])
         return torch.Size(node._value_size(last) if node._kind(last) == VALUE else node._raw(last).batch_size)
 
     def keys(
@@ -172,7 +174,11 @@ class AccessMixin(Container):
     def non_tensor_items(self, include_nested: bool = False) -> list[tuple[Any, NonTensor]]:
         """`(key, wrapped value)` of the non-tensor entries."""
         found = walk(self, include_nested, False, None, False, True)  # by kind: a stored leaf is not read for this
-        return [(key, node._raw(last)) for key, node, last in found if node._kind(last) == VALUE]
+        return [
+            (key, node._raw(last))
+            for key, node, last in found
+            if node._kind(last) == VALUE and not node._is_unbatched(last)
+        ]
 
     def is_empty(self) -> bool:
         """Whether there is no leaf at any level."""

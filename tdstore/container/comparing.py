@@ -115,7 +115,12 @@ def _compare(actual: Any, expected: Any, how: dict[str, Any], intersection: bool
     for key in [k for k in actual._first_keys() if k in theirs]:
         here = (*path, key)
         kind, a, b = actual._kind(key), actual._raw(key), expected._raw(key)
-        if {kind, expected._kind(key)} == {LEAF, VALUE}:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            try:
+                torch.testing.assert_close(a, b, **how)
+            except AssertionError as error:
+                _fail(here, str(error), msg, error)
+        elif {kind, expected._kind(key)} == {LEAF, VALUE}:
             value, tensor = (a, b) if kind == VALUE else (b, a)
             if not equal_positions(value, tensor, tensor.shape).all():
                 _fail(here, f"{value.plain()!r} is not {tensor!r}", msg)
@@ -123,11 +128,6 @@ def _compare(actual: Any, expected: Any, how: dict[str, Any], intersection: bool
             _fail(here, "a tensor, a TensorDict or a value on one side, and another of these on the other", msg)
         elif kind == GROUP:
             _compare(a, b, how, intersection, msg, here)
-        elif kind == LEAF:
-            try:
-                torch.testing.assert_close(a, b, **how)
-            except AssertionError as error:
-                _fail(here, str(error), msg, error)
         elif not equal_positions(a, b, actual.batch_size).all():
             _fail(here, f"{a.plain()!r} is not {b.plain()!r}", msg)
 

@@ -22,6 +22,7 @@ from tdstore.container.options import list_to_stack
 from tdstore.container.paths import entry_path
 from tdstore.container.ragged import leaf_shape
 from tdstore.container.structured import fields_of
+from tdstore.container.unbatched import is_batched
 from tdstore.dtypes import torch_ready
 from tdstore.errors import BatchSizeError, KeyNotFoundError, ReadOnlyError
 from tdstore.header import Group
@@ -237,7 +238,7 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
         for key in self._first_keys():
             kind = self._kind(key)
             entry: Any = None if kind == LEAF else self._raw(key)
-            if isinstance(entry, NonTensorData) or (kind == GROUP and entry.is_empty()):
+            if isinstance(entry, (NonTensorData, Tensor)) or (kind == GROUP and entry.is_empty()):
                 continue  # fits any batch
             shape = self._leaf_shape(key) if entry is None else entry.batch_size
             if common is None:
@@ -271,6 +272,10 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
     def _unwrapped(self, key: str, entry: Any) -> Any:
         """A first-level entry as `td[key]` gives it: non-tensor values without their wrapper."""
         return entry.plain() if isinstance(entry, NonTensor) else entry
+
+    def _is_unbatched(self, key: str) -> bool:
+        """Whether a VALUE is an unbatched tensor: a leaf, though it has no rows."""
+        return isinstance(self._raw(key), Tensor)
 
     def _value_text(self, key: str) -> str:
         """How a VALUE prints."""
@@ -308,12 +313,12 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
     def _coerce(self, key: str, value: Any) -> Any:
         """Turn what a user sets into an entry of this batch size and device."""
         batch, device = self._batch_size, self._device
-        if isinstance(value, Tensor):
+        if is_batched(value):
             tensor = value
         elif isinstance(value, Container):
             return self._adopt(key, value)
         elif isinstance(value, NonTensor):
-            return _fit_value(key, value, batch)
+            return _fit_value(key, value, batch, device)
         elif isinstance(value, Mapping):
             return self._resident_class._from_mapping(value, batch, device, self._names)
         elif isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, list, tuple)):
@@ -445,8 +450,10 @@ def _levels(value: list[Any], batch: torch.Size) -> int:
     return max(1, levels)
 
 
-def _fit_value(key: str, value: NonTensor, batch: torch.Size) -> NonTensor:
-    if value.batch_size[: len(batch)] == batch:
+def _fit_value(key: str, value: NonTensor, batch: torch.Size, device: torch.device | None = None) -> NonTensor:
+    if device is not None and isinstance(value, Tensor) and value.device != device:
+        value = value.to(device)  # an unbatched tensor
+    if value.batch_size[: len(batch)] == batch and not isinstance(value, Tensor):
         return value
     if (made := value.for_batch(batch)) is not None:
         return made

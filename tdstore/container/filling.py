@@ -17,6 +17,7 @@ from tdstore.container.names import as_names
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.placing import PlacingMixin
 from tdstore.container.streaming import into, rows_of
+from tdstore.container.unbatched import is_batched
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.keys import unravel
 from tdstore.shapes import as_size, flat_args
@@ -93,6 +94,9 @@ class FillingMixin(PlacingMixin):
 
         def pick(a: Any, b: Any) -> Tensor:
             like = a if isinstance(a, Tensor) else b
+            if not is_batched(like):
+                unbatched: Tensor = like
+                return unbatched  # an unbatched tensor has no rows to choose
             wide = condition.reshape((*condition.shape, *(1,) * (like.ndim - condition.ndim)))
             return torch.where(wide, a, b)
 
@@ -230,7 +234,7 @@ class FillingMixin(PlacingMixin):
 
 def _first_leaf(td: Any) -> Path | None:
     """The path of a tensor of a TensorDict; None if it has none."""
-    return next((unravel(key) for key in td.keys(True, True) if isinstance(td.get(key), Tensor)), None)
+    return next((unravel(key) for key in td.keys(True, True) if is_batched(td.get(key))), None)
 
 
 def _without_row_values(td: Any) -> Any:

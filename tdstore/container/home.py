@@ -21,6 +21,7 @@ from tdstore.container.opening import entry, over
 from tdstore.container.plain import pickling
 from tdstore.container.ragged import leaf_shape
 from tdstore.container.tree import ResidentTree
+from tdstore.container.unbatched import is_batched
 from tdstore.errors import (
     BatchSizeError,
     KeyNotFoundError,
@@ -139,7 +140,9 @@ class HomeMixin(ResidentTree):
 
     def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
         write = super()._prepared(entries, at)
-        values = [key for key in entries if isinstance(self._data.get(key), NonTensor)]
+        values = [
+            key for key in entries if isinstance(v := self._data.get(key), NonTensor) and not isinstance(v, Tensor)
+        ]
         if values and self._home is None and self._state & (MAPPED | SHARED) and not self._state & CONSOLIDATED:
             self._check_slice(entries, values)
         if not values or self._home is None or not self._home[0].store.writable:
@@ -263,6 +266,8 @@ class HomeMixin(ResidentTree):
     def _read_into(self, out: Any) -> Any:
         pairs: list[tuple[Tensor, Tensor]] = []
         for key, leaf in self.items(True, True):
+            if not is_batched(leaf):
+                continue
             buffer = out.get(key)
             if not isinstance(buffer, Tensor):
                 raise KeyNotFoundError(f"out has no tensor {key_text(key)}")
@@ -300,10 +305,11 @@ class HomeMixin(ResidentTree):
             return super().read(index, keys, out)
         if HOLES:
             for key in td.keys(True, True):
-                if isinstance(buffer := out.get(key), Tensor):
+                if is_batched(buffer := out.get(key)):
                     reserve(buffer)
         for key, leaf in td.items(True, True):
-            gather(leaf, (rows,), out.get(key))
+            if is_batched(leaf):
+                gather(leaf, (rows,), out.get(key))
         return out
 
     def _copied_rows(self, index: Any) -> slice | Tensor | None:
@@ -340,7 +346,9 @@ class HomeMixin(ResidentTree):
             return False
         handle, root = self._home
         start, stop, step = rows.indices(self._batch_size[0])
-        paths = [(*root, *unravel(key)) for key in self.keys(True, True)]
+        paths = [(*root, *unravel(key)) for key, leaf in self.items(True, True) if is_batched(leaf)]
+        if len(paths) != len(values):
+            return False
         if any(p not in handle.specs or handle.specs[p].dtype != v.dtype for p, v in zip(paths, values, strict=True)):
             return False
         at = (slice(start, max(start, stop), step),)
@@ -415,7 +423,7 @@ class HomeMixin(ResidentTree):
         if self._home is not None:  # else all of the memory that they are views of would go with each
             data = {key: leaf.clone() if isinstance(leaf, Tensor) else leaf for key, leaf in data.items()}
         else:
-            data = {key: sent(leaf) if isinstance(leaf, Tensor) else leaf for key, leaf in data.items()}
+            data = {key: sent(leaf) if is_batched(leaf) else leaf for key, leaf in data.items()}
         parts = (data, self._batch_size, self._device, self._names, self.is_locked)
         return _rebuilt, (type(self), *parts)
 

@@ -16,6 +16,7 @@ from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.terms import indexed_names, spelled_out
 from tdstore.container.tree import VIEW_FLAGS
 from tdstore.container.typed import Typed, inside
+from tdstore.container.unbatched import UnbatchedTensor, is_batched
 from tdstore.container.writable import are_plain, check_copies
 from tdstore.errors import DimensionError
 from tdstore.holes import HOLES, reserve
@@ -76,7 +77,7 @@ class IndexedTree(HomeMixin):
 
     def _starts_with_cpu_tensor(self) -> bool:
         first = next(iter(self._data.values()), None)
-        return isinstance(first, Tensor) and first.device.type == "cpu"
+        return is_batched(first) and first.device.type == "cpu"
 
     def _rows_of(self, index: Any) -> Tensor | None:
         """Rows of the first dimension for a list, mask, range, array or 1-D tensor, checked once for all leaves."""
@@ -111,7 +112,7 @@ class IndexedTree(HomeMixin):
                     deeper = indexed_names(value._names, index, len(below))
                     data[key] = value._view_at(index, torch.Size((*new, *below[n:])), deeper, len(below))
             else:
-                data[key] = rows_at(value, index) if isinstance(value, Tensor) else value[index]
+                data[key] = rows_at(value, index) if is_batched(value) else _value_at(value, index, new)
         td = self._new(data, new, self._device, names)
         if self._state & VIEW_FLAGS:
             td._state = self._state & VIEW_FLAGS
@@ -124,7 +125,7 @@ class IndexedTree(HomeMixin):
         data: dict[str, Any] = {}
         array = rows.numpy() if rows.device.type == "cpu" else None
         for key, value in self._data.items():
-            if isinstance(value, Tensor):
+            if type(value) is Tensor or is_batched(value):
                 data[key] = _take_rows(value, rows, array)
             elif isinstance(value, IndexedTree):
                 below = value._batch_size
@@ -236,8 +237,8 @@ class IndexedTree(HomeMixin):
         other_n = n + shift
         for key, mine in self._data.items():
             match = theirs.get(key)
-            if isinstance(mine, Tensor):
-                if not isinstance(match, Tensor):
+            if is_batched(mine):
+                if not is_batched(match):
                     return False
                 try:
                     shape = match.shape
@@ -258,6 +259,11 @@ class IndexedTree(HomeMixin):
             else:
                 return False
         return True
+
+
+def _value_at(value: Any, index: Any, new: torch.Size) -> Any:
+    """An entry that is no tensor with rows, at an index that gives the batch size `new`."""
+    return value.for_batch(new) if isinstance(value, UnbatchedTensor) else value[index]
 
 
 def _few_rows(index: list[Any], size: int) -> Tensor | None:

@@ -6,7 +6,7 @@ from collections import abc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tdstore.container.core import GROUP, LEAF, Container
+from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.paths import entry_path
 
 IsLeaf = Callable[[type], bool]
@@ -37,7 +37,7 @@ def walk(
                 yield from walk(td._raw(key), True, leaves_only, is_leaf, sort, group_first, (*prefix, key))
             if not group_first and not leaves_only:
                 yield full, td, key
-        elif kind == LEAF or closed or not leaves_only:
+        elif kind == LEAF or closed or not leaves_only or (kind == VALUE and td._is_unbatched(key)):
             yield full, td, key
 
 
@@ -92,6 +92,8 @@ class KeysView:
         kind = node._kind(path[-1])
         if kind is None or not leaves_only or kind == LEAF:
             return kind is not None
+        if kind == VALUE and node._is_unbatched(path[-1]):
+            return True
         return is_leaf is not None and is_leaf(type(node._raw(path[-1])))
 
     def __eq__(self, other: object) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tdstore.container.base import TensorDictBase
 from tdstore.container.nontensor import NonTensor
@@ -14,13 +15,13 @@ from tdstore.container.typed import Typed
 def is_tensor_collection(value: Any) -> bool:
     """Whether a value, or a class, is a TensorDict of any kind."""
     kind = value if isinstance(value, type) else type(value)
-    return issubclass(kind, (TensorDictBase, Typed, NonTensor))
+    return issubclass(kind, (TensorDictBase, Typed, NonTensor)) and not issubclass(kind, Tensor)
 
 
 def is_non_tensor(value: Any) -> bool:
     """Whether a value, or a class, is a wrapped non-tensor entry."""
     kind = value if isinstance(value, type) else type(value)
-    return issubclass(kind, NonTensor)
+    return issubclass(kind, NonTensor) and not issubclass(kind, Tensor)
 
 
 def default_is_leaf(kind: type) -> bool:

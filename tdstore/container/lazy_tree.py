@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tdstore.container.access import NO_DEFAULT
 from tdstore.container.base import TensorDictBase
-from tdstore.container.core import GROUP, LEAF, Container
+from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.describe import STACK_KIND
 from tdstore.container.home import HomeMixin
 from tdstore.container.lazy_index import Route, positions, route, unravel
@@ -22,6 +22,7 @@ from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.ragged import forms, nested, padded
 from tdstore.container.terms import as_terms, indexed_names, spelled_out
 from tdstore.container.typed import inside, redressed, undressed
+from tdstore.container.unbatched import is_batched
 from tdstore.errors import BatchSizeError, UnevenError, UnsupportedError
 from tdstore.header import Group
 from tdstore.indexing import index_shape
@@ -146,6 +147,9 @@ class LazyTree(TensorDictBase):
             return None
         return kinds.pop() if len(kinds) == 1 else LEAF  # reading one of several kinds says what to do
 
+    def _is_unbatched(self, key: str) -> bool:
+        return all(td._kind(key) == VALUE and td._is_unbatched(key) for td in self._tds)
+
     def _unwrapped(self, key: str, entry: Any) -> Any:
         if isinstance(entry, NonTensorStack):  # a copy: what is written into it goes to the elements, too
             return LinkedList.over(entry, (self, key))
@@ -163,7 +167,7 @@ class LazyTree(TensorDictBase):
                 return redressed(worn, self._of(bare, place, self._dim_name))
         else:
             try:
-                if isinstance(first, Tensor):
+                if is_batched(first):
                     return torch.stack(parts, place)
                 return merge(parts, lambda columns: torch.stack(columns, place))
             except (RuntimeError, TypeError, AttributeError):
@@ -197,13 +201,16 @@ class LazyTree(TensorDictBase):
         return _merged([td._leaf_shape(key) for td in self._tds])
 
     def _leaf_facts(self, key: str) -> tuple[Any, ...]:
+        if self._is_unbatched(key):
+            facts: tuple[Any, ...] = self._tds[0]._leaf_facts(key)
+            return facts
         if any(td._kind(key) != LEAF for td in self._tds):
             return self._leaf_shape(key), None, None, False, "Tensor"
-        facts = [td._leaf_facts(key) for td in self._tds]
-        devices = {f[1] for f in facts}
-        dtype = functools.reduce(torch.promote_types, (f[2] for f in facts))
+        found = [td._leaf_facts(key) for td in self._tds]
+        devices = {f[1] for f in found}
+        dtype = functools.reduce(torch.promote_types, (f[2] for f in found))
         device = devices.pop() if len(devices) == 1 else None
-        return self._leaf_shape(key), device, dtype, all(f[3] for f in facts), "Tensor"
+        return self._leaf_shape(key), device, dtype, all(f[3] for f in found), "Tensor"
 
     def _leaf_layout(self, key: str) -> torch.layout:
         layouts = {td._leaf_layout(key) for td in self._tds}
@@ -288,7 +295,7 @@ class LazyTree(TensorDictBase):
         ]
         if as_list:
             return [p.plain() if isinstance(p, NonTensor) else p for p in parts]
-        if not all(isinstance(p, Tensor) for p in parts):
+        if not all(is_batched(p) for p in parts):
             raise UnevenError(f"the entries {key!r} are not all tensors", hint=f"td.get({key!r}, as_list=True)")
         if as_nested_tensor:
             return nested(parts, form.get("layout") or torch.jagged)

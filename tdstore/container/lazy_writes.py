@@ -24,6 +24,7 @@ from tdstore.container.opening import over
 from tdstore.container.paths import entry_path
 from tdstore.container.terms import as_terms, spelled_out
 from tdstore.container.tree import ResidentTree
+from tdstore.container.unbatched import is_batched
 from tdstore.container.writing import _pairs, _source
 from tdstore.errors import BatchSizeError, UnevenError, UnsupportedError
 from tdstore.indexing import index_shape
@@ -53,7 +54,7 @@ class LazyWrites(LazyTree):
         tds, d = self._tds, self._stack_dim
         if isinstance(value, Parts):
             return value
-        if isinstance(value, Tensor):
+        if is_batched(value):
             return self._split_tensor(key, value)
         if isinstance(value, Container):
             return self._split_container(key, value)

@@ -14,6 +14,7 @@ from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, merge
 from tdstore.container.paths import entry_path
 from tdstore.container.typed import Typed, inside, redressed, undressed
+from tdstore.container.unbatched import is_batched
 from tdstore.errors import BatchSizeError, DifferentKeysError, KeyNotFoundError
 from tdstore.ops.base import Names
 from tdstore.shapes import as_dim, as_size
@@ -85,7 +86,7 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
     data: dict[str, Any] = {}
     for key, column in _columns(tds, what, path).items():
         value = column[0]
-        if isinstance(value, Tensor):
+        if is_batched(value):
             try:
                 data[key] = fn(column, dim)
             except (RuntimeError, TypeError) as error:

@@ -48,7 +48,7 @@ class MeasureMixin(StructureMixin):
         places: list[tuple[Any, str]] = []
         for key in self._first_keys():
             kind = self._kind(key)
-            if kind == LEAF:
+            if kind == LEAF or (kind == VALUE and self._is_unbatched(key)):
                 places.append((self, key))
             elif kind == GROUP:
                 places += self._raw(key)._leaf_places()
@@ -95,7 +95,7 @@ class MeasureMixin(StructureMixin):
         found = self._find(entry_path(key))
         if found is None:
             raise self._missing(key)
-        return bool(found[0]._kind(found[1]) == VALUE)
+        return bool(found[0]._kind(found[1]) == VALUE and not found[0]._is_unbatched(found[1]))
 
     # -- gradients -------------------------------------------------------------------------------
     @property

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.ragged import leaf_shape
+from tdstore.container.unbatched import is_batched
 from tdstore.errors import CorruptStoreError, UnsupportedError
 from tdstore.header import NESTED_SHAPES, NESTED_SPANS, NESTED_VALUES, Group
 from tdstore.indexing import Selection
@@ -65,7 +66,7 @@ def leaf_below(td: Any, path: Path) -> Tensor:
     """A leaf by its path in a store, where lazy stacks have elements, and values and nested tensors have leaves."""
     for key in path[:-1]:
         td = td._child(key)
-    leaf: Tensor = parts_of_nested(td)[1][path[-1]] if isinstance(td, Tensor) else td._raw(path[-1])
+    leaf: Tensor = parts_of_nested(td)[1][path[-1]] if is_batched(td) else td._raw(path[-1])
     return leaf
 
 

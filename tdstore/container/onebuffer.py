@@ -11,6 +11,7 @@ from torch import Tensor
 from tdstore.container.core import Container
 from tdstore.container.locks import CONSOLIDATED
 from tdstore.container.typed import Typed, class_of, inside, maker_of
+from tdstore.container.unbatched import UnbatchedTensor, is_batched
 from tdstore.errors import CorruptStoreError, UnsupportedError
 from tdstore.io.buffer import Slot, arrange
 from tdstore.io.consolidated import OneFile, file_of
@@ -146,7 +147,7 @@ def moved(td: Any, device: torch.device, non_blocking: bool) -> Any:
 
 
 # -- pickling --------------------------------------------------------------------------------
-_DENSE, _JAGGED, _OTHER, _TREE, _STACK, _CLASS = range(6)
+_DENSE, _JAGGED, _OTHER, _TREE, _STACK, _CLASS, _UNBATCHED = range(7)
 
 
 def packed(td: Any) -> tuple[Any, ...]:
@@ -158,9 +159,11 @@ def packed(td: Any) -> tuple[Any, ...]:
     entries: list[tuple[Any, ...]] = []
     for key in td._first_keys():
         value = td._raw(key)
-        if isinstance(value, Tensor):
+        if is_batched(value):
             places = [_place(part) for part in parts_of(value)]
             entries.append((key, _JAGGED, ragged_dim(value), places) if value.is_nested else (key, _DENSE, *places))
+        elif isinstance(value, UnbatchedTensor):
+            entries.append((key, _UNBATCHED, _place(value.wrapped)))
         elif isinstance(value, Container):
             entries.append((key, _TREE, packed(value)))
         else:
@@ -191,6 +194,8 @@ def _unpacked(parts: tuple[Any, ...], buffer: Tensor) -> Any:
     for key, kind, *found in entries:
         if kind == _DENSE:
             data[key] = _cut(found[0], buffer)
+        elif kind == _UNBATCHED:
+            data[key] = UnbatchedTensor(_cut(found[0], buffer), batch)
         elif kind == _JAGGED:
             data[key] = joined([_cut(place, buffer) for place in found[1]], found[0])
         else:

@@ -59,7 +59,7 @@ def stored_leaves(value: NonTensor) -> tuple[dict[str, Any], dict[str, Tensor]] 
         TypeError, ValueError: as `encode_rows`.
     """
     if isinstance(value, UnbatchedTensor):
-        return {"unbatched": 1}, {LEAF: value.data}
+        return {"unbatched": 1}, {LEAF: value.wrapped}
     if isinstance(value, NonTensorStack) and value.numel() >= COLUMN_FROM:
         leaves = pack(value.flat(), value.batch_size)
         return as_envelope(leaves[TEXT]), leaves

@@ -14,6 +14,7 @@ from tdstore.container.attributes import FIELDS, TensorAttrs, asked, converted, 
 from tdstore.container.columns import ColumnsMixin
 from tdstore.container.core import Container
 from tdstore.container.onebuffer import is_one_buffer, moved
+from tdstore.container.unbatched import is_batched
 from tdstore.errors import BatchSizeError, UnsupportedError
 from tdstore.shapes import as_size
 
@@ -28,6 +29,8 @@ class PlacingMixin(ColumnsMixin):
 
         def seen(leaf: Tensor) -> Tensor:
             view = leaf.view(dtype)
+            if not is_batched(leaf):
+                return view
             if view.shape[: len(shape)] != shape:
                 raise BatchSizeError(
                     f"a leaf of shape {list(leaf.shape)} and {leaf.dtype}, viewed as {dtype}, has the shape "

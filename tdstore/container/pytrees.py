@@ -75,8 +75,8 @@ def _same(a: NonTensor, b: NonTensor) -> bool:
 def _flatten(td: Any) -> tuple[list[Any], Node]:
     td = td._resident()
     data: dict[str, Any] = td._data
-    keys = tuple([k for k, v in data.items() if not isinstance(v, NonTensor)])
-    values = {k: v for k, v in data.items() if isinstance(v, NonTensor)}
+    keys = tuple([k for k, v in data.items() if isinstance(v, Tensor) or not isinstance(v, NonTensor)])
+    values = {k: v for k, v in data.items() if isinstance(v, NonTensor) and not isinstance(v, Tensor)}
     order = tuple(data) if values else keys
     children = [data[k] for k in keys]
     ndims = tuple([getattr(child, "ndim", 0) for child in children])

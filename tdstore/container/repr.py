@@ -28,6 +28,9 @@ def entry_text(td: Any, key: str) -> str:
     if td._kind(key) != LEAF:
         if td._kind(key) != VALUE:
             return repr(td._raw(key))
+        if td._is_unbatched(key):
+            name, parts = leaf_parts(td, key)
+            return f"{name}({', '.join(parts)})"
         text: str = td._value_text(key)
         # A prompt, or a page of text, must not push all else off the screen.
         return text if len(text) <= _LONG else f"{text[: _LONG - 100]} ... {text[-80:]}"

@@ -15,7 +15,18 @@ from torch import Tensor
 
 from tdstore import indexing, plans
 from tdstore.builtin import mmtensor
-from tdstore.container import handle, home, kept, lazy, metadatakinds, nontensor, onebuffer, packed, persistent
+from tdstore.container import (
+    handle,
+    home,
+    kept,
+    lazy,
+    metadatakinds,
+    nontensor,
+    onebuffer,
+    packed,
+    persistent,
+    unbatched,
+)
 from tdstore.container.handle import StoreHandle
 from tdstore.container.lazy import LazyStackedTensorDict
 from tdstore.container.locks import THROUGH
@@ -78,6 +89,8 @@ def safe_globals() -> list[Any]:
         slice,
         range,
         *values,
+        unbatched.UnbatchedTensor,
+        _as_is(unbatched._rebuilt),
         _as_is(home._rebuilt),
         _as_is(metadatakinds._rebuilt),
         _as_is(lazy._rebuilt),

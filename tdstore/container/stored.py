@@ -18,6 +18,8 @@ from tdstore.container.nontensor import SHOWN, NonTensor, NonTensorData, NonTens
 from tdstore.container.packed import column_leaves, stored_leaves
 from tdstore.container.packedreads import read_columns
 from tdstore.container.typed import dressed, untyped
+from tdstore.container.unbatched import LEAF as UNBATCHED
+from tdstore.container.unbatched import UnbatchedTensor, is_batched
 from tdstore.container.windows import WindowTree
 from tdstore.errors import BatchSizeError, KeyNotFoundError, UnsupportedError, UntrustedDataError
 from tdstore.holes import HOLES, reserve
@@ -53,6 +55,10 @@ class StoredTree(WindowTree):
         return torch.Size((*sel.shape, *spec.shape[len(sel.src_shape) :]))
 
     def _leaf_facts(self, key: str) -> tuple[Any, ...]:
+        if self._kind(key) == VALUE:  # an unbatched tensor
+            spec = self._handle.specs.get((*self._path, key, UNBATCHED)) or self._raw(key)
+            device = self._device or torch.device("cpu")
+            return torch.Size(spec.shape), device, spec.dtype, False, UnbatchedTensor.__name__
         nested = self._handle.nested((*self._path, key))
         dtype = self._handle.specs[(*self._path, key)].dtype if nested is None else nested.dtype
         jagged = nested is not None and nested.layout is torch.jagged and not nested.is_row(self._sel)
@@ -131,6 +137,10 @@ class StoredTree(WindowTree):
         if isinstance(entry, NonTensorStack):  # a copy: what is written into it goes to the store, too
             return LinkedList.over(entry, (self, key))
         return super()._unwrapped(key, entry)
+
+    def _is_unbatched(self, key: str) -> bool:
+        envelope = self._group().values.get(key)
+        return isinstance(envelope, dict) and "unbatched" in envelope
 
     def _value_text(self, key: str) -> str:
         if (why := self._handle.refusal((*self._path, key))) is not None:
@@ -418,7 +428,7 @@ class StoredTree(WindowTree):
                 wanted.append(((*node._path, path[-2], path[-1]), node._sel, index))
                 continue
             node = node._child(path[-2]) if len(path) > 1 else node
-            if isinstance(node, Tensor):
+            if is_batched(node):
                 leaf = parts_of_nested(node)[1][path[-1]]
                 packed[number] = (leaf[index] if index else leaf).cpu()
             elif isinstance(node, NonTensor):

@@ -23,6 +23,7 @@ from tdstore.container.streaming import into, rows_of
 from tdstore.container.terms import as_terms
 from tdstore.container.texts import ValuePlan
 from tdstore.container.typed import inside
+from tdstore.container.unbatched import is_batched
 from tdstore.container.widening import is_of_value, put_rows, rows_below, widened
 from tdstore.errors import BatchSizeError, UnsupportedError
 from tdstore.indexing import Selection
@@ -72,12 +73,12 @@ class StoredWrites(StoredTree):
             path = (*self._path, key)
             old = handle.kind(path)
             plan.set(self._path, key, isinstance(entry, NonTensor))
-            if isinstance(entry, Tensor) and entry.is_nested:
+            if is_batched(entry) and entry.is_nested:
                 self._all_rows(f"set the nested tensor {key!r}")
                 data += plan.nest(path, entry)
                 if old is not None:
                     plan.gone.append(path)
-            elif isinstance(entry, Tensor):
+            elif is_batched(entry):
                 self._check_rows(key, entry.shape)
                 spec = LeafSpec((*src, *entry.shape[n:]), entry.dtype)
                 if old != LEAF or handle.specs.get(path) != spec:

@@ -15,6 +15,7 @@ from tdstore.container.core import GROUP, VALUE, Container
 from tdstore.container.names import as_names
 from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.paths import entry_path
+from tdstore.container.unbatched import is_batched
 from tdstore.container.writing import WritingMixin
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.shapes import as_size
@@ -180,7 +181,9 @@ class StructureMixin(WritingMixin):
     def _tensors_only(self) -> dict[str, Any]:
         kinds = {key: self._kind(key) for key in self._first_keys()}
         return {
-            k: self._raw(k)._tensors_only() if kind == GROUP else None for k, kind in kinds.items() if kind != VALUE
+            k: self._raw(k)._tensors_only() if kind == GROUP else None
+            for k, kind in kinds.items()
+            if kind != VALUE or self._is_unbatched(k)
         }
 
     def filter_empty_(self) -> Self:
@@ -301,7 +304,7 @@ class StructureMixin(WritingMixin):
         td = self._resident()
         data: dict[str, Any] = {}
         for key, value in td._data.items():
-            if isinstance(value, Tensor):
+            if type(value) is Tensor or is_batched(value):
                 data[key] = value.clone() if recurse else value
             elif isinstance(value, Container):
                 data[key] = value.clone(recurse)  # type: ignore[attr-defined]
@@ -373,7 +376,10 @@ class StructureMixin(WritingMixin):
         out: dict[str, Any] = {}
         for key, value in self._plain_entries():
             if isinstance(value, NonTensor):
-                plain = value.tolist() if tolist_first else value.plain()
+                if convert_tensors and isinstance(value, Tensor):  # an unbatched one
+                    plain: Any = value.numpy() if convert_tensors == "numpy" else value.tolist()
+                else:
+                    plain = value.tolist() if tolist_first else value.plain()
                 if plain is not None or retain_none:
                     out[key] = plain
             elif isinstance(value, Tensor):
@@ -521,8 +527,8 @@ class Mapper:
         names = td._names if batch == td._batch_size else None
         built = td._resident_class._new(data, batch, td._device, names)
         for key, value in td._data.items():
-            if isinstance(value, NonTensor):
-                if isinstance(value, NonTensorData) or batch == td._batch_size:  # else whose rows are they?
+            if isinstance(value, NonTensor) and not (isinstance(value, Tensor) and batch == td._batch_size):
+                if isinstance(value, (NonTensorData, Tensor)) or batch == td._batch_size:  # else whose rows are they?
                     data[key] = built._coerce(key, value.apart())
                 continue
             rest = [_other_entry(o, (*path, key), self.default) for o in others] if others else ()

@@ -22,6 +22,7 @@ from tdstore.container.names import as_names
 from tdstore.container.nontensor import NonTensor
 from tdstore.container.paths import entry_path, is_key
 from tdstore.container.typed import inside
+from tdstore.container.unbatched import is_batched
 from tdstore.container.writable import check_copies, copy_all
 from tdstore.errors import KeyNotFoundError
 from tdstore.holes import HOLES, reserve
@@ -270,7 +271,7 @@ class TensorDict(IndexedTree):
             mine = self._data.get(key)
             if mine is None:
                 raise KeyNotFoundError(f"update_: key {key!r} not found in a TensorDict with keys {list(self._data)}")
-            if isinstance(mine, Tensor) and isinstance(value, Tensor):
+            if is_batched(mine) and is_batched(value):
                 if mine.is_nested or mine.shape != value.shape:
                     return False
                 pairs.append((mine, value))
@@ -316,7 +317,7 @@ class TensorDict(IndexedTree):
             return self._data.values()
         if include_nested and leaves_only and is_leaf is None and not sort:
             leaves: list[Tensor] = []
-            if self._collect(leaves):
+            if self._collect(leaves, plain=False):
                 return leaves  # a lazy stack's would be those of each element
         return super().values(include_nested, leaves_only, is_leaf, sort=sort)
 
@@ -334,7 +335,7 @@ class TensorDict(IndexedTree):
             out: list[Any] = []
             self._leaf_keys((), out)
             leaves: list[Tensor] = []
-            if self._collect(leaves) and len(leaves) == len(out):
+            if self._collect(leaves, plain=False) and len(leaves) == len(out):
                 return list(zip(out, leaves, strict=True))
         return super().items(include_nested, leaves_only, is_leaf, sort=sort)
 

@@ -20,8 +20,8 @@ from tdstore.container.nestedrows import row_of
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack, assign
 from tdstore.container.ragged import leaf_shape
 from tdstore.container.terms import as_terms, spelled_out, torch_terms
-from tdstore.container.unbatched import UnbatchedTensor
-from tdstore.container.writable import check_copies, check_rows_of_values, fits
+from tdstore.container.unbatched import UnbatchedTensor, is_batched
+from tdstore.container.writable import check_copies, check_operands, check_rows_of_values, fits, rehearse
 from tdstore.container.writing import take_back
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.holes import HOLES, reserve
@@ -71,11 +71,13 @@ class ResidentTree(TensorDictBase):
 
     def _kind(self, key: str) -> str | None:
         value = self._data.get(key)
-        if isinstance(value, Tensor):
+        if type(value) is Tensor:
             return LEAF
         if value is None:
             return None
-        return VALUE if isinstance(value, NonTensor) else GROUP
+        if isinstance(value, NonTensor):
+            return VALUE
+        return LEAF if isinstance(value, Tensor) else GROUP
 
     def _raw(self, key: str) -> Any:
         return self._data[key]
@@ -125,12 +127,17 @@ class ResidentTree(TensorDictBase):
         ready = [(key, data[key], self._writable_value(key, value, at)) for key, value in entries.items()]
         if HOLES:
             for _, old, _ in ready:
-                if isinstance(old, Tensor):
+                if isinstance(old, UnbatchedTensor):
+                    reserve(old.wrapped)
+                elif isinstance(old, Tensor):
                     reserve(old, at or ())
 
         def write() -> None:
             for key, old, value in ready:
-                if isinstance(old, Tensor):
+                if isinstance(old, UnbatchedTensor):
+                    if value is not None:
+                        old.wrapped.copy_(value)
+                elif isinstance(old, Tensor):
                     if at is None:
                         old.copy_(value)
                     elif old.is_nested:
@@ -165,6 +172,8 @@ class ResidentTree(TensorDictBase):
     def _writable_value(self, key: str, value: Any, index: Any) -> Any:
         """Check before anything is written that `entry[index] = value` will work."""
         old = self._data[key]
+        if isinstance(old, UnbatchedTensor):
+            return old.taken(key, value, index is None)
         if isinstance(old, NonTensorStack) or (isinstance(old, NonTensorData) and index is not None):
             check_rows_of_values(key, old, value, index)
         if isinstance(old, Container):
@@ -219,8 +228,8 @@ class ResidentTree(TensorDictBase):
             if isinstance(value, Container):
                 if value.batch_size[:n] != batch_size:
                     value._set_batch_size(batch_size)
-            elif isinstance(value, NonTensorData):
-                self._data[key] = value.move(lambda t: t.new_empty(()).expand(batch_size))
+            elif isinstance(value, (NonTensorData, UnbatchedTensor)):
+                self._data[key] = value.for_batch(batch_size)
             elif isinstance(value, NonTensor) and value.ndim <= n:
                 self._data[key] = self._coerce(key, value)
 
@@ -257,7 +266,7 @@ class ResidentTree(TensorDictBase):
     def _move_tree(self, fn: Callable[[Tensor], Tensor], new: torch.Size, names: Names, n: int) -> Self:
         data: dict[str, Any] = {}
         for key, value in self._data.items():
-            if isinstance(value, Tensor):
+            if type(value) is Tensor or is_batched(value):
                 data[key] = fn(value)
             elif isinstance(value, NonTensor):
                 data[key] = value.move(fn)
@@ -287,8 +296,10 @@ class ResidentTree(TensorDictBase):
         n = len(self._batch_size)
         columns: list[Sequence[Any]] = []
         for value in self._data.values():
-            if isinstance(value, Tensor):
+            if type(value) is Tensor or is_batched(value):
                 columns.append(fn(value))
+            elif isinstance(value, UnbatchedTensor):
+                columns.append([value.for_batch(b) for b in batch_sizes])
             elif isinstance(value, NonTensor):
                 columns.append(value.spread(fn))
             else:
@@ -309,16 +320,20 @@ class ResidentTree(TensorDictBase):
         self._collect(out)
         return out
 
-    def _collect(self, out: list[Tensor]) -> bool:
-        """Add the leaves of this tree; whether all of them are its own, and none those of another kind of container."""
+    def _collect(self, out: list[Tensor], *, plain: bool = True) -> bool:
+        """Add the leaves of this tree; whether all of them are its own, and none those of another kind of container.
+
+        Args:
+            plain: give the plain tensor inside of an unbatched one.
+        """
         own = True
         for value in self._data.values():
-            if isinstance(value, Tensor):
+            if type(value) is Tensor or is_batched(value):
                 out.append(value)
             elif isinstance(value, UnbatchedTensor):
-                out.append(value.data)
+                out.append(value.wrapped if plain else value)
             elif isinstance(value, ResidentTree):
-                own &= value._collect(out)
+                own &= value._collect(out, plain=plain)
             elif isinstance(value, Container):
                 out += value._leaf_list()
                 own = False
@@ -328,7 +343,7 @@ class ResidentTree(TensorDictBase):
         """The same tree around other leaves, given in the order of `_leaf_list`."""
         data: dict[str, Any] = {}
         for key, value in self._data.items():
-            if isinstance(value, Tensor):
+            if type(value) is Tensor or is_batched(value):
                 data[key] = next(leaves)
             elif isinstance(value, NonTensor):
                 data[key] = value.holding(next(leaves)) if isinstance(value, UnbatchedTensor) else value.apart()
@@ -371,8 +386,8 @@ class ResidentTree(TensorDictBase):
             parts = [self._operand(o, leaves, exact=False) for o in operands]
             for part in parts:
                 if isinstance(part, list) and isinstance(part[0], Tensor):
-                    _check_fits(leaves, part)
-            _rehearse(fn, leaves, parts)
+                    check_operands(leaves, part)
+            rehearse(fn, leaves, parts)
             if HOLES:
                 for leaf in leaves:
                     reserve(leaf)
@@ -383,7 +398,7 @@ class ResidentTree(TensorDictBase):
 
     def _mixed(self, run: Callable[..., Any], operands: tuple[Any, ...], *, exact: bool = True) -> Self:
         """Level by level, where containers of another kind are below: each does it in its own way."""
-        tensors = {k: v for k, v in self._data.items() if isinstance(v, Tensor)}
+        tensors = {k: v for k, v in self._data.items() if isinstance(v, Tensor)}  # unbatched ones too
         data = dict(self._data)
         names = set(self._tensors_only())
         for o in operands:
@@ -453,12 +468,10 @@ class ResidentTree(TensorDictBase):
                 match = theirs[key]
             except KeyError:
                 raise KeyNotFoundError(f"{path_text((*path, key))} is in one TensorDict and not in the other") from None
-            if isinstance(value, UnbatchedTensor):
-                out.append(match.data)
-            elif isinstance(value, Tensor):
+            if isinstance(value, Tensor):
                 if not isinstance(match, Tensor):
                     raise KeyNotFoundError(f"entry {path_text((*path, key))} is a tensor on one side only")
-                out.append(match)
+                out.append(match.wrapped if isinstance(match, UnbatchedTensor) else match)
             elif isinstance(match, Container):
                 value._resident()._match(match._resident(), out, (*path, key), exact)
             else:
@@ -503,7 +516,7 @@ class ResidentTree(TensorDictBase):
         """
         data: dict[str, Any] = {}
         for key, value in self._data.items():
-            if isinstance(value, Tensor):
+            if type(value) is Tensor or is_batched(value):
                 data[key] = fn(value)
             elif isinstance(value, Container):
                 further = value._batch_size[len(self._batch_size) :]
@@ -538,6 +551,8 @@ class ResidentTree(TensorDictBase):
             value, theirs = self._data.get(key), other._data.get(key) if nested else other
             if isinstance(value, Container):
                 data[key] = value._resident()._compared(theirs._resident() if nested else theirs, op)
+            elif isinstance(value, UnbatchedTensor) and (isinstance(theirs, Tensor) or not nested):
+                data[key] = value.compared(theirs, op)
             elif isinstance(value, UnbatchedTensor):
                 same = value.same(theirs if isinstance(theirs, NonTensor) else None)
                 data[key] = torch.full(self._batch_size, same == (op is torch.eq))
@@ -561,32 +576,3 @@ def _constant(value: NonTensor, at: tuple[Any, ...]) -> NonTensor | None:
     one = value[at]
     wide = one.move(lambda t: t[tuple(None if i == 0 else slice(None) for i in at)].expand(value.batch_size))
     return one if value.same(wide) else None
-
-
-def _rehearse(fn: Callable[..., object], leaves: Sequence[Tensor], parts: Sequence[Any]) -> None:
-    """Where dtypes differ, run once on empty tensors: a dtype that torch refuses must not stop it halfway."""
-    seen: dict[tuple[Any, ...], int] = {}
-    for i, leaf in enumerate(leaves):
-        kinds = (getattr(p[i], "dtype", type(p[i])) if isinstance(p, list) else None for p in parts)
-        seen.setdefault((leaf.dtype, *kinds), i)
-    if len(seen) > 1:
-        chosen = list(seen.values())
-        empty = [leaves[i].new_empty(0) for i in chosen]
-        fn(empty, *[[_emptied(p[i]) for i in chosen] if isinstance(p, list) else p for p in parts])
-
-
-def _emptied(operand: Any) -> Any:
-    return operand.new_empty(0) if isinstance(operand, Tensor) and operand.ndim else operand
-
-
-def _check_fits(leaves: Sequence[Tensor], operands: Sequence[Tensor]) -> None:
-    """Refuse an operand that an in-place operation could not broadcast, before any leaf has changed."""
-    for leaf, operand in zip(leaves, operands, strict=True):
-        if leaf.shape == operand.shape:
-            continue
-        try:
-            fits = torch.broadcast_shapes(leaf.shape, operand.shape) == leaf.shape
-        except RuntimeError:
-            fits = False
-        if not fits:
-            raise BatchSizeError(f"an operand of shape {list(operand.shape)} does not fit a leaf of {list(leaf.shape)}")

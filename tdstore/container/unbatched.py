@@ -2,136 +2,120 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from tdstore.container.nontensor import NonTensor
 from tdstore.container.plain import to_plain
-from tdstore.errors import MismatchError, UnsupportedError
+from tdstore.errors import BatchSizeError, MismatchError, UnsupportedError
+from tdstore.ops.rearrange import Padding
 from tdstore.shapes import as_size
+from tdstore.tracing import traced
 
 LEAF = "data"
 """Below its key, a store keeps the tensor by this name."""
 
 
-class UnbatchedTensor(NonTensor):
+class UnbatchedTensor(Tensor, NonTensor):  # type: ignore[misc]  # methods of both: the tensor's own are used
     """A tensor of any shape as an entry: indexing, reshaping or stacking the TensorDict leaves it as it is.
 
-    Torch functions, operators and methods of tensors take it as the tensor that it holds (`data`) and give such an
-    entry again, and leaf-wise maths of the TensorDict includes it. Indexing and the methods that shape a batch leave
-    it as it is: index or reshape `data`. It is no `torch.Tensor`: where one is asked for, give `data`.
+    By itself it is a tensor like any other: torch functions, operators and methods act on its elements and give an
+    `UnbatchedTensor` for each tensor. As an entry it takes part in leaf-wise maths and in reductions over all
+    entries; methods that shape the batch, `torch.vmap` among them, pass it through.
+
+    Args:
+        data: a tensor, or what `torch.as_tensor` takes; gradients flow to it.
+        batch_size: that of the TensorDict; an entry follows the TensorDict that holds it.
 
     Example:
         >>> td = TensorDict({"x": torch.zeros(3), "mean": UnbatchedTensor(torch.ones(7))}, [3])
         >>> td[0]["mean"].shape
         torch.Size([7])
-        >>> (td + 1)["mean"].data[0]
-        tensor(2.)
+        >>> (td + 1)["mean"][0]
+        UnbatchedTensor(tensor(2.))
     """
 
-    __slots__ = ("batch_size", "data")
+    wrapped: Tensor
+    """The plain tensor. This object is an alias of its memory, and all torch functions are run on it."""
+    _batch_size: torch.Size
 
-    def __init__(self, data: Any, batch_size: Any = None) -> None:
-        self.data: Tensor = data.data if isinstance(data, UnbatchedTensor) else torch.as_tensor(data)
-        self.batch_size = as_size(batch_size)
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the tensor."""
-        return self.data.shape
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions of the tensor."""
-        return self.data.ndim
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the tensor."""
-        return self.data.dtype
+    def __new__(cls, data: Any, batch_size: Any = None) -> UnbatchedTensor:
+        if isinstance(data, UnbatchedTensor):
+            if batch_size is None:
+                return data
+            data = data.wrapped
+        wrapped = torch.as_tensor(data)
+        self: UnbatchedTensor = wrapped.detach().as_subclass(cls)
+        self.wrapped = wrapped
+        self._batch_size = as_size(batch_size)
+        return self
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        """Device of the tensor."""
-        return self.data.device
+    def batch_size(self) -> torch.Size:
+        """Batch size of the TensorDict that it is an entry of; `[]` outside of one."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: Any) -> None:
+        self._batch_size = as_size(batch_size)
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        given = list(_found(args)) + list(_found(kwargs or {}))
         made = func(*_opened(args), **_opened(kwargs or {}))
-        first = next((a for a in args if isinstance(a, UnbatchedTensor)), None)
-        return cls(made, first.batch_size) if isinstance(made, Tensor) and first is not None else made
-
-    def __getattr__(self, name: str) -> Any:
-        """A method or property of the tensor, which gives such entries for tensors."""
-        if name[0] == "_" or name in UnbatchedTensor.__slots__ or not hasattr(self.data, name):
-            raise AttributeError(f"an UnbatchedTensor has no attribute {name!r}, nor has the tensor that it holds")
-        found = getattr(self.data, name)
-        return self._method(found) if callable(found) else self._again(found)
-
-    def _method(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(fn)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return self._again(fn(*_opened(args), **_opened(kwargs)))
-
-        return call
-
-    def _again(self, made: Any) -> Any:
-        if isinstance(made, tuple) and not isinstance(made, torch.Size):
-            return tuple(map(self._again, made))
-        return self if made is self.data else self.holding(made) if isinstance(made, Tensor) else made
+        return _wrapped(made, given) if given else made
 
     def plain(self) -> UnbatchedTensor:
         """The entry itself."""
         return self
 
-    def flat(self) -> list[Any]:
-        return [self.data] * self.batch_size.numel()
+    def to_dict(self) -> UnbatchedTensor:
+        """The entry itself."""
+        return self
 
-    def tolist(self) -> Any:
-        """The numbers of the tensor, as nested lists."""
-        return self.data.tolist()
+    def flat(self) -> list[Any]:
+        return [self.wrapped] * self.batch_size.numel()
 
     def same(self, other: object) -> bool:
-        return isinstance(other, UnbatchedTensor) and torch.equal(self.data, other.data)
-
-    def equal_values(self, other: object) -> Tensor:
-        return torch.full(self.batch_size, self.same(other))
+        if not isinstance(other, UnbatchedTensor):
+            return False
+        a, b = self.wrapped, other.wrapped
+        if a is b:
+            return True
+        if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device) or traced():
+            return False
+        alias = a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
+        return alias or torch.equal(a, b) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
     def holding(self, data: Tensor) -> UnbatchedTensor:
         """Another tensor for the same batch."""
-        return type(self)(data, self.batch_size)
+        return UnbatchedTensor(data, self.batch_size)
 
     def for_batch(self, batch_size: torch.Size) -> UnbatchedTensor:
-        return type(self)(self.data, batch_size)
+        """The same tensor for another batch; itself where that is its batch."""
+        return self if batch_size == self._batch_size else UnbatchedTensor(self.wrapped, batch_size)
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> UnbatchedTensor:
-        """The same tensor for the new batch."""
-        return type(self)(self.data, fn(torch.empty(()).expand(self.batch_size)).shape)
+        """The same tensor for the new batch; the same object for rows added by padding."""
+        if isinstance(fn, Padding):
+            return self
+        return self.for_batch(fn(torch.empty(()).expand(self.batch_size)).shape)
 
     def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
         """The same tensor for each new batch."""
-        return [type(self)(self.data, part.shape) for part in fn(torch.empty(()).expand(self.batch_size))]
+        return [self.for_batch(part.shape) for part in fn(torch.empty(()).expand(self.batch_size))]
 
-    def __len__(self) -> int:
-        return len(self.data)
+    def rows(self, rows: Tensor) -> UnbatchedTensor:
+        """The same tensor for these rows."""
+        return self.for_batch(torch.Size((*rows.shape, *self.batch_size[1:])))
 
     def apart(self) -> UnbatchedTensor:
-        return self.holding(self.data.clone())
-
-    def clone(self, recurse: bool = True) -> UnbatchedTensor:
-        """A copy of the tensor."""
-        return self.holding(self.data.clone() if recurse else self.data)
-
-    def to(self, *args: Any, **kwargs: Any) -> UnbatchedTensor:
-        """The tensor on another device, or of another dtype."""
-        return self.holding(self.data.to(*args, **kwargs))
+        return self.holding(self.wrapped.clone())
 
     def joined(self, parts: Sequence[NonTensor], fn: Callable[[list[Tensor]], Tensor]) -> NonTensor:
         """The tensor that all parts hold.
@@ -144,7 +128,7 @@ class UnbatchedTensor(NonTensor):
                 "these unbatched tensors differ, so that none of them belongs to the whole batch",
                 hint="make them entries with rows before you join the TensorDicts",
             )
-        return type(self)(self.data, fn([torch.empty(()).expand(p.batch_size) for p in parts]).shape)
+        return self.for_batch(fn([torch.empty(()).expand(p.batch_size) for p in parts]).shape)
 
     def written(self, index: Any, part: NonTensor) -> NonTensor:
         if not self.same(part):
@@ -153,35 +137,87 @@ class UnbatchedTensor(NonTensor):
             )
         return self
 
+    def taken(self, key: str, value: Any, whole: bool) -> Tensor | None:
+        """What an in-place write of `value` copies into the tensor, checked and broadcast; None for what is there.
+
+        Args:
+            whole: write all of the entry; else some rows of the batch, which it does not have.
+
+        Raises:
+            UnsupportedError: rows that hold another tensor. BatchSizeError: another shape.
+        """
+        if not whole:
+            if isinstance(value, NonTensor):
+                self.written(None, value)
+            return None
+        if isinstance(value, NonTensor):
+            value = value.wrapped if isinstance(value, UnbatchedTensor) else value.plain()
+        made = value if isinstance(value, Tensor) else torch.as_tensor(value)
+        try:
+            return made.to(self.wrapped.device).expand(self.wrapped.shape)
+        except RuntimeError:
+            raise BatchSizeError(
+                f"cannot write shape {list(made.shape)} into the unbatched tensor {key!r} "
+                f"of shape {list(self.wrapped.shape)} in place"
+            ) from None
+
+    def compared(self, other: Any, op: Callable[..., Tensor]) -> UnbatchedTensor:
+        """Compare element by element with a number, or with a tensor that has no batch either."""
+        if isinstance(other, UnbatchedTensor):
+            other = other.wrapped
+        return self.holding(op(self.wrapped, other))
+
     def to_json(self) -> dict[str, Any]:
         """For documents that hold everything: `{"unbatched": the tensor as a value}`."""
-        return {"unbatched": to_plain(self.data.detach().cpu())}
+        return {"unbatched": to_plain(self.wrapped.detach().cpu())}
 
     def _raw(self, key: str) -> Tensor:
-        return {LEAF: self.data}[key]
+        return {LEAF: self.wrapped}[key]
 
-    def __repr__(self) -> str:
-        return f"UnbatchedTensor({self.data!r})"
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuilt, (type(self), self.wrapped, self._batch_size)
+
+    def __str__(self) -> str:
+        return str(self.wrapped)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"UnbatchedTensor({self.wrapped!r})"
+
+
+def _rebuilt(cls: type[UnbatchedTensor], wrapped: Tensor, batch_size: torch.Size) -> UnbatchedTensor:
+    return cls(wrapped, batch_size)
+
+
+def is_batched(value: object) -> TypeGuard[Tensor]:
+    """Whether an entry is a tensor that starts with the dimensions of the batch: all tensors but unbatched ones."""
+    return isinstance(value, Tensor) and not isinstance(value, NonTensor)
+
+
+def _found(value: Any) -> Iterator[UnbatchedTensor]:
+    if isinstance(value, UnbatchedTensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _found(part)
+    elif isinstance(value, dict):
+        yield from _found(list(value.values()))
 
 
 def _opened(value: Any) -> Any:
     if isinstance(value, UnbatchedTensor):
-        return value.data
-    if isinstance(value, (list, tuple)):
+        return value.wrapped
+    if type(value) in (list, tuple):
         return type(value)(map(_opened, value))
-    return {k: _opened(v) for k, v in value.items()} if isinstance(value, dict) else value
+    return {k: _opened(v) for k, v in value.items()} if type(value) is dict else value
 
 
-def _two(name: str, fn: Callable[..., Any]) -> None:
-    def operate(self: UnbatchedTensor, other: Any) -> Any:
-        return self.holding(fn(self.data, _opened(other)))
-
-    def reflected(self: UnbatchedTensor, other: Any) -> Any:
-        return self.holding(fn(other, self.data))
-
-    setattr(UnbatchedTensor, f"__{name}__", operate)
-    setattr(UnbatchedTensor, f"__r{name}__", reflected)
-
-
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
-    _two(_name, getattr(operator, _name))
+def _wrapped(made: Any, given: list[UnbatchedTensor]) -> Any:
+    """What a torch function gave for the plain tensors, as entries of the batch of the first."""
+    if isinstance(made, Tensor):
+        same = [u for u in given if u.wrapped is made]
+        return same[0] if same else given[0].holding(made)
+    if type(made) in (list, tuple):
+        return type(made)([_wrapped(part, given) for part in made])
+    if isinstance(made, tuple) and type(made) is not torch.Size and any(isinstance(part, Tensor) for part in made):
+        return type(made)([_wrapped(part, given) for part in made])  # a named tuple of torch.return_types
+    return made

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from tdstore.container.core import Container
 from tdstore.container.nontensor import NonTensor, NonTensorData
+from tdstore.container.unbatched import UnbatchedTensor, is_batched
 from tdstore.errors import UnsupportedError
 from tdstore.shapes import as_dim
 from tdstore.tracing import mapping
@@ -34,13 +35,17 @@ class Box:
 def _box(td: Any, dim: int | None, inward: bool) -> Box:
     if inward and dim is None:
         return Box(td, None, [])  # goes in as it is
+    if isinstance(td, UnbatchedTensor):
+        return Box(td, dim, [torch.empty(()).expand(td.batch_size)])
     if isinstance(td, Container._stored_class):
         raise UnsupportedError(
             "torch.vmap maps over tensors in memory, and these entries are stored",
             hint="call to_tensordict() first",
         )
     td = td._resident()._in_rows()
-    return Box(td, dim, td._leaf_list() or [torch.empty(()).expand(td._batch_size)])
+    leaves: list[Any] = []
+    td._collect(leaves, plain=False)
+    return Box(td, dim, list(filter(is_batched, leaves)) or [torch.empty(()).expand(td._batch_size)])
 
 
 def _open(box: Box, inward: bool) -> Any:
@@ -48,11 +53,13 @@ def _open(box: Box, inward: bool) -> Any:
     td, dim = box.td, box.dim
     if not box.parts:
         return td
-    batch = list(td._batch_size)
+    batch = list(td.batch_size)
     if dim is not None and inward:
         del batch[dim]
     elif dim is not None:
         batch.insert(dim, box.parts[0].shape[dim])
+    if isinstance(td, UnbatchedTensor):
+        return td.for_batch(torch.Size(batch))
     return _rebuilt(td, torch.Size(batch), iter(box.parts), dim)
 
 
@@ -62,7 +69,7 @@ def _rebuilt(td: Any, new: torch.Size, leaves: Iterator[Tensor], dim: int | None
         names = (*names[:dim], *names[dim + 1 :]) if len(new) < len(old) else (*names[:dim], None, *names[dim:])
     data: dict[str, Any] = {}
     for key, value in td._data.items():
-        if isinstance(value, Tensor):
+        if is_batched(value):
             data[key] = next(leaves)
         elif isinstance(value, NonTensor):
             data[key] = value if dim is None else _moved(key, value, new, dim)
@@ -72,6 +79,8 @@ def _rebuilt(td: Any, new: torch.Size, leaves: Iterator[Tensor], dim: int | None
 
 
 def _moved(key: str, value: NonTensor, new: torch.Size, dim: int) -> NonTensor:
+    if isinstance(value, UnbatchedTensor):
+        return value.for_batch(new)
     if isinstance(value, NonTensorData):
         return NonTensorData(value.data, new)
     if value.ndim < len(new):
@@ -88,20 +97,39 @@ def _moved(key: str, value: NonTensor, new: torch.Size, dim: int) -> NonTensor:
 def _boxed(tree: Any, dims: Any, inward: bool) -> Any:
     """The tree with its TensorDicts in boxes, and the dimensions for it."""
     values, spec = pytree.tree_flatten(tree, is_leaf=_is_container)
-    if not any(isinstance(v, Container) for v in values):
+    if not inward:
+        values = [_with_rows(v) if isinstance(v, (Container, UnbatchedTensor)) else v for v in values]
+    if not any(isinstance(v, (Container, UnbatchedTensor)) for v in values):
         return tree, dims
     spread = pytree._broadcast_to_and_flatten(dims, spec)
     if spread is None:
         raise ValueError(f"vmap: the dimensions {dims} do not have the structure of what they are for, {spec}")
     for i, value in enumerate(values):
-        if isinstance(value, Container):
+        if isinstance(value, (Container, UnbatchedTensor)):
             dim = spread[i]
             if dim is not None:
                 if not inward and dim < 0:
                     raise ValueError(f"vmap: out_dims={dim} of a TensorDict cannot be negative")
-                spread[i] = dim = as_dim(dim, value.batch_dims + (not inward))
+                spread[i] = dim = as_dim(dim, len(value.batch_size) + (not inward))
             values[i] = _box(value, dim, inward)
     return pytree.tree_unflatten(values, spec), pytree.tree_unflatten(spread, spec)
+
+
+def _with_rows(value: Any) -> Any:
+    """A result of the mapped function whose unbatched tensors, where they differ from row to row, are tensors."""
+    if isinstance(value, UnbatchedTensor):
+        return value.wrapped if _differs(value.wrapped) else value
+    if not isinstance(value, Container._resident_class):
+        return value
+    data = {k: _with_rows(v) if isinstance(v, (Container, UnbatchedTensor)) else v for k, v in value._data.items()}
+    if all(v is value._data[k] for k, v in data.items()):
+        return value
+    return value._new(data, value._batch_size, value._device, value._names)
+
+
+def _differs(tensor: Tensor) -> bool:
+    """Whether a tensor has a row for each that is mapped; torch.compile does not tell."""
+    return not is_compiling() and torch._C._functorch.is_batchedtensor(tensor)
 
 
 def _is_container(value: object) -> bool:

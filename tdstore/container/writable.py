@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -120,3 +120,32 @@ def check_rows_of_values(key: str, old: NonTensor, value: Any, index: Any) -> No
         handle.check_writable()
         with pickling(handle.trusted):
             check_value(part, (key,))
+
+
+def rehearse(fn: Callable[..., object], leaves: Sequence[Tensor], parts: Sequence[Any]) -> None:
+    """Where dtypes differ, run once on empty tensors: a dtype that torch refuses must not stop it halfway."""
+    seen: dict[tuple[Any, ...], int] = {}
+    for i, leaf in enumerate(leaves):
+        kinds = (getattr(p[i], "dtype", type(p[i])) if isinstance(p, list) else None for p in parts)
+        seen.setdefault((leaf.dtype, *kinds), i)
+    if len(seen) > 1:
+        chosen = list(seen.values())
+        empty = [leaves[i].new_empty(0) for i in chosen]
+        fn(empty, *[[_emptied(p[i]) for i in chosen] if isinstance(p, list) else p for p in parts])
+
+
+def _emptied(operand: Any) -> Any:
+    return operand.new_empty(0) if isinstance(operand, Tensor) and operand.ndim else operand
+
+
+def check_operands(leaves: Sequence[Tensor], operands: Sequence[Tensor]) -> None:
+    """Refuse an operand that an in-place operation could not broadcast, before any leaf has changed."""
+    for leaf, operand in zip(leaves, operands, strict=True):
+        if leaf.shape == operand.shape:
+            continue
+        try:
+            fits = torch.broadcast_shapes(leaf.shape, operand.shape) == leaf.shape
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise BatchSizeError(f"an operand of shape {list(operand.shape)} does not fit a leaf of {list(leaf.shape)}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from tdstore.container.access import NO_DEFAULT, AccessMixin
 from tdstore.container.changes import Changes
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
-from tdstore.container.keysview import IsLeaf
+from tdstore.container.keysview import IsLeaf, walk
 from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.paths import entry_path, is_key
 from tdstore.container.ragged import leaf_shape
@@ -83,6 +83,8 @@ class WritingMixin(AccessMixin):
         else:
             value = self._coerce(key, item)
         if kind == LEAF:
+            if isinstance(value, NonTensor):
+                value = getattr(value, "wrapped", value)  # of an unbatched tensor
             if not isinstance(value, Tensor):
                 raise ValueError(f"entry {key!r} is a tensor; cannot write a {type(item).__name__} into it in place")
             if value.is_nested:
@@ -390,7 +392,7 @@ class WritingMixin(AccessMixin):
         if value is None:
             raise ValueError("td[index] = None: write a TensorDict, a dict, a tensor or a number")
         if not isinstance(value, (Container, Mapping)):
-            spread = dict.fromkeys(self.keys(True, True), value)
+            spread = dict.fromkeys(_batched_keys(self), value)
             self._plan_in_place(changes, spread, at, None)
             return
         if isinstance(value, Mapping):
@@ -422,6 +424,11 @@ class WritingMixin(AccessMixin):
         if fresh:
             self._assign({k: self._coerce(k, v) for k, v in fresh.items()})
             made.append((self, list(fresh)))
+
+
+def _batched_keys(td: Any) -> list[Any]:
+    """The keys of the tensors that have rows."""
+    return [key for key, node, last in walk(td, True, True, None, False, False) if node._kind(last) == LEAF]
 
 
 def _zeros_for(entry: Any, batch: torch.Size, ndim: int) -> Any:

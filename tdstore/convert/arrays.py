@@ -23,7 +23,7 @@ def to_numpy(td: Any) -> dict[str, Any]:
     for key, value in td._resident().items():
         if isinstance(value, NonTensorStack):
             out[key] = value_array(value)
-        elif isinstance(value, NonTensor):
+        elif isinstance(value, NonTensor) and not isinstance(value, Tensor):
             out[key] = value.plain()
         else:
             out[key] = value.numpy() if isinstance(value, Container) else tensor_array(value, (key,))  # type: ignore[attr-defined]

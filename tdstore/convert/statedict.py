@@ -123,8 +123,6 @@ def _tree_of(td: Any, keep_vars: bool) -> Tree:
     tree = Tree(td.batch_size, td.device, td._names)
     for key in td._first_keys():
         value = td._raw(key)
-        if isinstance(value, UnbatchedTensor):
-            value = value.data
         if isinstance(value, Tensor):
             tree.entries[key] = value if keep_vars else value.detach()
         else:

@@ -94,7 +94,7 @@ def write_flat(tree: Tree, out: Any, prefix: str) -> None:
     for key, value in tree.entries.items():
         if isinstance(value, Tree):
             write_flat(value, out, f"{prefix}{key}.")
-        elif isinstance(value, NonTensor):
+        elif isinstance(value, NonTensor) and not isinstance(value, Tensor):
             if not _is_field(tree, value):
                 notes[prefix + key] = _value_metadata(value)
         else:

@@ -54,13 +54,13 @@ class ReduceOps(OpsBase):
     def all(self, dim: Any = None, keepdim: bool = False) -> Any:
         """Whether every element of every leaf is true (a bool), or a TensorDict reduced over batch `dim`."""
         if dim is None:
-            return all(bool(leaf) for leaf in self._every_leaf(how.ALL))
+            return all(bool(leaf.all()) for leaf in self._every_leaf(how.ALL))
         return self._reduction(how.ALL, dim, keepdim, None)
 
     def any(self, dim: Any = None, keepdim: bool = False) -> Any:
         """Whether any element of any leaf is true (a bool), or a TensorDict reduced over batch `dim`."""
         if dim is None:
-            return any(bool(leaf) for leaf in self._every_leaf(how.ANY))
+            return any(bool(leaf.any()) for leaf in self._every_leaf(how.ANY))
         return self._reduction(how.ANY, dim, keepdim, None)
 
     def sum(

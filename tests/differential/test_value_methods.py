@@ -102,5 +102,5 @@ def test_an_unbatched_tensor_has_the_methods_of_a_tensor():
     assert u.zero_() is u and u.data.tolist() == [0, 0]
     td = TensorDict({"x": torch.zeros(3), "u": u}, [3])
     assert {k: v.detach().cpu().numel() for k, v in td.items()}["x"] == 3
-    with pytest.raises(AttributeError, match="UnbatchedTensor has no attribute 'nope'"):
+    with pytest.raises(AttributeError, match="'UnbatchedTensor' object has no attribute 'nope'"):
         u.nope  # noqa: B018

@@ -22,7 +22,6 @@ CLASSES = [
     tdstore.TensorDictBase,
     tdstore.NonTensorData,
     tdstore.NonTensorStack,
-    tdstore.UnbatchedTensor,
 ]
 
 
