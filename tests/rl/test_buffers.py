@@ -320,6 +320,25 @@ def test_transforms_and_collation():
     assert {td["a"].shape[0] for td in ragged.sample().unbind(0)} <= {2, 3}
 
 
+def test_rows_by_index_are_transformed_and_the_stored_ones_are_not():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), transform=lambda td: td.set("b", td["a"].add_(1)))
+    buffer.extend(TensorDict(a=torch.arange(4), batch_size=[4]))
+    assert buffer[1:3]["b"].tolist() == [2, 3] and buffer[0]["b"] == 1
+    assert buffer["a"].tolist() == [0, 1, 2, 3]
+
+
+def test_another_storage_takes_the_place_of_the_first():
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=0.5, beta=0.5, storage=LazyTensorStorage(4))
+    buffer.extend(TensorDict(a=torch.arange(4), batch_size=[4]))
+    other = LazyTensorStorage(8)
+    other.set(range(3), TensorDict(a=torch.arange(3) + 10, batch_size=[3]))
+    buffer.set_storage(other)
+    assert len(buffer) == 3 and set(buffer.sample(20)["a"].tolist()) == {10, 11, 12}
+    buffer.set_storage(lambda: LazyTensorStorage(8))
+    assert len(buffer) == 0
+    assert buffer.extend(TensorDict(a=torch.arange(2), batch_size=[2])).tolist() == [0, 1]
+
+
 def test_prefetched_batches_do_not_see_later_writes():
     sampler = SamplerWithoutReplacement(shuffle=False)
     buffer = ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, batch_size=4, prefetch=3)

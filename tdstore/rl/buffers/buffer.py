@@ -111,16 +111,20 @@ class ReplayBuffer:
         self._pool: ThreadPoolExecutor | None = None
         self._pending: deque[Future[Any]] = deque()
         self._generator: torch.Generator | None = None
-        self._writer.register_storage(self._for(self._writer))
         self._marked: deque[Any] = deque()
         """Rows that others wrote into the storage, and whose priorities are not set yet."""
         self._writing = 0
         """The thread in which this buffer writes; 0: none."""
+        self._begin()
+        self.set_rng(generator)
+
+    def _begin(self) -> None:
+        """Write and sample in the rows that the storage has."""
+        self._writer.register_storage(self._for(self._writer))
         if isinstance(self._storage, Storage):
             self._storage.attach(self)
             if self._storage.filled_directly and isinstance(self._writer, RoundRobinWriter):
                 self._writer.empty()
-        self.set_rng(generator)
         if isinstance(self._sampler, PrioritizedSampler) and len(self._storage):
             self._sampler.extend(torch.arange(len(self._storage)))
 
@@ -188,6 +192,22 @@ class ReplayBuffer:
         with self._lock:
             self._writer = made_part("writer", writer, RoundRobinWriter, is_writer)
             self._writer.register_storage(self._for(self._writer))
+
+    def set_storage(self, storage: Any, collate_fn: Callable[[Any], Any] | None = None) -> None:
+        """Keep the rows in another storage: those that it has count, and those of the old one are gone.
+
+        Args:
+            storage: a storage, or a function without arguments that makes one.
+            collate_fn: makes a batch of a list of rows; None for the usual way.
+        """
+        storage = made_part("storage", storage, lambda: ListStorage(1000), is_storage)
+        with self._lock:
+            self._clear_prefetched()
+            self._marked.clear()
+            self._storage, self._collate = storage, collate_fn
+            self._sampler.empty()
+            self._writer.empty()
+            self._begin()
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Call a function with each batch, after those before it.
@@ -351,9 +371,7 @@ class ReplayBuffer:
             batch = collated(batch)
         if self._slices and is_collection(batch):
             mark_truncated(batch, self._sampler, info)
-        for transform, invert in self._transforms:
-            if not invert:
-                batch = call_transform(transform, batch)
+        batch = self._transformed(batch)
         if self._pin and hasattr(batch, "pin_memory"):
             batch = batch.pin_memory()
         return batch
@@ -437,12 +455,20 @@ class ReplayBuffer:
         return len(self._storage)
 
     def __getitem__(self, index: Any) -> Any:
-        """Rows by index, or one entry of all rows by its key."""
+        """Rows by index, transformed as samples are, or one entry of all rows by its key, as it is stored."""
         with self._lock:
             if is_key(index):
                 return self._storage.get(slice(None))[index]
             found = self._storage.get(index)
-            return collated(found) if isinstance(found, list) and self._collate is None else found
+            found = collated(found) if isinstance(found, list) and self._collate is None else found
+            # a transform that works in place must not change the rows that a slice is a view of
+            return self._transformed(found.clone() if self._transforms and hasattr(found, "clone") else found)
+
+    def _transformed(self, batch: Any) -> Any:
+        for transform, invert in self._transforms:
+            if not invert:
+                batch = call_transform(transform, batch)
+        return batch
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Write rows by index, or one entry of all rows by its key."""
