@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -63,3 +64,22 @@ def test_dqn_goes_on_after_a_kill(tmp_path, storage, request):
     refused = subprocess.run(again, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "another run" in refused.stderr
+
+
+@pytest.mark.slow
+def test_offline_atari_learns_from_a_bucket(tmp_path, s3):
+    pytest.importorskip("plotly")
+    place = f"{s3.url}/atari-{tmp_path.name}"
+    more = ["--storage", place, "--rows", 1500, "--passes", 6, "--out", tmp_path]
+    done = run("offline_atari.py", *more, env={**os.environ, **s3.env})
+    assert "transitions are in s3://" in done.stdout
+    right, frequent = re.search(r"episodes: (\d+)%; by the most frequent answer: (\d+)%", done.stdout).groups()
+    assert int(right) > int(frequent)
+    assert "row/s" in done.stderr
+    assert "Plotly.newPlot" in (tmp_path / "moves.html").read_text()
+    other = subprocess.run(
+        [sys.executable, str(EXAMPLES / "offline_atari.py"), *map(str, more), "--game", "asterix"],
+        capture_output=True, text=True, check=False, env={**os.environ, **s3.env},
+    )  # fmt: skip
+    assert other.returncode == 2
+    assert "no rows of asterix" in other.stderr, "the data that is there is used"

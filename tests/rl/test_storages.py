@@ -494,3 +494,16 @@ def test_a_child_leaves_the_rows_of_its_parent():
         os._exit(0)
     os.waitpid(pid, 0)
     assert os.path.exists(storage.scratch_dir) and storage.get(0)["a"] == 1
+
+
+@pytest.mark.parametrize("name", ["rows.h5", "rows.zarr"])
+def test_a_tensor_storage_over_stored_strings(tmp_path, name):
+    TensorDict({"s": ["a", "b", "c", "d"], "x": torch.arange(4)}, [4]).save(tmp_path / name).close()
+    with tdstore.open(tmp_path / name, mode="r+") as td:
+        storage = TensorStorage(td)
+        assert storage.get([0, 2])["s"] == ["a", "c"]
+        assert storage.get(1)["s"] == "b"
+        storage[1] = TensorDict({"s": "z" * 300, "x": torch.tensor(9)})
+        storage[torch.tensor([3, 0])] = TensorDict({"s": ["p", "q"], "x": torch.tensor([1, 2])}, [2])
+        assert td["s"] == ["q", "z" * 300, "c", "p"]
+        assert td["x"].tolist() == [2, 9, 2, 1]

@@ -11,7 +11,7 @@ from torch import Tensor
 from tdstore import PersistentTensorDict
 from tdstore.interop import from_tensordict
 from tdstore.rl.storages.lazy import LazyTensorStorage
-from tdstore.rl.storages.structure import Structure, is_foreign, length_of, structure_of
+from tdstore.rl.storages.structure import Column, Structure, is_foreign, length_of, prepared, structure_of
 from tdstore.rl.storages.table import ArrayTable, DeviceTable, Ints, Rows, State, Table
 from tdstore.rl.storages.tabular import OnMismatch
 
@@ -58,6 +58,14 @@ class TensorStorage(LazyTensorStorage):
             storage = storage.to(device)
         structure = structure_of(storage, ndim, lead[1:])
         self._uses(_table_of(storage, structure, lead), structure)
+
+    def _widen(self, columns: list[Column]) -> None:
+        table = self._ready()
+        assert isinstance(table, ContainerTable), "tensors have no values that become longer"
+        structure = Structure(self._structure.root, columns, self._structure.inner)
+        wider = ContainerTable(table.td, structure, (table.capacity, *table.inner))
+        wider.commit(table.state)
+        self._uses(wider, structure)
 
 
 def _table_of(data: Any, structure: Structure, lead: tuple[int, ...]) -> Table:
@@ -107,8 +115,8 @@ class ContainerTable(Table):
     def gather(self, slots: Ints) -> list[Tensor]:
         """Copies of slots."""
         flat = self.td if not self.inner else self.td.reshape(-1)
-        return self.structure.take(flat[torch.from_numpy(slots)].to_tensordict())
+        return prepared(self.structure, flat[torch.from_numpy(slots)].to_tensordict(), (len(slots),))
 
     def look(self, rows: slice) -> list[Tensor]:
         """Copies of rows."""
-        return self.structure.take(self.td[rows].to_tensordict())
+        return prepared(self.structure, self.td[rows].to_tensordict(), (rows.stop - rows.start, *self.inner))
