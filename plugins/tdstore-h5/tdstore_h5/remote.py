@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
 from tdstore.builtin.resident import full
 from tdstore.dtypes import from_numpy, numpy_dtype
 from tdstore.engine import Engine
@@ -37,13 +38,16 @@ from tdstore_h5.document import DIRTY, MANIFEST, Document, decode_dirty, decode_
 from tdstore_h5.enginefile import EngineFile
 from tdstore_h5.faults import h5_errors
 from tdstore_h5.foreign import foreign_header
-from tdstore_h5.raw import Bytes
-from tdstore_h5.sums import LeafSums, hashed
+from tdstore_h5.raw import Bytes, blocks_of
+from tdstore_h5.sums import LeafSums, Sums, hashed
 from tdstore_h5.tree import Contents, Leaf, Walker, check_believable
 
 _NO_ROWS: Ints = np.empty((0, 2), np.int64)
+_NO_GRAINS: Ints = np.empty(0, np.int64)
 VERIFY_BYTES = 32 << 20
 """Bytes of a round of `verify`."""
+SLACK = 256 << 10
+"""Bytes that a read of a leaf may fetch beside its own, or as many as its own, to compare whole grains."""
 
 
 def is_url(location: object) -> bool:
@@ -61,6 +65,7 @@ def open_remote_h5(
     verify: str,
     recover: str | None,
     trust: bool,
+    max_bytes: int | None = None,
 ) -> RemoteH5Store:
     """Open an HDF5 file behind a URL, with the engine that a plugin brings for it."""
     if mode != "r":
@@ -72,8 +77,9 @@ def open_remote_h5(
     parent, name = parent_and_name(location)
     source = EngineFile(registry().engine(parent, storage_options), name)
     try:
-        store = RemoteH5Store(source, trust=trust, reopen=(location, storage_options, verify, recover))
+        store = RemoteH5Store(source, trust=trust, reopen=(location, storage_options, verify, recover, max_bytes))
         store.load()
+        check_declared(sum(spec.nbytes for spec in store.specs(list(store.paths()))), max_bytes, store.url)
         store.compare_manifest(verify=verify, accept=recover == "accept")
     except BaseException:
         source.close()
@@ -110,6 +116,8 @@ class RemoteH5Store(Store):
         self._document = Document()
         self._ours = False
         self._mark: set[Path] | None = None
+        self._sums = Sums()
+        """Checksums of what is still to be compared."""
         self._file: h5py.File | None = None
         self._chunks: dict[Path, dict[tuple[int, ...], tuple[int, int]]] = {}
         # h5py works on one file object, and what is held for it is that of one read.
@@ -158,6 +166,9 @@ class RemoteH5Store(Store):
                         url=self.url,
                         hint="if another program changed the file on purpose, recover='accept' takes it as it is",
                     )
+        if verify == "size":
+            for path in leaves.keys() & self._document.sums.keys():
+                self._sums.put(path, self._document.sums[path])
         if verify == "full":
             for fault in self.verify():
                 raise CorruptStoreError(f"{self.url}: {path_text(fault.path)}: {fault.reason}", url=self.url)
@@ -186,14 +197,74 @@ class RemoteH5Store(Store):
         self._open()
         with self._lock:
             check_indices((r.index, self._leaf(r.path).spec.shape) for r in reads)
+            self._refuse_absent(reads)
             plans = [self._plan(self._leaf(r.path), r) for r in reads]
-            batch = self._source.fetch(plans)
-            through_h5py = [p for p, r in zip(plans, reads, strict=True) if not self._leaf(r.path).plain]
-            self._source.hold(batch, through_h5py)
+            grains = [self._grains(self._leaf(r.path), r) for r in reads]
+            further = [self._plan_grains(self._leaf(r.path), r.path, g) for r, g in zip(reads, grains, strict=True)]
+            batch = self._source.fetch([*plans, *further])
+            pairs = zip((*plans, *further), (*reads, *reads), strict=True)
+            self._source.hold(batch, [p for p, r in pairs if not self._leaf(r.path).plain])
             try:
+                for r, some in zip(reads, grains, strict=True):
+                    self._compare(self._leaf(r.path), r.path, some, batch)
                 return [self._one(self._leaf(r.path), r, p, batch) for r, p in zip(reads, plans, strict=True)]
             finally:
                 self._source.hold(batch, [])
+
+    def _refuse_absent(self, reads: Sequence[Read]) -> None:
+        """Refuse what would allocate far more than the file has, unless that is allowed."""
+        if self._reopen[-1] is not None:
+            return
+        specs = [self._leaf(r.path).spec for r in reads]
+        sizes = [math.prod(index_shape(s.shape, r.index)) * s.dtype.itemsize for s, r in zip(specs, reads, strict=True)]
+        if sum(sizes) > SUSPECT_BYTES and is_suspect(sum(sizes), self._source.size):
+            raise refuse_absent(reads[sizes.index(max(sizes))].path, sum(sizes), self._source.size, self.url)
+
+    # -- checksums of what is read ---------------------------------------------------------
+    def _grains(self, leaf: Leaf, r: Read) -> Ints:
+        """Grains to compare: those that a read covers whole, and the others where that fetches few more bytes."""
+        if not self._sums.some_unseen(r.path) or (leaf.plain and leaf.offset is None):
+            return _NO_GRAINS
+        starts, size = blocks_of(leaf.spec.shape, r.index)
+        found = self._sums.unseen(r.path, leaf.spec, starts, size)
+        if not len(found):
+            return found
+        partly = np.intersect1d(found, self._sums.partly(r.path, leaf.spec, starts, size))
+        if len(partly) * self._sums.leaves[r.path].grain > max(SLACK, len(starts) * size * leaf.spec.dtype.itemsize):
+            return np.setdiff1d(found, partly)
+        return found
+
+    def _plan_grains(self, leaf: Leaf, path: Path, grains: Ints) -> Ints:
+        """Which bytes of the file grains need."""
+        if not len(grains):
+            return _NO_ROWS
+        grain, spec = self._sums.leaves[path].grain, leaf.spec
+        spans = np.stack([grains * grain, np.minimum((grains + 1) * grain, spec.nbytes)], 1)
+        if leaf.plain:
+            return spans + leaf.offset
+        if not spec.shape:
+            return self._plan(leaf, Read(path))
+        row = spec.nbytes // spec.shape[0]
+        rows = np.concatenate([np.arange(a // row, -(-b // row)) for a, b in spans.tolist()])
+        return self._plan(leaf, Read(path, (torch.from_numpy(np.unique(rows)),)))
+
+    def _compare(self, leaf: Leaf, path: Path, grains: Ints, batch: Batch[str]) -> None:
+        def read(_: Path, start: int, stop: int) -> Bytes:
+            if leaf.plain and leaf.offset is not None:
+                return np.frombuffer(batch.take(self._source.key, leaf.offset + start, leaf.offset + stop), np.uint8)
+            with self._h5(f"reading {path_text(path)}"):
+                return cooked.read_bytes(self._dataset(leaf), leaf.spec, start, stop)
+
+        if not len(grains):
+            return
+        wrong = self._sums.compare(path, leaf.spec, grains, read, self._sums.leaves[path].grain)
+        if wrong is not None:
+            raise CorruptStoreError(
+                f"{self.url}: {path_text(path)} is damaged in {self._sums.leaves[path].rows(wrong, leaf.spec)}: "
+                "the bytes have another checksum than was committed",
+                url=self.url,
+                hint="other rows can be read; verify='none' reads all bytes as they are; restore the file from a copy",
+            )
 
     def _plan(self, leaf: Leaf, r: Read) -> Ints:
         """Which bytes of the file a read needs."""
@@ -317,8 +388,8 @@ class RemoteH5Store(Store):
         return self._source.size
 
     def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
-        location, options, verify, recover = self._reopen
-        given = {"storage_options": options, "verify": verify, "recover": recover}
+        location, options, verify, recover, max_bytes = self._reopen
+        given = {"storage_options": options, "verify": verify, "recover": recover, "max_bytes": max_bytes}
         given["trust"] = "h5" if self._trust else None
         return location, "r", {name: value for name, value in given.items() if value is not None}
 

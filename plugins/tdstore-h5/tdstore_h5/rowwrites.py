@@ -40,6 +40,20 @@ class Rows(NamedTuple):
         return blocks_of(self.leaf.spec.shape, self.at)
 
 
+def compare_before(session: Session, path: Path, leaf: Leaf, starts: Ints, size: int) -> None:
+    """Compare grains that are about to be changed in part, where that was not done yet: their sums are taken anew.
+
+    Raises:
+        CorruptStoreError: the rest of such a grain is damaged. Nothing was changed.
+    """
+    if session.handle.temporary or leaf.committed is None or not session.some_unseen(path):
+        return
+    grains = session.sums.partly(path, leaf.spec, starts, size)
+    if len(grains):
+        first = grains * session.sums.leaves[path].grain // leaf.spec.dtype.itemsize
+        session.verify_read(path, leaf, first, 1)
+
+
 def write_rows(session: Session, writes: Sequence[Rows]) -> None:
     """Put rows into leaves.
 

@@ -46,7 +46,7 @@ from tdstore_h5.opening import open_session
 from tdstore_h5.publish import new_file
 from tdstore_h5.raw import Bytes, Ints, blocks_of, shape_of
 from tdstore_h5.remote import RemoteH5Store, is_url, open_remote_h5
-from tdstore_h5.rowwrites import Rows, write_rows
+from tdstore_h5.rowwrites import Rows, compare_before, write_rows
 from tdstore_h5.session import Session
 from tdstore_h5.sums import constant_sums
 from tdstore_h5.tree import Leaf
@@ -157,6 +157,7 @@ def open_h5(
             verify=verify,
             recover=recover,
             trust=trust == "h5",
+            max_bytes=max_bytes,
         )
     if storage_options:
         raise OptionError(f"{url}: storage_options are for URLs", url=url)
@@ -411,6 +412,9 @@ class H5Store(Store):
                     f"{path_text(w.path)} takes shape {list(expected)} and dtype {leaf.spec.dtype} at this index, "
                     f"not {list(w.value.shape)} and {w.value.dtype}"
                 )
+        for leaf, w in zip(leaves, writes, strict=True):
+            if w.value.numel():
+                compare_before(session, w.path, leaf, *blocks_of(leaf.spec.shape, w.index))
         session.mark([w.path for w in writes])
         write_rows(session, [self._rows(w) for w in writes if w.value.numel()])
 
@@ -442,6 +446,12 @@ class H5Store(Store):
         for path, length in lengths.items():
             if not self._leaf(path).spec.shape or length < 0:
                 raise ValueError(f"{path_text(path)} of {self.url} cannot have length {length}")
+        for path, length in lengths.items():
+            leaf = self._leaf(path)
+            row = math.prod(leaf.spec.shape[1:])
+            end = row * min(length, leaf.spec.shape[0])
+            if end:  # the grain that the new end is in changes its length
+                compare_before(session, path, leaf, np.array([end - 1]), 1)
         session.begin_structure()
         for path, length in lengths.items():
             session.resize(path, length)

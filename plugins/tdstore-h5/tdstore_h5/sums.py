@@ -222,6 +222,22 @@ class Sums:
         stale = self._stale.get(path)
         return grains if stale is None else grains[~stale[grains]]
 
+    def partly(self, path: Path, spec: LeafSpec, starts: Ints, size: int) -> Ints:
+        """Grains of which some blocks cover a part, and together not all."""
+        if not size or not len(starts) or path not in self.leaves:
+            return _NOTHING
+        grain, itemsize = self.leaves[path].grain, spec.dtype.itemsize
+        low = np.unique(starts) * itemsize
+        high = low + size * itemsize
+        first, last = low // grain, (high - 1) // grain
+        parts = [(first, np.minimum(high, (first + 1) * grain) - low)]
+        further = last > first
+        parts.append((last[further], (high - last * grain)[further]))
+        grains, inverse = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
+        covered = np.bincount(inverse, np.concatenate([part[1] for part in parts]), len(grains))
+        some: Ints = grains[covered < np.minimum((grains + 1) * grain, spec.nbytes) - grains * grain]
+        return some
+
     def verify(
         self, path: Path, spec: LeafSpec, starts: Ints, size: int, read: ReadBytes, data: Bytes | None
     ) -> str | None:
@@ -256,10 +272,10 @@ class Sums:
             wrong = self._compare_readable(path, spec, grains[:half], read)
             return self._compare_readable(path, spec, grains[half:], read) if wrong is None else wrong
 
-    def compare(self, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes) -> int | None:
-        """Compare grains; the first that is wrong, or None."""
+    def compare(self, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes, most: int = BLOCK) -> int | None:
+        """Compare grains, about `most` bytes at a time; the first that is wrong, or None."""
         sums = self.leaves[path]
-        for grain, crc in hashed(sums, path, spec, grains, read):
+        for grain, crc in hashed(sums, path, spec, grains, read, most):
             if crc != sums.crcs[grain]:
                 return grain
         fine = self._fine.setdefault(path, np.zeros(len(sums.crcs), np.bool_))

@@ -20,7 +20,7 @@ from tdstore import TensorDict
 from tdstore.checksums import BLOCK, crc32c
 from tdstore.errors import CorruptStoreError, StoreError
 from tdstore.manifest import seal
-from tdstore.types import Read
+from tdstore.types import Read, Write
 
 IN_MEMORY = True
 ROWS = 2000
@@ -184,3 +184,41 @@ def test_nothing_is_compared_twice(file: FsPath, monkeypatch: pytest.MonkeyPatch
     with open_h5(file, verify="none") as store:
         store.read([Read(("wide",))])
         assert not hashed
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "chunked"])
+@pytest.mark.parametrize("how", ["row", "rows", "column", "append", "shorten", "far", "whole"])
+def test_damage_beside_rows_that_are_written_gets_no_new_checksum(file: FsPath, layout: str, how: str) -> None:
+    """A grain of `wide` is 9 rows of 2,000 bytes: 1,998 to 1,999 are the last one."""
+    td = _dataset()
+    td.save(file, **LAYOUTS[layout]).close()
+    start, size = _spans(file, "wide")[-1]
+    row = 1998 if layout == "contiguous" else 98  # of the last chunk
+    with open(file, "r+b") as f:
+        f.seek(start + row * 2000 + 8)
+        byte = f.read(1)[0]
+        f.seek(start + row * 2000 + 8)
+        f.write(bytes([byte ^ 1]))
+    column = Write(("wide",), (slice(1980, 2000, 1), slice(3, 4, 1)), torch.ones(20, 1))
+    changes: dict[str, Any] = {
+        "row": lambda opened: opened.set_at_("wide", torch.ones(500), 1999),
+        "rows": lambda opened: opened.set_at_("wide", torch.ones(3, 500), [1, 1999, 5]),
+        "column": lambda opened: opened._handle.store.write([column]),
+        "append": lambda opened: opened.append(td[:1]),
+        "shorten": lambda opened: opened.resize_(1999),
+    }
+    with tdstore.open(file, mode="r+") as opened:
+        if how in changes:
+            with pytest.raises(CorruptStoreError, match=r"'wide'.*row"):
+                changes[how](opened)
+        elif how == "far":
+            opened.set_at_("wide", torch.ones(2, 500), [3, 1000])
+        else:
+            opened.set_at_("wide", torch.ones(2, 500), slice(1998, 2000))
+    with tdstore.open(file) as opened:
+        assert opened.shape == (ROWS,)
+        assert [fault.path for fault in opened.verify()] == ([] if how == "whole" else [("wide",)])
+        assert opened[3]["wide"].sum() == 500 or how != "far"
+    with tdstore.open(file, mode="r+", verify="none") as opened:
+        opened.set_at_("wide", torch.ones(500), 1999)
+    assert tdstore.verify(file) == []

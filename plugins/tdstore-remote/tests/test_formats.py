@@ -142,6 +142,42 @@ def test_damaged_h5(s3: S3Server, tmp_path: FsPath) -> None:
         tdstore.open(where, storage_options=s3.fsspec_options, verify="full")
 
 
+@pytest.mark.parametrize("layout", [{}, {"chunks": 32, "compression": "lzf"}], ids=["plain", "lzf"])
+def test_what_is_read_of_h5_is_compared(
+    layout: dict[str, Any], s3: S3Server, slow: FaultProxy, tmp_path: FsPath
+) -> None:
+    sample().save(tmp_path / "x.h5", **layout)
+    with h5py.File(tmp_path / "x.h5") as file:
+        found = file["obs"].id
+        start = found.get_chunk_info(5).byte_offset if layout else found.get_offset() + 5 * 32 * 8000
+    with open(tmp_path / "x.h5", "r+b") as medium:
+        medium.seek(start + 9)
+        byte = medium.read(1)[0]
+        medium.seek(start + 9)
+        medium.write(bytes([byte ^ 4]))
+    where = upload(s3, tmp_path / "x.h5", f"{name()}.h5")
+    options = s3.through(slow.port).fsspec_options
+    for rows in (torch.tensor([160]), torch.tensor([160, 3, 161]), slice(100, 200), slice(None)):
+        with (
+            tdstore.open(where, storage_options=options) as td,
+            pytest.raises(CorruptStoreError, match=r"\.h5.*'obs'") as caught,
+        ):
+            td[rows].read()
+        assert "row" in str(caught.value)
+    with tdstore.open(where, storage_options=options) as td:
+        td[0].read()
+        slow.forget()
+        assert same(td[torch.tensor([3, 250])].read(), sample()[[3, 250]])
+        assert slow.rounds() == 1
+        with pytest.raises(CorruptStoreError):
+            td.read()
+    with tdstore.open(where, storage_options=options, max_bytes=300 * 8012) as td:
+        assert td[0]["action"].item() == 0
+    with pytest.raises(CorruptStoreError, match="max_bytes=1000"):
+        tdstore.open(where, storage_options=options, max_bytes=1000)
+    slow.forget()
+
+
 def test_h5_replaced_while_open(s3: S3Server, tmp_path: FsPath) -> None:
     sample(3000).save(tmp_path / "x.h5")
     where = upload(s3, tmp_path / "x.h5", key := f"{name()}.h5")
