@@ -341,6 +341,13 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
             tensor = tensor.to(device)
         return tensor
 
+    def _name_after(self, value: Any) -> None:
+        """Take the dimension names of an entry that was set, where this TensorDict has none."""
+        if self._names is None and isinstance(value, Container) and (found := value._names) is not None:
+            names = found[: len(self._batch_size)]
+            if any(names):
+                self._set_names(names)
+
     def _adopt(self, key: str, value: Container) -> Container:
         batch = self._batch_size
         if value.batch_size[: len(batch)] != batch:

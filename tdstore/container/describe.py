@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from tdstore.container.core import GROUP, LEAF, Container
 from tdstore.container.envelopes import from_json
+from tdstore.container.names import names_below
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.packed import specs_of, stored_leaves
 from tdstore.container.plain import codec_value, to_plain
 from tdstore.container.typed import inside, kind_of, worn_by
 from tdstore.errors import UnsupportedError, UntrustedDataError
 from tdstore.header import Group
+from tdstore.ops.base import Names
 from tdstore.strings import Refusal
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore.values import decode_value
@@ -183,3 +186,31 @@ def _nodes(td: Any, path: Path, worn: type | None) -> Iterator[tuple[Path, Any, 
     stack = isinstance(inside(td), Container._stack_class)
     for key, group in td._stored_groups():
         yield from _nodes(group, (*path, key), worn_by(group) or (worn if stack else None))
+
+
+def named_groups(groups: Mapping[Path, Group], root: Path, names: Names) -> dict[Path, Group]:
+    """The records of groups after the dimensions of one of them, and of those below it, have got names.
+
+    Args:
+        root: the group whose dimensions `names` are. Further dimensions of groups below it keep their names.
+    """
+    out = dict(groups)
+    given: dict[Path, Names] = {}
+    for path in sorted((p for p in groups if p[: len(root)] == root), key=len):
+        group = groups[path]
+        above = names if path == root else given[path[:-1]]
+        if group.kind != STACK_KIND:
+            given[path] = names_below(above, group.names, len(group.batch_size or ()))
+            out[path] = msgspec.structs.replace(group, names=given[path])
+            continue
+        dim = group.extra["stack_dim"]
+        if above is not None and dim >= len(above):
+            given[path] = above
+            continue
+        extra = {name: value for name, value in group.extra.items() if name != "name"}
+        if above is not None and above[dim] is not None:
+            extra["name"] = above[dim]
+        rest = () if above is None else above[:dim] + above[dim + 1 :]
+        given[path] = rest if any(rest) else None
+        out[path] = msgspec.structs.replace(group, extra=extra)
+    return out

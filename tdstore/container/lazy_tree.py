@@ -576,7 +576,7 @@ def check_elements(tds: Sequence[Any], dim: int, strict_shape: bool) -> int:
 
     Raises:
         TypeError: not a TensorDict. BatchSizeError: their batch sizes differ in length (or at all, with
-            `strict_shape`). DimensionError: no such dimension.
+            `strict_shape`). DimensionError: no such dimension. ValueError: the names of their dimensions differ.
     """
     for td in tds:
         if not isinstance(td, TensorDictBase):
@@ -585,4 +585,16 @@ def check_elements(tds: Sequence[Any], dim: int, strict_shape: bool) -> int:
     if len({len(s) for s in sizes}) > 1 or (strict_shape and len(set(sizes)) > 1):
         shown = ", ".join(str(list(s)) for s in dict.fromkeys(sizes))
         raise BatchSizeError(f"cannot stack TensorDicts of batch sizes {shown}")
+    check_same_names(tds)
     return as_dim(dim, (len(sizes[0]) if sizes else 0) + 1)
+
+
+def check_same_names(tds: Sequence[Any]) -> None:
+    """Refuse to stack elements whose dimensions have different names.
+
+    Raises:
+        ValueError: they differ.
+    """
+    if any(td._names != tds[0]._names for td in tds):
+        shown = " and ".join(str(list(names)) for names in dict.fromkeys(tuple(td.names) for td in tds))
+        raise ValueError(f"the elements of a lazy stack have the same dimension names, not {shown}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from tdstore.container.core import GROUP, LEAF, Container, _as_tensor, _as_value
 from tdstore.container.growth import Growth, check_owner, step_of
 from tdstore.container.lazy_index import pick, positions, route, unravel
 from tdstore.container.lazy_parts import flat_part, lifted, part_at, result_ndim
-from tdstore.container.lazy_tree import LazyTree, check_elements
+from tdstore.container.lazy_tree import LazyTree, check_elements, check_same_names
 from tdstore.container.locks import LOCKED, READONLY, THROUGH
 from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, NonTensorData
@@ -237,7 +238,10 @@ class LazyWrites(LazyTree):
                     else:
                         td.set(key, part, inplace)
                 return self
-        return super().set(key, item, inplace, **kwargs)
+        super().set(key, item, inplace, **kwargs)
+        if isinstance(item, Container) and len(entry_path(key)) == 1:
+            self._name_after(item)
+        return self
 
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
         if type(key) is str and type(item) is Tensor and self._alike(key, item):
@@ -418,6 +422,7 @@ class LazyWrites(LazyTree):
 
     def _take_in(self, tds: list[Any], index: int) -> None:
         check_elements(tds, 0, False)
+        check_same_names([*self._tds[:1], *tds])
         if self.is_locked:
             raise self._refuse_locked("add elements")
         inner = self._inner
@@ -426,7 +431,7 @@ class LazyWrites(LazyTree):
                 raise BatchSizeError(
                     f"the elements of this stack have batch size {list(inner)}, the new one {list(td.batch_size)}"
                 )
-        if self._home is not None and (self._state & THROUGH or Cap.VIEW not in self._home[0].store.caps):
+        if self._is_through():
             self._store_elements(tds, index)
             return
         device = self._device
@@ -497,10 +502,39 @@ class LazyWrites(LazyTree):
                 td._set_batch_size(size[:shared])
         return self
 
+    def _name_after(self, value: Any) -> None:
+        if isinstance(value, Parts):
+            for td, part in zip(self._tds, value, strict=True):
+                td._name_after(part)
+        elif self._dim_name is None and value._names is not None and len(value._names) > self._stack_dim:
+            self._dim_name = value._names[self._stack_dim]
+
+    def _check_names(self, names: Names) -> None:
+        name = names[self._stack_dim] if names else None
+        if name is not None and any(name in node.names for td in self._tds for node in _with_groups(td)):
+            raise ValueError(
+                f"the dimension name {name!r} is already taken by an element of this lazy stack; "
+                "set names = None first to give it to another dimension"
+            )
+
     def _set_names(self, names: Names) -> None:
-        self._dim_name = names[self._stack_dim] if names else None
         for td in self._tds:
             td._set_names(self._names_below(names, td))
+        self._dim_name = names[self._stack_dim] if names else None
+        if self._is_through():
+            handle, path = self._home
+            groups = {
+                **handle.groups,
+                path: msgspec.structs.replace(handle.groups[path], extra=self._own_record().extra),
+            }
+            if handle.store.writable:
+                handle.commit(groups)
+            else:
+                handle.groups = groups
+
+    def _is_through(self) -> bool:
+        """Whether a change of the stack is one of the store that it was read from."""
+        return self._home is not None and bool(self._state & THROUGH or Cap.VIEW not in self._home[0].store.caps)
 
     def _called(self, names: Names) -> Any:
         made = self._each(lambda td: td._called(self._names_below(names, td)))
@@ -541,6 +575,13 @@ def _run(ready: Iterable[Callable[[], None]]) -> None:
 def _entries(values: Any) -> bool:
     """A list of tensors that cannot be stacked, or of TensorDicts: one for each element."""
     return all(isinstance(v, (Tensor, Container, Mapping, NonTensor)) for v in values)
+
+
+def _with_groups(td: Any) -> Iterator[Any]:
+    """A TensorDict and all that are nested in it."""
+    yield td
+    for group in td._groups():
+        yield from _with_groups(group)
 
 
 def _without(size: torch.Size, dim: int) -> torch.Size:

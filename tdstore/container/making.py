@@ -94,7 +94,14 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
         elif _all_plain(column):
             below = value._batch_size  # the common case, without a look at each
             wide = new if len(below) == n else torch.Size((*new, *below[n:]))
-            data[key] = _join(column, fn, dim, wide, names and extend_names(names, len(wide)), (*path, key))
+            data[key] = _join(
+                column,
+                fn,
+                dim,
+                wide,
+                _nested_names(column if fn is torch.stack else column[:1], names, n, new),
+                (*path, key),
+            )
         elif isinstance(value, NonTensor):
             if not all(isinstance(v, NonTensor) for v in column):
                 raise RuntimeError(f"cannot {what} {path_text((*path, key))}: some are tensors, some are not")
@@ -109,12 +116,34 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
             parts = [v._resident() for v in column]
             below = value.batch_size
             wide = new if len(below) == n else torch.Size((*new, *below[n:]))
-            made = _join(parts, fn, dim, wide, extend_names(names, len(wide)), (*path, key))
+            made = _join(
+                parts,
+                fn,
+                dim,
+                wide,
+                _nested_names(column if fn is torch.stack else column[:1], names, n, new),
+                (*path, key),
+            )
             data[key] = redressed(worn, made)
     device = first._device
     if device is not None and any(td._device != device for td in tds):
         device = None
     return first._new(data, new, device, names)
+
+
+def _nested_names(column: Sequence[Any], names: Names, n: int, new: torch.Size) -> Names:
+    """Names for what nested TensorDicts are joined to: the parent's, and their own where they have further dimensions.
+
+    Args:
+        column: what is joined; one is enough where the names of the first count.
+        names: of the result that it is an entry of, whose batch size is `new`.
+        n: how many dimensions the parents have that are joined.
+    """
+    own: Names = column[0]._names
+    wide = len(new) + column[0].batch_dims - n
+    if own is None or not any(own[n:]) or any(v._names != own for v in column):
+        return names and extend_names(names, wide)
+    return (names or (None,) * len(new)) + own[n:]
 
 
 @overload
@@ -124,7 +153,8 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any: ...
 def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     """Stack TensorDicts of one batch size and one set of keys along a new batch dimension.
 
-    Lazy stacks of equal length give a lazy stack of their elements, stacked; see also `set_lazy_legacy`.
+    Lazy stacks of equal length give a lazy stack of their elements, stacked; see also `set_lazy_legacy`. Dimensions
+    have names in the result if all have the same names.
 
     Raises:
         RuntimeError: no TensorDict, different batch sizes, keys or shapes.
@@ -148,6 +178,8 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
             raise BatchSizeError(f"cannot stack batch sizes {list(batch)} and {list(part._batch_size)}")
     at = as_dim(dim, len(batch) + 1)
     names = parts[0]._names
+    if any(part._names != names for part in parts):
+        names = None
     new = torch.Size((*batch[:at], len(parts), *batch[at:]))
     made = _join(parts, torch.stack, at, new, names and (*names[:at], None, *names[at:]))
     return made if out is None else _into(out, made)
@@ -216,7 +248,7 @@ def _stack_elements(tds: list[Any], dim: int, out: Any) -> Any:
     first = tds[0]
     at, d = as_dim(dim, len(first._batch_size) + 1), first._stack_dim
     made = [stack(column, at - (at > d)) for column in zip(*(td._tds for td in tds), strict=True)]
-    lazy = first._of(made, d + (at <= d), first._dim_name)
+    lazy = first._of(made, d + (at <= d), first._dim_name if all(t._dim_name == first._dim_name for t in tds) else None)
     return lazy if out is None else _into(out, lazy)
 
 
@@ -281,6 +313,7 @@ def lazy_stack(
 
     Raises:
         RuntimeError: nothing to stack. TypeError: not a TensorDict. BatchSizeError: batch sizes that differ in length.
+        ValueError: dimension names that differ.
     """
     tds = list(input)
     if not tds:

@@ -32,6 +32,13 @@ def extend_names(names: Names, ndim: int) -> Names:
     return None if names is None else names + (None,) * (ndim - len(names))
 
 
+def names_below(names: Names, own: Names, ndim: int) -> Names:
+    """Names for a nested TensorDict of `ndim` dimensions: those above it, then its own where it has further ones."""
+    if names is None:
+        return None
+    return names + own[len(names) :] if own is not None else extend_names(names, ndim)
+
+
 class NamesMixin(OpsBase):
     """`names`, `refine_names`, `rename`, `rename_`."""
 
@@ -41,12 +48,21 @@ class NamesMixin(OpsBase):
 
     @property
     def names(self) -> list[str | None]:
-        """Name of each batch dimension, or None. Setting them names nested TensorDicts too."""
+        """Name of each batch dimension, or None.
+
+        Setting them names nested TensorDicts too, whose further dimensions keep their names; None clears all names.
+        A TensorDict without names takes those of a named one that is set into it.
+        """
         return [None] * len(self.batch_size) if self._names is None else list(self._names)
 
     @names.setter
     def names(self, names: Sequence[str | None] | None) -> None:
-        self._set_names(as_names(names, len(self.batch_size)))
+        wanted = as_names(names, len(self.batch_size))
+        self._check_names(wanted)
+        self._set_names(wanted)
+
+    def _check_names(self, names: Names) -> None:
+        """Raise a ValueError for names that these dimensions cannot be given now."""
 
     def _dim_names(self) -> Names:
         return self._names

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tdstore.container.changes import Changes
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
-from tdstore.container.describe import describe
-from tdstore.container.names import extend_names
+from tdstore.container.describe import describe, named_groups
+from tdstore.container.names import extend_names, names_below
 from tdstore.container.nestedleaves import leaf_below
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack, spread_over
 from tdstore.container.packed import column_leaves
@@ -322,14 +322,9 @@ class StoredWrites(StoredTree):
         self._names = names
         if self._view is not None:
             for td in self._view.nested.values():
-                inside(td)._set_names(extend_names(names, td.batch_dims))
+                inside(td)._set_names(names_below(names, td._names, td.batch_dims))
         else:
-            groups = dict(self._handle.groups)
-            for path, group in groups.items():
-                if path[: len(self._path)] == self._path:
-                    groups[path] = msgspec.structs.replace(
-                        group, names=extend_names(names, len(group.batch_size or ()))
-                    )
+            groups = named_groups(self._handle.groups, self._path, names)
             if self._handle.store.writable:
                 self._handle.commit(groups)
             else:

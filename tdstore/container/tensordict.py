@@ -109,8 +109,10 @@ class TensorDict(IndexedTree):
                     data[key] = self._coerce(key, value)
             elif type(value) is dict:
                 data[key] = self._from_mapping(value, batch, self._device, self._names)
+                self._name_after(data[key])
             else:
                 data[key] = self._coerce(key, value)
+                self._name_after(data[key])
 
     @classmethod
     def _from_mapping(cls, source: Mapping[Any, Any], batch: Any, device: Any, names: Names) -> Self:
@@ -199,7 +201,10 @@ class TensorDict(IndexedTree):
             if not n or (n == 1 and shape and shape[0] == batch[0]) or shape[:n] == batch:
                 node._data[key] = item
                 return self
-        node._data[key] = node._coerce(key, item)
+        made = node._coerce(key, item)
+        node._data[key] = made
+        if type(made) is not Tensor:
+            node._name_after(made)
         return self
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:

@@ -15,7 +15,7 @@ from tdstore.container.changes import Changes
 from tdstore.container.comparing import equal_positions, keys_compared
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.locks import CONSOLIDATED, HOME, LOCKED, MAPPED, READONLY, SHARED
-from tdstore.container.names import extend_names
+from tdstore.container.names import extend_names, names_below
 from tdstore.container.nestedrows import row_of
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack, assign
 from tdstore.container.ragged import leaf_shape
@@ -236,7 +236,7 @@ class ResidentTree(TensorDictBase):
     def _set_names(self, names: Names) -> None:
         self._names = names
         for value in self._groups():
-            value._set_names(extend_names(names, value.batch_dims))
+            value._set_names(names_below(names, value._names, value.batch_dims))
 
     # -- trees -------------------------------------------------------------------------------
     def _move(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -52,11 +53,15 @@ class WritingMixin(AccessMixin):
         for part in reversed(rest[1:]):
             value = node._wrapped(part, value)
         node._assign({rest[0]: value})
+        if len(rest) == 1 and type(value) is not Tensor:
+            node._name_after(value)
         return self
 
     def _wrapped(self, key: str, value: Any) -> Any:
         """A new nested TensorDict of this batch size around a coerced entry."""
-        return self._resident_class._new({key: value}, self._batch_size, self._device, self._names)
+        made = self._resident_class._new({key: value}, self._batch_size, self._device, self._names)
+        made._name_after(value)
+        return made
 
     def _descend(self, path: Path, item: Any) -> tuple[Any, Path]:
         """The deepest container that exists on a path, and what is left of the path (at least one key)."""
@@ -210,6 +215,10 @@ class WritingMixin(AccessMixin):
         if fresh and self.is_locked and not how.ignore_lock:
             raise self._refuse_locked(f"update {', '.join(map(repr, fresh))}")
         changes.set(self, fresh)
+        if fresh and self._names is None:
+            for value in fresh.values():
+                if isinstance(value, Container) and value._names is not None:
+                    changes.then(partial(self._name_after, value))
         changes.write(self, writes)
 
     def _replace_batch(self, source: Container, wanted: list[Path] | None) -> None:
