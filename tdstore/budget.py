@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from errno import ENOMEM
 
@@ -54,6 +54,22 @@ def refuse_absent(path: Path, wanted: int, stored: int, url: str) -> CorruptStor
         url=url,
         hint="read some of its rows, or pass max_bytes= when opening it to allow so many",
     )
+
+
+def check_holes(path: Path, shape: Sequence[int], nbytes: int, rows: int, stored: Callable[[], int], url: str) -> None:
+    """Refuse to copy rows of a leaf that take far more memory than lies on the medium.
+
+    Args:
+        nbytes: of the whole leaf.
+        rows: how many are copied.
+        stored: gives the bytes on the medium. It is asked for large reads only.
+
+    Raises:
+        CorruptStoreError: the read `is_suspect`.
+    """
+    wanted = nbytes // shape[0] * rows if shape and shape[0] else nbytes
+    if wanted > SUSPECT_BYTES and is_suspect(wanted, there := stored()):
+        raise refuse_absent(path, wanted, there, url)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tdstore import files
-from tdstore.budget import SUSPECT_BYTES, is_suspect, refuse_absent
+from tdstore.budget import check_holes
 from tdstore.builtin.memmap_hold import Hold
 from tdstore.builtin.memmap_layout import Layout, LeafFile
 from tdstore.builtin.memmap_write import LeafWriter
@@ -157,13 +157,10 @@ class MemmapLeaves(ResidentStore):
     def _refuse_holes(self, path: Path, rows: int) -> None:
         """Refuse to copy rows that take far more memory than the leaf takes on the medium, unless that is allowed."""
         leaf = self._leaf(path)
-        wanted = leaf.nbytes // leaf.shape[0] * rows if leaf.shape and leaf.shape[0] else leaf.nbytes
-        if wanted <= SUSPECT_BYTES or self._options["max_bytes"] is not None:
-            return
-        with files.io_errors(self.url, "looking at leaves", writing=False):
-            stored = self._writer.blocks_of(leaf) * 512
-        if is_suspect(wanted, stored):
-            raise refuse_absent(path, wanted, stored, self.url)
+        if self._options["max_bytes"] is None:
+            with files.io_errors(self.url, "looking at leaves", writing=False):
+                stored = partial(self._writer.bytes_of, leaf)
+                check_holes(path, leaf.shape, leaf.nbytes, rows, stored, self.url)
 
     def _mapped(self, path: Path) -> Tensor:
         leaf = self._leaf(path)

@@ -268,6 +268,10 @@ class LeafWriter:
         """512-byte blocks that the data files take."""
         return sum(self.blocks_of(leaf) for leaf in self._hold.files.values())
 
+    def bytes_of(self, leaf: LeafFile) -> int:
+        """Bytes that the file of a leaf takes."""
+        return self.blocks_of(leaf) * 512
+
     def blocks_of(self, leaf: LeafFile) -> int:
         """512-byte blocks that the file of a leaf takes."""
         if not leaf.nbytes:

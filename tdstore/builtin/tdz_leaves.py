@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from tdstore import files
+from tdstore.budget import allocating, check_holes
 from tdstore.builtin.memmap_layout import Layout, LeafFile
 from tdstore.builtin.mmtensor import write_tensor
-from tdstore.builtin.resident import ResidentStore, put
+from tdstore.builtin.resident import ResidentStore, put, rows_of
 from tdstore.builtin.tdz_read import LeafEntry, Member, as_entry, load_member
 from tdstore.builtin.tdz_write import Held, new_file, new_info
 from tdstore.builtin.window import Window
@@ -111,9 +112,24 @@ class TdzLeaves(ResidentStore):
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         entries = [self._entry(r.path) for r in reads]
         check_indices((r.index, entry.shape) for r, entry in zip(reads, entries, strict=True))
+        for r, entry in zip(reads, entries, strict=True):
+            if r.out is None:
+                self._refuse_holes(entry, rows_of(entry.shape, r.index))
         tensors = [self._tensor(entry) for entry in entries]
         self._check_reads(reads)
         return [gather(tensor, r.index, r.out) for tensor, r in zip(tensors, reads, strict=True)]
+
+    def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
+        if rows is not None:
+            for path in paths:
+                entry = self._entry(path)
+                self._refuse_holes(entry, rows_of(entry.shape, (rows,)))
+        super().check(paths, rows)
+
+    def _refuse_holes(self, leaf: LeafEntry, rows: int) -> None:
+        """Refuse to copy rows that take far more memory than the archive takes on the medium, unless it is allowed."""
+        if self._options["max_bytes"] is None and leaf.info is not None and not leaf.building:
+            check_holes(leaf.path, leaf.shape, leaf.nbytes, rows, lambda: self.nbytes_stored() or 0, self.url)
 
     def _tensor(self, leaf: LeafEntry) -> Tensor:
         if leaf.probe is None:
@@ -126,7 +142,8 @@ class TdzLeaves(ResidentStore):
         if leaf.info is None:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
         if leaf.info.compress_type != zipfile.ZIP_STORED or leaf.start % leaf.dtype.itemsize:
-            unpacked = torch.empty(leaf.shape, dtype=leaf.dtype)
+            with allocating(leaf.path, leaf.shape, leaf.dtype, self.url):
+                unpacked = torch.empty(leaf.shape, dtype=leaf.dtype)
             load_member(self._open.fd, Member(leaf.info, leaf.start), unpacked, self.url)
             return unpacked
         stop = leaf.start + leaf.nbytes

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from tdstore import files, lifetime
-from tdstore.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
+from tdstore.budget import check_declared, check_holes
 from tdstore.builtin.memmap_open import is_store_noticed
 from tdstore.builtin.mmtensor import map_fd, write_tensor
 from tdstore.builtin.readcheck import SMALL, ReadCheck
+from tdstore.builtin.resident import rows_of
 from tdstore.checksums import Sums, block_bytes, block_text, crc32c
 from tdstore.errors import CorruptStoreError, StoreExistsError
 from tdstore.io import onefile, sealing
@@ -182,12 +183,9 @@ class OneFile:
             self._left.pop(slot.start, None)
 
     def _refuse_holes(self, path: Path, slot: Slot, rows: slice | Tensor | None) -> None:
-        wanted = slot.nbytes if self._wary else 0
-        if slot.shape and rows is not None and wanted:
-            count = len(rows) if isinstance(rows, Tensor) else len(range(*rows.indices(slot.shape[0])))
-            wanted = slot.nbytes // slot.shape[0] * count
-        if wanted > SUSPECT_BYTES and is_suspect(wanted, stored := os.fstat(self._fd).st_blocks * 512):
-            raise refuse_absent(path, wanted, stored, self.url)
+        if self._wary:
+            copied = rows_of(slot.shape, () if rows is None else (rows,))
+            check_holes(path, slot.shape, slot.nbytes, copied, lambda: os.fstat(self._fd).st_blocks * 512, self.url)
 
     def verify(self, starts: set[int] | None = None) -> list[Fault]:
         """Compare every byte with the checksums; a file that is being written, or has none, is without faults.

@@ -14,7 +14,10 @@ import torch
 
 import tdstore
 from tdstore import TensorDict
+from tdstore.builtin import tdz
+from tdstore.checksums import sums_of_zeros
 from tdstore.errors import CorruptStoreError
+from tdstore.types import Read
 
 from .test_archives import META, crafted, directory, refused, refused_to_open
 
@@ -178,6 +181,30 @@ def test_a_compressed_manifest_bomb(tmp_path):
             text = archive.read(name) + b" " * (65 << 20) * manifest
             made.writestr(name, text, zipfile.ZIP_DEFLATED if manifest else zipfile.ZIP_STORED)
     refused_to_open(tmp_path / "x.tdz")
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_leaf_of_holes_is_not_allocated(tmp_path, monkeypatch, mode):
+    """64 GiB that were declared and never written are opened and read by rows; not copied whole."""
+    path, rows = tmp_path / "x.tdz", 1 << 14
+    with monkeypatch.context() as quick:  # nobody reads the holes, which an attacker has no need to
+        quick.setattr(tdz, "sums_of_range", lambda fd, start, nbytes: (0, sums_of_zeros(nbytes)))
+        TensorDict.from_schema({"huge": ((1 << 20,), torch.float32)}, batch_size=[rows], location=path).close()
+    assert path.stat().st_blocks < 8192
+    opened = tdstore.open(path, mode=mode)
+    for read in (
+        lambda: opened.read(),
+        lambda: opened.read(slice(0, rows // 2)),
+        lambda: opened.read(torch.arange(rows)),
+        lambda: opened._home[0].store.read([Read(("huge",))]),
+    ):
+        with pytest.raises(CorruptStoreError, match=r"'huge'(.|\n)*max_bytes") as caught:
+            read()
+        assert str(path) in str(caught.value)
+    assert opened.read([5, 6], keys="huge")["huge"].shape == (2, 1 << 20)
+    with pytest.raises(CorruptStoreError, match="max_bytes=1000"):
+        tdstore.open(path, max_bytes=1000)
+    assert tdstore.open(path, max_bytes=1 << 40).read(slice(0, 1 << 7))["huge"].sum() == 0
 
 
 def test_a_manifest_whose_checksum_is_older(tmp_path):
