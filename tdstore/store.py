@@ -179,7 +179,10 @@ class Store(ABC):
 
     @abstractmethod
     def write(self, writes: Sequence[Write]) -> None:
-        """Write values; where an index names a row twice the last value in its order wins."""
+        """Write values; where an index names a row twice the last value in its order wins.
+
+        Where it raises, the leaves read as before: no row of the call has changed.
+        """
 
     @abstractmethod
     def delete(self, paths: Sequence[Path]) -> None:

@@ -201,17 +201,34 @@ class ByteStore(Store):
                     f"{path_text(w.path)} takes shape {list(expected)} and dtype {spec.dtype} at this index, "
                     f"not {list(w.value.shape)} and {w.value.dtype}"
                 )
+        size = sum(w.value.numel() * w.value.dtype.itemsize + 1024 for w in writes)
+        if self._buffer.nbytes + size >= self._limits.buffer_bytes:
+            self._flush_buffer(view)  # before anything changes: the medium may refuse it
         self._uncommitted.rows = True
-        for w in writes:
-            leaf = self._leaf(w.path)
-            if not w.value.numel():
-                continue
-            ranges, source, data = placed(leaf.spec.shape, leaf.spec.dtype.itemsize, w.index, w.value)
-            for some, begins in portions(ranges, source, self._limits.buffer_bytes, leaf.grain):
+        before = {w.path: self._leaf(w.path) for w in writes}
+        fits = bool(self._buffer.pieces)  # then nothing is put meanwhile
+        try:
+            for w in writes:
+                self._take_in(view, w)
+        except BaseException:
+            if not fits:
                 with view.guard:
-                    view.replace(w.path, store_in_memory(self._leaf(w.path), some, begins, data, self._buffer))
-                if self._buffer.nbytes >= self._limits.buffer_bytes:
-                    self._flush_buffer(view)
+                    for path, leaf in before.items():
+                        view.replace(path, leaf)
+                    self._buffer.clear()
+            raise
+
+    def _take_in(self, view: View, w: Write) -> None:
+        """Put a value into memory; a large one in portions, each of which goes on to new objects."""
+        leaf = self._leaf(w.path)
+        if not w.value.numel():
+            return
+        ranges, source, data = placed(leaf.spec.shape, leaf.spec.dtype.itemsize, w.index, w.value)
+        for some, begins in portions(ranges, source, self._limits.buffer_bytes, leaf.grain):
+            with view.guard:
+                view.replace(w.path, store_in_memory(self._leaf(w.path), some, begins, data, self._buffer))
+            if self._buffer.nbytes >= self._limits.buffer_bytes:
+                self._flush_buffer(view)
 
     @_in_turn
     def delete(self, paths: Sequence[Path]) -> None:

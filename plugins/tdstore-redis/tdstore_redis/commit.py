@@ -349,7 +349,7 @@ def take_back(writer: Writer) -> None:
     """
     try:
         if writer.replaced_rows and writer._lost is None:
-            writer.put_back()
+            writer.put_back(writer.replaced_rows)
     finally:
         writer.replaced_rows.clear()
         private, following = writer.private(), writer.document.next

@@ -101,7 +101,9 @@ class Wire:
             for command in commands:
                 parts += (command,) if isinstance(command, bytes) else (*command, b"\r\n")
         if not large or isinstance(self._socket, ssl.SSLSocket):
-            self._socket.sendall(b"".join(parts))
+            data = memoryview(b"".join(parts))
+            for at in range(0, len(data), _RECEIVE):  # the timeout is for each call
+                self._socket.sendall(data[at : at + _RECEIVE])
             return
         left = [memoryview(part).cast("B") for part in parts]
         at = 0

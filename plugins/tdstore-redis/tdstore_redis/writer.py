@@ -15,7 +15,8 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -35,7 +36,7 @@ from tdstore_redis.plans import Change, Fetch, Rows, Run, plan_read, plan_write
 from tdstore_redis.session import Session, dead_writers, first_error
 from tdstore_redis.wire import Line, Wire, pack
 
-STEP = 16 << 20
+STEP = 64 << 20
 """Bytes that are written in one transaction."""
 
 _MULTI, _EXEC = pack(b"MULTI"), pack(b"EXEC")
@@ -200,25 +201,40 @@ class Writer(Session):
 
     # -- writing values ------------------------------------------------------------------
     def write(self, writes: Sequence[Write]) -> None:
-        """Put values, in order. Each step of at most some MiB is there as a whole or not at all."""
+        """Put values, in order: a transaction for each `STEP` bytes. Where a later one fails, old rows are put back."""
         with self.line.errors("writing"):
+            known = [w for w in writes if self.document.arrays[w.path].mine is None]
+            large = sum(w.value.numel() * w.value.dtype.itemsize for w in known) > STEP
+            large = large or len({w.path for w in known}) < len(known)
+            before: list[tuple[Write, Array]] = []
             if self.owns:
-                self._remember(writes)
-            step: list[Change] = []
-            arrays: set[int] = set()
-            size = 0
-            for change in self._changes(writes):
-                if step and (size >= STEP or id(change.array) in arrays):
+                self._remember(writes, self.replaced_rows)
+            elif large:
+                self._remember(known, before)
+            try:
+                self._write(writes)
+            except BaseException as error:
+                if before:
+                    self._put_back(before, error)
+                raise
+
+    def _write(self, writes: Sequence[Write]) -> None:
+        step: list[Change] = []
+        paths: set[Path] = set()
+        size = 0
+        for w in writes:
+            for n, change in enumerate(plan_write(w.path, self.document.arrays[w.path], w.index, w.value)):
+                if step and (size >= STEP or (n == 0 and w.path in paths)):  # rows that are written twice, in order
                     self._do(step)
                     step, size = [], 0
-                    arrays.clear()
+                    paths.clear()
                 step.append(change)
-                arrays.add(id(change.array))
                 size += len(change.ids) * change.array.stride
-            if step:
-                self._do(step)
+            paths.add(w.path)
+        if step:
+            self._do(step)
 
-    def _remember(self, writes: Sequence[Write]) -> None:
+    def _remember(self, writes: Sequence[Write], into: list[tuple[Write, Array]]) -> None:
         """Read what is to be replaced: rows are visible at once, and the change that they are a part of may fail."""
         lengths = {array.number: array.spec.shape[:1] for array in self.base.arrays.values()}
         for w in writes:
@@ -232,20 +248,22 @@ class Writer(Session):
             self.read(partial(_plan, w.path, array, w.index, value, ends), self.wire())
             for end in ends[-1:]:
                 end()
-            self.replaced_rows.append((Write(w.path, w.index, value), array))
+            into.append((Write(w.path, w.index, value), array))
 
-    def put_back(self) -> None:
+    def put_back(self, rows: list[tuple[Write, Array]]) -> None:
         """Write what `_remember` read, the last first."""
         with self.line.errors("taking back rows"):
-            while self.replaced_rows:
-                write, array = self.replaced_rows[-1]
+            while rows:
+                write, array = rows[-1]
                 for change in plan_write(write.path, array, write.index, write.value):
                     self._do([change])
-                self.replaced_rows.pop()
+                rows.pop()
 
-    def _changes(self, writes: Sequence[Write]) -> Iterator[Change]:
-        for w in writes:
-            yield from plan_write(w.path, self.document.arrays[w.path], w.index, w.value)
+    def _put_back(self, rows: list[tuple[Write, Array]], error: BaseException) -> None:
+        try:
+            self.put_back(rows)
+        except StoreError as second:
+            error.add_note(f"{self.url}: some of the new rows may be there: {second}")
 
     def _do(self, step: list[Change]) -> None:
         try:
@@ -282,8 +300,18 @@ class Writer(Session):
             fetch_group(wire, asked, self.promised, before)
         elif asked:
             fetch(wire, asked, self.promised)
+        counts = Counter(id(change.array) for change in changes)
+        patched: dict[tuple[int, int], Bytes] = {}
+        """Cells that one change has in part: the rest may be of another one."""
         for change, stored in zip(changes, held, strict=True):
-            change.patch(stored[:, : change.array.cell])
+            cells = stored[:, : change.array.cell]
+            shared = change.needs if counts[id(change.array)] > 1 else ()
+            names = [(i, (id(change.array), int(change.ids[i]))) for i in shared]
+            for i, name in names:
+                if (there := patched.get(name)) is not None:
+                    cells[i] = there
+            change.patch(cells)
+            patched.update((name, cells[i]) for i, name in names)
             change.array.seal(change.ids, stored)
         return held
 

@@ -7,21 +7,21 @@ that is there already, inner chunks that nobody touched are taken over as they a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tdstore.budget import allocating
 from tdstore.checksums import crc32c
-from tdstore.engine import Engine
 from tdstore.errors import CorruptStoreError, StoreNotFoundError
 from tdstore.types import StoreIndex
 from tdstore_zarr.codecs import Bytes, ChunkError
-from tdstore_zarr.grid import Ints, Part, full_index, parts, region, rows_of, strides
+from tdstore_zarr.grid import Ints, Part, parts, region, rows_of, strides
 from tdstore_zarr.leaf import TAIL, UNKNOWN, Leaf, Stored, seal
 from tdstore_zarr.reader import Array, Pending, Reader, _workers
+from tdstore_zarr.redolog import LoggedEngine
 
 LIMIT = 64 << 20
 """Bytes that wait to be written, decoded, where `buffer_bytes=` says nothing."""
@@ -48,15 +48,30 @@ class _Cell:
         return self.raw[region(position, self.per_object, self.leaf.meta.inner)]
 
 
+class Step(NamedTuple):
+    """What a write puts into one object."""
+
+    leaf: Leaf
+    number: int
+    part: Part
+    value: Array
+
+
+_Saved = tuple[Array, "np.ndarray[Any, np.dtype[np.bool_]]"]
+"""`raw` and `loaded` of a cell."""
+
+
 class Buffers(Pending):
     """The writes of one store that are not on its medium yet."""
 
-    def __init__(self, engine: Engine, reader: Reader, limit: int) -> None:
+    def __init__(self, engine: LoggedEngine[Any], reader: Reader, limit: int) -> None:
         self.engine = engine
         self.reader = reader
         self.limit = limit
         self._cells: dict[tuple[str, int], _Cell] = {}
         self._bytes = 0
+        self._replaced: list[tuple[Leaf, int, Stored | None]] = []
+        """Objects that were put since `write` began, and what was there."""
 
     def __bool__(self) -> bool:
         return bool(self._cells)
@@ -68,33 +83,101 @@ class Buffers(Pending):
             return None
         return cell.chunk(position)
 
-    def write(self, leaf: Leaf, index: StoreIndex, value: Array) -> None:
-        """Put `value` (of the leaf's numpy dtype) at `leaf[index]`; rows must not repeat."""
-        meta = leaf.meta
-        if not value.size:
-            return
-        terms = full_index(meta.shape, index)
-        numbers = strides(meta.grid)
-        done: list[_Cell] = []
-        for part in parts(meta.shape, meta.chunks, index):
-            number = sum(p * s for p, s in zip(part.place, numbers, strict=True))
-            cell = self._cells.get((leaf.node, number))
+    def steps(self, jobs: Iterable[tuple[Leaf, StoreIndex, Array]]) -> list[Step]:
+        """What values (of the leaf's numpy dtype) at indices, whose rows must not repeat, put into each object."""
+        return [
+            Step(leaf, sum(p * s for p, s in zip(part.place, strides(leaf.meta.grid), strict=True)), part, value)
+            for leaf, index, value in jobs
+            if value.size
+            for part in parts(leaf.meta.shape, leaf.meta.chunks, index)
+        ]
+
+    def make_room(self, steps: Iterable[Step]) -> bool:
+        """Flush what waits, if these steps do not fit beside it; whether they fit into memory at all."""
+        places = {(s.leaf.node, s.number): math.prod(s.leaf.meta.chunks) * s.leaf.meta.dtype.itemsize for s in steps}
+        size = sum(nbytes for place, nbytes in places.items() if place not in self._cells)
+        if self._bytes + size > self.limit:
+            self.flush()
+            size = sum(places.values())
+        return size <= self.limit
+
+    def write(self, steps: Sequence[Step], *, fits: bool) -> None:
+        """Do steps: all of them, or, where an error is raised, none (in a store that is in place).
+
+        Args:
+            fits: what `make_room` said, which comes first.
+        """
+        self._replaced.clear()
+        before: dict[tuple[str, int], tuple[_Cell, _Saved] | None] = {}
+        try:
+            if fits:
+                self._write_at_once(steps, before)
+            else:
+                self._write_in_lots(steps)
+        except BaseException:
+            if not fits:
+                self.clear()  # nothing but this was in memory
+            self._roll_back(before)
+            raise
+
+    def _write_at_once(self, steps: Sequence[Step], before: dict[tuple[str, int], tuple[_Cell, _Saved] | None]) -> None:
+        work: list[tuple[_Cell, Step, Any]] = []
+        for step in steps:  # what reads, and may fail, comes before what changes
+            place = (step.leaf.node, step.number)
+            cell = self._cells.get(place)
             if cell is None:
-                cell = self._cells[leaf.node, number] = _Cell(leaf, number, self.engine.url)
-                self._bytes += cell.raw.nbytes
-            self._prepare(cell, part, terms)
-            cell.raw[part.inside] = value[part.outside]
-            if not cell.patched and _is_complete(cell, part):
+                cell, before[place] = self._new_cell(step), None
+            work.append((cell, step, self._prepare(cell, step.part)))
+        covered = {id(cell): cell.loaded.copy() for cell, *_ in work}
+        done: dict[int, _Cell] = {}
+        for cell, step, touched in work:
+            covered[id(cell)] |= touched
+            if not cell.patched and _is_complete(cell, step.part, covered[id(cell)]):
+                done[id(cell)] = cell
+        for cell, step, _ in work if done else ():
+            place = (step.leaf.node, step.number)
+            if place not in before:
+                before[place] = cell, (cell.raw.copy(), cell.loaded.copy())
+        for cell, step, touched in work:
+            cell.raw[step.part.inside] = step.value[step.part.outside]
+            cell.loaded |= touched
+        self.flush(list(done.values()))
+
+    def _write_in_lots(self, steps: Sequence[Step]) -> None:
+        done: list[_Cell] = []
+        for step in steps:
+            cell = self._cells.get((step.leaf.node, step.number)) or self._new_cell(step)
+            cell.loaded |= self._prepare(cell, step.part)
+            cell.raw[step.part.inside] = step.value[step.part.outside]
+            if not cell.patched and _is_complete(cell, step.part, cell.loaded):
                 done.append(cell)
             if self._bytes > self.limit:
-                # A cell that this very loop comes back to does not exist: each object is one part.
-                self.flush(list(self._cells.values()))
+                self.flush()
                 done = []
-        if done:
-            self.flush(done)
+        self.flush(done)
 
-    def _prepare(self, cell: _Cell, part: Part, terms: list[Any]) -> None:
-        """Load those inner chunks that are about to be written in part."""
+    def _new_cell(self, step: Step) -> _Cell:
+        cell = self._cells[step.leaf.node, step.number] = _Cell(step.leaf, step.number, self.engine.url)
+        self._bytes += cell.raw.nbytes
+        return cell
+
+    def _roll_back(self, before: Mapping[tuple[str, int], tuple[_Cell, _Saved] | None]) -> None:
+        for place, saved in before.items():
+            self._cells.pop(place, None)
+            if saved is not None:
+                cell, (raw, loaded) = saved
+                cell.raw, cell.loaded = raw, loaded
+                self._cells[place] = cell
+        self._bytes = sum(cell.raw.nbytes for cell in self._cells.values())
+        for leaf, number, old in reversed(self._replaced) if self.engine.revocable else ():
+            if old is None:
+                leaf.objects.pop(number, None)
+            else:
+                leaf.objects[number] = old
+            self.reader.forget(leaf, number)
+
+    def _prepare(self, cell: _Cell, part: Part) -> Any:
+        """Load those inner chunks that are about to be written in part; which are about to be written."""
         meta = cell.leaf.meta
         touched = full = edge = np.zeros((), np.bool_)
         touched, full = ~touched, ~full
@@ -111,10 +194,11 @@ class Buffers(Pending):
         if len(missing):
             cell.patched = True
             self._load(cell, missing.tolist())
+            cell.loaded.reshape(-1)[missing] = True
         fill = np.frombuffer(meta.fill, _dtype(cell.leaf))[0]
         for position in np.flatnonzero((touched & full & edge & ~cell.loaded).reshape(-1)).tolist():
             cell.chunk(position)[...] = fill  # what lies beyond the end
-        cell.loaded |= touched
+        return touched
 
     def _load(self, cell: _Cell, positions: list[int]) -> None:
         """Bring inner chunks as they are on the medium, or the fill value, into a cell."""
@@ -180,6 +264,8 @@ class Buffers(Pending):
         leaf, number = cell.leaf, cell.number
         data, crc = self._encode(cell)
         self.engine.put(leaf.key(number), data)
+        if self.engine.revocable:
+            self._replaced.append((leaf, number, leaf.objects.get(number)))
         leaf.objects[number] = Stored(len(data), crc)
         self.reader.forget(leaf, number)
 
@@ -275,14 +361,14 @@ def _in_order(chunks: tuple[int, ...], inner: tuple[int, ...]) -> bool:
     return not cut or math.prod(chunks[: cut[-1]]) == math.prod(inner[: cut[-1]]) == 1 or cut == [0]
 
 
-def _is_complete(cell: _Cell, part: Part) -> bool:
+def _is_complete(cell: _Cell, part: Part, loaded: Any) -> bool:
     """Whether every inner chunk that lies within the leaf was written."""
     meta = cell.leaf.meta
     within = tuple(
         slice(0, -(-(size - place * chunk) // inner))
         for size, place, chunk, inner in zip(meta.shape, part.place, meta.chunks, meta.inner, strict=True)
     )
-    return bool(cell.loaded[within].all())
+    return bool(loaded[within].all())
 
 
 def _dtype(leaf: Leaf) -> np.dtype[Any]:

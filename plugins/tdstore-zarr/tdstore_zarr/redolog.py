@@ -10,6 +10,7 @@ carries out.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import threading
@@ -20,7 +21,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
-from tdstore.errors import CorruptStoreError, StoreNotFoundError
+from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError
 from tdstore.manifest import is_plain_name, seal, unseal
 from tdstore.ranges import Range
 
@@ -113,6 +114,8 @@ class LoggedEngine(Engine, Generic[E]):
         self.committed = RedoLog()
         """What the root names: it stays where it is until it is moved to its place."""
         self._held: set[str] = set()
+        self._before: dict[str, tuple[Put | None, bool]] | None = None
+        """Since `begin`: where each changed object was, and whether it was gone."""
         self._folder = f"{PREFIX}{secrets.token_hex(8)}"
         self._count = 0
         self._lock = threading.Lock()
@@ -214,11 +217,20 @@ class LoggedEngine(Engine, Generic[E]):
 
     def _note(self, key: str, put: Put) -> None:
         with self._lock:
-            old = self.puts.get(key)
+            old = self._remembered(key, self.puts.get(key))
             self.puts[key] = put
             self.gone.discard(key)
         if old is not None:
             self._replaced(old.key)
+
+    def _remembered(self, key: str, old: Put | None) -> Put | None:
+        """Note where an object was, if it may have to be there again; else what is of no use any more."""
+        if self._before is None:
+            return old
+        if key in self._before:
+            return old
+        self._before[key] = old, key in self.gone
+        return None
 
     def _replaced(self, key: str) -> None:
         """An object of the log is of no use any more, unless a savepoint or the root names it."""
@@ -230,7 +242,8 @@ class LoggedEngine(Engine, Generic[E]):
             return
         for key in keys:
             with self._lock:
-                old = self.puts.pop(key, None)
+                old = self._remembered(key, self.puts.get(key))
+                self.puts.pop(key, None)
                 self.gone.add(key)
             if old is not None:
                 self._replaced(old.key)
@@ -278,6 +291,31 @@ class LoggedEngine(Engine, Generic[E]):
             yield lot
 
     # -- the way back ---------------------------------------------------------------------
+    def begin(self) -> None:
+        """Remember what changes until `end`. Changes that are not logged cannot be taken back."""
+        self._before = {} if self.active else None
+
+    @property
+    def revocable(self) -> bool:
+        """Whether `end` can take back what was changed since `begin`."""
+        return self._before is not None
+
+    def end(self, *, keep: bool) -> None:
+        """Keep what was put and deleted since `begin`, or take it back."""
+        before, self._before = self._before or {}, None
+        with self._lock:
+            if keep:
+                useless = [old for old, _ in before.values()]
+            else:
+                useless = [self.puts.pop(key, None) for key in before]
+                self.puts.update((key, old) for key, (old, _) in before.items() if old is not None)
+                self.gone.difference_update(before)
+                self.gone.update(key for key, (_, gone) in before.items() if gone)
+        with contextlib.suppress(StoreError):  # the next commit removes what is left
+            for put in useless:
+                if put is not None:
+                    self._replaced(put.key)
+
     def hold(self, keys: Iterable[str]) -> dict[str, Put]:
         """Where these objects are in the log, which keeps them from now on."""
         found = {key: self.puts[key] for key in keys if key in self.puts}

@@ -51,7 +51,7 @@ def _shrink(session: Session, leaf: Leaf, length: int) -> None:
     for start in range(length, stop, rows):
         end = min(start + rows, stop)
         value = from_numpy(np.full((end - start, *meta.shape[1:]), fill), meta.dtype)
-        session.write(leaf, (slice(start, end, 1),), value)
+        session.write((leaf, (slice(start, end, 1),), value))
 
 
 def _lay_out_anew(session: Session, leaf: Leaf, length: int) -> None:
@@ -71,4 +71,4 @@ def _lay_out_anew(session: Session, leaf: Leaf, length: int) -> None:
     new = Leaf(path, node, fresh)
     session.add(new)
     if values is not None and values.size:
-        session.write(new, (slice(0, meta.shape[0], 1),), from_numpy(values, meta.dtype))
+        session.write((new, (slice(0, meta.shape[0], 1),), from_numpy(values, meta.dtype)))

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+from torch import Tensor
 
 from tdstore.dtypes import to_numpy
 from tdstore.errors import StoreError
@@ -132,15 +133,30 @@ class Session(Contents):
         self.document.copies.pop(node, None)
         self.place.remove(node, keys)
 
-    def write(self, leaf: Leaf, index: Any, value: Any) -> None:
-        """Put a tensor at `leaf[index]`; rows do not repeat."""
-        array = to_numpy(value.contiguous() if value.is_conj() or value.is_neg() else value)
-        if leaf.cut.pipeline is None:
-            bridge.write(self.place.engine, leaf, index, array, self.url)
-        else:
-            if not leaf.complete:
+    def write(self, *writes: tuple[Leaf, Any, Any]) -> None:
+        """Put tensors at indices of leaves, rows of which do not repeat: all of them, or none where an error is raised.
+
+        What is put into a store that nobody sees yet cannot be taken back.
+        """
+        arrays = [(leaf, index, _array_of(value)) for leaf, index, value in writes]
+        bridged = {id(leaf): (leaf, dict(leaf.objects)) for leaf, *_ in writes if leaf.cut.pipeline is None}
+        for leaf, *_ in writes:
+            if leaf.cut.pipeline is not None and not leaf.complete:
                 self._complete(leaf)
-            self.buffers.write(leaf, index, array)
+        steps = self.buffers.steps(job for job in arrays if job[0].cut.pipeline is not None)
+        fits = self.buffers.make_room(steps)  # before anything changes: the medium may refuse it
+        self.engine.begin()
+        try:
+            for leaf, index, array in arrays:
+                if leaf.cut.pipeline is None:
+                    bridge.write(self.place.engine, leaf, index, array, self.url)
+            self.buffers.write(steps, fits=fits)
+        except BaseException:
+            for leaf, objects in bridged.values() if self.engine.revocable else ():
+                leaf.objects = objects
+            self.engine.end(keep=False)
+            raise
+        self.engine.end(keep=True)
 
     def rename(self, moves: Mapping[Path, Path]) -> None:
         """Move leaves; names may be exchanged."""
@@ -292,3 +308,7 @@ class Session(Contents):
                 _log.warning("tdstore: %s: the next writer has to tidy up: %s", self.url, error)
             finally:
                 self.place.close()
+
+
+def _array_of(value: Tensor) -> Any:
+    return to_numpy(value.contiguous() if value.is_conj() or value.is_neg() else value)

@@ -440,9 +440,7 @@ class ZarrStore(Store):
                         f"not {list(w.value.shape)} and {w.value.dtype}"
                     )
             session.touch([w.path for w in writes])
-            for w in writes:
-                index, value = _unique(w.index, w.value)
-                session.write(self._leaf(w.path), index, value)
+            session.write(*[(self._leaf(w.path), *_unique(w.index, w.value)) for w in writes])
 
     def delete(self, paths: Sequence[Path]) -> None:
         session = self._changing()
