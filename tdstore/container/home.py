@@ -249,7 +249,8 @@ class HomeMixin(ResidentTree):
         for key, value in other._data.items():
             mine = self._data.get(key)
             nested = isinstance(mine, HomeMixin) and isinstance(value, HomeMixin)
-            data[key] = mine._become(value) if nested else value  # type: ignore[union-attr]
+            rows = type(mine) is NonTensorStack and type(value) is NonTensorStack
+            data[key] = mine._become(value) if nested or rows else value  # type: ignore[union-attr]
         self._data = data
         self._batch_size, self._device, self._names = other._batch_size, other._device, other._names
         self._state, self._home = other._state & ~LOCKED, other._home

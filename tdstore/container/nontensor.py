@@ -244,6 +244,17 @@ class NonTensorData(NonTensor, ValueMethods):
     def maybe_to_stack(self) -> NonTensor:
         return NonTensorStack.from_nontensordata(self)
 
+    def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> NonTensor:
+        """One value per position, and None where the batch is padded, as `TensorDict.pad`.
+
+        Raises:
+            BatchSizeError: `inplace`: a stack is another object.
+        """
+        if inplace:
+            raise BatchSizeError("pad of a NonTensorData gives a NonTensorStack: it cannot be done in place")
+        found = [self.data] * self.numel()
+        return NonTensorStack._make(*Padding.of(self.batch_size, pad_size, value).of_values(found, self.batch_size))
+
     def for_batch(self, batch_size: torch.Size) -> NonTensorData:
         return type(self)(self.data, batch_size)
 
@@ -439,6 +450,16 @@ class NonTensorStack(NonTensor, ValueMethods):
         if isinstance(self._pool, list) and len(self._pool) <= 2 * at.numel() and not repeats(at):
             return self._make(list(self._pool), at.clone())
         return self._copied(at.clone())
+
+    def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> NonTensor:
+        """Pad the batch with None, as `TensorDict.pad`; with `inplace`, this stack itself."""
+        made = self.move(Padding.of(self.batch_size, pad_size, value))
+        return self._become(made) if inplace else made
+
+    def _become(self, other: Any) -> Self:
+        """Take over the values and the batch of another stack."""
+        self._pool, self._at, self._lent, self._held = other._pool, other._at, other._lent, other._held
+        return self
 
     def own(self) -> NonTensorStack:
         """A stack of plain objects that nobody else writes into."""

@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.errors import BatchSizeError
 from tdstore.ops.base import Names
 from tdstore.ops.move import MoveOps
 from tdstore.shapes import as_dim, flat_args
@@ -20,22 +21,51 @@ def _dims(dims: Any, n: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Padding:
-    """Makes the batch dimensions of a tensor larger."""
+    """Makes the batch dimensions of a tensor larger, or crops them."""
 
     ndim: int
     new: torch.Size
+    source: tuple[slice, ...]
+    """The old rows that stay."""
     where: tuple[slice, ...]
-    """Where the old rows go."""
+    """Where they go."""
     value: float
 
+    @classmethod
+    def of(cls, batch_size: torch.Size, pad_size: Sequence[int], value: float) -> Padding:
+        """The padding of a batch.
+
+        Args:
+            pad_size: (before, after) of dimension 0, then of 1, and so on; negative amounts crop.
+
+        Raises:
+            BatchSizeError: not one pair for each of some leading batch dimensions, or more is cropped than there is.
+        """
+        if len(pad_size) % 2 or len(pad_size) > 2 * len(batch_size):
+            raise BatchSizeError(
+                f"pad_size needs (before, after) for at most {len(batch_size)} batch dimensions, not {list(pad_size)}"
+            )
+        pairs = [(pad_size[i], pad_size[i + 1]) for i in range(0, len(pad_size), 2)]
+        new, source, where = list(batch_size), [], []
+        for dim, (before, after) in enumerate(pairs):
+            first, last = max(-before, 0), batch_size[dim] - max(-after, 0)
+            if first > last:
+                raise BatchSizeError(
+                    f"pad_size {list(pad_size)} crops more rows of dimension {dim} than the {batch_size[dim]} there are"
+                )
+            new[dim] = batch_size[dim] + before + after
+            source.append(slice(first, last))
+            where.append(slice(max(before, 0), max(before, 0) + last - first))
+        return cls(len(batch_size), torch.Size(new), tuple(source), tuple(where), value)
+
     def __call__(self, tensor: Tensor) -> Tensor:
-        """A larger tensor, with `value` around the old one."""
+        """A tensor of the new size, with `value` around the old one."""
         return self.filled(tensor, self.value)
 
     def filled(self, tensor: Tensor, value: float) -> Tensor:
         """The same with another value around it."""
         out = tensor.new_full((*self.new, *tensor.shape[self.ndim :]), value)
-        out[self.where] = tensor
+        out[self.where] = tensor[self.source]
         return out
 
     def of_values(self, values: list[Any], shape: torch.Size) -> tuple[list[Any], Tensor]:
@@ -183,27 +213,20 @@ class RearrangeOps(MoveOps):
     def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> Self:
         """Pad batch dimensions with `value`: `pad_size` is (before, after) of dimension 0, then of 1, and so on.
 
-        New rows of entries that have one non-tensor value per row are None.
+        Negative amounts crop. New rows of entries that have one non-tensor value per row are None.
 
         Args:
             safe: taken for compatibility: what cannot be padded is always found before anything changes.
 
         Raises:
-            ValueError: not one pair for each of some leading batch dimensions.
+            BatchSizeError: not one pair for each of some leading batch dimensions, or more is cropped than there is.
 
         Example:
             >>> TensorDict({"x": torch.ones(2, 3)}, [2]).pad([1, 0])["x"][:, 0]
             tensor([0., 1., 1.])
         """
-        old = self.batch_size
-        if len(pad_size) % 2 or len(pad_size) > 2 * len(old) or any(p < 0 for p in pad_size):
-            raise ValueError(f"pad_size needs (before, after) for at most {len(old)} batch dimensions, not {pad_size}")
-        pairs = [(pad_size[i], pad_size[i + 1]) for i in range(0, len(pad_size), 2)]
-        new = torch.Size(n + sum(pairs[d]) if d < len(pairs) else n for d, n in enumerate(old))
-        where = tuple(slice(a, a + n) for (a, _), n in zip(pairs, old, strict=False))
-
-        padded = Padding(len(old), new, where, value)
-        return self._given(self._move(padded, new, self._dim_names(), keep_lock=False), "pad", inplace)
+        padding = Padding.of(self.batch_size, pad_size, value)
+        return self._given(self._move(padding, padding.new, self._dim_names(), keep_lock=False), "pad", inplace)
 
     def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Self, ...]:
         """Split along a batch dimension into about equal parts, or at given places, as [`torch.tensor_split`][]."""

@@ -79,6 +79,6 @@ def test_names_and_values_move_along() -> None:
 
 def test_bad_numbers() -> None:
     td = tdstore.TensorDict({"a": torch.arange(6).reshape(2, 3)}, [2])
-    for call in ("pad([1])", "pad([-1, 0])", "pad([0, 0, 0, 0])", "repeat(1, 2)", "repeat()"):
+    for call in ("pad([1])", "pad([0, 0, 0, 0])", "repeat(1, 2)", "repeat()"):
         with pytest.raises(ValueError, match="needs"):
             eval(f"td.{call}", {"td": td})
