@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from tdstore.container.access import NO_DEFAULT
+from tdstore.container.applying import Mapper
 from tdstore.container.broadcasting import uneven, widened
 from tdstore.container.core import Container
 from tdstore.container.lazy_index import Traced, trace, wants_view
 from tdstore.container.lazy_writes import LazyWrites
 from tdstore.container.locks import LOCKED
 from tdstore.container.nontensor import NonTensor, NonTensorData
-from tdstore.container.structure import Mapper
 from tdstore.container.tree import ResidentTree
 from tdstore.container.typed import untyped
 from tdstore.errors import BatchSizeError, UnevenError, UnsupportedError

@@ -372,13 +372,14 @@ class StoredWrites(StoredTree):
         """With somewhere to put the results (`inplace`, `out`), in blocks of rows of bounded memory too."""
         inplace, out = options.pop("inplace", False), options.pop("out", None)
         target = self if inplace else out
-        if target is not None and options.get("batch_size") is None and not options.get("call_on_nested"):
+        tensors_only = not options.get("call_on_nested") and options.get("is_leaf") is None
+        if target is not None and options.get("batch_size") is None and tensors_only:
 
             def run(block: Any, rows: slice) -> Any:
                 parts = tuple(rows_of(o, rows, self._batch_size) for o in others)
                 return block._resident()._map_leaves(fn, parts, named, **options)
 
-            if into(self, target, run):
+            if into(self, target, run, exact=not inplace and not target.is_locked):
                 return target
         return super()._map_leaves(fn, others, named, inplace=inplace, out=out, **options)
 

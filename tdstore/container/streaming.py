@@ -14,17 +14,20 @@ from tdstore.io.blocks import row_ranges
 from tdstore.types import Path
 
 
-def into(td: Any, out: Any, run: Callable[[Any, slice], Any]) -> bool:
+def into(td: Any, out: Any, run: Callable[[Any, slice], Any], *, exact: bool = False) -> bool:
     """Write `run(rows of td, which rows)` into the same rows of `out`, a block at a time; values at the end.
 
     False, with nothing done, where all fits in one block, or `out` has not all entries in these shapes.
+
+    Args:
+        exact: nor where results of the first block have other dtypes than the entries of `out`.
     """
     batch = td.batch_size
     if not batch or out.batch_size != batch or not batch[0] or -1 in batch:
         return False
     mine = {path: (shape, dtype) for path, shape, dtype in _facts(td, ())}
-    there = {path: shape for path, shape, _ in _facts(out, ())}
-    if any(-1 in shape or there.get(path) != shape for path, (shape, _) in mine.items()):
+    there = {path: (shape, dtype) for path, shape, dtype in _facts(out, ())}
+    if any(-1 in shape or path not in there or there[path][0] != shape for path, (shape, _) in mine.items()):
         return False
     row = sum(prod(shape[1:]) * dtype.itemsize for shape, dtype in mine.values())
     blocks = list(row_ranges(batch[0], row))
@@ -33,6 +36,8 @@ def into(td: Any, out: Any, run: Callable[[Any, slice], Any]) -> bool:
     for start, stop in blocks:
         rows = slice(start, stop)
         made = run(td._at(rows), rows)
+        if exact and not start and made is not None and _others(made, there):
+            return False
         if made is not None:
             out._at(rows).update_(made, keys_to_update=list(mine))
     values = td._resident_class._new({}, batch, None, None)
@@ -41,6 +46,11 @@ def into(td: Any, out: Any, run: Callable[[Any, slice], Any]) -> bool:
     if not values.is_empty():
         out.update(values, inplace=True)
     return True
+
+
+def _others(made: Any, there: dict[Path, tuple[torch.Size, torch.dtype]]) -> bool:
+    """Whether results have other dtypes than the entries that they would be written into."""
+    return any(dtype != there.get(path, (None, dtype))[1] for path, _, dtype in _facts(made, ()))
 
 
 def rows_of(operand: Any, rows: slice, batch: torch.Size) -> Any:

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from tdstore.container.access import NO_DEFAULT
+from tdstore.container.applying import Mapper, writes_in_place
 from tdstore.container.broadcasting import uneven, widened
 from tdstore.container.core import GROUP, VALUE, Container
 from tdstore.container.names import as_names
-from tdstore.container.nontensor import NonTensor, NonTensorData
+from tdstore.container.nontensor import NonTensor, NonTensorStack
 from tdstore.container.paths import entry_path
 from tdstore.container.unbatched import is_batched
 from tdstore.container.writing import WritingMixin
-from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.shapes import as_size
-from tdstore.types import NestedKey, Path, path_text
+from tdstore.types import NestedKey, Path
 
 
 class StructureMixin(WritingMixin):
@@ -308,8 +308,10 @@ class StructureMixin(WritingMixin):
                 data[key] = value.clone() if recurse else value
             elif isinstance(value, Container):
                 data[key] = value.clone(recurse)  # type: ignore[attr-defined]
-            else:
-                data[key] = value.apart() if recurse else value
+            elif recurse:
+                data[key] = value.apart()
+            else:  # what is done in place to one of them is not done to the other
+                data[key] = value.__copy__() if type(value) is NonTensorStack else value
         return td._new(data, td._batch_size, td._device, td._names)
 
     def _shallow(self) -> Any:
@@ -409,8 +411,8 @@ class StructureMixin(WritingMixin):
         filter_empty: bool | None = None,
         propagate_lock: bool = False,
         call_on_nested: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
         out: Any = None,
-        **constructor_kwargs: Any,
     ) -> Any:
         """Map `fn(leaf, *leaves of others)` over tensor leaves into a new TensorDict.
 
@@ -421,10 +423,13 @@ class StructureMixin(WritingMixin):
             batch_size: of the result, when `fn` changes leading dimensions.
             default: stands for an entry that one of `others` lacks; without it that is a `KeyError`.
             filter_empty: leave out nested TensorDicts that end up empty.
-            call_on_nested: call `fn` on nested TensorDicts too, instead of going into them.
+            call_on_nested: call `fn` on nested TensorDicts and values too, instead of going into them.
+            is_leaf: tells by its type whether `fn` is called on an entry that is no tensor; with `is_leaf_nontensor`,
+                it is called on values.
             inplace: write the results into this TensorDict.
-            out: write the results into this one. Stored leaves are then read, and their results written, in blocks of
-                rows of bounded memory (so too with `inplace`): `fn` sees some rows at a time.
+            out: this one takes the results, and its batch size is that of the results; where it is locked or its
+                leaves lie in files they are written into its leaves. Stored leaves are then read, and their results
+                written, in blocks of rows of bounded memory (so too with `inplace`): `fn` sees some rows at a time.
         """
         return self._map_leaves(
             fn,
@@ -438,6 +443,7 @@ class StructureMixin(WritingMixin):
             filter_empty=filter_empty,
             propagate_lock=propagate_lock,
             call_on_nested=call_on_nested,
+            is_leaf=is_leaf,
             out=out,
         )
 
@@ -469,16 +475,17 @@ class StructureMixin(WritingMixin):
         filter_empty: bool | None = None,
         propagate_lock: bool = False,
         call_on_nested: bool = False,
+        is_leaf: Callable[[type], bool] | None = None,
         out: Any = None,
-        **constructor_kwargs: Any,
     ) -> Any:
         target = self if inplace else out
         batch = self._batch_size if batch_size is None else as_size(batch_size)
-        plan = Mapper(fn, named, default, filter_empty, call_on_nested)
-        made = self._mapped(plan, others, (), batch)
+        if batch_size is None and target is not None and -1 not in target.batch_size:
+            batch = target.batch_size
+        made = self._mapped(Mapper(fn, named, default, filter_empty, call_on_nested, is_leaf), others, (), batch)
         if target is not None:
             if made is not None:
-                target.update(made, inplace=True)
+                target.update(made, inplace=inplace or writes_in_place(target, made))
             return target
         if made is None:
             return None
@@ -498,81 +505,6 @@ class StructureMixin(WritingMixin):
         copy = self.clone()
         memo[id(self)] = copy
         return copy
-
-
-class Mapper:
-    """One walk of `apply`: a function over the leaves of a tree and of others beside it."""
-
-    __slots__ = ("call_on_nested", "default", "filter_empty", "fn", "least", "named")
-
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        named: bool,
-        default: Any,
-        filter_empty: bool | None,
-        call_on_nested: bool,
-    ) -> None:
-        self.fn, self.named, self.default = fn, named, default
-        self.filter_empty, self.call_on_nested = filter_empty, call_on_nested
-        self.least: torch.Size | None = None
-
-    def run(self, td: Any, others: list[Any], path: Path, batch: torch.Size) -> Any:
-        fn, named, n = self.fn, self.named, len(td._batch_size)
-        # Below another batch size, a larger one of its own stays only where the results have it.
-        above, self.least = self.least, None
-        least = above if above is not None and len(above) < len(batch) and batch[: len(above)] == above else None
-        data: dict[str, Any] = {}
-        dropped = False
-        names = td._names if batch == td._batch_size else None
-        built = td._resident_class._new(data, batch, td._device, names)
-        for key, value in td._data.items():
-            if isinstance(value, NonTensor) and not (isinstance(value, Tensor) and batch == td._batch_size):
-                if isinstance(value, (NonTensorData, Tensor)) or batch == td._batch_size:  # else whose rows are they?
-                    data[key] = built._coerce(key, value.apart())
-                continue
-            rest = [_other_entry(o, (*path, key), self.default) for o in others] if others else ()
-            if isinstance(value, Tensor) or self.call_on_nested:
-                made = fn((*path, key), value, *rest) if named else fn(value, *rest)
-            else:
-                nested: Any = value
-                wide = batch
-                if len(nested._batch_size) != n:
-                    wide = torch.Size((*batch, *nested._batch_size[n:]))
-                below = [_or_empty(r, self.default, nested) for r in rest]
-                self.least = batch
-                made = nested._mapped(self, below, (*path, key) if named or others else (), wide)
-            if made is None:
-                dropped = True
-            elif (
-                type(made) is Tensor and td._device is None and not made.is_nested and made.shape[: len(batch)] == batch
-            ):
-                data[key] = made
-            else:
-                try:
-                    data[key] = built._coerce(key, made)
-                except BatchSizeError:
-                    if least is None:
-                        raise
-                    batch, least = least, None
-                    built = td._resident_class._new(data, batch, td._device, None)
-                    data[key] = built._coerce(key, made)
-        if not data and (self.filter_empty or (self.filter_empty is None and dropped)):
-            return None
-        return built
-
-
-def _or_empty(entry: Any, default: Any, like: Any) -> Any:
-    return entry if entry is not default else like._resident_class._new({}, like._batch_size, None, None)
-
-
-def _other_entry(other: Any, path: Path, default: Any) -> Any:
-    value = other._data.get(path[-1])
-    if value is None:
-        if default is NO_DEFAULT:
-            raise KeyNotFoundError(f"apply: another TensorDict has no entry {path_text(path)}")
-        return default
-    return value
 
 
 def _filled(entry: Any, value: Any) -> Any:
