@@ -4,6 +4,7 @@
     ├── BatchSizeError            (ValueError, RuntimeError)
     ├── DimensionError            (IndexError, ValueError, RuntimeError)
     ├── LockedError               (RuntimeError)
+    ├── NotAKeyError              (ValueError, RuntimeError)
     ├── KeyNotFoundError          (KeyError)
     │   ├── NotAGroupError        (ValueError)
     │   ├── DifferentKeysError    (RuntimeError)
@@ -80,6 +81,10 @@ class LockedError(TDStoreError, RuntimeError):
 
 class KeyNotFoundError(TDStoreError, KeyError):
     """No entry of that name."""
+
+
+class NotAKeyError(TDStoreError, ValueError, RuntimeError):
+    """Something else than a string or a tuple of strings where a key is asked for."""
 
 
 class NotAGroupError(KeyNotFoundError, ValueError):

@@ -85,14 +85,14 @@ def split_sizes(length: int, size: int | Sequence[int]) -> list[int]:
     """Lengths of the pieces of `split(size)`.
 
     Raises:
-        ValueError: the pieces do not add up to `length`, or a size below 1.
+        BatchSizeError: the pieces do not add up to `length`. ValueError: a size below 1.
     """
     if isinstance(size, int):
         if size <= 0:
             raise ValueError(f"split_size must be at least 1, not {size}")
         return [min(size, length - i) for i in range(0, length, size)] or [0]
     if sum(size) != length or any(n < 0 for n in size):
-        raise ValueError(f"pieces of {list(size)} do not add up to a length of {length}")
+        raise BatchSizeError(f"pieces of {list(size)} do not add up to a length of {length}")
     return list(size)
 
 

@@ -14,7 +14,7 @@ from tdstore.container.defaults import get_defaults_to_none
 from tdstore.container.keysview import IsLeaf, ItemsView, KeysView, ValuesView, walk
 from tdstore.container.nontensor import NonTensor
 from tdstore.container.paths import entry_path, is_key
-from tdstore.errors import NotAGroupError
+from tdstore.errors import NotAGroupError, NotAKeyError
 from tdstore.types import NestedKey, Path, path_text
 
 
@@ -197,7 +197,7 @@ class AccessMixin(Container):
 
     def __contains__(self, key: object) -> bool:
         if not is_key(key):
-            raise ValueError("`in` takes a key (a string or a tuple of strings)")
+            raise NotAKeyError("`in` takes a key (a string or a tuple of strings)")
         path = entry_path(key)  # type: ignore[arg-type]
         node = self._node(path[:-1])
         return node is not None and node._kind(path[-1]) is not None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from types import GenericAlias
+from typing import Any, ClassVar
 
 import torch
 
@@ -32,6 +33,9 @@ class TensorDictBase(
     """Base of every container: `TensorDict`, `PersistentTensorDict` and `LazyStackedTensorDict`."""
 
     __slots__ = ()
+
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
+    """`TensorDict[str, Tensor]`, for annotations."""
 
     @classmethod
     def __torch_function__(
@@ -101,4 +105,5 @@ class TensorDictBase(
         return making.cat(input, dim, out=out)
 
 
+MutableMapping.register(TensorDictBase)  # type: ignore[type-abstract]
 _KINDS: Any = Container  # to type checkers it lacks what the bases of this class add

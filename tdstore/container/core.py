@@ -441,7 +441,14 @@ def _holds_no_number(value: Any) -> bool:
 def _as_value(key: str, value: Any, batch: torch.Size) -> NonTensor:
     """A list is one value per row; anything else, one value for the batch."""
     if isinstance(value, list) and value and list_to_stack():
-        return _fit_value(key, NonTensorStack.from_list(value, _levels(value, batch)), batch)
+        stack = NonTensorStack.from_list(value, _levels(value, batch))
+        if stack.ndim < len(batch):
+            raise BatchSizeError(
+                f"batch dimension mismatch: the list for {key!r} has the lengths {list(stack.batch_size)}, "
+                f"the batch size is {list(batch)}",
+                hint="give nested lists, one level per batch dimension, or NonTensorData(value) for one value",
+            )
+        return _fit_value(key, stack, batch)
     if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "US":
         return _fit_value(key, NonTensorStack.from_list(value.tolist(), value.ndim), batch)
     return NonTensorData(value, batch)

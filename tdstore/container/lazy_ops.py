@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -15,6 +15,7 @@ from tdstore.container.applying import Mapper
 from tdstore.container.broadcasting import uneven, widened
 from tdstore.container.core import Container
 from tdstore.container.lazy_index import Traced, trace, wants_view
+from tdstore.container.lazy_parts import merge_states, pieces, reduced_size
 from tdstore.container.lazy_writes import LazyWrites
 from tdstore.container.locks import LOCKED
 from tdstore.container.nontensor import NonTensor, NonTensorData
@@ -26,7 +27,7 @@ from tdstore.ops.reduce import Over
 from tdstore.ops.reductions import Reduction, State
 from tdstore.shapes import as_dim, as_size, flat_args, split_sizes, view_shape
 from tdstore.tracing import mapped, one_by_one
-from tdstore.types import Path, path_text
+from tdstore.types import Path
 
 _ALL = slice(None)
 
@@ -108,7 +109,7 @@ class LazyOps(LazyWrites):
     def _compare(self, other: Any, op: Any) -> Any:
         if uneven(self, (other,)) and (wide := widened(self, (other,))) is not None:
             return wide[0]._compare(wide[1][0], op)
-        if isinstance(other, Mapping):
+        if isinstance(other, Mapping) and not isinstance(other, Container):
             other = self._each(lambda td: td.empty()).update(other)
         elif not isinstance(other, (Container, Tensor, bool, int, float, complex, np.ndarray, np.generic)):
             return NotImplemented
@@ -314,7 +315,7 @@ class LazyOps(LazyWrites):
             place = d if over.features or keepdim else d - sum(x < d for x in over.dims or ())
             made = []
             for td in self._tds:
-                left = td._batch_size if over.features else _reduced_size(td._batch_size, inner or (), keepdim)
+                left = td._batch_size if over.features else reduced_size(td._batch_size, inner or (), keepdim)
                 made.append(td._reduced(kind, below, keepdim, left, None))
             stack = self._of(made, place)
             try:
@@ -332,11 +333,11 @@ class LazyOps(LazyWrites):
             leaves = td._live()
             for path in self._leaf_paths():
                 if over.dims is None and not keepdim:  # shapes do not matter: stacks below may be uneven
-                    parts = [kind.part(piece.flatten(), (0,), False) for piece in _pieces(leaves, path)]
+                    parts = [kind.part(piece.flatten(), (0,), False) for piece in pieces(leaves, path)]
                 else:
                     parts = [kind.part(*over.of(leaves[path].unsqueeze(d)), keepdim)]
                 for new in parts:
-                    states[path] = _merge(kind, path, states[path], new) if path in states else new
+                    states[path] = merge_states(kind, path, states[path], new) if path in states else new
         out = self._resident_class._new({}, batch, self._device, names)
         for path, state in states.items():
             out.set(path, kind.finish(state))
@@ -359,6 +360,7 @@ class LazyOps(LazyWrites):
         undo: Callable[[Any], Any] | None = None,
         *,
         keep_lock: bool = True,
+        views: bool = False,
     ) -> Any:
         traced = trace(fn, self._batch_size, self._stack_dim)
         made = self._copied(fn, batch_size, names) if traced is None else self._view_of(fn, traced[0], names)
@@ -370,13 +372,22 @@ class LazyOps(LazyWrites):
 
     def _move_tree(self, fn: Callable[[Tensor], Tensor], new: torch.Size, names: Names, n: int) -> Any:
         """As part of a TensorDict of `n` batch dimensions that is moved."""
-        if wants_view(fn, self._batch_size) and trace(fn, self._batch_size, self._stack_dim) is None:
+        if trace(fn, self._batch_size, self._stack_dim) is None and (
+            wants_view(fn, self._batch_size) or self._is_flattened(fn, new)
+        ):
             self._even("view")
             made = self._row_by_row(fn(torch.arange(self._batch_size.numel()).reshape(self._batch_size)))
             if names is not None:
                 made._set_names(names)
             return made
         return self._move(fn, new, names, keep_lock=False)
+
+    def _is_flattened(self, fn: Callable[[Tensor], Tensor], new: torch.Size) -> bool:
+        """Whether a move makes one dimension of all of them: rows that share memory with the elements."""
+        if len(new) != 1 or self._ragged or new[0] != self._batch_size.numel():
+            return False
+        places = torch.arange(new[0])
+        return torch.equal(fn(places.reshape(self._batch_size)), places)
 
     def _row_by_row(self, places: Tensor) -> Any:
         """Stacks of single rows that share memory with the elements; `places` are their flat positions."""
@@ -411,7 +422,7 @@ class LazyOps(LazyWrites):
                 out = out.select(dim, int(i))
             return out
 
-        return td._move(one, one(torch.empty(td._batch_size, device="meta")).shape, None, keep_lock=False)
+        return td._move(one, one(torch.empty(td._batch_size, device="meta")).shape, None, keep_lock=False, views=True)
 
     def _copied(self, fn: Callable[[Tensor], Tensor], batch_size: torch.Size, names: Names) -> Any:
         try:
@@ -512,6 +523,21 @@ class LazyOps(LazyWrites):
         made._undo = (weakref.ref(self), lambda v: v.reshape(old))
         return made.lock_() if self._state & LOCKED else made
 
+    def reshape(self, *args: Any, shape: Any = None, size: Any = None) -> Any:
+        """As `view` where that gives one dimension, or leaves the stack dimension apart; else a copy."""
+        old = self._batch_size
+        wanted = shape if shape is not None else size if size is not None else flat_args(args)
+        new = old if self._ragged else view_shape(old, as_size(wanted))
+        return self.view(new) if len(new) == 1 and len(old) > 1 else super().reshape(*args, shape=shape, size=size)
+
+    def _flattened(self, start_dim: int | None, end_dim: int | None) -> Any:
+        n = len(self._batch_size)
+        first = 0 if start_dim is None else as_dim(start_dim, n) if n else 0
+        last = n - 1 if end_dim is None else as_dim(end_dim, n) if n else 0
+        if n > 1 and (first, last) == (0, n - 1) and not self._ragged:
+            return self.view(-1)
+        return super()._flattened(start_dim, end_dim)
+
     # -- dense -------------------------------------------------------------------------------
     def densify(self, layout: torch.layout = torch.strided) -> Any:
         """One TensorDict: entries that cannot be stacked become nested tensors, what some lack has no rows there.
@@ -570,30 +596,3 @@ class LazyOps(LazyWrites):
         if at == self._stack_dim:
             return self
         return self._of(self.unbind(at), at, None)
-
-
-def _pieces(node: Any, path: Path) -> Iterator[Tensor]:
-    """The tensors that an entry is made of: one for each element of the lazy stacks on the way."""
-    if isinstance(node, LazyOps):
-        for td in node._tds:
-            yield from _pieces(td, path)
-    elif len(path) > 1:
-        yield from _pieces(node._raw(path[0]), path[1:])
-    else:
-        yield node._raw(path[0])
-
-
-def _merge(kind: Reduction, path: Path, one: State, other: State) -> State:
-    assert kind.merge is not None
-    if any(a.shape != b.shape for a, b in zip(one, other, strict=True) if a.ndim and b.ndim):
-        raise UnevenError(
-            f"the entries {path_text(path)} of this lazy stack have different shapes, and are reduced over the stack",
-            hint="reduce everything (dim=None), another dimension, or td.get(key, as_padded_tensor=True)",
-        )
-    return kind.merge(one, other)
-
-
-def _reduced_size(batch: torch.Size, dims: tuple[int, ...], keepdim: bool) -> torch.Size:
-    if keepdim:
-        return torch.Size(1 if i in dims else n for i, n in enumerate(batch))
-    return torch.Size(n for i, n in enumerate(batch) if i not in dims)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.container.core import LEAF, VALUE
+from tdstore.container.core import LEAF, VALUE, Container
 from tdstore.container.lazy_index import Route, pick
 from tdstore.container.nontensor import NonTensor, NonTensorData
-from tdstore.errors import BatchSizeError
+from tdstore.errors import BatchSizeError, UnevenError
 from tdstore.indexing import index_shape
+from tdstore.ops.reductions import Reduction, State
+from tdstore.types import Path, path_text
 
 
 def result_ndim(inner: torch.Size, found: Route) -> int:
@@ -68,3 +71,36 @@ def flat_part(td: Any, key: str, value: Any, shape: torch.Size, mine: Tensor, se
             f"cannot write shape {list(tensor.shape)} into entry {key!r} at an index of shape {list(shape)}"
         ) from None
     return rows[mine] if several else rows[mine[-1]]
+
+
+def pieces(node: Any, path: Path) -> Iterator[Tensor]:
+    """The tensors that an entry is made of: one for each element of the lazy stacks on the way."""
+    if isinstance(node, Container._stack_class):
+        for td in node._tds:
+            yield from pieces(td, path)
+    elif len(path) > 1:
+        yield from pieces(node._raw(path[0]), path[1:])
+    else:
+        yield node._raw(path[0])
+
+
+def merge_states(kind: Reduction, path: Path, one: State, other: State) -> State:
+    """What a reduction of two parts of an entry is together.
+
+    Raises:
+        UnevenError: the parts have different shapes.
+    """
+    assert kind.merge is not None
+    if any(a.shape != b.shape for a, b in zip(one, other, strict=True) if a.ndim and b.ndim):
+        raise UnevenError(
+            f"the entries {path_text(path)} of this lazy stack have different shapes, and are reduced over the stack",
+            hint="reduce everything (dim=None), another dimension, or td.get(key, as_padded_tensor=True)",
+        )
+    return kind.merge(one, other)
+
+
+def reduced_size(batch: torch.Size, dims: tuple[int, ...], keepdim: bool) -> torch.Size:
+    """The batch size that is left of a reduction over some dimensions."""
+    if keepdim:
+        return torch.Size(1 if i in dims else n for i, n in enumerate(batch))
+    return torch.Size(n for i, n in enumerate(batch) if i not in dims)

@@ -61,5 +61,8 @@ class LinkedList(list[Any]):
             td.set_(key, self._stack)
         self._stack = td.get(key)
 
+    def __repr__(self) -> str:
+        return f"LinkedList({super().__repr__()})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return list, (list(self),)

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tdstore.container.core import Container
 from tdstore.container.envelopes import from_json
+from tdstore.container.linked import LinkedList
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.shapes import common_prefix
 
@@ -172,6 +173,13 @@ def register_nodes() -> None:
         to_dumpable_context=list,
         from_dumpable_context=lambda dumped: (dumped[0], dumped[1], tuple(dumped[2])),
         flatten_with_keys_fn=_stack_with_keys,
+    )
+    pytree.register_pytree_node(
+        LinkedList,
+        lambda values: (list(values), None),
+        lambda values, _: list(values),
+        serialized_type_name="tdstore.LinkedList",
+        flatten_with_keys_fn=lambda values: ([(pytree.SequenceKey(i), v) for i, v in enumerate(values)], None),
     )
     for kind in (NonTensorData, NonTensorStack):
         pytree.register_pytree_node(

@@ -306,6 +306,7 @@ class StoredTree(WindowTree):
         undo: Callable[[Any], Any] | None = None,
         *,
         keep_lock: bool = True,
+        views: bool = False,
     ) -> Any:
         td = self._resident()._move(fn, batch_size, names)
         if keep_lock and self._state & LOCKED:

@@ -247,15 +247,25 @@ class ResidentTree(TensorDictBase):
         undo: Callable[[Any], Any] | None = None,
         *,
         keep_lock: bool = True,
+        views: bool = False,
     ) -> Self:
         td = self._move_tree(fn, batch_size, names, len(self._batch_size))
         if undo is not None:
             td._undo = (weakref.ref(self), undo)
         if self._state:
             td._state = self._state & READONLY
+            if views and self._state & (MAPPED | SHARED):
+                td._mark(self._state & VIEW_FLAGS)
             if keep_lock and self._state & LOCKED:
                 td.lock_()
         return td
+
+    def _mark(self, flags: int) -> None:
+        """Take over what is true of the memory that the entries, nested ones too, are views of."""
+        self._state |= flags
+        for group in self._groups():
+            if isinstance(group, ResidentTree):
+                group._mark(flags)
 
     def _fitting(self, value: Any) -> Any:
         """A nested TensorDict, with this batch size again if it was given a smaller one behind its parent's back."""
@@ -285,8 +295,13 @@ class ResidentTree(TensorDictBase):
         keep_lock: bool = False,
     ) -> tuple[Self, ...]:
         parts = self._fan_tree(fn, batch_sizes, names)
-        if keep_lock and self._state & LOCKED:
-            for part in parts:
+        if not self._state:
+            return parts
+        flagged = self._state & (MAPPED | SHARED)
+        for part in parts:
+            if flagged:
+                part._mark(self._state & VIEW_FLAGS)
+            if (keep_lock or flagged) and self._state & LOCKED:
                 part.lock_()
         return parts
 

@@ -201,7 +201,7 @@ class WritingMixin(AccessMixin):
             if sub is not None and not sub:
                 continue
             kind = self._kind(first)
-            nested = isinstance(value, Mapping) or (isinstance(value, Container) and not _leaf(how.is_leaf, value))
+            nested = not _leaf(how.is_leaf, value) if isinstance(value, Container) else isinstance(value, Mapping)
             part = sub if nested and sub is not None and () not in sub else None
             if kind == GROUP and nested:
                 self._raw(first)._plan_update(changes, value, part, how.below())
@@ -404,7 +404,7 @@ class WritingMixin(AccessMixin):
             spread = dict.fromkeys(_batched_keys(self), value)
             self._plan_in_place(changes, spread, at, None)
             return
-        if isinstance(value, Mapping):
+        if not isinstance(value, Container):
             value = self._resident_class._from_mapping(value, None, None, None)
         elif value.batch_size != shape:
             try:

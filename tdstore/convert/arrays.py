@@ -14,6 +14,7 @@ from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.structured import fields_of
 from tdstore.convert.rows import refuse_ragged, row_blocks
 from tdstore.dtypes import is_bit_pattern, numpy_dtype
+from tdstore.errors import OptionError
 from tdstore.types import path_text
 
 
@@ -81,7 +82,7 @@ def from_struct_array(
         raise TypeError(f"expected a structured array, not one of dtype {array.dtype}")
     auto = batch_size is None and auto_batch_size
     if batch_size is not None and auto_batch_size:
-        raise ValueError("give batch_size or auto_batch_size=True, not both")
+        raise OptionError("give batch_size or auto_batch_size=True, not both")
     shape = array.shape if batch_size is None and not auto else batch_size
     return from_dict(
         Container._resident_class, fields_of(array, Container._resident_class), shape, auto, batch_dims, device, None

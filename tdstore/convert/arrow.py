@@ -16,7 +16,7 @@ from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.convert import packages
 from tdstore.convert.rows import refuse_ragged, with_rows
 from tdstore.dtypes import is_bit_pattern
-from tdstore.errors import UnsupportedError
+from tdstore.errors import OptionError, UnsupportedError
 from tdstore.types import Path, path_text
 
 _NAT = -(2**63)
@@ -89,7 +89,7 @@ def of_columns(
 ) -> Any:
     """A TensorDict of columns: tensors, lists of a value per row, or mappings of such."""
     if batch_size is not None and auto_batch_size:
-        raise ValueError("give batch_size or auto_batch_size=True, not both")
+        raise OptionError("give batch_size or auto_batch_size=True, not both")
     shape = batch_size if batch_size is not None else None if auto_batch_size else (rows,)
     cls = Container._resident_class
     return from_dict(cls, _entries(columns, dtype, separator), shape, auto_batch_size, batch_dims, device, None)

@@ -18,7 +18,7 @@ from tdstore.container.opening import open_container
 from tdstore.convert.arrays import from_struct_array
 from tdstore.convert.arrow import from_arrow
 from tdstore.convert.frames import from_pandas, series_column
-from tdstore.errors import UnsupportedError
+from tdstore.errors import OptionError, UnsupportedError
 from tdstore.shapes import as_size
 
 as_tensorclass_of: Callable[..., Any] | None = None
@@ -56,7 +56,7 @@ def from_any(
         torch.Size([2])
     """
     if batch_size is not None and auto_batch_size:
-        raise ValueError("give batch_size or auto_batch_size=True, not both")
+        raise OptionError("give batch_size or auto_batch_size=True, not both")
     if isinstance(obj, Container):
         return obj
     found = _converted(obj, as_size(batch_size))

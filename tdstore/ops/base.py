@@ -49,11 +49,13 @@ class OpsBase:
         undo: Callable[[Any], Any] | None = None,
         *,
         keep_lock: bool = True,
+        views: bool = False,
     ) -> Self:
         """A new container with `fn` applied to every entry; the batch becomes `batch_size`.
 
         `undo` turns the result back; with it the result is a context manager that writes new entries back.
-        `keep_lock` locks the result if this container is locked.
+        `keep_lock` locks the result if this container is locked. `views` says that `fn` gives nothing but views: of
+        a memory-mapped or shared TensorDict the result is one too.
         """
 
     @abstractmethod
@@ -65,7 +67,7 @@ class OpsBase:
         *,
         keep_lock: bool = False,
     ) -> tuple[Self, ...]:
-        """As `_move`, for a `fn` that gives one tensor per result."""
+        """As `_move`, for a `fn` that gives views, one per result."""
 
     @abstractmethod
     def _unmoved(self) -> Self:

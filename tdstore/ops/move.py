@@ -44,7 +44,7 @@ class MoveOps(OpsBase):
         if new == old:
             return self._unmoved()
         n = len(old)
-        return self._move(lambda t: t.view((*new, *t.shape[n:])), new, None, lambda v: v.reshape(old))
+        return self._move(lambda t: t.view((*new, *t.shape[n:])), new, None, lambda v: v.reshape(old), views=True)
 
     def reshape(self, *args: Any, shape: Any = None, size: Any = None) -> Self:
         """As `view`, copying leaves where a view is impossible. The shape may be given as `shape` or `size`, too."""
@@ -76,6 +76,7 @@ class MoveOps(OpsBase):
             new,
             names and tuple(names[d] for d in order),
             lambda v: v.permute(*back),
+            views=True,
         )
 
     def transpose(self, dim0: int, dim1: int) -> Self:
@@ -97,7 +98,11 @@ class MoveOps(OpsBase):
             return self._unmoved()
         new = torch.Size(n for i, n in enumerate(old) if i not in gone)
         return self._move(
-            lambda t: t.squeeze(tuple(gone)), new, _without(self._dim_names(), gone), lambda v: v.reshape(old)
+            lambda t: t.squeeze(tuple(gone)),
+            new,
+            _without(self._dim_names(), gone),
+            lambda v: v.reshape(old),
+            views=True,
         )
 
     def unsqueeze(self, dim: int) -> Self:
@@ -107,7 +112,11 @@ class MoveOps(OpsBase):
         names = self._dim_names()
         new = torch.Size((*old[:at], 1, *old[at:]))
         return self._move(
-            lambda t: t.unsqueeze(at), new, names and (*names[:at], None, *names[at:]), lambda v: v.reshape(old)
+            lambda t: t.unsqueeze(at),
+            new,
+            names and (*names[:at], None, *names[at:]),
+            lambda v: v.reshape(old),
+            views=True,
         )
 
     def expand(self, *shape: Any) -> Self:

@@ -82,8 +82,14 @@ class RearrangeOps(MoveOps):
 
     # -- dimensions, by their other names ----------------------------------------------------
     def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
-        """Move batch dimensions to other places, as [`torch.movedim`][]."""
+        """Move batch dimensions to other places, as [`torch.movedim`][].
+
+        Raises:
+            BatchSizeError: not as many places as dimensions. DimensionError: one that is out of range.
+        """
         n = len(self.batch_size)
+        if len(_dims(source, n)) != len(_dims(destination, n)):
+            raise BatchSizeError(f"movedim of {source} to {destination}: not as many places as dimensions")
         torch.empty(self.batch_size, device="meta").movedim(source, destination)  # type: ignore[arg-type]  # checks
         pairs = dict(zip(_dims(destination, n), _dims(source, n), strict=True))
         rest = iter(d for d in range(n) if d not in pairs.values())
@@ -130,7 +136,7 @@ class RearrangeOps(MoveOps):
         at = as_dim(dim, len(old))
         new = torch.empty(old, device="meta").narrow(at, start, length).shape  # torch checks the range
         first = start + old[at] if start < 0 else start
-        return self._move(lambda t: t.narrow(at, first, length), new, self._dim_names())
+        return self._move(lambda t: t.narrow(at, first, length), new, self._dim_names(), views=True)
 
     def flip(self, *args: Any, dims: Any = None) -> Self:
         """Reverse the order along batch dimensions, as [`torch.flip`][]. Copies."""

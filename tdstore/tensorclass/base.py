@@ -22,7 +22,7 @@ from tdstore.container.paths import entry_path, is_key
 from tdstore.container.repr import entry_text, indent
 from tdstore.container.tensordict import TensorDict
 from tdstore.container.typed import Typed, class_of, inside, maker_of, register, stamp
-from tdstore.errors import KeyNotFoundError, LockedError, StoreClosedError
+from tdstore.errors import KeyNotFoundError, LockedError, OptionError, StoreClosedError
 from tdstore.tensorclass.below import NAMING, UPDATING, check_schema, guarded, unmark
 from tdstore.tensorclass.casting import as_container, cast_of
 from tdstore.tensorclass.checks import check, check_rows
@@ -116,7 +116,7 @@ class TensorClass(Surface, metaclass=Fields):
             super().__init_subclass__()
             given = {**dataclasses.asdict(cls._flags), **flags}
             if odd := given.keys() - dataclasses.asdict(Flags()).keys():
-                raise TypeError(f"a tensorclass has no flag {sorted(odd)[0]!r}: {', '.join(Flags.__slots__)}")
+                raise OptionError(f"a tensorclass has no flag {sorted(odd)[0]!r}: {', '.join(Flags.__slots__)}")
             cls._setup(Flags(**given))
 
     def __class_getitem__(cls, flags: Any) -> Any:
@@ -454,9 +454,10 @@ class TensorClass(Surface, metaclass=Fields):
     def _as_field(self, key: Any, value: Any) -> Any:
         """What `update` gives the container inside for a field: mappings go into a nested one that is there."""
         td = self._tensordict
-        if not isinstance(key, str) or (isinstance(value, Mapping) and td._kind(key) == GROUP):
+        mapping = isinstance(value, Mapping) and not isinstance(value, Container)
+        if not isinstance(key, str) or (mapping and td._kind(key) == GROUP):
             return value
-        hint = self._plan.hint(key) if isinstance(value, Mapping) else None
+        hint = self._plan.hint(key) if mapping else None
         if hint is not None and issubclass(hint, Typed):
             return as_container(hint, value, td._batch_size)
         return self._cast(self._plan, key, value, td._batch_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self, get_origin, overload
 
 from tdstore.container.base import TensorDictBase
@@ -195,6 +195,7 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
         return type(self).__name__ + text[text.index("(") :]
 
 
+MutableMapping.register(TypedTensorDict)
 # Where a tensorclass has a way of its own, since its fields are all there is to it, this is a TensorDict.
 for _name in ("get", "set", "update", "replace", "select", "to_dict", "_assign"):
     setattr(TypedTensorDict, _name, forwarded(_name, inspect.getattr_static(TensorDict, _name), TensorDict))
