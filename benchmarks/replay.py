@@ -18,6 +18,7 @@ from _harness import FLOOR, OURS, PEER, Bench, Target
 
 from tdstore import TensorDict
 from tdstore import rl as ours
+from tdstore.rl import transitions as agile
 
 BATCH = 256
 SLICES = 16
@@ -177,8 +178,12 @@ def main() -> int:
 
 
 def prioritized(bench: Bench, rows: int, root: Path) -> None:
-    """Samples by priority, with the update of the priorities."""
+    """Samples by priority, with the update of the priorities: beside torchrl, and beside AgileRL where it is installed.
+
+    torchrl keeps priorities in a compiled extension, which loads only with the torch that it was built for.
+    """
     parts: dict[str, Any] = {OURS: {"sampler": ours.PrioritizedSampler(rows, 0.7, 0.5)}}
+    without = list(bench.options.without)
     if bench.has(PEER):
         from torchrl.data import PrioritizedSampler
 
@@ -189,6 +194,32 @@ def prioritized(bench: Bench, rows: int, root: Path) -> None:
             bench.options.without.append(PEER)
     trio = Trio(bench, "small", "memory", rows, root / "prioritized", **parts)
     bench.micro("prioritized", "small, memory", {k: v for k, v in trio.runs(learn).items() if k != FLOOR})
+    bench.options.without[:] = without
+    del trio
+    try:
+        from agilerl.components.replay_buffer import PrioritizedReplayBuffer
+    except ImportError as error:
+        print(f"AgileRL is not installed ({error}): not compared")
+        return
+    import tensordict
+
+    theirs, mine = PrioritizedReplayBuffer(rows, alpha=0.6), agile.PrioritizedReplayBuffer(rows, alpha=0.6)
+    for start in range(0, rows, 5000):
+        block = entries("small", min(5000, rows - start), start)
+        theirs.add(tensordict.TensorDict(block, [len(block["episode"])]))
+        mine.add(TensorDict(block, [len(block["episode"])]))
+    bench.micro("prioritized", "AgileRL's, small, memory", {PEER: learn_by_index(theirs), OURS: learn_by_index(mine)})
+
+
+def learn_by_index(buffer: Any) -> Any:
+    """A prioritized sample of a buffer of AgileRL's kind, and the update of its priorities."""
+    errors = torch.rand(BATCH)
+
+    def run() -> None:
+        sample = buffer.sample(BATCH, beta=0.4)
+        buffer.update_priorities(sample["idxs"], errors)
+
+    return run
 
 
 def slices(bench: Bench, rows: int, root: Path) -> None:

@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,8 @@ import pytest
 import torch
 
 import tdstore
-from tdstore import TensorClass, TensorDict, lifetime
+from tdstore import TensorClass, TensorDict, errors, lifetime
+from tdstore.rl.buffers import ReplayBuffer
 from tdstore.rl.storages import (
     LazyMemmapStorage,
     LazyStackStorage,
@@ -507,3 +509,46 @@ def test_a_tensor_storage_over_stored_strings(tmp_path, name):
         storage[torch.tensor([3, 0])] = TensorDict({"s": ["p", "q"], "x": torch.tensor([1, 2])}, [2])
         assert td["s"] == ["q", "z" * 300, "c", "p"]
         assert td["x"].tolist() == [2, 9, 2, 1]
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [("memmap", ""), ("h5", ".h5"), ("zarr", ".zarr"), ("remote", "")])
+def test_a_storage_that_only_reads_refuses_writes(tmp_path, kind, suffix):
+    place = str(tmp_path / f"rows{suffix}")
+    storage = LazyStorage(5, kind, path=place)
+    storage.set(range(3), rows(0, 1, 2))
+    storage.close()
+    storage = LazyStorage.open(place, "r", storage=kind)
+    buffer = ReplayBuffer(storage=storage, batch_size=2)
+    assert len(buffer.sample()) == 2
+    for write in (
+        lambda: storage.set(0, rows(5)[0]),
+        lambda: storage.__setitem__(0, rows(5)[0]),
+        lambda: storage.add_entries(TensorDict({"a": torch.tensor([1]), "b": torch.tensor([1])}, [1])),
+        lambda: buffer.extend(rows(5, 6)),
+        lambda: buffer.add(rows(5)[0]),
+        lambda: buffer.__setitem__("a", torch.tensor([1, 2, 3])),
+        buffer.empty,
+    ):
+        with pytest.raises(errors.ReadOnlyError, match=re.escape(place)):
+            write()
+        assert (storage[:]["a"].tolist(), storage.cursor) == ([0, 1, 2], 3)
+    storage.close()
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [("memmap", ""), ("h5", ".h5"), ("zarr", ".zarr"), ("remote", "")])
+def test_a_place_of_another_schema_is_refused(tmp_path, kind, suffix):
+    place = str(tmp_path / f"rows{suffix}")
+    storage = LazyStorage(5, kind, path=place)
+    storage.set(range(3), rows(0, 1, 2))
+    storage.close()
+    for other, named in (
+        (TensorDict({"a": torch.zeros(1)}, [1]), "'a' has rows of shape"),
+        (TensorDict({"b": torch.tensor([1])}, [1]), "'b' is"),
+        (TensorDict({"a": torch.zeros(1, 3, dtype=torch.int64)}, [1]), "'a' has rows of shape"),
+    ):
+        with pytest.raises(RuntimeError, match=named) as caught:
+            LazyStorage(5, kind, path=place, existsok=True).set(range(1), other)
+        assert place in str(caught.value)
+    storage = LazyStorage.open(place, storage=kind)
+    assert storage[:]["a"].tolist() == [0, 1, 2]
+    storage.close()

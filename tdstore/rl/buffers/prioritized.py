@@ -134,7 +134,7 @@ class PrioritizedSampler(Sampler):
             IndexError: an index is beyond the end.
         """
         slots = as_slots(index, storage)
-        given = np.asarray(torch.as_tensor(priority).detach().cpu().double()).reshape(-1)
+        given = torch.as_tensor(priority).detach().reshape(-1).cpu().to(torch.float64).numpy()
         if len(given) not in (1, len(slots)):
             raise ValueError(f"there are {len(given)} priorities for {len(slots)} rows")
         # All is looked at before anything is set; a NaN is neither above nor below 0.

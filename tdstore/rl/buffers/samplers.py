@@ -197,6 +197,9 @@ def as_slots(index: Any, storage: Any) -> Ints:
         IndexError: no int64 numbers.
     """
     ndim = storage.ndim if storage is not None else 1
+    if ndim == 1 and isinstance(index, Tensor) and index.ndim == 1 and index.dtype is torch.int64 and index.is_cpu:
+        slots: Ints = index.numpy()
+        return slots
     if ndim > 1:
         if isinstance(index, Tensor) and index.ndim == 2:
             index = index.unbind(-1)

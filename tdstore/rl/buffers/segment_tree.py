@@ -33,14 +33,11 @@ class SegmentTree:
     def __init__(self, size: int) -> None:
         self.size = size
         self._weights: list[Floats] = []
-        self._before: list[Floats] = []
-        """For each child the sum of those before it in its node."""
         self._lows: list[Floats] = []
         length = size
         while True:
             nodes = -(-length // FAN)
             self._weights.append(np.zeros((nodes, FAN)))
-            self._before.append(np.zeros((nodes, FAN)))
             if not self._lows or (len(self._lows[-1]) > 1 and self._lows[-1].size > _FEW):
                 self._lows.append(np.full((nodes, FAN), np.inf))
             length = nodes
@@ -71,31 +68,28 @@ class SegmentTree:
         self._weights[0].reshape(-1)[slots] = weights
         self._lows[0].reshape(-1)[slots] = np.where(np.asarray(weights) > 0, weights, np.inf)
         nodes = slots
-        last = len(self._weights) - 1
-        for level, (below, before) in enumerate(zip(self._weights, self._before, strict=True)):
+        for level in range(1, len(self._weights)):
             nodes = _unique(nodes // FAN)
-            rows = torch.from_numpy(below.take(nodes, 0))
-            sums = rows.cumsum(1)
-            if level < last:
-                self._weights[level + 1].reshape(-1)[nodes] = sums[:, -1].numpy()
-            before[nodes] = sums.sub_(rows).numpy()
-            if level + 1 < len(self._lows):
-                lows = torch.from_numpy(self._lows[level].take(nodes, 0))
-                self._lows[level + 1].reshape(-1)[nodes] = lows.amin(1).numpy()
+            rows = torch.from_numpy(self._weights[level - 1].take(nodes, 0))
+            self._weights[level].reshape(-1)[nodes] = rows.sum(1).numpy()
+            if level < len(self._lows):
+                lows = torch.from_numpy(self._lows[level - 1].take(nodes, 0))
+                self._lows[level].reshape(-1)[nodes] = lows.amin(1).numpy()
 
     def find(self, masses: Floats) -> Ints:
         """For each mass in [0, total) the slot in which the running sum of weights exceeds it."""
         left = np.asarray(masses, np.float64)
-        top = self._before[-1][0]
-        nodes = top.searchsorted(left, side="right") - 1
-        before = top
-        for level in range(len(self._before) - 2, -1, -1):
-            left = left - (before.take(nodes) if before is top else before)
+        top = self._weights[-1][0]
+        sums = top.cumsum()
+        nodes = np.minimum(sums.searchsorted(left, side="right"), FAN - 1)
+        left = left - (sums.take(nodes) - top.take(nodes))
+        for level in range(len(self._weights) - 2, -1, -1):
             # "clip": a mass of the very total leads beyond the last node.
-            rows = torch.from_numpy(self._before[level].take(nodes, 0, None, "clip"))
-            child = torch.searchsorted(rows, torch.from_numpy(left).view(-1, 1), right=True).sub_(1)
+            rows = torch.from_numpy(self._weights[level].take(nodes, 0, None, "clip"))
+            running = rows.cumsum(1)
+            child = torch.searchsorted(running, torch.from_numpy(left).view(-1, 1), right=True).clamp_(max=FAN - 1)
             if level:
-                before = rows.gather(1, child).view(-1).numpy()
+                left = left - (running.gather(1, child) - rows.gather(1, child)).view(-1).numpy()
             nodes = nodes * FAN + child.view(-1).numpy()
         # Rounding may put a mass at the very end of a node, on a slot without weight.
         nodes = np.minimum(nodes, self.size - 1)
@@ -113,7 +107,7 @@ class SegmentTree:
 
     def clear(self) -> None:
         """Set all weights to zero."""
-        for level in (*self._weights, *self._before):
+        for level in self._weights:
             level.fill(0.0)
         for lows in self._lows:
             lows.fill(np.inf)

@@ -76,9 +76,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
             self.update_priority(index, self._reduced(priority, len(index)))
 
     def _reduced(self, priority: Any, rows: int) -> Tensor:
-        flat = torch.as_tensor(priority).detach().reshape(rows, -1).double()
-        if flat.shape[1] == 1:
-            return flat[:, 0]
+        flat = torch.as_tensor(priority).detach()
+        if flat.numel() == rows:
+            return flat.reshape(-1)
+        flat = flat.reshape(rows, -1).double()
         made = getattr(flat, getattr(self._sampler, "reduction", "max"))(dim=1)
         return made if isinstance(made, Tensor) else torch.as_tensor(made.values)
 
