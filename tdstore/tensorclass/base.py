@@ -37,6 +37,7 @@ from tdstore.tensorclass.fields import (
     refuse_frozen,
     unwrapped,
 )
+from tdstore.tensorclass.protocols import cast_back, follow_protocols
 from tdstore.tensorclass.static import Fields, Surface
 from tdstore.tensorclass.surface import OnClass, again, flatten, install, late, unflatten
 
@@ -89,6 +90,8 @@ class TensorClass(Surface, metaclass=Fields):
     _post: ClassVar[bool] = False
     _access: ClassVar[type[FieldAccess]] = FieldAccess
     """How a field is read as an attribute."""
+    _own_setter: ClassVar[bool] = False
+    """Whether the class has a `__setattr__` of its user's."""
     _by_name: ClassVar[bool] = False
     """Whether the constructor takes fields by name only."""
     _made_by: ClassVar[Callable[[], Any]]
@@ -140,6 +143,7 @@ class TensorClass(Surface, metaclass=Fields):
             *({n for n, v in vars(base).items() if hasattr(v, "__set__")} for base in _above(cls))
         )
         cls._post = hasattr(cls, "__post_init__")
+        follow_protocols(cls, TensorClass)
         register(cls)
         if cls not in pytree.SUPPORTED_NODES:
             pytree._private_register_pytree_node(cls, flatten, unflatten)
@@ -163,6 +167,7 @@ class TensorClass(Surface, metaclass=Fields):
             if args:
                 plan.take(args, kwargs)
             passed = []
+            put = self.__setattr__ if self._own_setter and not self._flags.frozen else self._set_field
             for name in plan.order:
                 if name in kwargs and name not in plan.unasked:
                     value = kwargs.pop(name)
@@ -175,7 +180,7 @@ class TensorClass(Surface, metaclass=Fields):
                 if name in plan.passed:
                     passed.append(value)
                 elif value is not None:
-                    self._set_field(name, value)
+                    put(name, value)
             if kwargs:
                 raise self._no_field(next(iter(kwargs)))
             self._settle(lock, *passed)
@@ -463,6 +468,10 @@ class TensorClass(Surface, metaclass=Fields):
         return self._cast(self._plan, key, value, td._batch_size)
 
     check = check
+
+    def from_dict_instance(self, input_dict: Mapping[Any, Any], **options: Any) -> Any:
+        """As `TensorDict.from_dict_instance`; the fields of an autocast class get their types again."""
+        return again(type(self), self._tensordict.from_dict_instance(cast_back(self, input_dict), **options))
 
     # -- rows --------------------------------------------------------------------------------
     def __getitem__(self, index: Any) -> Self:

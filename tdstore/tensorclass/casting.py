@@ -103,7 +103,12 @@ def _scalar(kind: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return convert
 
 
+def _array(value: Any) -> Any:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
 _CONVERTERS: dict[type, Callable[[Any], Any]] = {
     **{kind: _scalar(kind) for kind in (*_NUMBERS, str)},
+    np.ndarray: _array,
     **{kind: kind for kind in (bytes, list, tuple, dict, set, frozenset)},
 }

@@ -1,0 +1,69 @@
+"""What objects of tensorclasses have in common with those of plain dataclasses: signature, hash, setters, dicts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import MISSING
+from typing import Any
+
+import torch
+
+from tdstore.container.core import Container
+
+_BY_NAME = inspect.Parameter.KEYWORD_ONLY
+_ANY_WAY = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+class _Factory:
+    """Stands in a signature for a default that is made for each object."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+def follow_protocols(cls: Any, root: Any) -> None:
+    """Give a class the attributes that code for dataclasses looks at.
+
+    Args:
+        cls: a class that was declared.
+        root: the base whose constructor and setter are ours.
+    """
+    cls.__signature__ = _signature(cls) if cls.__init__ is root.__init__ else None
+    cls.__expected_keys__ = set(cls._plan.names)
+    cls._own_setter = cls.__setattr__ is not root.__setattr__
+    if cls._flags.frozen and "__hash__" not in vars(cls):
+        cls.__hash__ = object.__hash__  # by identity: entries may change in place
+
+
+def _signature(cls: Any) -> inspect.Signature:
+    fields = cls.__dataclass_fields__
+    parameters = []
+    for name in (n for n in cls._plan.order if n not in cls._plan.unasked):
+        field = fields[name]
+        default = _Factory() if field.default_factory is not MISSING else field.default
+        parameters.append(
+            inspect.Parameter(
+                name,
+                _BY_NAME if field.kw_only else _ANY_WAY,
+                default=inspect.Parameter.empty if default is MISSING else default,
+                annotation=field.type,
+            )
+        )
+    parameters += [inspect.Parameter(name, _BY_NAME, default=None) for name in ("batch_size", "device", "names")]
+    parameters.sort(key=lambda p: p.kind)
+    return inspect.Signature(parameters, return_annotation=None)
+
+
+def cast_back(obj: Any, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Cast what `obj.to_dict()` gave to the types of the fields, where the class is an autocast one."""
+    return {key: _cast_back(obj, key, value) for key, value in values.items()} if obj._flags.autocast else values
+
+
+def _cast_back(obj: Any, key: Any, value: Any) -> Any:
+    if key not in obj._field_names or value is None:
+        return value
+    like = obj._tensordict.get(key, None) if isinstance(value, Mapping) else None
+    if isinstance(like, Container):  # it makes its entries itself
+        return value
+    return obj._cast(obj._plan, key, value, torch.Size(()))
