@@ -104,3 +104,11 @@ def reduced_size(batch: torch.Size, dims: tuple[int, ...], keepdim: bool) -> tor
     if keepdim:
         return torch.Size(1 if i in dims else n for i, n in enumerate(batch))
     return torch.Size(n for i, n in enumerate(batch) if i not in dims)
+
+
+def reshapes(td: Any, part: Any) -> bool:
+    """Whether a tensor of `part`, of the same batch size, has another shape than that of `td` under the same key."""
+    return td.batch_size == part.batch_size and any(
+        isinstance(value, Tensor) and isinstance(old := td.get(key, None), Tensor) and old.shape != value.shape
+        for key, value in part.items(True, True)
+    )

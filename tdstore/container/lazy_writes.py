@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Self
 
 import msgspec
@@ -16,7 +17,7 @@ from tdstore.container.changes import Changes
 from tdstore.container.core import GROUP, LEAF, Container, _as_tensor, _as_value, _fit_value
 from tdstore.container.growth import Growth, check_owner, step_of
 from tdstore.container.lazy_index import pick, positions, route, unravel
-from tdstore.container.lazy_parts import flat_part, lifted, part_at, result_ndim
+from tdstore.container.lazy_parts import flat_part, lifted, part_at, reshapes, result_ndim
 from tdstore.container.lazy_tree import LazyTree, check_elements, check_same_names
 from tdstore.container.locks import LOCKED, READONLY, THROUGH
 from tdstore.container.names import extend_names
@@ -295,8 +296,12 @@ class LazyWrites(LazyTree):
                 (row, value._at((*lead, *map(int, at))))
                 for row, at in zip(grid.flatten().tolist(), places, strict=True)
             ]
+        listed = not single and found.whole and any(isinstance(term, Tensor) for term in terms)
         for row, part in parts:
             td = self._tds[row]
+            if listed and isinstance(td, ResidentTree) and not td.is_locked and reshapes(td, part):
+                changes.then(partial(td.update, part.clone()))
+                continue
             if found.lift and isinstance(part, Container):
                 part = part.unsqueeze(found.place)
             td._plan_rows(changes, _ALL if found.whole and td.batch_dims else found.rest, part, made)
