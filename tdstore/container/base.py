@@ -54,15 +54,23 @@ class TensorDictBase(
         batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
     ) -> Any:
-        """A TensorDict from nested dicts.
+        """A TensorDict from nested dicts; one from a TensorDict is that TensorDict, with its own batch sizes.
 
         Args:
-            auto_batch_size: give every level the largest batch size its entries share.
-            batch_dims: at most this many batch dimensions, with `auto_batch_size`.
+            batch_size: of every level, whatever `auto_batch_size` says.
+            auto_batch_size: give every level the largest batch size its entries share; default: with `batch_dims`.
+            batch_dims: at most this many batch dimensions.
+
+        Raises:
+            ValueError: both `batch_size` and `batch_dims`.
+
+        Example:
+            >>> TensorDict.from_dict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3)}}, batch_dims=1).batch_size
+            torch.Size([3])
         """
-        return making.from_dict(
-            cls._resident_class, input_dict, batch_size, bool(auto_batch_size), batch_dims, device, names
-        )
+        if isinstance(input_dict, Container):
+            return making.from_container(input_dict, batch_size, device, names)
+        return making.from_dict(cls._resident_class, input_dict, batch_size, auto_batch_size, batch_dims, device, names)
 
     @classmethod
     def fromkeys(cls, keys: Iterable[Any], value: Any = 0) -> Any:

@@ -79,13 +79,16 @@ class TensorDictStore(PersistentTensorDict):
         cls,
         input_dict: Mapping[Any, Any],
         *,
-        auto_batch_size: bool = False,
+        auto_batch_size: bool | None = None,
         batch_size: Any = None,
         device: Any = None,
+        batch_dims: int | None = None,
         **server: Any,
     ) -> Self:
-        """Put nested dicts on a server, as a new dataset."""
-        td = TensorDict.from_dict(input_dict, auto_batch_size=auto_batch_size, batch_size=batch_size)
+        """Put nested dicts, or a TensorDict, on a server, as a new dataset; see `TensorDict.from_dict`."""
+        td = TensorDict.from_dict(
+            input_dict, auto_batch_size=auto_batch_size, batch_size=batch_size, batch_dims=batch_dims
+        )
         return cls.from_tensordict(td, device=device, **server)
 
     @classmethod

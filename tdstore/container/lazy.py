@@ -100,7 +100,12 @@ class LazyStackedTensorDict(LazyOps):
             >>> LazyStackedTensorDict.from_dict([{"x": torch.ones(2)}, {"x": torch.ones(3)}]).get_item_shape("x")
             torch.Size([2, -1])
         """
-        how = {"auto_batch_size": auto_batch_size, "batch_size": batch_size, "batch_dims": batch_dims, "device": device}
+        how = {
+            "auto_batch_size": bool(auto_batch_size),
+            "batch_size": batch_size,
+            "batch_dims": batch_dims,
+            "device": device,
+        }
         parts = list(input_dict.values()) if isinstance(input_dict, Mapping) else list(input_dict)
         numbered = isinstance(input_dict, Mapping) and list(input_dict) == [str(i) for i in range(len(parts))]
         if isinstance(input_dict, Mapping) and not (numbered and parts and all(isinstance(p, Mapping) for p in parts)):

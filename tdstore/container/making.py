@@ -420,14 +420,35 @@ def _into(out: Any, made: Any) -> Any:
 
 
 def from_dict(
-    cls: Any, source: Mapping[Any, Any], batch_size: Any, auto: bool, batch_dims: Any, device: Any, names: Any
+    cls: Any, source: Mapping[Any, Any], batch_size: Any, auto: bool | None, batch_dims: Any, device: Any, names: Any
 ) -> Any:
-    """A TensorDict from nested dicts; `auto` gives every level its largest batch size."""
-    if batch_size is not None and auto:
-        raise ValueError("give batch_size or auto_batch_size=True, not both")
+    """A TensorDict from nested dicts.
+
+    Args:
+        batch_size: of every level.
+        auto: gives every level its largest batch size, of at most `batch_dims` dimensions; by default where there are
+            `batch_dims`.
+
+    Raises:
+        ValueError: both `batch_size` and `batch_dims`.
+    """
+    if batch_size is not None and batch_dims is not None:
+        raise ValueError("give batch_size or batch_dims, not both")
     td = cls(source, batch_size=as_size(batch_size), device=device)
-    if auto:
+    if batch_size is None and (batch_dims is not None if auto is None else auto):
         td.auto_batch_size_(batch_dims)
     if names is not None:
         td.names = names
     return td
+
+
+def from_container(source: Any, batch_size: Any, device: Any, names: Any) -> Any:
+    """What `from_dict` makes of a TensorDict: itself, with its own batch sizes, unless others are asked for."""
+    found = source
+    if batch_size is not None and as_size(batch_size) != source.batch_size:
+        found = source.clone(recurse=False)
+        found.batch_size = batch_size
+    if names is not None and list(names) != list(found.names):
+        found = source.clone(recurse=False) if found is source else found
+        found.names = names
+    return found if device is None else found.to(device)

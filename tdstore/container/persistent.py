@@ -140,7 +140,7 @@ class PersistentTensorDict(StoredWrites):
             >>> stored.batch_size  # doctest: +SKIP
             torch.Size([3])
         """
-        auto = batch_size is None if filename is not None else auto_batch_size
+        auto = True if filename is not None and batch_size is None else auto_batch_size
         td = super().from_dict(
             input_dict, auto_batch_size=auto, batch_size=batch_size, batch_dims=batch_dims, names=names
         )

@@ -84,9 +84,8 @@ def from_struct_array(
     if batch_size is not None and auto_batch_size:
         raise OptionError("give batch_size or auto_batch_size=True, not both")
     shape = array.shape if batch_size is None and not auto else batch_size
-    return from_dict(
-        Container._resident_class, fields_of(array, Container._resident_class), shape, auto, batch_dims, device, None
-    )
+    cls, dims = Container._resident_class, batch_dims if auto else None
+    return from_dict(cls, fields_of(array, cls), shape, auto, dims, device, None)
 
 
 def to_struct_array(td: Any) -> np.ndarray[Any, Any]:

@@ -91,8 +91,8 @@ def of_columns(
     if batch_size is not None and auto_batch_size:
         raise OptionError("give batch_size or auto_batch_size=True, not both")
     shape = batch_size if batch_size is not None else None if auto_batch_size else (rows,)
-    cls = Container._resident_class
-    return from_dict(cls, _entries(columns, dtype, separator), shape, auto_batch_size, batch_dims, device, None)
+    cls, dims = Container._resident_class, batch_dims if auto_batch_size else None
+    return from_dict(cls, _entries(columns, dtype, separator), shape, auto_batch_size, dims, device, None)
 
 
 def _entries(columns: Mapping[Any, Any], dtype: torch.dtype | None, separator: str | None) -> dict[Any, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tdstore.container.core import Container
+from tdstore.container.making import from_container, lazy_stack, maybe_dense_stack, stack
 from tdstore.container.making import from_dict as made_from_dict
-from tdstore.container.making import lazy_stack, maybe_dense_stack, stack
 from tdstore.container.nontensor import NonTensor
 from tdstore.container.opening import open_container
 from tdstore.convert.arrays import from_struct_array
@@ -147,6 +147,8 @@ def from_dict(
 ) -> Any:
     """Make a TensorDict from nested dicts: `TensorDict.from_dict`."""
     cls = Container._resident_class
+    if isinstance(input_dict, Container):
+        return from_container(input_dict, batch_size, device, names)
     return made_from_dict(cls, input_dict, batch_size, auto_batch_size, batch_dims, device, names)
 
 
@@ -333,9 +335,11 @@ def from_dict_instance(
     names: Any,
 ) -> Any:
     """As `from_dict`, where nested dicts take the classes that the entries of `td` have."""
+    if isinstance(input_dict, Container):
+        return from_container(input_dict, batch_size, device, names)
     entries = {}
     for key, value in input_dict.items():
         like = td.get(key, None) if isinstance(value, Mapping) and not isinstance(value, Container) else None
         entries[key] = like.from_dict_instance(value) if isinstance(like, Container) else value  # type: ignore[attr-defined]
     cls = Container._resident_class
-    return made_from_dict(cls, entries, batch_size, bool(auto_batch_size), batch_dims, device, names)
+    return made_from_dict(cls, entries, batch_size, auto_batch_size, batch_dims, device, names)

@@ -34,6 +34,8 @@ def from_pytree(
         >>> from_pytree(tree).to_pytree()
         [tensor([0., 0.]), {'a': (tensor([1., 1.]),), 5: None}]
     """
+    if batch_size is not None and auto_batch_size:
+        raise ValueError("give batch_size or auto_batch_size=True, not both")
     entries = _entries(pytree)
     if isinstance(entries, dict):
         return from_dict(Container._resident_class, entries, batch_size, auto_batch_size, batch_dims, None, None)
