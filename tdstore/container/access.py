@@ -112,9 +112,12 @@ class AccessMixin(Container):
         return found.plain() if isinstance(found, NonTensor) else found
 
     def entry_class(self, key: NestedKey) -> type:
-        """Class of the entry, without reading its data."""
+        """Class of the entry, without reading its data: `Tensor` for what is stored or stacked."""
         node, last = self._existing(key)
-        return Tensor if node._kind(last) == LEAF else type(node._raw(last))
+        return node._leaf_class(last) if node._kind(last) == LEAF else type(node._raw(last))
+
+    def _leaf_class(self, key: str) -> type:
+        return Tensor
 
     def get_item_shape(self, key: NestedKey) -> torch.Size:
         """Shape of the entry, without reading its data."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from tdstore.container.access import NO_DEFAULT
 from tdstore.container.broadcasting import expanded_as, uneven, widened
 from tdstore.container.comparing import keys_compared
-from tdstore.container.core import Container
+from tdstore.container.core import GROUP, LEAF, Container
 from tdstore.container.names import as_names
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.placing import PlacingMixin
@@ -146,8 +146,9 @@ class FillingMixin(PlacingMixin):
         to row are left out: the rows are others.
 
         Args:
-            **kwargs: those of `Tensor.new_zeros`; the result has the `device` that is given. `empty_lazy` is taken
-                for compatibility: the result is never a lazy stack.
+            **kwargs: those of `Tensor.new_zeros`; the result has the `device` that is given. With
+                `empty_lazy=True` a nested lazy stack becomes one of elements without entries, for an indexed write
+                to fill, and values that differ from row to row become None.
         """
         return self._new_leaves(size, Tensor.new_zeros, kwargs)
 
@@ -203,12 +204,18 @@ class FillingMixin(PlacingMixin):
         n = len(self._batch_size)
         names = (None,) * len(batch) + (self._names or ())
         device = how.get("device", NO_DEFAULT)
-        how = {key: value for key, value in how.items() if value is not NO_DEFAULT and key != "empty_lazy"}
-        made = _without_row_values(self._resident())._move(
+        how = {key: value for key, value in how.items() if value is not NO_DEFAULT}
+        empty = {}
+        if how.pop("empty_lazy", False):
+            empty = {path: entry for path, entry in _row_entries(self) if entry is not self}
+        source = self.exclude(*empty) if empty else self  # type: ignore[attr-defined]
+        made = _without_row_values(source._resident())._move(
             lambda t: make(t, (*batch, *t.shape[n:]), **how),
             batch,
             self._names and as_names(names[len(names) - len(batch) :], len(batch)),
         )
+        for path, entry in empty.items():
+            made.set(path, _empty_rows(entry, torch.Size((*batch, *entry.batch_size[n:]))))
         if device is not NO_DEFAULT:
             made._set_device(None if device is None else torch.device(device))
         return made
@@ -235,6 +242,30 @@ class FillingMixin(PlacingMixin):
 def _first_leaf(td: Any) -> Path | None:
     """The path of a tensor of a TensorDict; None if it has none."""
     return next((unravel(key) for key in td.keys(True, True) if is_batched(td.get(key))), None)
+
+
+def _row_entries(td: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The nested lazy stacks and the values that differ from row to row, each with its path."""
+    if isinstance(td, Container._stack_class):
+        yield path, td
+        return
+    for key in td._first_keys():
+        kind = td._kind(key)
+        entry = td._raw(key) if kind != LEAF else None
+        if kind == GROUP:
+            yield from _row_entries(entry, (*path, key))
+        elif isinstance(entry, NonTensorStack):
+            yield (*path, key), entry
+
+
+def _empty_rows(entry: Any, batch: torch.Size) -> Any:
+    """A lazy stack of elements without entries, or a stack of None."""
+    if isinstance(entry, NonTensorStack):
+        return NonTensorStack.from_nontensordata(NonTensorData(None, batch))
+    dim = entry.stack_dim
+    inner = (*batch[:dim], *batch[dim + 1 :])
+    elements = [Container._resident_class({}, inner) for _ in range(batch[dim])]
+    return Container._stack_class(*elements, stack_dim=dim)
 
 
 def _without_row_values(td: Any) -> Any:

@@ -69,6 +69,13 @@ class HomeMixin(ResidentTree):
         name = "Tensor" if type(leaf) is Tensor else type(leaf).__name__
         return leaf_shape(leaf), leaf.device, leaf.dtype, shared, name
 
+    def _has_companions(self, key: str) -> bool:
+        leaf = self._data[key]
+        return isinstance(leaf, Tensor) and (leaf.requires_grad or leaf.layout is torch.jagged)
+
+    def _leaf_class(self, key: str) -> type:
+        return type(self._data[key])
+
     def _identity(self, key: str) -> Any:
         return id(self._data[key])
 

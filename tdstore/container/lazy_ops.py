@@ -191,7 +191,8 @@ class LazyOps(LazyWrites):
         return dense._expanded_as(other, lead)
 
     def data_ptr(self, *, storage: bool = False) -> Any:
-        return self._of([td.data_ptr(storage=storage) for td in self._tds], 0)
+        """The addresses of each element, under its number, with no batch dimension."""
+        return self._resident_class({str(i): td.data_ptr(storage=storage) for i, td in enumerate(self._tds)}, [])
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
         """A plain in-memory TensorDict: the stack, made.

@@ -23,12 +23,14 @@ class MeasureMixin(StructureMixin):
 
     # -- sizes -------------------------------------------------------------------------------
     def bytes(self, *, count_duplicates: bool = True) -> int:
-        """Bytes of all tensor leaves, without reading them.
+        """Bytes of all tensor leaves, without reading them, with those of their gradients.
 
         Args:
             count_duplicates: False counts a tensor that several entries share once.
         """
-        return sum(n * size for n, size in self._sizes(count_duplicates))
+        return sum(n * size for n, size in self._sizes(count_duplicates)) + sum(
+            part.nbytes for part in self._companions(count_duplicates)
+        )
 
     def param_count(self, *, count_duplicates: bool = True) -> int:
         """Number of elements of all tensor leaves, without reading them; arguments as `bytes`."""
@@ -43,6 +45,25 @@ class MeasureMixin(StructureMixin):
             count = torch.Size(shape).numel() if -1 not in shape else sum(p.numel() for p in node._raw(key).unbind())
             found[same] = (count, dtype.itemsize)
         return list(found.values())
+
+    def _companions(self, count_duplicates: bool) -> list[Tensor]:
+        """The gradients of leaves in the memory, and the offsets and lengths of jagged ones."""
+        found: dict[Any, Tensor] = {}
+        for node, key in self._leaf_places():
+            if not node._has_companions(key):
+                continue
+            leaf = node._raw(key)
+            parts = [leaf.grad] if leaf.is_leaf else []
+            if leaf.layout is torch.jagged:
+                parts += [leaf.offsets(), leaf.lengths()]
+            for part in parts:
+                if part is not None:
+                    found[len(found) if count_duplicates else id(part)] = part
+        return list(found.values())
+
+    def _has_companions(self, key: str) -> bool:
+        """Whether a leaf is a tensor in the memory that has a gradient, or that is jagged."""
+        return False
 
     def _leaf_places(self) -> list[tuple[Any, str]]:
         places: list[tuple[Any, str]] = []

@@ -13,7 +13,7 @@ from tdstore.container.describe import STACK_KIND, describe, let_go
 from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import HOME, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.container.typed import dressed, redressed, undressed
-from tdstore.errors import CorruptStoreError, KeyNotFoundError, OptionError
+from tdstore.errors import CorruptStoreError, KeyNotFoundError, NotAGroupError, OptionError
 from tdstore.header import Group, Header
 from tdstore.io.blocks import BLOCK_BYTES, leaf_batches
 from tdstore.io.opening import Location, Storage, find_backend, open_store
@@ -137,6 +137,17 @@ def _check_device(store: Store, wanted: Any) -> None:
         )
 
 
+def _subpath(subpath: Any, handle: StoreHandle) -> Path:
+    """The path of a group: a key, or a string of names with slashes between them."""
+    path = unravel(subpath) if not isinstance(subpath, str) else (subpath,)
+    if handle.kind(path) != GROUP and isinstance(subpath, str):
+        path = tuple(subpath.split("/"))
+    if handle.kind(path) != GROUP:
+        handle.close()
+        raise NotAGroupError(f"no TensorDict {path_text(path)} in {handle.store.url}")
+    return path
+
+
 def open_container(
     location: Location = None, *, storage: Storage = None, mode: Mode = "r", subpath: Any = None, **options: Any
 ) -> Any:
@@ -145,7 +156,7 @@ def open_container(
         handle = StoreHandle.open(location, storage=storage, mode=mode, **options)
     if mode in ("w", "x", "a") and not handle.store.load_header():
         handle.commit(handle.groups)
-    path = () if subpath is None else (subpath,) if isinstance(subpath, str) else tuple(subpath)
+    path = () if subpath is None else _subpath(subpath, handle)
     td = over(handle, path, THROUGH if handle.store.writable else 0)
     td._undo = "close"
     return td

@@ -395,7 +395,7 @@ class ResidentTree(TensorDictBase):
         if self._state & READONLY:
             self._check_writable()
         leaves: list[Tensor] = []
-        if not self._collect(leaves):
+        if not self._collect(leaves) or self._trains_below(leaves):
             self._mixed(lambda node, *parts: node._foreach_(fn, *parts), operands, exact=False)
         elif leaves:
             parts = [self._operand(o, leaves, exact=False) for o in operands]
@@ -410,6 +410,13 @@ class ResidentTree(TensorDictBase):
                 fn = one_by_one(fn)
             fn(leaves, *parts)
         return self
+
+    def _trains_below(self, leaves: list[Tensor]) -> bool:
+        """Whether a nested TensorDict has its own way to write leaves that require gradients."""
+        if not (torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)):
+            return False
+        below = [group for group in self._groups() if isinstance(group, ResidentTree)]
+        return any(type(g)._foreach_ is not ResidentTree._foreach_ or g._trains_below(leaves) for g in below)
 
     def _mixed(self, run: Callable[..., Any], operands: tuple[Any, ...], *, exact: bool = True) -> Self:
         """Level by level, where containers of another kind are below: each does it in its own way."""

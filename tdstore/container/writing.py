@@ -416,8 +416,17 @@ class WritingMixin(AccessMixin):
                 ) from None
         if self._device is not None and value.device not in (None, self._device):
             value = value.to(self._device)
+        stacks = [key for key in value._first_keys() if value._kind(key) == GROUP and self._is_stack(key)]
+        for key in stacks:  # each element makes room for itself: they need not have the same entries
+            self._raw(key)._plan_rows(changes, at, value._raw(key), made)
+        value = value.exclude(*stacks) if stacks else value
         self._make_room(value, shape, made)
         self._plan_in_place(changes, value, at, None)
+
+    def _is_stack(self, key: str) -> bool:
+        """Whether an entry of a TensorDict that is no lazy stack is one."""
+        own = not isinstance(self, self._stack_class)
+        return own and self._kind(key) == GROUP and isinstance(self._raw(key), self._stack_class)
 
     def _make_room(self, value: Any, shape: torch.Size, made: list[tuple[Any, list[str]]]) -> None:
         """Add zero-filled entries for what `value` has and this TensorDict has not, and note them in `made`."""

@@ -82,7 +82,8 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
                 new = fn(leaf)
                 # fn may give a parameter already; else it is one, as the leaf was
                 plain = isinstance(leaf, nn.Parameter) and not isinstance(new, nn.Parameter)
-                made[id(leaf)] = nn.Parameter(new.detach(), leaf.requires_grad) if plain else new
+                trained = plain and (new.is_floating_point() or new.is_complex())  # a cast may make a buffer of it
+                made[id(leaf)] = nn.Parameter(new.detach(), leaf.requires_grad) if trained else new
         return self._around(self._with_leaves(iter([made[id(leaf)] for leaf in leaves])))
 
     def _around(self, td: Any) -> Self:

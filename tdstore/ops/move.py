@@ -46,14 +46,18 @@ class MoveOps(OpsBase):
         n = len(old)
         return self._move(lambda t: t.view((*new, *t.shape[n:])), new, None, lambda v: v.reshape(old), views=True)
 
-    def reshape(self, *args: Any, shape: Any = None, size: Any = None) -> Self:
-        """As `view`, copying leaves where a view is impossible. The shape may be given as `shape` or `size`, too."""
+    def reshape(self, *args: Any, shape: Any = None, size: Any = None, inplace: bool = False) -> Self:
+        """As `view`, copying leaves where a view is impossible. The shape may be given as `shape` or `size`, too.
+
+        With `inplace`, this TensorDict takes over the result's entries and batch size: see `flatten`.
+        """
         old = self.batch_size
         new = view_shape(old, as_size(_first_given(shape, size, flat_args(args))))
         if new == old:
-            return self._unmoved()
+            return self if inplace else self._unmoved()
         n = len(old)
-        return self._move(lambda t: t.reshape((*new, *t.shape[n:])), new, None, lambda v: v.reshape(old))
+        result = self._move(lambda t: t.reshape((*new, *t.shape[n:])), new, None, lambda v: v.reshape(old))
+        return self._given(result, "reshape", inplace)
 
     def permute(self, *args: Any, dims: Sequence[int] | None = None) -> Self:
         """Reorder the batch dimensions: each is named once, as for tensors.
