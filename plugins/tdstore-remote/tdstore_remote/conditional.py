@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import time
 import uuid
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tdstore.engine import Buffer
-from tdstore.errors import ConflictError, ReadOnlyError, StoreIOError, StoreNotFoundError, UnsupportedError
+from tdstore.engine import Buffer, Entry
+from tdstore.errors import ConflictError, ReadOnlyError, StoreError, StoreIOError, StoreNotFoundError, UnsupportedError
 
 Put = Callable[[str, Buffer, Any], "str | None"]
+Delete = Callable[[Sequence[str]], None]
+List = Callable[[str], Iterable[Entry]]
+FOLDER = "tdstore-probe/"
+"""Where objects lie with which this is tried out: a folder, so that listing them costs one request."""
+LEFT = 3600.0
+"""Seconds after which such an object is of a process that was killed."""
 
 
 class Conditions(NamedTuple):
@@ -38,22 +46,32 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def of(bucket: Hashable, put: Put, delete: Callable[[Sequence[str]], None]) -> Conditions:
+def of(bucket: Hashable, put: Put, delete: Delete, list_: List) -> Conditions:
     """What this bucket does; asked once in a process.
 
     Args:
         put: puts an object in obstore's mode `None`, "create" or `{"e_tag": ...}`; returns the tag.
         delete: removes objects.
+        list_: lists those whose keys start with a prefix.
     """
     with _lock:
         if bucket not in _found:
             _found[bucket] = probe(put, delete)
+            _sweep(delete, list_)
         return _found[bucket]
 
 
-def probe(put: Put, delete: Callable[[Sequence[str]], None]) -> Conditions:
+def _sweep(delete: Delete, list_: List) -> None:
+    """Remove what processes left that were killed while they tried it out."""
+    limit = time.time() - LEFT
+    with contextlib.suppress(StoreError):  # listing may not be allowed
+        if old := [entry.key for entry in list_(FOLDER) if entry.modified < limit]:
+            delete(old)
+
+
+def probe(put: Put, delete: Delete) -> Conditions:
     """Try it out with an object of a name of its own, which is removed again."""
-    key = f"tdstore-probe-{uuid.uuid4().hex}"
+    key = f"{FOLDER}{uuid.uuid4().hex}"
     try:
         found = _probe(key, put)
     except (StoreNotFoundError, ReadOnlyError):

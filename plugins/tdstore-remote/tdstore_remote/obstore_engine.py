@@ -138,7 +138,7 @@ class ObstoreEngine(Engine):
         return not self._read_only and self._conditions().works
 
     def _conditions(self) -> conditions_of.Conditions:
-        return conditions_of.of(self._probe_id, self._plain_put, self.delete)
+        return conditions_of.of(self._probe_id, self._plain_put, self.delete, self.list)
 
     def _check_writable(self) -> None:
         if self._read_only:

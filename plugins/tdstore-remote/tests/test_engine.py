@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +14,12 @@ from remotehelp import name
 from tdstore_remote import conditional
 from tdstore_remote.opening import open_engine
 
-from tdstore.engine import Engine
+from tdstore.engine import Engine, Entry
 from tdstore.errors import (
     ConflictError,
     CorruptStoreError,
     MissingDependencyError,
+    StoreIOError,
     StoreNotFoundError,
     UnsupportedError,
 )
@@ -191,6 +193,7 @@ class Bucket:
     def __init__(self, *, create: bool = True, update: bool = True, quoted: bool = True, tags: bool = True) -> None:
         self.create, self.update, self.quoted, self.tags = create, update, quoted, tags
         self.objects: dict[str, bytes] = {}
+        self.ages: dict[str, float] = {}
         self.requests = 0
 
     def tag(self, key: str) -> str:
@@ -212,6 +215,9 @@ class Bucket:
         for key in keys:
             self.objects.pop(key, None)
 
+    def list(self, prefix: str) -> list[Entry]:
+        return [Entry(key, 1, self.ages.get(key, time.time())) for key in self.objects if key.startswith(prefix)]
+
 
 @pytest.mark.parametrize(
     ("bucket", "works", "quoted"),
@@ -226,14 +232,29 @@ class Bucket:
 )
 def test_what_is_found_out_about_a_bucket(bucket: Bucket, works: bool, quoted: bool) -> None:
     where = name()
-    found = conditional.of(where, bucket.put, bucket.delete)
+    found = conditional.of(where, bucket.put, bucket.delete, bucket.list)
     assert found.works == works
     if works:
         assert found.quoted == quoted
     assert bucket.objects == {}
     before = bucket.requests
-    assert conditional.of(where, bucket.put, bucket.delete) == found
+    assert conditional.of(where, bucket.put, bucket.delete, bucket.list) == found
     assert bucket.requests == before, "asked twice"
+
+
+def test_what_killed_processes_left_of_probes_is_swept() -> None:
+    bucket = Bucket()
+    old, young, other = conditional.FOLDER + "old", conditional.FOLDER + "young", "data/x"
+    for key in (old, young, other):
+        bucket.objects[key] = b"1"
+    bucket.ages = {old: time.time() - 2 * conditional.LEFT, other: 0.0}
+    conditional.of(name(), bucket.put, bucket.delete, bucket.list)
+    assert sorted(bucket.objects) == [other, young]
+
+    def refused(prefix: str) -> list[Entry]:
+        raise StoreIOError("no permission to list")
+
+    assert conditional.of(name(), bucket.put, bucket.delete, refused).works
 
 
 def test_a_bucket_that_cannot_says_so(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
