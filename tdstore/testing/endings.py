@@ -27,10 +27,11 @@ class EndingTests(StoreSetup):
         opener = type(self).open
         roots = [] if opener is None else [import_root(opener)]
         process = host(self.declaration(), roots)
-        ended = process.run(location, event, mode=mode, options=self.options, patience=self.patience)
+        patience = self.patience * (3 if event == "spawned" else 1)  # a fresh interpreter imports torch
+        ended = process.run(location, event, mode=mode, options=self.options, patience=patience)
         if ended.stuck:
             raise AssertionError(
-                f"deadlock: the process did not end within {self.patience:g} s ({event}). Where its threads were:\n"
+                f"deadlock: the process did not end within {patience:g} s ({event}). Where its threads were:\n"
                 f"{ended.errors}"
             )
         if ended.remarks:

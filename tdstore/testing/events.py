@@ -74,6 +74,8 @@ class Host:
             [*python(), "-W", "ignore", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._backend = [backend.name, backend.opener]
+        self._seen: set[str] = set()
+        """Events that were asked for."""
         self._ask({"path": import_path + [p for p in sys.path if p], "backend": self._backend})
 
     def run(
@@ -89,6 +91,8 @@ class Host:
             patience: seconds after which the process is ended and `stuck`.
         """
         job = {"backend": self._backend, "location": str(location), "event": event, "mode": mode, "patience": patience}
+        job["first"] = event not in self._seen
+        self._seen.add(event)
         job |= {"options": encode_value(dict(options or {})), "env": dict(os.environ), "cwd": os.getcwd()}
         return Ended(*self._ask(job))
 
@@ -328,8 +332,12 @@ def _end_forked(job: Mapping[str, Any]) -> None:
 
 
 def _end_spawned(job: Mapping[str, Any]) -> None:
-    """As a process that `multiprocessing` spawned does its work and ends; without two seconds of importing torch."""
-    process = multiprocessing.get_context("spawn").Process(target=_work, args=(job,))
+    """In a process that `multiprocessing` spawns, once; else as one, without two seconds of importing torch."""
+    process = multiprocessing.get_context("spawn").Process(target=_work, args=(dict(job),))
+    if job["first"]:
+        process.start()
+        process.join()
+        os._exit(process.exitcode or 0)
     status = process._bootstrap(parent_sentinel=None)  # type: ignore[attr-defined]  # what spawn_main calls
     _end_as_interpreter(status)
 
