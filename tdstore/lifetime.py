@@ -28,6 +28,7 @@ class Closable(Protocol):
     """A store, as far as this module knows it."""
 
     url: str
+    restructured: bool
 
     def load_header(self) -> Header:
         """Give the header last saved."""
@@ -211,13 +212,16 @@ def _before_threads_end() -> None:
 
 
 def _end_in_time() -> None:
-    """Commit while executors still take work; close as well, unless other threads go on writing until `atexit`."""
+    """Commit while executors still take work; close as well, unless other threads go on writing until `atexit`.
+
+    A store whose structure is being changed waits for `atexit`: only `close` commits its rows and drops the rest.
+    """
     current = threading.current_thread()
     writers = any(t is not current and not t.daemon for t in threading.enumerate())
     if not writers or multiprocessing.parent_process() is not None:
         _end()
         return
-    for store in list(_state.changed.values()):
+    for store in [s for s in _state.changed.values() if not s.restructured]:
         try:
             header = store.load_header()
             if header:  # without one it is a new dataset that its writer never finished

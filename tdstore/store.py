@@ -75,15 +75,20 @@ LIVE = Cap.VIEW | Cap.SHARED
 """What a store with both gives out reaches the medium by itself: it ends with the last of its tensors."""
 _CHANGES = frozenset({"create", "write", "delete", "rename", "resize", "save_header"})
 """Methods that change a store: from the first call on, it is closed at the end of the process if nobody did before."""
+_STRUCTURE = frozenset({"create", "delete", "rename", "resize"})
 
 
 def _registering(method: Callable[..., Any]) -> Callable[..., Any]:
+    structure = method.__name__ in _STRUCTURE
+
     @functools.wraps(method)
     def change(self: Store, *args: Any, **kwargs: Any) -> Any:
         caps = self.caps.value  # `in` of an enum costs as much as a short write
         if caps & Cap.PERSISTENT.value:
             lifetime.register(self, resident=caps & LIVE.value == LIVE.value)
         self.uncommitted = True
+        if structure:
+            self.restructured = True
         return method(self, *args, **kwargs)
 
     return change
@@ -93,7 +98,7 @@ def _committing(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def commit(self: Store, *args: Any, **kwargs: Any) -> Any:
         done = method(self, *args, **kwargs)
-        self.uncommitted = False
+        self.uncommitted = self.restructured = False
         return done
 
     return commit
@@ -133,6 +138,8 @@ class Store(ABC):
     """False in mode "r"."""
     uncommitted: bool = False
     """Whether a method changed something since the last commit. Kept up to date by this class."""
+    restructured: bool = False
+    """Whether leaves were created, deleted, renamed or resized since the last commit. Kept up to date by this class."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+import tdstore
 from tdstore import lifetime
 from tdstore.lifetime import Ending
 from tdstore.testing import warm
@@ -137,6 +139,27 @@ def test_the_end_of_a_script(how: str, owner: str, tmp_path: Path) -> None:
     assert (tmp_path / "done").read_text() == "x"
     assert ("as it happens" in run.stderr) == (how == "exception")
     assert "Exception ignored" not in run.stderr
+
+
+@pytest.mark.parametrize("structure", [False, True])
+def test_structure_without_a_header_is_dropped_beside_a_thread_that_goes_on(structure: bool, tmp_path: Path) -> None:
+    """The rows of the last commit's leaves are committed, and no leaf is there that no header names."""
+    place = f"file://{tmp_path}/data"
+    tdstore.TensorDict({"a": torch.zeros(4)}, [4]).save(place).close()
+    lines = [
+        "import threading, time, torch",
+        "from tdstore.registry import registry",
+        "from tdstore.types import LeafSpec, Write",
+        f"store = registry().open(registry().resolve({place!r}), {place!r}, mode='r+')",
+        "store.write([Write(('a',), (), torch.ones(4))])",
+        "store.create({('new',): LeafSpec((4,), 'int64')})" if structure else "",
+        "threading.Thread(target=lambda: time.sleep(0.3)).start()",
+    ]
+    run = subprocess.run([*warm.python(), "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")
+    with tdstore.open(place) as td:
+        assert list(td._handle.store.paths()) == [("a",)]
+        assert td["a"].tolist() == [1.0] * 4
 
 
 def test_the_end_of_a_process_of_multiprocessing(tmp_path: Path) -> None:
