@@ -22,3 +22,9 @@ def test_program(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert theirs.lines or theirs.result is not None, "the program shows nothing"
     assert ours.lines == theirs.lines
     assert ours.result == theirs.result
+
+
+def test_there_are_forty_programs_that_vary_in_length() -> None:
+    assert len(PROGRAMS) >= 40
+    lengths = {named(path): len(path.read_text().splitlines()) for path in PROGRAMS}
+    assert {name: lines for name, lines in lengths.items() if not 30 <= lines <= 300} == {}
