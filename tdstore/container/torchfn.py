@@ -244,9 +244,22 @@ TABLE: dict[Function, Function] = {
 
 
 def teach_collate() -> None:
-    """Let `torch.utils.data.default_collate` (what a DataLoader does by default) stack TensorDicts."""
-    known = torch.utils.data._utils.collate.default_collate_fn_map
-    known[Container] = lambda batch, *, collate_fn_map=None: stack(batch)
+    """Let a `DataLoader` take TensorDicts: its default stacks them, and without batches leaves them as they are.
+
+    They are mappings by declaration, and torch would take them apart by iteration, which gives rows.
+    """
+    torch_collate = torch.utils.data._utils.collate
+    torch_collate.default_collate_fn_map[Container] = lambda batch, *, collate_fn_map=None: stack(batch)
+    convert: Any = torch_collate.default_convert
+    if getattr(convert, "__wrapped__", None) is not None:
+        return
+
+    @functools.wraps(convert)  # by its name it is found in worker processes
+    def default_convert(data: Any) -> Any:
+        return data if isinstance(data, Container) else convert(data)
+
+    torch_collate.default_convert = default_convert
+    torch.utils.data.default_convert = default_convert
 
 
 def dispatch(func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
