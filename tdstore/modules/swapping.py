@@ -88,13 +88,14 @@ class Loan:
 
     Args:
         inplace: copy values into the module's tensors, instead of putting others in their place.
-        preserve: where a parameter is replaced by a tensor without a gradient, make that a parameter.
+        preserve: where a parameter is replaced by a tensor without a gradient, make that a parameter, and a buffer
+            stay one. Else a parameter becomes a parameter, and another tensor in its place an attribute.
         memo: places that are taken already, and by what was there: a submodule that is used twice is filled once.
     """
 
     def __init__(self, inplace: bool, preserve: bool, non_blocking: bool, memo: dict[Any, Any]) -> None:
         self.inplace, self.preserve, self.non_blocking, self.memo = inplace, preserve, non_blocking, memo
-        self._writes: list[tuple[dict[str, Any], str, Any, Any, bool]] = []
+        self._writes: list[tuple[Any, dict[str, Any], str, Any, Any, bool]] = []
 
     def plan(self, td: Any, module: Any, path: Path = ()) -> dict[str, Any]:
         """Find a place for each tensor; what is there now, as nested dicts.
@@ -134,7 +135,7 @@ class Loan:
             else:
                 old[key] = NonTensorData(None) if there is None else there
             self.memo[place] = old[key]
-            self._writes.append((slots, key, there, value, borrowed))
+            self._writes.append((module, slots, key, there, value, borrowed))
         return old
 
     def fill(self, td: Any, module: Any) -> dict[str, Any]:
@@ -146,12 +147,17 @@ class Loan:
     def run(self) -> None:
         """Fill the places that were found."""
         tied: dict[int, Tensor] = {}
-        for slots, key, there, value, borrowed in self._writes:
+        for module, slots, key, there, value, borrowed in self._writes:
             if self.inplace and isinstance(there, Tensor):
                 with torch.no_grad():
                     there.copy_(value, non_blocking=self.non_blocking)
             else:
-                slots[key] = self._fitting(there, value, borrowed, tied)
+                attribute = not isinstance(module, Container) and slots is module.__dict__
+                back = attribute and isinstance(value, nn.Parameter)
+                made = value if back else self._fitting(there, value, borrowed, tied)
+                if not isinstance(module, Container) and (back or not self.preserve) and not traced():
+                    slots = _slots_for(module, slots, key, made)
+                slots[key] = made
 
     def _fitting(self, there: Any, value: Any, borrowed: bool, tied: dict[int, Tensor]) -> Any:
         """What to put in the place of a tensor: one that carries gradients stays what it is.
@@ -162,7 +168,7 @@ class Loan:
             return value
         if not isinstance(there, nn.Parameter):
             if value.requires_grad:
-                return value
+                return value.as_subclass(Tensor) if isinstance(value, nn.Parameter) else value  # a buffer stays one
             value = value.data if isinstance(value, nn.Parameter) else value
             return value.clone() if borrowed else value
         if isinstance(value, nn.Parameter) or value.requires_grad or traced():
@@ -193,6 +199,18 @@ def _slots(module: Any, key: str) -> dict[str, Any] | None:
     if key in module._buffers:
         return module._buffers  # type: ignore[no-any-return]
     return module.__dict__ if isinstance(module.__dict__.get(key), Tensor) else None
+
+
+def _slots_for(module: Any, slots: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """The dict of a module that is to hold a value as what it is: a parameter as one, another tensor as none."""
+    wanted = slots
+    if isinstance(value, nn.Parameter):
+        wanted = module._parameters
+    elif isinstance(value, Tensor) and slots is module._parameters:
+        wanted = module.__dict__
+    if wanted is not slots:
+        del slots[key]
+    return wanted
 
 
 def _unknown(module: Any, path: Path, what: str) -> KeyNotFoundError:

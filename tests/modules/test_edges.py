@@ -39,7 +39,7 @@ def test_the_older_form_keeps_values_per_row(flatten: bool) -> None:
     td.set_non_tensor("one", ["as", "it is"])
     state = saved(td.state_dict(flatten=flatten, legacy=True))
     other = td.clone().zero_()
-    other["s"], other["n", "t"] = ["-", "-"], ["-", "-"]
+    other["s"], other["n", "t"] = ["-", "-"], [["-", "-"], ["-", "-"]]
     other.set_non_tensor("one", "-")
     other.load_state_dict(state)
     assert list(other["s"]) == ["a", None] and other[1]["s"] is None
