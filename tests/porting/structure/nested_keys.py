@@ -70,8 +70,8 @@ def main():
         limited["agent", "pose"].sum().item(),
         td.clone().update({"agent": {"pose": torch.ones(2, 6) * 2}})["agent", "pose"].sum().item(),
     )
-    pair = td.clone().update(other, keys_to_update=("new", "agent"))
-    print("new" in pair, pair["agent", "pose"].sum().item())
+    pair = td.clone().update(other.replace({"step": torch.ones(2)}), keys_to_update=("new", "step"))
+    print("new" in pair, pair["step"].tolist(), pair["agent", "pose"].sum().item())
     replaced = td.replace({"done": torch.ones(2, 1)})
     print(replaced["done"].dtype, td["done"].dtype)
 
