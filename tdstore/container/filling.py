@@ -208,7 +208,7 @@ class FillingMixin(PlacingMixin):
         empty = {}
         if how.pop("empty_lazy", False):
             empty = {path: entry for path, entry in _row_entries(self) if entry is not self}
-        source = self.exclude(*empty) if empty else self  # type: ignore[attr-defined]
+        source = self.exclude(*empty) if empty else self
         made = _without_row_values(source._resident())._move(
             lambda t: make(t, (*batch, *t.shape[n:]), **how),
             batch,
