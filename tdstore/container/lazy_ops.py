@@ -191,7 +191,6 @@ class LazyOps(LazyWrites):
         return dense._expanded_as(other, lead)
 
     def data_ptr(self, *, storage: bool = False) -> Any:
-        """The addresses of each element, under its number, with no batch dimension."""
         return self._resident_class({str(i): td.data_ptr(storage=storage) for i, td in enumerate(self._tds)}, [])
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
@@ -524,12 +523,13 @@ class LazyOps(LazyWrites):
         made._undo = (weakref.ref(self), lambda v: v.reshape(old))
         return made.lock_() if self._state & LOCKED else made
 
-    def reshape(self, *args: Any, shape: Any = None, size: Any = None) -> Any:
+    def reshape(self, *args: Any, shape: Any = None, size: Any = None, inplace: bool = False) -> Any:
         """As `view` where that gives one dimension, or leaves the stack dimension apart; else a copy."""
         old = self._batch_size
         wanted = shape if shape is not None else size if size is not None else flat_args(args)
         new = old if self._ragged else view_shape(old, as_size(wanted))
-        return self.view(new) if len(new) == 1 and len(old) > 1 else super().reshape(*args, shape=shape, size=size)
+        made = self.view(new) if len(new) == 1 and len(old) > 1 else super().reshape(*args, shape=shape, size=size)
+        return self._given(made, "reshape", inplace)
 
     def _flattened(self, start_dim: int | None, end_dim: int | None) -> Any:
         n = len(self._batch_size)

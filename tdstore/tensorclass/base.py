@@ -597,5 +597,4 @@ def _rebuilt(found: Any, td: Any) -> Any:
     return class_of(found)._wrap(td._tensordict if isinstance(td, Typed) else td)
 
 
-# torch.load(weights_only=True) may put a class that was declared in this process around its data; see `register`.
-add_safe_globals([_rebuilt])
+add_safe_globals([_rebuilt])  # torch.load(weights_only=True) puts declared classes around data; see `register`

@@ -98,7 +98,7 @@ get_at: td.get_at("a", 0) | td.get_at("s", 0).tolist() | td.get_at(("n", "c"), s
     | td.get_at("a", mask)
 get_item_shape: td.get_item_shape("a") | td.get_item_shape("no")
 get_non_tensor: td.get_non_tensor("s") | td.get_non_tensor("no", 1)
-entry_class: td.entry_class("a") | issubclass(td.entry_class("n"), M.TensorDictBase)
+entry_class: issubclass(td.entry_class("a"), torch.Tensor) | issubclass(td.entry_class("n"), M.TensorDictBase)
 is_empty: td.is_empty() | td.empty().is_empty()
 keys: list(td.keys()) | list(td.keys(True)) | list(td.keys(True, True)) | ("n", "c") in td.keys(True) | "a" in td
     | list(td.keys(sort=True))

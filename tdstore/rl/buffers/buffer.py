@@ -461,8 +461,9 @@ class ReplayBuffer:
                 return self._storage.get(slice(None))[index]
             found = self._storage.get(index)
             found = collated(found) if isinstance(found, list) and self._collate is None else found
-            # a transform that works in place must not change the rows that a slice is a view of
-            return self._transformed(found.clone() if self._transforms and hasattr(found, "clone") else found)
+            if self._transforms and hasattr(found, "clone"):
+                found = found.clone()  # a slice is a view of stored rows: transforms may work in place
+            return self._transformed(found)
 
     def _transformed(self, batch: Any) -> Any:
         for transform, invert in self._transforms:
@@ -597,5 +598,4 @@ class ReplayBuffer:
             self._storage.attach(self)
 
     def __repr__(self) -> str:
-        """The parts."""
         return f"{type(self).__name__}(storage={self._storage!r}, sampler={self._sampler!r}, writer={self._writer!r})"
