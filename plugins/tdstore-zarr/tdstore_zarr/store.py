@@ -361,6 +361,14 @@ class ZarrStore(Store):
             raise
 
     def _changed(self) -> StoreBusyError:
+        place = self._session.place
+        if isinstance(place, FolderPlace) and place.moved():
+            return StoreBusyError(
+                f"{self.url} was replaced as a whole by a save, or removed, since it was opened: what it held then can "
+                "be read no more, but for files that are still open here",
+                url=self.url,
+                hint="open it again to read what is there now; changes in place (mode='r+') keep readers reading",
+            )
         return StoreBusyError(
             f"{self.url} was replaced or changed by another writer since it was opened",
             url=self.url,

@@ -373,3 +373,19 @@ def test_a_chunk_where_a_folder_of_chunks_was(tmp_path: FsPath) -> None:
     td.close()
     with tdstore.open(tmp_path / "x.zarr") as again:
         assert again["a"].tolist() == [1] * 4
+
+
+def test_a_reader_of_a_folder_that_is_replaced_as_a_whole(tmp_path: FsPath) -> None:
+    """It reads on from the files that it has open; for others it is told what happened."""
+    place = str(tmp_path / "data.zarr")
+    TensorDict({"a": torch.arange(100.0), "b": torch.zeros(100)}, [100]).save(place, chunks=10, shards=100).close()
+    reader = tdstore.open(place)
+    assert reader["a"][:20].tolist() == list(range(20))
+    TensorDict({"a": torch.ones(100), "b": torch.ones(100)}, [100]).save(place, chunks=10, shards=100).close()
+    assert reader["a"][30:50].tolist() == list(range(30, 50))
+    with pytest.raises(StoreBusyError, match="data.zarr was replaced as a whole") as caught:
+        reader["b"]
+    assert "open it again" in str(caught.value.hint)
+    with tdstore.open(place) as again:
+        assert again["b"].sum() == 100
+    reader.close()
