@@ -9,6 +9,7 @@
     │   ├── NotAGroupError        (ValueError)
     │   ├── DifferentKeysError    (RuntimeError)
     │   ├── StateDictError        (RuntimeError)
+    │   ├── InvalidKeyError       (TypeError)
     │   └── MissingEntryError     (AssertionError)
     ├── WorkerDiedError           (RuntimeError)
     ├── MismatchError             (RuntimeError)
@@ -97,6 +98,10 @@ class DifferentKeysError(KeyNotFoundError, RuntimeError):
 
 class StateDictError(KeyNotFoundError, RuntimeError):
     """A state dict and what it is loaded into have different keys."""
+
+
+class InvalidKeyError(KeyNotFoundError, TypeError):
+    """What is given as a key is neither a string nor a nested tuple of strings."""
 
 
 class MissingEntryError(KeyNotFoundError, AssertionError):

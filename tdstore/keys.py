@@ -20,6 +20,7 @@ import re
 import unicodedata
 from collections.abc import Container, Iterable
 
+from tdstore.errors import InvalidKeyError
 from tdstore.types import NestedKey, Path, path_text
 
 MAX_NAME_BYTES = 200
@@ -42,7 +43,7 @@ def unravel(key: NestedKey) -> Path:
     """Flatten a nested key: `"a"` and `("a", ("b", "c"))` become `("a",)` and `("a", "b", "c")`.
 
     Raises:
-        TypeError: not a string or a (nested) tuple of strings.
+        InvalidKeyError: not a string or a (nested) tuple of strings.
 
     Example:
         >>> unravel(("next", ("obs", "pixels")))
@@ -63,7 +64,7 @@ def unravel(key: NestedKey) -> Path:
         else:
             what = f"{part!r} of type {type(part).__qualname__}"
             inside = "" if part is key else f" in {key!r}"
-            raise TypeError(f"a key is a string or a (nested) tuple of strings, not {what}{inside}")
+            raise InvalidKeyError(f"a key is a string or a (nested) tuple of strings, not {what}{inside}")
     return tuple(parts)
 
 

@@ -18,7 +18,7 @@ from tdstore.container.printing import level_lines, ordered
 from tdstore.container.repr import entry_text, indent
 from tdstore.container.tree import ResidentTree
 from tdstore.errors import BatchSizeError
-from tdstore.shapes import as_size
+from tdstore.shapes import as_dim, as_size
 from tdstore.types import Fault
 
 
@@ -32,7 +32,7 @@ class LazyStackedTensorDict(LazyOps):
     Args:
         *tensordicts: the elements, of batch sizes of one length; where these differ, the stack's has -1.
         stack_dim: where the new batch dimension goes.
-        batch_size: checked against the stack's.
+        batch_size: checked against the stack's; without elements, that of those to come.
         device: move the elements there.
         names: of the batch dimensions.
         stack_dim_name: of the stack dimension.
@@ -66,12 +66,13 @@ class LazyStackedTensorDict(LazyOps):
         strict_shape: bool = False,
     ) -> None:
         tds = list(tensordicts)
-        self._stack_dim = check_elements(tds, stack_dim, strict_shape)
+        hollow = torch.Size(()) if tds or batch_size is None else as_size(batch_size)
+        self._stack_dim = check_elements(tds, stack_dim, strict_shape) if tds else as_dim(stack_dim, len(hollow) + 1)
         self._tds = tds if device is None else [td.to(device) for td in tds]
-        self._dim_name, self._hollow = stack_dim_name, torch.Size(())
+        self._dim_name, self._hollow = stack_dim_name, hollow
         self._parents = self._undo = self._home = None
         self._state = 0
-        if batch_size is not None and as_size(batch_size) != self._batch_size:
+        if tds and batch_size is not None and as_size(batch_size) != self._batch_size:
             raise BatchSizeError(f"batch_size={list(as_size(batch_size))} for a stack of {list(self._batch_size)}")
         if names is not None:
             self._set_names(as_names(names, len(self._batch_size)))

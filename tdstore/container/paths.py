@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tdstore.errors import InvalidKeyError
 from tdstore.keys import unravel
 from tdstore.types import NestedKey, Path
 
@@ -18,10 +19,10 @@ def is_key(index: Any) -> bool:
 
 
 def entry_path(key: NestedKey) -> Path:
-    """The path of an entry: as `unravel`, but an empty tuple, which names none, is a `TypeError`."""
+    """The path of an entry: as `unravel`, but an empty tuple, which names none, is an `InvalidKeyError`."""
     path = unravel(key)
     if not path:
-        raise TypeError(f"a key is a string or a (nested) tuple of strings; {key!r} names no entry")
+        raise InvalidKeyError(f"a key is a string or a (nested) tuple of strings; {key!r} names no entry")
     return path
 
 

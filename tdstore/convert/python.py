@@ -15,6 +15,7 @@ from tdstore.container.making import from_container, lazy_stack, maybe_dense_sta
 from tdstore.container.making import from_dict as made_from_dict
 from tdstore.container.nontensor import NonTensor
 from tdstore.container.opening import open_container
+from tdstore.container.typed import inside
 from tdstore.convert.arrays import from_struct_array
 from tdstore.convert.arrow import from_arrow
 from tdstore.convert.frames import from_pandas, series_column
@@ -158,19 +159,25 @@ def fromkeys(keys: Iterable[Any], value: Any = 0) -> Any:
 
 
 def make_tensordict(
-    input_dict: Mapping[Any, Any] | None = None,
+    input_dict: Mapping[Any, Any] | Container | None = None,
     batch_size: Any = None,
     device: Any = None,
     auto_batch_size: bool | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Make a TensorDict from a dict, keyword arguments or both.
+    """Make a TensorDict from a dict or a TensorDict, from keyword arguments or from both (then the dict counts).
+
+    The batch size and the names of a TensorDict that is given are not taken over.
 
     Example:
         >>> make_tensordict(a=torch.zeros(3, 4), b=torch.zeros(3), auto_batch_size=True).batch_size
         torch.Size([3])
     """
-    entries = {**(input_dict or {}), **kwargs}
+    given: Any = input_dict
+    if isinstance(input_dict, Container):
+        given = inside(input_dict)._resident()._shallow()
+        given.batch_size = ()
+    entries = {**kwargs, **({} if given is None else dict(given.items()))}
     cls = Container._resident_class
     return made_from_dict(cls, entries, batch_size, bool(auto_batch_size), None, device, None)
 

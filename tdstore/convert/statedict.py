@@ -82,8 +82,8 @@ class StateDictMixin(Container):
 
         Args:
             state_dict: flat, nested, or of the older form; also that of a module with the same names.
-            strict: refuse keys that are only on one side. False leaves entries alone that the state dict
-                lacks, and adds those that it has more.
+            strict: refuse keys that are only on one side, but for nested TensorDicts without entries. False leaves
+                entries alone that the state dict lacks, and adds those that it has more.
             assign: take over the tensors instead of copying their values.
             from_flatten: whether keys are to be split at dots. Default: as the state dict and the entries tell.
 
@@ -179,6 +179,8 @@ class _Loading:
             elif kind is None or (kind == VALUE and isinstance(td._raw(key), NonTensorStack)):
                 value = _of_rows(value, td.batch_size if tree.batch is None else tree.batch)
             if kind is None:
+                if isinstance(value, Tree) and self._strict and _is_hollow(value):
+                    continue
                 if not (isinstance(value, NonTensor) and _is_field(td, key)):
                     self._extra.append(name)
                 if takes(td, key):
@@ -202,9 +204,13 @@ class _Loading:
             if key not in tree.entries:
                 if td._kind(key) == VALUE and tree.typed is not None and key in tree.typed[1] and _is_field(td, key):
                     part.empty.append(key)
+                elif td._kind(key) == GROUP and td._raw(key).is_empty():
+                    continue
                 elif td._kind(key) != VALUE or tree.told:
                     self._missing.append(".".join((*path, key)))
                 self._check_kept(td, key, tree, path)
+        if tree.typed is not None and worn_by(inside(td)) is not None:
+            self._extra += [".".join((*path, name)) for name in tree.typed[1] if not takes(td, name)]
         self._parts.append(part)
 
     def _elements(self, td: Any, tree: Tree, path: Path) -> None:
@@ -251,6 +257,11 @@ class _Loading:
                 if part.empty:
                     changes.then(functools.partial(td._drop, part.empty))
             changes.run()
+
+
+def _is_hollow(tree: Tree) -> bool:
+    """Whether a level of a state dict, and all below it, is without entries."""
+    return tree.stack_dim is None and all(isinstance(v, Tree) and _is_hollow(v) for v in tree.entries.values())
 
 
 def _is_field(td: Any, key: str) -> bool:

@@ -9,8 +9,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from tdstore.container.access import AS_SET
 from tdstore.container.core import Container
 from tdstore.container.indexed import IndexedTree
+from tdstore.container.nontensor import NonTensor
+from tdstore.container.paths import is_key
 from tdstore.container.repr import text
 from tdstore.errors import UnsupportedError, UntrustedDataError
 from tdstore.ops.base import Names
@@ -47,6 +50,8 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         tensor([0., 0.])
     """
 
+    _get_post_hooks: list[Callable[[Any, Any], Any]]
+
     def __init__(self, parameters: Any = None, *, no_convert: bool = False, lock: bool = False, **kwargs: Any) -> None:
         source: Any = parameters if isinstance(parameters, Container) else self._resident_class(parameters)
         if kwargs:
@@ -60,7 +65,7 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         """All but the entries."""
         state = vars(nn.Module())
         del state["_parameters"], state["_buffers"]  # told from the tree
-        self.__dict__.update(state)
+        self.__dict__.update(state, _get_post_hooks=[])
         self._batch_size, self._device, self._names = td._batch_size, td._device, td._names
         self._parents = self._undo = self._home = None
         self._state = 0
@@ -93,6 +98,53 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         other._data = td._data
         other.training = self.training
         return other
+
+    # -- entries that are read ------------------------------------------------------------------
+    def register_get_post_hook(self, hook: Callable[[Any, Any], Any]) -> None:
+        """Call `hook(self, entry)` whenever an entry is read by its key, or by `items` and `values`.
+
+        Args:
+            hook: what it returns is read instead of the entry, unless that is None. It sees tensors, and values that
+                are no tensors, and no nested TensorDicts. Hooks run in the order in which they were registered.
+
+        Example:
+            >>> params = TensorDictParams(TensorDict({"a": torch.ones(2)}))
+            >>> params.register_get_post_hook(lambda params, entry: entry.detach() * 3)
+            >>> params["a"]
+            tensor([3., 3.])
+        """
+        self._get_post_hooks.append(hook)
+
+    def _hooked(self, entry: Any) -> Any:
+        if not isinstance(entry, (Container, NonTensor)):
+            for hook in self._get_post_hooks:
+                made = hook(self, entry)
+                entry = entry if made is None else made
+        return entry
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return self._hooked(found) if self._get_post_hooks and is_key(index) else found
+
+    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Any:
+        """As `TensorDict.get`."""
+        found = super().get(key, default, **kwargs)
+        return self._hooked(found) if self._get_post_hooks and self._find(key) is not None else found
+
+    def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Any:
+        """As `TensorDict.get_at`."""
+        found = super().get_at(key, index, default)
+        return self._hooked(found) if self._get_post_hooks and self._find(key) is not None else found
+
+    def items(self, *args: Any, **kwargs: Any) -> Any:
+        """As `TensorDict.items`."""
+        found = super().items(*args, **kwargs)
+        return [(key, self._hooked(entry)) for key, entry in found] if self._get_post_hooks else found
+
+    def values(self, *args: Any, **kwargs: Any) -> Any:
+        """As `TensorDict.values`."""
+        found = super().values(*args, **kwargs)
+        return [self._hooked(entry) for entry in found] if self._get_post_hooks else found
 
     # -- entries that come in ------------------------------------------------------------------
     def _own(self, value: Any) -> Any:

@@ -90,8 +90,7 @@ class TensorClass(Surface, metaclass=Fields):
     _post: ClassVar[bool] = False
     _access: ClassVar[type[FieldAccess]] = FieldAccess
     """How a field is read as an attribute."""
-    _own_setter: ClassVar[bool] = False
-    """Whether the class has a `__setattr__` of its user's."""
+    _own_setter: ClassVar[bool] = False  # whether the user wrote a `__setattr__`
     _by_name: ClassVar[bool] = False
     """Whether the constructor takes fields by name only."""
     _made_by: ClassVar[Callable[[], Any]]
