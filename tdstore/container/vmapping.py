@@ -7,6 +7,7 @@ box of tensors, its leaves, which is opened on the other side.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,19 +18,51 @@ from torch.utils import _pytree as pytree
 
 from tdstore.container.core import Container
 from tdstore.container.nontensor import NonTensor, NonTensorData
+from tdstore.container.typed import Typed
 from tdstore.container.unbatched import UnbatchedTensor, is_batched
 from tdstore.errors import UnsupportedError
 from tdstore.shapes import as_dim
 from tdstore.tracing import mapping
+from tdstore.types import Path
+
+
+@dataclass(frozen=True)
+class Form:
+    """What of a TensorDict its leaves do not tell: its lock, and where lazy stacks are in it."""
+
+    locked: bool = False
+    stacks: dict[Path, int] = field(default_factory=dict)
+    """The stack dimension of each, by path."""
+
+    @classmethod
+    def of(cls, td: Any) -> Form:
+        """The form of a container."""
+        return cls(td.is_locked, {} if isinstance(td, Typed) else dict(_stacks(td, ())))
+
+
+def _stacks(td: Any, path: Path) -> Iterator[tuple[Path, int]]:
+    if isinstance(td, Container._stack_class):
+        yield path, td._stack_dim
+    elif isinstance(td, Container._resident_class):
+        for key, value in td._data.items():
+            if isinstance(value, Container) and not isinstance(value, Typed):
+                yield from _stacks(value, (*path, key))
+
+
+_PLAIN = Form()
 
 
 class Box:
     """A TensorDict as tensors; `dim` is the batch dimension that is mapped over, None where there is none."""
 
-    __slots__ = ("dim", "parts", "td")
+    __slots__ = ("dim", "form", "parts", "td")
 
-    def __init__(self, td: Any, dim: int | None, parts: list[Tensor]) -> None:
-        self.td, self.dim, self.parts = td, dim, parts
+    def __init__(self, td: Any, dim: int | None, parts: list[Tensor], form: Form = _PLAIN) -> None:
+        self.td, self.dim, self.parts, self.form = td, dim, parts, form
+
+    def hides_its_stack(self) -> bool:
+        """Whether the dimension that is mapped over is that of a lazy stack."""
+        return bool(self.form.stacks) and self.form.stacks.get(()) == self.dim
 
 
 def _box(td: Any, dim: int | None, inward: bool) -> Box:
@@ -42,14 +75,19 @@ def _box(td: Any, dim: int | None, inward: bool) -> Box:
             "torch.vmap maps over tensors in memory, and these entries are stored",
             hint="call to_tensordict() first",
         )
+    form = Form.of(td)
     td = td._resident()._in_rows()
     leaves: list[Any] = []
     td._collect(leaves, plain=False)
-    return Box(td, dim, list(filter(is_batched, leaves)) or [torch.empty(()).expand(td._batch_size)])
+    return Box(td, dim, list(filter(is_batched, leaves)) or [torch.empty(()).expand(td._batch_size)], form)
 
 
-def _open(box: Box, inward: bool) -> Any:
-    """The TensorDict of what came through: its batch has lost, or got, the dimension that was mapped."""
+def _open(box: Box, inward: bool, restacked: bool) -> Any:
+    """The TensorDict of what came through: its batch has lost, or got, the dimension that was mapped.
+
+    Args:
+        restacked: a lazy stack that comes out is stacked along the dimension that was mapped.
+    """
     td, dim = box.td, box.dim
     if not box.parts:
         return td
@@ -60,7 +98,27 @@ def _open(box: Box, inward: bool) -> Any:
         batch.insert(dim, box.parts[0].shape[dim])
     if isinstance(td, UnbatchedTensor):
         return td.for_batch(torch.Size(batch))
-    return _rebuilt(td, torch.Size(batch), iter(box.parts), dim)
+    made = _rebuilt(td, torch.Size(batch), iter(box.parts), dim)
+    for path, old in box.form.stacks.items():
+        made = _stacked_at(made, path, _stack_dim(old, dim, inward, restacked and not path))
+    return made.lock_() if box.form.locked else made
+
+
+def _stack_dim(old: int, dim: int | None, inward: bool, restacked: bool) -> int:
+    """Where the dimension of a stack goes; the first dimension stands for one that is mapped over."""
+    if dim is None:
+        return old
+    if inward:
+        return 0 if old == dim else old - (old > dim)
+    return dim if restacked else old + (dim <= old)
+
+
+def _stacked_at(td: Any, path: Path, dim: int) -> Any:
+    """The same with the entry at a path as a lazy stack; without a batch dimension there is nothing to stack."""
+    if not path:
+        return td.to_lazystack(dim) if td.batch_dims else td
+    td._data[path[0]] = _stacked_at(td._data[path[0]], path[1:], dim)
+    return td
 
 
 def _rebuilt(td: Any, new: torch.Size, leaves: Iterator[Tensor], dim: int | None) -> Any:
@@ -140,11 +198,11 @@ def _is_box(value: object) -> bool:
     return isinstance(value, Box)
 
 
-def _unboxed(tree: Any, inward: bool) -> Any:
+def _unboxed(tree: Any, inward: bool, restacked: bool = False) -> Any:
     values, spec = pytree.tree_flatten(tree, is_leaf=_is_box)
     if not any(isinstance(v, Box) for v in values):
         return tree
-    return pytree.tree_unflatten([_open(v, inward) if isinstance(v, Box) else v for v in values], spec)
+    return pytree.tree_unflatten([_open(v, inward, restacked) if isinstance(v, Box) else v for v in values], spec)
 
 
 def through_boxes(vmap: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,14 +211,21 @@ def through_boxes(vmap: Callable[..., Any]) -> Callable[..., Any]:
     def vmap_impl(
         func: Any, in_dims: Any, out_dims: Any, randomness: str, chunk_size: Any, *args: Any, **kwargs: Any
     ) -> Any:
+        alone = False  # one TensorDict, for which torch takes `out_dims=(0,)` as it does for one tensor
+
         def run(*mapped: Any, **options: Any) -> Any:
+            nonlocal alone
             with mapping():
-                return _boxed(func(*_unboxed(mapped, True), **options), out_dims, False)[0]
+                made = func(*_unboxed(mapped, True), **options)
+                alone = isinstance(out_dims, tuple) and isinstance(made, (Container, UnbatchedTensor))
+                return _boxed((made,) if alone else made, out_dims, False)[0]
 
         if not is_compiling():
             run.__name__ = getattr(func, "__name__", repr(func))  # for the messages of vmap
         boxes, dims = _boxed(args, in_dims, True)
-        return _unboxed(vmap(run, dims, out_dims, randomness, chunk_size, *boxes, **kwargs), False)
+        made = vmap(run, dims, out_dims, randomness, chunk_size, *boxes, **kwargs)
+        restacked = any(isinstance(box, Box) and box.hides_its_stack() for box in pytree.tree_leaves(boxes, _is_box))
+        return _unboxed(made[0] if alone else made, False, restacked)
 
     return vmap_impl
 
@@ -169,7 +234,9 @@ def teach_vmap() -> None:
     """Let `torch.vmap` (and `torch.func.vmap`, the same) know TensorDicts; it has no hook to register with."""
     if Box not in pytree.SUPPORTED_NODES:
         pytree.register_pytree_node(
-            Box, lambda box: (box.parts, (box.td, box.dim)), lambda parts, of: Box(of[0], of[1], list(parts))
+            Box,
+            lambda box: (box.parts, (box.td, box.dim, box.form)),
+            lambda parts, of: Box(of[0], of[1], list(parts), of[2]),
         )
         module: Any = apis
         # A private name: a torch that has another refuses TensorDicts in vmap, and all else goes on working.
