@@ -425,3 +425,23 @@ def test_a_full_server_keeps_what_was() -> None:
         assert same(load(place), OLD)
         with Redis(port=server.port) as client:
             assert len(blocks(client)) == 3
+
+
+def test_rows_that_a_full_server_refuses_are_not_there() -> None:
+    """A write of many MiB finds no room in its middle: it is one transaction, and none of it is there."""
+    with redis_server(maxmemory="40mb", maxmemory_policy="noeviction") as server:
+        place = f"{server.url}/run"
+        big: Leaves = {("big",): torch.zeros(24, 1 << 20, dtype=torch.uint8), ("small",): torch.arange(24)}
+        save(place, big)
+        with open_redis(place, mode="r+") as store:
+            store.write([Write(("small",), span(0, 2), torch.tensor([7, 8]))])
+            with pytest.raises(StoreError, match="out of memory"):
+                store.write(
+                    [
+                        Write(("small",), span(0, 24), -torch.ones(24).long()),
+                        Write(("big",), span(0, 24), torch.ones(24, 1 << 20, dtype=torch.uint8)),
+                    ]
+                )
+            big["small",][:2] = torch.tensor([7, 8])
+            assert same(everything(store), big)
+        assert same(load(place), big)

@@ -378,3 +378,21 @@ def test_readers_during_saves_see_one_generation(place: str) -> None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     assert len(seen) > 3
+
+
+def test_many_scattered_rows_in_one_transaction(place: str) -> None:
+    """Small rows share cells, and the changes of one transaction share some of these."""
+    chance = torch.Generator().manual_seed(3)
+    want: Leaves = {("a",): torch.arange(60_000), ("b",): torch.arange(60_000.0).view(20_000, 3)}
+    save(place, want)
+    with open_redis(place, mode="r+") as store:
+        for path, value in want.items():
+            for count in (9000, 19_999):
+                index = torch.randperm(len(value), generator=chance)[:count]
+                new = torch.randint(0, 10**6, (count, *value.shape[1:]), generator=chance).to(value.dtype)
+                again = torch.randint(0, 10**6, (50, *value.shape[1:]), generator=chance).to(value.dtype)
+                store.write([Write(path, (index,), new), Write(path, (index[:50],), again)])
+                value[index] = new
+                value[index[:50]] = again
+                assert torch.equal(store.read([Read(path)])[0], value)
+    assert same(load(place, verify="full"), want)
