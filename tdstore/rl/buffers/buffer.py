@@ -200,11 +200,11 @@ class ReplayBuffer:
             storage: a storage, or a function without arguments that makes one.
             collate_fn: makes a batch of a list of rows; None for the usual way.
         """
-        storage = made_part("storage", storage, lambda: ListStorage(1000), is_storage)
         with self._lock:
+            self._storage = made_part("storage", storage, lambda: ListStorage(1000), is_storage)
+            self._collate = collate_fn
             self._clear_prefetched()
             self._marked.clear()
-            self._storage, self._collate = storage, collate_fn
             self._sampler.empty()
             self._writer.empty()
             self._begin()
@@ -237,25 +237,20 @@ class ReplayBuffer:
         data = self._inverted(data)
         if self.dim_extend:
             data = rows_first(data, self.dim_extend)
-        with self._lock:
-            self._writing = threading.get_ident()
-            try:
-                index = self._writer.extend(data)
-            finally:
-                self._writing = 0
-            self._wrote(index)
-        return index
+        return self._put(self._writer.extend, data)
 
     def add(self, data: Any) -> Any:
         """Write one row; gives its index."""
-        data = self._inverted(data)
+        return self._put(self._writer.add, self._inverted(data), one=True)
+
+    def _put(self, write: Callable[[Any], Any], data: Any, *, one: bool = False) -> Any:
         with self._lock:
             self._writing = threading.get_ident()
             try:
-                index = self._writer.add(data)
+                index = write(data)
             finally:
                 self._writing = 0
-            self._wrote(index, one=True)
+            self._wrote(index, one=one)
         return index
 
     def _wrote(self, index: Any, *, one: bool = False) -> None:
