@@ -18,6 +18,7 @@ from tdstore.container.paths import entry_path, is_key
 from tdstore.container.ragged import leaf_shape
 from tdstore.container.terms import as_terms, spelled_out
 from tdstore.container.typed import redressed, worn_by
+from tdstore.container.uneven import differs, merged
 from tdstore.errors import BatchSizeError, KeyNotFoundError, NotAGroupError
 from tdstore.indexing import index_shape
 from tdstore.keys import key_text
@@ -169,6 +170,8 @@ class WritingMixin(AccessMixin):
     ) -> Self:
         """Merge entries, going into nested TensorDicts that are on both sides; nothing is set unless everything fits.
 
+        Where the source has a lazy stack whose elements differ in keys or shapes, the entry becomes a lazy stack.
+
         Args:
             clone: store copies of the tensors.
             inplace: write into existing entries where there are some.
@@ -203,7 +206,9 @@ class WritingMixin(AccessMixin):
             kind = self._kind(first)
             nested = not _leaf(how.is_leaf, value) if isinstance(value, Container) else isinstance(value, Mapping)
             part = sub if nested and sub is not None and () not in sub else None
-            if kind == GROUP and nested:
+            if kind == GROUP and nested and not how.inplace and differs(value, self._raw(first)):
+                fresh[first] = self._coerce(first, merged(self._raw(first), value, part, how.clone))
+            elif kind == GROUP and nested:
                 self._raw(first)._plan_update(changes, value, part, how.below())
             elif part is not None:
                 fresh[first] = self._coerce(first, _pick(value, part))

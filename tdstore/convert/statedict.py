@@ -22,6 +22,7 @@ from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.typed import inside, takes, worn_by
 from tdstore.container.unbatched import UnbatchedTensor
+from tdstore.container.uneven import even
 from tdstore.convert.stateforms import Tree, read, write_flat, write_legacy, write_nested
 from tdstore.errors import BatchSizeError, StateDictError
 from tdstore.types import Path
@@ -116,7 +117,7 @@ def _asked_by_a_loader() -> bool:
 # -- out ---------------------------------------------------------------------------------------
 def _tree_of(td: Any, keep_vars: bool) -> Tree:
     worn, td = worn_by(td), inside(td)
-    if isinstance(td, td._stack_class) and not _even(td):
+    if isinstance(td, td._stack_class) and not even(td):
         elements = {str(i): _tree_of(e, keep_vars) for i, e in enumerate(td.tensordicts)}
         return Tree(td.batch_size, td.device, td._names, td.stack_dim, elements)
     td = td._resident()
@@ -130,18 +131,6 @@ def _tree_of(td: Any, keep_vars: bool) -> Tree:
     if worn is not None:
         tree.typed = (worn.__name__, tuple(sorted(worn._field_names - tree.entries.keys())))
     return tree
-
-
-def _even(td: Any) -> bool:
-    """Whether a lazy stack can be made without losing anything."""
-    keys = set(td._first_keys())
-    if any(set(element._first_keys()) != keys for element in td.tensordicts) or -1 in td.batch_size:
-        return False
-    kinds = {key: td._kind(key) for key in keys}
-    if any(-1 in td._leaf_shape(key) for key in keys if kinds[key] == LEAF):
-        return False
-    groups = [td._raw(key) for key in keys if kinds[key] == GROUP]
-    return all(_even(group) for group in groups if isinstance(group, td._stack_class))
 
 
 # -- in ----------------------------------------------------------------------------------------

@@ -99,6 +99,48 @@ case("strict load of an unknown value", lambda M: unknown(M, "v"))
 case("strict load of an unknown None", lambda M: unknown(M, None))
 
 
+# --- an update with lazy stacks of elements that differ ---
+def ragged(M: Side) -> object:
+    return M.lazy_stack([M.td({"x": t(n)}) for n in (3, 4)])
+
+
+def exclusive(M: Side) -> object:
+    return M.lazy_stack([M.td({"x": t(3), name: t(2)}) for name in "pq"])
+
+
+DESTINATIONS = {
+    "another key": lambda M: M.td({"y": t(2, 5)}, [2]),
+    "the same key": lambda M: M.td({"x": t(2, 3), "y": t(2)}, [2]),
+    "nested keys": lambda M: M.td({"n": {"z": t(2)}}, [2]),
+    "a text": lambda M: M.td({"s": "text"}, [2]),
+}
+HOW = {
+    "update": lambda M, td, new: td.update({"k": new}),
+    "update with a TensorDict": lambda M, td, new: td.update(M.td({"k": new}, [2])),
+    "update with copies": lambda M, td, new: td.update({"k": new}, clone=True),
+    "update below": lambda M, td, new: M.td({"o": td}, [2]).update({"o": {"k": new}})["o"],
+    "update of a locked one": lambda M, td, new: td.lock_().update({"k": new}),
+    "update in place": lambda M, td, new: td.update({"k": new}, inplace=True),
+}
+
+
+def merged(M: Side, destination: object, source: object, how: object) -> object:
+    td = M.td({"k": destination(M)}, [2])
+    found = how(M, td, source(M))["k"]
+    return type(found).__name__, [found[0], found[1]]
+
+
+for place, destination in DESTINATIONS.items():
+    for way, how in HOW.items():
+        for source in (ragged, exclusive):
+            if way == "update in place" and not (source is ragged and place == "the same key"):
+                continue
+            case(
+                f"{way}, {source.__name__} elements into {place}",
+                lambda M, d=destination, s=source, h=how: merged(M, d, s, h),
+            )
+
+
 # --- hooks of parameters ---
 def hooked(M: Side, read: object, *hooks: object) -> object:
     params = M.TensorDictParams(M.td({"a": torch.ones(2), "n": {"b": torch.ones(2)}, "s": "x"}))
@@ -157,3 +199,17 @@ def test_a_hook_is_not_called_for_what_is_missing() -> None:
     params = tdstore.TensorDictParams(tdstore.TensorDict({"a": torch.ones(2)}))
     params.register_get_post_hook(lambda params, entry: entry * 2)
     assert params.get("missing", None) is None
+
+
+@pytest.mark.parametrize("suffix", ["", ".h5"])
+def test_an_uneven_update_of_what_is_stored(tmp_path, suffix: str) -> None:
+    place = tmp_path / f"data{suffix}"
+    tdstore.TensorDict({"k": tdstore.TensorDict({"y": torch.ones(2)}, [2])}, [2]).save(place)
+    stack = tdstore.lazy_stack([tdstore.TensorDict({"x": torch.ones(n)}) for n in (3, 4)])
+    with tdstore.open(place, mode="r+") as td:
+        td = td.unlock_() if td.is_locked else td
+        td.update({"k": stack})
+        assert [len(td["k"][i]["x"]) for i in (0, 1)] == [3, 4] and td["k"][1]["y"] == 1
+    if suffix:
+        with tdstore.open(place) as td:
+            assert [len(td["k"][i]["x"]) for i in (0, 1)] == [3, 4] and td["k"][1]["y"] == 1
