@@ -11,8 +11,9 @@ from tdstore.container.locks import LOCKED, MAPPED
 from tdstore.container.saving import unlocked
 from tdstore.container.stored_writes import StoredWrites
 from tdstore.container.windows import View
-from tdstore.errors import KeyNotFoundError, UnsupportedError
+from tdstore.errors import KeyNotFoundError, OptionError, UnsupportedError
 from tdstore.indexing import Selection
+from tdstore.io.opening import Location
 from tdstore.ops.base import Names
 from tdstore.shapes import as_size
 from tdstore.types import Fault, Path, path_text
@@ -148,6 +149,21 @@ class PersistentTensorDict(StoredWrites):
             return td if device is None else td.to(device)
         saved = unlocked(td.save(filename, storage=backend, **options))
         return saved if device is None else saved.to(device)
+
+    def clone(self, recurse: bool = True, *, newfile: Location = None) -> Any:
+        """Copy into the memory, or to another place; with `recurse=False` give another container over this store.
+
+        Args:
+            newfile: save the copy at that location, as `save` does, and return what is stored there.
+
+        Raises:
+            OptionError: `newfile` with `recurse=False`.
+        """
+        if newfile is None:
+            return super().clone(recurse)
+        if not recurse:
+            raise OptionError("a copy at newfile= has entries of its own: recurse=False is for the same store")
+        return unlocked(self.save(newfile))
 
     def close(self) -> None:
         """Commit and close the store. Twice is fine."""
