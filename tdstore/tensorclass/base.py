@@ -63,10 +63,9 @@ class TensorClass(Surface, metaclass=Fields):
     - `nocast`: numbers and arrays stay as they are; without it they become tensors.
     - `tensor_only`: fields are tensors, TensorDicts, None, or entries such as `MetaData`, which are not unwrapped.
     - `frozen`: fields cannot be assigned, and the object is locked.
-    - `shadow`: fields may have the names of attributes that every tensorclass has, such as `data`.
+    - `shadow`: fields may have the names of attributes that every tensorclass has; `shape` is the batch size, too.
 
-    Strings and other objects are values of the whole batch. None is no entry at all: it takes no place, and
-    `keys()` does not have it.
+    Strings and other objects are values of the whole batch. None is no entry at all: `keys()` does not have it.
 
     Example:
         >>> class Step(TensorClass):
@@ -160,6 +159,8 @@ class TensorClass(Surface, metaclass=Fields):
             **kwargs: Any,
         ) -> None:
             plan = self._plan
+            if plan.shadowed:
+                batch_size, device, names = plan.shadow(kwargs, batch_size=batch_size, device=device, names=names)
             td = TensorDict(None, batch_size, device, named(names))
             object.__setattr__(self, "_tensordict", td)
             td._worn = type(self)

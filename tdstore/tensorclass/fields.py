@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import sys
 import typing
+from collections.abc import Iterator
 from dataclasses import MISSING, Field, FrozenInstanceError, InitVar
 from types import NoneType, UnionType
 from typing import Any, Union
@@ -49,8 +50,11 @@ _TENSORS = (Tensor, Container, NonTensor)
 ARGUMENTS = frozenset(("batch_size", "device", "names", "lock"))
 
 
-MAY_HIDE = frozenset(["check"])
-"""What a tensorclass has and no container: a field of that name hides it."""
+MAY_HIDE = frozenset(
+    """append check close commit data extend fields from_arrow from_optimizer from_safetensors read refresh_ resize_
+    to_arrow to_optimizer to_safetensors verify""".split()
+)
+"""Names that a field may have: it hides the attribute, which the container inside still has."""
 
 
 class Plan:
@@ -70,8 +74,10 @@ class Plan:
         self._hints: dict[str, Any] | None = None
         for name, field in owner.__dataclass_fields__.items():  # type: ignore[attr-defined]
             kind = field._field_type.name
-            if name not in ARGUMENTS and kind != "_FIELD_CLASSVAR":
+            if kind != "_FIELD_CLASSVAR" and not (name in ARGUMENTS and kind == "_FIELD_INITVAR"):
                 self._sort(name, field, kind)
+        self.shadowed: list[str] = [name for name in self.order if name in ARGUMENTS]
+        """Fields that have the names of arguments of the constructor, which it takes no more."""
 
     def _sort(self, name: str, field: Field[Any], kind: str) -> None:
         if kind == "_FIELD_INITVAR":
@@ -102,6 +108,11 @@ class Plan:
             if name in kwargs:
                 raise ValueError(f"the field {name!r} was given twice")
             kwargs[name] = value
+
+    def shadow(self, fields: dict[str, Any], **given: Any) -> Iterator[Any]:
+        """Arguments of the constructor, None for those that are fields and are put among the fields."""
+        fields.update({name: given[name] for name in self.shadowed if given[name] is not None})
+        return (None if name in self.shadowed else value for name, value in given.items())
 
     def missing(self, first: str, given: dict[str, Any]) -> TypeError:
         """The error for fields that were not given, from `first` on; `given` are the arguments not yet taken."""
@@ -239,7 +250,7 @@ def declare(cls: Any, flags: Flags, root: type) -> Plan:
     """
     own = inspect.get_annotations(cls)
     for name in own:
-        if name in ARGUMENTS:
+        if name in ARGUMENTS and not (flags.shadow and name != "lock"):
             raise AttributeError(f"a field cannot be called {name!r}: every tensorclass has it")
         if name not in cls.__dict__ and name in dir(root):
             setattr(cls, name, dataclasses.field())  # or the container's method would be its default

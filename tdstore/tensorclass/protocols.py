@@ -50,7 +50,8 @@ def _signature(cls: Any) -> inspect.Signature:
                 annotation=field.type,
             )
         )
-    parameters += [inspect.Parameter(name, _BY_NAME, default=None) for name in ("batch_size", "device", "names")]
+    more = [name for name in ("batch_size", "device", "names") if name not in cls._plan.shadowed]
+    parameters += [inspect.Parameter(name, _BY_NAME, default=None) for name in more]
     parameters.sort(key=lambda p: p.kind)
     return inspect.Signature(parameters, return_annotation=None)
 
