@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from tdstore.container.core import GROUP, Container
 from tdstore.container.names import extend_names
 from tdstore.container.nontensor import NonTensor, merge
+from tdstore.container.options import Switch
 from tdstore.container.paths import entry_path
 from tdstore.container.typed import Typed, inside, redressed, undressed
 from tdstore.container.unbatched import is_batched
@@ -160,7 +160,7 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
         RuntimeError: no TensorDict, different batch sizes, keys or shapes.
     """
     parts = list(input)
-    if _legacy and parts:
+    if set_lazy_legacy.on and parts:
         return lazy_stack(parts, dim, out=out)
     if not _all_plain(parts):
         _check_all(parts, "stack")
@@ -367,15 +367,12 @@ def _dense_outside(tds: list[Any], dim: int) -> Any:
     return made
 
 
-_legacy = False
-
-
 def lazy_legacy() -> bool:
     """Whether `torch.stack` of TensorDicts gives lazy stacks; see `set_lazy_legacy`."""
-    return _legacy
+    return set_lazy_legacy.on
 
 
-class set_lazy_legacy:  # noqa: N801  # the name that users know
+class set_lazy_legacy(Switch):  # noqa: N801  # the name that users know
     """Make `torch.stack` of TensorDicts lazy, as it was long ago, or not: in a `with` block, a function, or for good.
 
     Example:
@@ -385,30 +382,7 @@ class set_lazy_legacy:  # noqa: N801  # the name that users know
         'LazyStackedTensorDict'
     """
 
-    def __init__(self, mode: bool) -> None:
-        self._mode = mode
-        self._before: list[bool] = []
-
-    def set(self) -> None:
-        """From now on."""
-        global _legacy
-        _legacy = self._mode
-
-    def __enter__(self) -> None:
-        self._before.append(_legacy)
-        self.set()
-
-    def __exit__(self, *error: object) -> None:
-        global _legacy
-        _legacy = self._before.pop()
-
-    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(fn)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return fn(*args, **kwargs)
-
-        return run
+    on = False
 
 
 def _into(out: Any, made: Any) -> Any:

@@ -14,7 +14,7 @@ def _from_environment(name: str, default: bool) -> bool:
     return default if given is None else given.lower() in _TRUE
 
 
-class _Switch(ContextDecorator):
+class Switch(ContextDecorator):
     """One switch: `with kind(False): ...` for a while, `kind(False).set()` for good, `@kind(False)` for a function."""
 
     on: ClassVar[bool]
@@ -22,21 +22,23 @@ class _Switch(ContextDecorator):
     def __init__(self, mode: bool) -> None:
         self._mode = bool(mode)
         self._before: list[bool] = []
+        self._at_set = type(self).on
 
     def set(self) -> None:
-        """Leave the switch so."""
+        """Leave the switch so. A call of `__exit__` takes it back."""
+        self._at_set = type(self).on
         type(self).on = self._mode
 
-    def __enter__(self) -> _Switch:
+    def __enter__(self) -> Switch:
         self._before.append(type(self).on)
         type(self).on = self._mode
         return self
 
     def __exit__(self, *exc: object) -> None:
-        type(self).on = self._before.pop()
+        type(self).on = self._before.pop() if self._before else self._at_set
 
 
-class set_list_to_stack(_Switch):  # noqa: N801 - the name that users know
+class set_list_to_stack(Switch):  # noqa: N801 - the name that users know
     """Whether a list that is set as an entry is one value per row (True, the default) or one value for the batch.
 
     Example:
@@ -49,7 +51,7 @@ class set_list_to_stack(_Switch):  # noqa: N801 - the name that users know
     on = _from_environment("LIST_TO_STACK", True)
 
 
-class set_capture_non_tensor_stack(_Switch):  # noqa: N801 - the name that users know
+class set_capture_non_tensor_stack(Switch):  # noqa: N801 - the name that users know
     """Whether stacking equal values gives one `NonTensorData` (True) or one value per row (False, the default).
 
     Example:

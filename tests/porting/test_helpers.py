@@ -116,3 +116,21 @@ def test_print_directory_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_the_logger_is_that_of_the_package() -> None:
     assert importlib.import_module("tdstore.utils").logger is logging.getLogger("tdstore")
+
+
+@pytest.mark.parametrize("name", ["lazy_legacy", "list_to_stack", "capture_non_tensor_stack"])
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_switch_that_was_set_is_taken_back(name: str, mode: bool) -> None:
+    def program(_: Any, utils: Any) -> Any:
+        seen = [bool(getattr(utils, name)())]
+        switch = getattr(utils, f"set_{name}")(mode)
+        switch.set()
+        seen.append(bool(getattr(utils, name)()))
+        switch.__exit__(None, None, None)
+        with switch:
+            seen.append(bool(getattr(utils, name)()))
+        return [*seen, bool(getattr(utils, name)())]
+
+    theirs, ours = both(program)
+    assert ours[0] == ours[-1]
+    assert ours[1:] == [mode, mode, theirs[-1]]
