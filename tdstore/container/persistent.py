@@ -11,6 +11,7 @@ from tdstore.container.locks import LOCKED, MAPPED
 from tdstore.container.saving import unlocked
 from tdstore.container.stored_writes import StoredWrites
 from tdstore.container.windows import View
+from tdstore.convert.opened import place_of_group
 from tdstore.errors import KeyNotFoundError, OptionError, UnsupportedError
 from tdstore.indexing import Selection
 from tdstore.io.opening import Location
@@ -29,7 +30,8 @@ class PersistentTensorDict(StoredWrites):
     Args:
         batch_size: checked against, or replacing, the stored one.
         filename: location of the store; `location` is the same.
-        group: path of a nested TensorDict to open instead of the root.
+        group: path of a nested TensorDict to open instead of the root; or a group that h5py or zarr has opened, with
+            no `filename` then. A file that h5py has open for writing is refused: close it there.
         mode: "r", "r+", "w", "x" or "a", see `tdstore.store.Store`.
         backend: name of the backend; None finds it from the location.
         device: where reads land.
@@ -63,13 +65,21 @@ class PersistentTensorDict(StoredWrites):
     ) -> None:
         if self.LOCKING is not None:
             options.setdefault("locking", self.LOCKING)
-        handle = StoreHandle.open(location if location is not None else filename, storage=backend, mode=mode, **options)
-        path = () if group is None else tuple(group.split("/")) if isinstance(group, str) else tuple(group)
+        location = location if location is not None else filename
+        if (place := None if group is None else place_of_group(group)) is not None:
+            location, group, backend = place
+        handle = StoreHandle.open(location, storage=backend, mode=mode, **options)
+        parts = () if group is None else filter(None, group.split("/")) if isinstance(group, str) else group
+        path = tuple(parts)
         if handle.kind(path) != GROUP:
             raise KeyNotFoundError(f"no group {path_text(path)} in {handle.store.url}")
         self._setup(handle, path, None, None, device)
         if batch_size is not None and as_size(batch_size) != self._batch_size:
-            self.batch_size = batch_size
+            if path and not handle.store.writable:  # what is above is not looked at
+                self._check_batch(as_size(batch_size), ())
+                self._set_batch_size(as_size(batch_size))
+            else:
+                self.batch_size = batch_size
         if mode in ("w", "x") and not handle.store.load_header():
             handle.commit(handle.groups)
 

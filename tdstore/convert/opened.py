@@ -1,0 +1,39 @@
+"""Groups that another library has opened: where their file is, so that a store can be opened there."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tdstore.errors import UnsupportedError
+from tdstore.types import Path
+
+
+def place_of_group(group: Any) -> tuple[str, Path, str] | None:
+    """The location, the path in it, and the backend of an open h5py or zarr group; None for anything else.
+
+    Raises:
+        UnsupportedError: the file is open for writing, so that no other can open it, or the group is in no file.
+    """
+    h5py, zarr = sys.modules.get("h5py"), sys.modules.get("zarr")  # a library not imported made none of it
+    if h5py is not None and isinstance(group, h5py.Group):
+        if group.file.mode != "r":
+            raise UnsupportedError(
+                f"{group.file.filename} is open for writing in h5py, which then holds the file for itself",
+                url=group.file.filename,
+                hint=f"close it, and pass filename={group.file.filename!r}, group={group.name!r} and mode='r+'",
+            )
+        return group.file.filename, _parts(group.name), "h5"
+    if zarr is not None and isinstance(group, zarr.Group):
+        root = getattr(group.store, "root", None)
+        if root is None:
+            raise UnsupportedError(
+                f"a group of a {type(group.store).__name__} is in no folder that could be opened",
+                hint="TensorDict.from_zarr(group.store) takes stores that are not files",
+            )
+        return str(root), _parts(group.path), "zarr"
+    return None
+
+
+def _parts(name: str) -> Path:
+    return tuple(part for part in name.split("/") if part)
