@@ -12,7 +12,7 @@ from tdstore.container.core import Container
 from tdstore.container.making import stack
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack, merge
 from tdstore.container.paths import entry_path
-from tdstore.container.typed import redressed, undressed
+from tdstore.container.typed import Typed, inside, redressed, undressed
 from tdstore.errors import BatchSizeError
 from tdstore.types import Path, path_text
 
@@ -135,18 +135,27 @@ def _values(column: Sequence[NonTensor], dim: int, batch: torch.Size) -> NonTens
 
 
 def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
-    """Stack TensorDicts, or the elements of a lazy stack, for real: with no lazy stacks inside either.
+    """Stack TensorDicts, or the elements of a lazy stack, for real.
+
+    Lazy stacks inside of them stay lazy: their elements are stacked one by one, and may differ in shapes and keys.
 
     Args:
         dim: the new dimension; of a lazy stack, by default its own.
 
     Raises:
         ValueError: a list without `dim`. RuntimeError: keys or shapes that differ.
+
+    Example:
+        >>> ragged = lazy_stack([TensorDict({"x": torch.ones(n)}) for n in (1, 2)])
+        >>> made = dense_stack_tds([TensorDict({"l": ragged}, [2])] * 3, 0)
+        >>> made["l"].stack_dim, made["l"][:, 1]["x"].shape
+        (1, torch.Size([3, 2]))
     """
+    if isinstance(td_list, Typed) and isinstance(inside(td_list), Container._stack_class):
+        return redressed(type(td_list), dense_stack_tds(inside(td_list), dim))
     if isinstance(td_list, Container._stack_class):
         dim = td_list.stack_dim if dim is None else dim
         td_list = td_list._tds
     if dim is None:
         raise ValueError("dense_stack_tds of a list of TensorDicts needs dim=")
-    worn, tds = undressed(list(td_list))
-    return redressed(worn, stack([td.to_tensordict() for td in tds], dim))
+    return stack(td_list, dim)
