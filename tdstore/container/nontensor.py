@@ -67,6 +67,8 @@ class NonTensor(ValueShapes):
         if func in (torch.eq, torch.ne, Tensor.eq, Tensor.ne) and len(args) == 2:
             mine, theirs = args if isinstance(args[0], NonTensor) else args[::-1]
             return mine._compared(theirs, equal=func in (torch.eq, Tensor.eq))
+        if func is torch.where and len(args) == 3 and isinstance(args[1], NonTensor):
+            return args[1].where(args[0], args[2])
         if args and isinstance(args[0], NonTensor) and callable(method := getattr(args[0], func.__name__, None)):
             return method(*args[1:], **(kwargs or {}))
         return NotImplemented
@@ -175,9 +177,20 @@ class NonTensor(ValueShapes):
         """An entry for a TensorDict with leaves of its own: rows written in one are not seen in the other."""
         return self
 
-    def contiguous(self) -> NonTensor:
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> NonTensor:
         """The entry itself."""
         return self
+
+    def where(self, condition: Tensor, other: Any, *, out: Any = None, pad: Any = None) -> Any:
+        """The values of this entry where `condition` is true, those of `other` elsewhere; `out` takes them."""
+        theirs = other if isinstance(other, NonTensor) else NonTensorData(other)
+        wide = torch.broadcast_shapes(condition.shape, self.batch_size, theirs.batch_size)
+        chosen = condition.expand(wide).flatten().tolist()
+        rows = zip(chosen, self.expand(wide).flat(), theirs.expand(wide).flat(), strict=True)
+        values = [mine if here else yours for here, mine, yours in rows]
+        at = torch.arange(len(values)).reshape(wide)
+        made = NonTensorStack._make(values, at) if wide else NonTensorData(values[0])
+        return made if out is None else out.update(made)
 
     def to(self, *args: Any, **kwargs: Any) -> NonTensor:
         """The entry itself: values have no device."""
@@ -220,6 +233,10 @@ class NonTensorData(NonTensor, ValueMethods):
     def plain(self) -> Any:
         """The value itself."""
         return self.data
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the value, which is a function."""
+        return self.data(*args, **kwargs)
 
     def flat(self) -> list[Any]:
         return [self.data] * self.numel()
@@ -329,6 +346,7 @@ class NonTensorStack(NonTensor, ValueMethods):
 
     Args:
         *values: one per row, or nested lists of them as `from_list` takes.
+        batch_size: is compared with that of the values.
 
     Example:
         >>> stack = NonTensorStack("a", "b")
@@ -345,13 +363,17 @@ class NonTensorStack(NonTensor, ValueMethods):
     _at: Tensor
     _held: dict[str, Tensor] | None
 
-    def __init__(self, *values: Any, stack_dim: int = 0) -> None:
+    def __init__(
+        self, *values: Any, stack_dim: int = 0, batch_size: Any = None, device: object = None, names: object = None
+    ) -> None:
         rows = [v if isinstance(v, NonTensor) else NonTensorData(v) for v in values]
         made = merge(rows, lambda parts: torch.stack(parts, stack_dim)) if rows else None
         self._pool: Any = made._pool if isinstance(made, NonTensorStack) else []
         self._at = made._at if isinstance(made, NonTensorStack) else torch.arange(0)
         self._lent = made._lent if isinstance(made, NonTensorStack) else None
         self._held = None
+        if batch_size is not None and as_size(batch_size) != self._at.shape:
+            raise BatchSizeError(f"batch_size={list(as_size(batch_size))} for a stack of {list(self._at.shape)}")
 
     @classmethod
     def _make(cls, pool: Any, at: Tensor, lent: Lent | None = None) -> Self:
