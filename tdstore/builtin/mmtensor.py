@@ -118,6 +118,10 @@ class MemoryMappedTensor(Tensor):
             raise RuntimeError("this memory-mapped tensor has no file name: it is anonymous")
         return self._filename
 
+    def is_shared(self) -> bool:
+        """Whether other processes can see the file: an anonymous tensor lies in one of this process alone."""
+        return self._filename is not None
+
     @classmethod
     def from_tensor(
         cls,

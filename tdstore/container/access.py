@@ -12,7 +12,7 @@ from torch import Tensor
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.defaults import get_defaults_to_none
 from tdstore.container.keysview import IsLeaf, ItemsView, KeysView, ValuesView, walk
-from tdstore.container.nontensor import NonTensor
+from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.paths import entry_path, is_key
 from tdstore.errors import NotAGroupError, NotAKeyError
 from tdstore.types import NestedKey, Path, path_text
@@ -71,7 +71,13 @@ class AccessMixin(Container):
         if found is None:
             return self._default(key, default)
         node, last = found
-        return node._raw_as(last, **kwargs) if kwargs else node._raw(last)
+        return node._raw_as(last, **kwargs) if kwargs else node._with_names(node._raw(last))
+
+    def _with_names(self, entry: Any) -> Any:
+        """An entry; a value is told the names of the dimensions."""
+        if self._names is not None and isinstance(entry, (NonTensorData, NonTensorStack)):
+            entry._names = self._names
+        return entry
 
     def _default(self, key: NestedKey, default: Any) -> Any:
         if default is NO_DEFAULT or (default is AS_SET and not get_defaults_to_none()):

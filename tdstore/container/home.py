@@ -33,7 +33,7 @@ from tdstore.errors import (
 from tdstore.header import Group
 from tdstore.holes import HOLES, reserve
 from tdstore.indexing import gather
-from tdstore.io.mapped import sent
+from tdstore.io.mapped import seen_by_others, sent
 from tdstore.keys import key_text, unravel
 from tdstore.ops.base import Names
 from tdstore.tracing import mapped
@@ -66,7 +66,7 @@ class HomeMixin(ResidentTree):
     def _leaf_facts(self, key: str) -> tuple[Any, ...]:
         leaf = self._data[key]
         dense = leaf.layout is torch.strided and not leaf.is_nested and leaf.device.type in ("cpu", "cuda")
-        shared = bool(self._state & SHARED) or (dense and not mapped() and leaf.is_shared())
+        shared = bool(self._state & SHARED) or (dense and not mapped() and seen_by_others(leaf))
         name = "Tensor" if type(leaf) is Tensor else type(leaf).__name__
         return leaf_shape(leaf), leaf.device, leaf.dtype, shared, name
 

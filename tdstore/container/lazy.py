@@ -14,7 +14,7 @@ from tdstore.container.lazy_ops import LazyOps
 from tdstore.container.lazy_tree import check_elements
 from tdstore.container.names import as_names
 from tdstore.container.onebuffer import is_one_buffer, reduced
-from tdstore.container.printing import level_lines, ordered
+from tdstore.container.printing import level_lines, ordered, ordered_lines
 from tdstore.container.repr import entry_text, indent
 from tdstore.container.tree import ResidentTree
 from tdstore.errors import BatchSizeError
@@ -116,7 +116,7 @@ class LazyStackedTensorDict(LazyOps):
 
     def __repr__(self) -> str:
         common = set(self._first_keys())
-        fields = ",\n".join(f"{key}: {entry_text(self, key)}" for key in ordered(self._first_keys()))
+        fields = ",\n".join(ordered_lines(f"{key}: {entry_text(self, key)}" for key in ordered(self._first_keys())))
         alone = []
         for i, td in enumerate(self._tds):
             own = ",\n".join(f"{key}: {entry_text(td, key)}" for key in td._first_keys() if key not in common)

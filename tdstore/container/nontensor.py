@@ -221,14 +221,16 @@ class NonTensorData(NonTensor, ValueMethods):
         ['hello', 'hello', 'hello']
     """
 
-    __slots__ = ("batch_size", "data")
+    __slots__ = ("_names", "batch_size", "data")
     data: Any
     _stays = False
     """Whether equal values stay one value when they are stacked."""
 
-    def __init__(self, data: Any, batch_size: Any = None, device: object = None, names: object = None) -> None:
+    def __init__(self, data: Any, batch_size: Any = None, device: object = None, names: Any = None) -> None:
         self.data = data.data if isinstance(data, NonTensorData) else list(data) if type(data) is LinkedList else data
         self.batch_size = as_size(batch_size)
+        if names is not None:
+            self._names: tuple[str | None, ...] | None = tuple(names)
 
     def plain(self) -> Any:
         """The value itself."""
@@ -357,9 +359,10 @@ class NonTensorStack(NonTensor, ValueMethods):
         ['a', 'c']
     """
 
-    __slots__ = ("_at", "_held", "_lent", "_pool")
+    __slots__ = ("_at", "_held", "_lent", "_names", "_pool")
     _pool: Any
     _lent: Lent | None
+    _names: tuple[str | None, ...] | None
     _at: Tensor
     _held: dict[str, Tensor] | None
 

@@ -38,7 +38,8 @@ class set_printoptions(ContextDecorator):  # noqa: N801  # the name that users k
         **kwargs: `show_batch_size`, `show_device`, `show_is_shared` of a TensorDict; `show_shape`,
             `show_field_device`, `show_dtype`, `show_field_is_shared` of its tensors, and of those in memory
             `show_grad`, `show_is_contiguous`, `show_is_view`, `show_storage_size`, and `plain` for mean and
-            standard deviation, or the range of integers; `sort_keys`: "alphabetical", or None.
+            standard deviation, or the range of integers; `sort_keys`: "alphabetical", None, or a function of the
+            line of an entry, by which they are sorted.
 
     Raises:
         TypeError: an option that does not exist.
@@ -59,11 +60,11 @@ class set_printoptions(ContextDecorator):  # noqa: N801  # the name that users k
         self._before: list[dict[str, Any]] = []
 
     def set(self) -> None:
-        """From now on."""
+        """From now on, or until `__exit__`."""
+        self._before.append(dict(_now))
         _now.update(self._options)
 
     def __enter__(self) -> Self:
-        self._before.append(dict(_now))
         self.set()
         return self
 
@@ -74,6 +75,11 @@ class set_printoptions(ContextDecorator):  # noqa: N801  # the name that users k
 def ordered(keys: Iterable[str]) -> list[str]:
     """Keys in the order to show them."""
     return sorted(keys) if _now["sort_keys"] == "alphabetical" else list(keys)
+
+
+def ordered_lines(lines: Iterable[str]) -> list[str]:
+    """The lines of entries, of ordered keys, in the order of a function given as `sort_keys`."""
+    return sorted(lines, key=_now["sort_keys"]) if callable(_now["sort_keys"]) else list(lines)
 
 
 def level_lines(td: Any) -> list[str]:

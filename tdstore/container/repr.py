@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tdstore.container.core import LEAF, VALUE, Container
-from tdstore.container.printing import leaf_parts, level_lines, ordered
+from tdstore.container.printing import leaf_parts, level_lines, ordered, ordered_lines
 from tdstore.container.reprhtml import html
 from tdstore.errors import StoreClosedError
 
@@ -15,7 +15,7 @@ _LONG = 500
 
 def text(td: Any) -> str:
     """The tree with shapes, devices and dtypes; keys sorted."""
-    fields = indent(",\n".join(f"{key}: {entry_text(td, key)}" for key in ordered(td._first_keys())))
+    fields = indent(",\n".join(ordered_lines(f"{key}: {entry_text(td, key)}" for key in ordered(td._first_keys()))))
     lines = [
         f"fields={{\n{fields}}}" if fields else "fields={\n}",
         *level_lines(td),

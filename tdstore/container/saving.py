@@ -145,6 +145,8 @@ class SavingMixin(FillingMixin):
             StoreNotFoundError, CorruptStoreError, DirtyStoreError, UntrustedDataError, PluginError.
         """
         refuse_new(mode, "load")
+        if not isinstance(allow_pickle, (bool, type(None))):
+            raise OptionError(f"allow_pickle is True, False or None, not {allow_pickle!r}")
         if allow_pickle:
             kwargs["trust"] = True
         td = open_container(location if location is not None else prefix, storage=storage, mode=mode, **kwargs)

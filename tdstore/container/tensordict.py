@@ -148,7 +148,7 @@ class TensorDict(IndexedTree):
         if type(key) is str:
             value = self._data.get(key)
             if value is not None:
-                return value
+                return value if self._names is None else self._with_names(value)
         return super().get(key, default, **kwargs)
 
     def __setitem__(self, index: Any, value: Any) -> None:

@@ -52,9 +52,10 @@ class ValueMethods:
     """False also after `lock_()`: there are no entries that could be added or removed."""
 
     @property
-    def names(self: Any) -> list[None]:
-        """None for each dimension: the TensorDict that holds the entry has their names."""
-        return [None] * len(self.batch_size)
+    def names(self: Any) -> list[str | None]:
+        """The names of the dimensions, as the TensorDict had them that `get` gave this entry of; else None for each."""
+        known = getattr(self, "_names", None)
+        return list(known) if known and len(known) == len(self.batch_size) else [None] * len(self.batch_size)
 
     @property
     def sorted_keys(self) -> list[str]:

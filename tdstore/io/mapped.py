@@ -53,3 +53,9 @@ def sent(leaf: Tensor) -> Tensor:
     if record is None:
         return leaf
     return leaf.clone() if record.name is None else leaf.as_subclass(MemoryMappedTensor)
+
+
+def seen_by_others(leaf: Tensor) -> bool:
+    """Whether other processes can see the memory of a leaf: a mapped file without a name is of this process alone."""
+    record: MappedFile | None = getattr(leaf.untyped_storage(), "tdstore_file", None)
+    return leaf.is_shared() if record is None else record.name is not None

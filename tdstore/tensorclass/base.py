@@ -19,6 +19,7 @@ from tdstore.container.base import TensorDictBase
 from tdstore.container.core import GROUP, Container
 from tdstore.container.locks import LOCKED
 from tdstore.container.paths import entry_path, is_key
+from tdstore.container.printing import level_lines, ordered_lines
 from tdstore.container.repr import entry_text, indent
 from tdstore.container.tensordict import TensorDict
 from tdstore.container.typed import Typed, class_of, inside, maker_of, register, stamp
@@ -458,14 +459,13 @@ class TensorClass(Surface, metaclass=Fields):
 
     def _as_field(self, key: Any, value: Any) -> Any:
         """What `update` gives the container inside for a field: mappings go into a nested one that is there."""
-        td = self._tensordict
         mapping = isinstance(value, Mapping) and not isinstance(value, Container)
-        if not isinstance(key, str) or (mapping and td._kind(key) == GROUP):
+        if not isinstance(key, str) or (mapping and self._tensordict._kind(key) == GROUP):
             return value
         hint = self._plan.hint(key) if mapping else None
         if hint is not None and issubclass(hint, Typed):
-            return as_container(hint, value, td._batch_size)
-        return self._cast(self._plan, key, value, td._batch_size)
+            return as_container(hint, value, self._tensordict._batch_size)
+        return self._cast(self._plan, key, value, self._tensordict._batch_size)
 
     check = check
 
@@ -554,9 +554,8 @@ class TensorClass(Surface, metaclass=Fields):
         td = self._tensordict
         try:
             keys = sorted(td._first_keys())
-            lines = [f"{key}={entry_text(td, key)}" for key in keys]
-            lines += [f"{name}=None" for name in self._plan.names if name not in keys]
-            lines += [f"batch_size={td.batch_size!r}", f"device={td.device}", f"is_shared={td.is_shared()}"]
+            lines = ordered_lines(f"{key}={entry_text(td, key)}" for key in keys)
+            lines += [*(f"{name}=None" for name in self._plan.names if name not in keys), *level_lines(td)]
         except StoreClosedError as error:
             return f"{type(self).__name__}(closed: {error.url})"
         return f"{type(self).__name__}(\n" + ",\n".join(indent(line) for line in lines) + ")"
