@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -552,3 +553,27 @@ def test_a_place_of_another_schema_is_refused(tmp_path, kind, suffix):
     storage = LazyStorage.open(place, storage=kind)
     assert storage[:]["a"].tolist() == [0, 1, 2]
     storage.close()
+
+
+def test_a_backend_of_a_third_party(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "tdstore-safetensors"))
+    (backend,) = importlib.import_module("tdstore_safetensors").tdstore_backends()
+    declared = backend.name in {status.name for status in tdstore.backends()}
+    if not declared:
+        tdstore.register_backend(backend)
+    try:
+        place = str(tmp_path / "rows.safetensors")
+        buffer = ReplayBuffer(storage=LazyStorage(5, backend, path=place), batch_size=3)
+        block = TensorDict({"a": torch.arange(7), "s": [f"row {k}" for k in range(7)]}, [7])
+        buffer.extend(block[:4])
+        assert buffer.extend(block[4:]).tolist() == [4, 0, 1]
+        assert buffer[:]["a"].tolist() == [5, 6, 2, 3, 4]
+        assert len(buffer.sample()) == 3
+        buffer.close()
+        storage = LazyStorage.open(place)
+        assert (len(storage), storage.cursor) == (5, 2)
+        assert list(storage[:]["s"]) == ["row 5", "row 6", "row 2", "row 3", "row 4"]
+        storage.close()
+    finally:
+        if not declared:
+            tdstore.unregister_backend(backend.name)
