@@ -17,6 +17,7 @@ import torch
 
 import tdstore
 from tdstore import TensorDict, from_consolidated, lifetime
+from tdstore.builtin import readcheck
 from tdstore.errors import CorruptStoreError, OptionError
 from tdstore.io import consolidated, sealing
 
@@ -99,8 +100,8 @@ def test_rows_of_a_large_file_are_compared_when_they_are_read(tmp_path: Path, mo
     flip_row(place, td, 1700)  # in a block of 64 KiB, rows 1696 to 1711
     with pytest.raises(CorruptStoreError, match=r"'x'.*64 KiB from byte 6946816"):
         from_consolidated(place)
-    for module in (consolidated, consolidated.ReadCheck.__module__):
-        monkeypatch.setattr(module if not isinstance(module, str) else sys.modules[module], "SMALL", 1 << 20)
+    monkeypatch.setattr(consolidated, "OPENED", 1 << 20)
+    monkeypatch.setattr(readcheck, "SMALL", 1 << 20)
     with pytest.raises(CorruptStoreError, match="'x'"):
         from_consolidated(place, verify="full")
     opened = from_consolidated(place)
@@ -121,7 +122,7 @@ def test_rows_of_a_large_file_are_compared_when_they_are_read(tmp_path: Path, mo
 def test_private_writes_are_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "x.td"
     large(place)
-    monkeypatch.setattr(consolidated, "SMALL", 1 << 20)
+    monkeypatch.setattr(consolidated, "OPENED", 1 << 20)
     opened = from_consolidated(place)
     opened["x"].numpy()[7] = 3
     assert opened.read([7])["x"].unique().tolist() == [3]

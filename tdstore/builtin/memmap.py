@@ -23,6 +23,7 @@ from tdstore.builtin.memmap_open import (
     check_and_map,
     check_budget,
     compare_sums,
+    compared_whole,
     crc_of_range,
     crc_unless_written,
     fingerprint,
@@ -64,8 +65,8 @@ def open_memmap(
 
     Args:
         durable: "commit" waits for the medium before it publishes (survives a power cut); "none" does not.
-        verify: "size" checks sizes, leaves of up to 64 KiB and three small samples of larger ones, "full" every byte,
-            "none" sizes only.
+        verify: "size" checks sizes, all of a dataset of up to 16 MiB, of larger ones leaves of up to 64 KiB and three
+            small samples of others, "full" every byte, "none" sizes only.
         recover: "accept" takes leaves as they are that a writer left unfinished or somebody else changed.
         max_bytes: refuse a store that declares more data.
         preallocate: reserve disk space for new leaves when they are made; default: for those of at most 256 MiB. For
@@ -192,7 +193,8 @@ class MemmapStore(MemmapLeaves):
             self._leaves[leaf.path] = self._wrap(leaf)
         self._mark_committed()
         if self._raw and self._options["verify"] != "none" and not now.crashed:
-            sure = [leaf for leaf in contents.leaves if not now.skips(leaf)]
+            done = compared_whole(contents.leaves) if self._options["verify"] == "size" else sys.maxsize
+            sure = [leaf for leaf in contents.leaves if leaf.nbytes > done and not now.skips(leaf)]
             root = self._hold.root
             on_medium = partial(crc_unless_written, root) if shared else partial(crc_of_range, root, self._raw)
             self._reading = ReadCheck(self.url, sure, on_medium)

@@ -14,6 +14,7 @@ from tdstore import files, manifest, session
 from tdstore.builtin.memmap_layout import LeafFile
 from tdstore.builtin.mmtensor import map_fd
 from tdstore.builtin.peer_memmap import META, read_peer
+from tdstore.builtin.readcheck import OPENED
 from tdstore.checksums import Sums, block_text, crc32c, sums_of_file, tips_of_file
 from tdstore.errors import (
     CorruptStoreError,
@@ -29,7 +30,7 @@ from tdstore.types import path_text
 
 Verify = Literal["none", "size", "full"]
 WHOLE = 64 << 10
-"""Leaves of up to so many bytes are compared whole when they are opened."""
+"""Leaves of up to so many bytes are compared whole when they are opened, which is as cheap as three samples."""
 MAX_MANIFEST = manifest.MAX_FILE_BYTES
 
 
@@ -117,6 +118,7 @@ def check_and_map(
         DirtyStoreError: a writer died, and these leaves are not as they were committed.
     """
     dirty: list[tuple[LeafFile, str]] = []
+    whole = compared_whole(contents.leaves)
     inodes: dict[tuple[int, int], LeafFile] = {}
     with files.Tree(root) as tree:
         for leaf in contents.leaves:
@@ -132,7 +134,7 @@ def check_and_map(
                     raise CorruptStoreError(
                         f"{url}: leaves {path_text(other.path)} and {path_text(leaf.path)} share one file", url=url
                     )
-                reason = _compare(fd, leaf, info, now, verify)
+                reason = _compare(fd, leaf, info, now, verify, whole)
                 if reason is not None:
                     if now.crashed and not (accept and info.st_size >= leaf.nbytes):
                         dirty.append((leaf, reason))
@@ -179,8 +181,13 @@ def _open_leaf(tree: files.Tree, leaf: LeafFile, url: str, now: Situation, dirty
         files.raise_io(error, url, f"leaf {path_text(leaf.path)}", writing=False)
 
 
-def _compare(fd: int, leaf: LeafFile, info: os.stat_result, now: Situation, verify: Verify) -> str | None:
-    """Why the file is not what was committed."""
+def compared_whole(leaves: Iterable[LeafFile]) -> int:
+    """Up to how many bytes leaves of a dataset are compared whole when it is opened."""
+    return OPENED if sum(leaf.nbytes for leaf in leaves) <= OPENED else WHOLE
+
+
+def _compare(fd: int, leaf: LeafFile, info: os.stat_result, now: Situation, verify: Verify, whole: int) -> str | None:
+    """Why the file is not what was committed; leaves of up to `whole` bytes are compared whole."""
     size = info.st_size
     # A session that grows a leaf lengthens its file before the manifest says so.
     if size < leaf.nbytes or (size > leaf.nbytes and now.log is None):
@@ -189,7 +196,7 @@ def _compare(fd: int, leaf: LeafFile, info: os.stat_result, now: Situation, veri
         return None
     if now.crashed or verify == "full":
         return compare_sums(fd, leaf, leaf.sums)
-    if verify == "size" and leaf.nbytes <= WHOLE:  # as cheap as three samples
+    if verify == "size" and leaf.nbytes <= whole:
         return compare_sums(fd, leaf, leaf.sums)
     if verify == "size" and (tips := tips_of_file(fd, leaf.nbytes)) != leaf.sums.tips:
         return (

@@ -15,6 +15,9 @@ from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError
 from tdstore.types import Path, path_text
 
+OPENED = 16 << 20
+"""Datasets whose leaves take up to so many bytes together are compared whole when they are opened, so that what live
+tensors show was compared."""
 SMALL = 64 << 20
 """Leaves of up to so many bytes are compared whole by the first read of any of their rows; larger ones by the blocks
 that hold the rows."""

@@ -14,7 +14,7 @@ from tdstore import files
 from tdstore.builtin.localplace import local_place
 from tdstore.builtin.memmap_layout import LeafFile
 from tdstore.builtin.mmtensor import write_tensor
-from tdstore.builtin.readcheck import ReadCheck
+from tdstore.builtin.readcheck import OPENED, ReadCheck
 from tdstore.builtin.tdz_leaves import TdzLeaves
 from tdstore.builtin.tdz_read import (
     METHODS,
@@ -66,7 +66,8 @@ def open_tdz(
             opened with mode "r+".
         compresslevel: of deflate (0 to 9) and bzip2 (1 to 9).
         durable: "commit" waits for the medium before it publishes (survives a power cut); "none" does not.
-        verify: "full" compares every byte with the checksums of the archive; "size" and "none" only its structure.
+        verify: "full" compares every byte with the checksums of the archive; "size" its structure, and all bytes of
+            archives of up to 16 MiB; "none" only its structure.
         max_bytes: refuse an archive that declares more data.
         lock_timeout: seconds to wait for another process that is swapping in its archive.
 
@@ -166,6 +167,11 @@ class TdzStore(TdzLeaves):
         if self._options["verify"] == "full":
             for fault in self.verify():
                 raise CorruptStoreError(f"{self.url}: {fault.reason}", url=self.url)
+        elif self._reading is not None and sum(leaf.nbytes for leaf in self._entries.values()) <= OPENED:
+            for leaf in list(self._entries.values()):
+                if leaf.path in self._reading.pending:
+                    self._tensor(leaf)
+                    self._reading.check(leaf, None)
 
     def _read(self) -> None:
         listing = read_listing(self._open.fd, self.url)

@@ -134,7 +134,7 @@ class ConsolidatingMixin(Container):
         Args:
             mode: "r" leaves the file as it is: what is written into the leaves stays in this process. With "r+"
                 it is written into the file.
-            verify: "size" compares files of up to 64 MiB with their checksums, and of larger ones what `read`
+            verify: "size" compares files of up to 16 MiB with their checksums, and of larger ones what `read`
                 copies; "full" all of the file; "none" nothing. The peer's files have no checksums.
             max_bytes: refuse a file that declares more data.
 

@@ -20,7 +20,7 @@ from tdstore import files, lifetime
 from tdstore.budget import check_declared, check_holes
 from tdstore.builtin.memmap_open import is_store_noticed
 from tdstore.builtin.mmtensor import map_fd, write_tensor
-from tdstore.builtin.readcheck import SMALL, ReadCheck
+from tdstore.builtin.readcheck import OPENED, ReadCheck
 from tdstore.builtin.resident import rows_of
 from tdstore.checksums import Sums, block_bytes, block_text, crc32c
 from tdstore.errors import CorruptStoreError, StoreExistsError
@@ -134,7 +134,7 @@ class OneFile:
         seal = self.seal() if verify != "none" else None
         if seal is None or seal.crcs is None:
             return
-        if verify == "full" or self.size <= SMALL:
+        if verify == "full" or self.size <= OPENED:
             for fault in self._faults(seal.crcs):
                 raise CorruptStoreError(f"{self.url}: {fault.reason}", url=self.url, hint=sealing.HINT)
             return

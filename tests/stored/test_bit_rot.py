@@ -12,11 +12,18 @@ import torch
 
 import tdstore
 from tdstore import TensorDict, checksums
-from tdstore.builtin import memmap_open, readcheck
+from tdstore.builtin import memmap_open, readcheck, tdz
 from tdstore.errors import CorruptStoreError
 from tdstore.types import Read, Write
 
 ROWS = 3000
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let datasets of some MiB be opened as large ones are."""
+    monkeypatch.setattr(memmap_open, "OPENED", 1 << 20)
+    monkeypatch.setattr(tdz, "OPENED", 1 << 20)
 
 
 def saved(path: FsPath) -> TensorDict:
@@ -177,6 +184,22 @@ def test_an_archive_takes_no_new_sums_of_damage(tmp_path: FsPath) -> None:
     with tdstore.open(path, mode="r+", verify="none") as repairing:
         repairing["x"].copy_(td["x"])
     assert tdstore.verify(path) == []
+
+
+@pytest.mark.parametrize("name", ["d", "x.tdz"])
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_small_dataset_is_compared_whole_when_it_is_opened(
+    tmp_path: FsPath, name: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    path = tmp_path / name
+    td = saved(path)
+    with tdstore.open(path, mode=mode) as opened, monkeypatch.context() as later:
+        later.setattr(readcheck, "crc32c", lambda _: pytest.fail("compared twice"))
+        assert torch.equal(opened.read([5, 1700])["x"], td["x"][[5, 1700]])
+    flip(path, td, 1700)
+    with pytest.raises(CorruptStoreError, match=r"'x'.*byte 6946816"):
+        tdstore.open(path, mode=mode)
 
 
 @pytest.mark.parametrize("name", ["d", "x.tdz"])

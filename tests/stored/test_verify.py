@@ -63,7 +63,8 @@ def test_one_flipped_byte_is_told_with_its_leaf(place, tmp_path: FsPath, name: s
     faults = tdstore.verify(where)
     assert [fault.path for fault in faults] == [("x",)]
     assert faults[0].reason
-    with tdstore.open(where) as td:
+    # Small memmap datasets and archives are compared when they are opened.
+    with tdstore.open(where, **({"verify": "none"} if name in ("d", "x.tdz") else {})) as td:
         assert [fault.path for fault in td.verify()] == [("x",)]
         assert td["n"].verify() == []
 
@@ -81,7 +82,7 @@ def test_elements_of_a_lazy_stack_are_numbered(tmp_path: FsPath) -> None:
     with open(tmp_path / "b" / "x.memmap", "r+b") as file:
         file.seek(100_000)
         file.write(b"\0\1\2\3\4\5")
-    stack = lazy_stack([tdstore.open(tmp_path / name) for name in ("a", "b")])
+    stack = lazy_stack([tdstore.open(tmp_path / name, verify="none") for name in ("a", "b")])
     assert [fault.path for fault in stack.verify()] == [("1", "x")]
 
 
