@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,15 +16,17 @@ from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.shapes import common_prefix
 
 
-@dataclass(eq=False)
-class Node:
-    """What a TensorDict is beside its entries. Two are equal if `tree_map` may go over both side by side."""
+class Node(NamedTuple):
+    """What a TensorDict is beside its entries. Two are equal if `tree_map` may go over both side by side.
+
+    A named tuple, since a compiled function makes such a thing again, and no object of a class.
+    """
 
     keys: tuple[str, ...]
     batch_size: torch.Size
     names: tuple[str | None, ...] | None
     device: torch.device | None
-    values: dict[str, NonTensor] = field(default_factory=dict)
+    values: dict[str, NonTensor]
     order: tuple[str, ...] = ()
     """All keys, those of `values` included."""
     ndims: tuple[int, ...] = ()
@@ -38,6 +39,9 @@ class Node:
         if not alike or self.values.keys() != other.values.keys():
             return False
         return all(_same(value, other.values[key]) for key, value in self.values.items())
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     def dump(self) -> Any:
         """As JSON."""

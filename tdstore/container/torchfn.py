@@ -265,6 +265,9 @@ def teach_collate() -> None:
 def dispatch(func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
     """What `__torch_function__` of every container does."""
     handler = TABLE.get(func)
+    if handler is None and isinstance(func, torch._ops.HigherOrderOperator):
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
     if handler is None or not (_OURS.issuperset(types) or all(map(_is_ours, types))):
         return NotImplemented
     if not kwargs:
