@@ -99,7 +99,9 @@ def _unflatten(children: Iterable[Any], node: Node) -> Any:
     shapes = [v.shape if isinstance(v, (Tensor, Container)) else () for v in found.values()]
     if any(shape[: len(batch)] != batch for shape in shapes):
         more = {len(shape) - n for shape, n in zip(shapes, node.ndims, strict=True)}
-        n = max(0, len(batch) + (more.pop() if len(more) == 1 else 0))
+        # Derivatives are TensorDicts of the batch where tensors were.
+        derived = min(more, default=0) < 0 and any(isinstance(v, Container) for v in found.values())
+        n = len(batch) if derived or len(more) != 1 else max(0, len(batch) + more.pop())
         batch, names = common_prefix([shape[:n] for shape in shapes]), None
     if device is not None and any(getattr(v, "device", None) != device for v in found.values()):
         device = None

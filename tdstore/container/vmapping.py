@@ -168,9 +168,19 @@ def _boxed(tree: Any, dims: Any, inward: bool) -> Any:
             if dim is not None:
                 if not inward and dim < 0:
                     raise ValueError(f"vmap: out_dims={dim} of a TensorDict cannot be negative")
+                if inward and isinstance(value, Container) and _is_batchless(value):
+                    values[i] = box = _box(value, dim, inward)
+                    box.dim = None  # of the leaves, which is none of the batch
+                    continue
                 spread[i] = dim = as_dim(dim, len(value.batch_size) + (not inward))
             values[i] = _box(value, dim, inward)
     return pytree.tree_unflatten(values, spec), pytree.tree_unflatten(spread, spec)
+
+
+def _is_batchless(td: Any) -> bool:
+    """Whether a TensorDict has tensors and no batch dimensions at any level: its leaves are mapped over."""
+    nested = [td, *(v for _, v in td.items(True) if isinstance(v, Container))]
+    return not any(node.batch_dims for node in nested) and any(True for _ in td.keys(True, True))
 
 
 def _with_rows(value: Any) -> Any:
