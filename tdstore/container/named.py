@@ -161,7 +161,18 @@ class NamedStorageMixin(SavingMixin):
         dtype: torch.dtype | None = None,
         robust_key: bool = True,
     ) -> Tensor:
-        """Add an entry with the bytes of an `UntypedStorage`."""
+        """Add an entry with the bytes of an `UntypedStorage`.
+
+        Raises:
+            UnsupportedError: the storage is that of another file, with which the entry could not share its memory.
+        """
+        mapped = getattr(storage, "tdstore_file", None)  # of a MemoryMappedTensor
+        file = storage.filename if mapped is None else mapped.name
+        if file is not None:
+            raise UnsupportedError(
+                f"the storage for {key_text(key)} is mapped from the file {file}; an entry has a file of its own",
+                hint="make_memmap_from_tensor copies the values",
+            )
         size = torch.Size(flat_args((shape,)))
         tensor = torch.empty(0, dtype=dtype or torch.get_default_dtype())
         tensor.set_(storage, 0, size, torch.empty(size, device="meta").stride())
