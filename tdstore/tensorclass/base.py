@@ -33,6 +33,7 @@ from tdstore.tensorclass.fields import (
     Flags,
     Plan,
     declare,
+    delete,
     entry_of,
     named,
     refuse_frozen,
@@ -347,7 +348,7 @@ class TensorClass(Surface, metaclass=Fields):
     def __delattr__(self, name: str) -> None:
         if name not in self._field_names:
             raise self._no_field(name)
-        setattr(self, name, None)
+        delete(self, name)
 
     if not TYPE_CHECKING:
 

@@ -50,6 +50,8 @@ def _tensors_only(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:
     hint = plan.hint(name)
     if hint is not None and issubclass(hint, NonTensor):
         return _to_tensor(plan, name, value, batch)
+    if isinstance(value, Mapping):
+        return as_container(hint if hint is not None and issubclass(hint, Container) else TensorDict, value, batch)
     if isinstance(value, (*_NUMBERS, np.ndarray, np.generic, list, tuple)):
         try:
             return torch.as_tensor(torch_ready(value))

@@ -11,6 +11,7 @@ from dataclasses import MISSING, Field, FrozenInstanceError, InitVar
 from types import NoneType, UnionType
 from typing import Any, Union
 
+import torch
 from torch import Tensor
 
 from tdstore.container.core import Container
@@ -33,6 +34,8 @@ class Flags:
         if self.nocast and (self.autocast or self.tensor_only):
             other = "autocast" if self.autocast else "tensor_only"
             raise TypeError(f"a tensorclass is nocast or {other}, not both")
+        if self.autocast and self.tensor_only:
+            raise TypeError("a tensorclass is autocast or tensor_only, not both")
 
 
 @dataclasses.dataclass(init=False, repr=False, eq=False)
@@ -222,7 +225,12 @@ class EntryAccess(FieldAccess):
         if obj is None:
             return super().__get__(obj, owner)
         td = obj._tensordict
-        return None if td._kind(self.name) is None else td.get(self.name)
+        if td._kind(self.name) is not None:
+            return td.get(self.name)
+        field = obj.__dataclass_fields__[self.name]
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise AttributeError(f"{self.name!r} of {type(obj).__name__} was deleted")
+        return None
 
 
 def entry_of(td: Any, name: str) -> Any:
@@ -233,6 +241,14 @@ def entry_of(td: Any, name: str) -> Any:
 def unwrapped(found: Any, flags: Flags) -> Any:
     """What a field reads as: the value of an entry that is no tensor, unless all fields of the class are entries."""
     return found.plain() if isinstance(found, NonTensor) and not flags.tensor_only else found
+
+
+def delete(obj: Any, name: str) -> None:
+    """`del obj.field`: a `tensor_only` field without a default is an attribute no more; others are None."""
+    if obj._flags.tensor_only and not obj._flags.frozen:
+        obj._tensordict.del_(name)
+    else:
+        setattr(obj, name, None)
 
 
 def refuse_frozen(obj: Any, name: str) -> FrozenInstanceError:
@@ -271,7 +287,8 @@ def declare(cls: Any, flags: Flags, root: type) -> Plan:
     if flags.tensor_only:
         for name in names:
             for part in plan.allowed(name):
-                if part is Any or (isinstance(part, type) and not issubclass(part, _TENSORS)):
+                typed = part in torch._tensor_classes  # `torch.LongTensor` and its kin
+                if part is Any or (isinstance(part, type) and not typed and not issubclass(part, _TENSORS)):
                     raise TypeError(
                         f"the field {name!r} of a tensor_only class is annotated {part.__name__}, not Tensor"
                     )
