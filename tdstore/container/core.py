@@ -321,6 +321,8 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
             return _fit_value(key, value, batch, device)
         elif isinstance(value, Mapping):
             return self._resident_class._from_mapping(value, batch, device, self._names)
+        elif isinstance(value, (list, tuple)) and value and all(isinstance(v, (Container, NonTensor)) for v in value):
+            return self._coerce(key, torch.stack(list(value)))
         elif isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, list, tuple)):
             made = _as_tensor(value, device)
             if made is None and isinstance(value, np.ndarray) and value.dtype.names is not None:
