@@ -70,7 +70,9 @@ class TensorDictBase(
         """
         if isinstance(input_dict, Container):
             return making.from_container(input_dict, batch_size, device, names)
-        return making.from_dict(cls._resident_class, input_dict, batch_size, auto_batch_size, batch_dims, device, names)
+        plain = cls._resident_class
+        made = cls if issubclass(cls, plain) else plain
+        return making.from_dict(made, input_dict, batch_size, auto_batch_size, batch_dims, device, names)
 
     @classmethod
     def fromkeys(cls, keys: Iterable[Any], value: Any = 0) -> Any:

@@ -40,7 +40,7 @@ class NamedStorageMixin(SavingMixin):
         """
         files = _files_of(self)
         if prefix is None and files is not None and not kwargs.keys() - {"return_early"}:
-            kept = over(*self._home).lock_()
+            kept = self._in_class(over(*self._home).lock_())
             return later(lambda: kept) if kwargs.get("return_early") else kept
         _to_files(prefix, kwargs)
         if not copy_existing and kwargs.get("storage") == "memmap" and prefix is not None:
@@ -50,7 +50,7 @@ class NamedStorageMixin(SavingMixin):
             td = self.save(prefix, copy_existing, **kwargs)
             td._set_device(torch.device("cpu"))
             td._mark_mapped()
-            return td
+            return self._in_class(td)
 
         return later(run) if kwargs.pop("return_early", False) else run()
 

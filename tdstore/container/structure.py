@@ -289,7 +289,7 @@ class StructureMixin(WritingMixin):
         if names is None and batch_size is None:
             names = self._names
         where = self._device if device is NO_DEFAULT else device
-        td = self._resident_class({}, batch_size=batch, device=where, names=names)
+        td = self._in_class(self._resident_class({}, batch_size=batch, device=where, names=names))
         if recurse:
             for key in self._first_keys():
                 kind = self._kind(key)
@@ -298,6 +298,14 @@ class StructureMixin(WritingMixin):
                 elif kind == VALUE:
                     td._data[key] = td._coerce(key, self._raw(key))
         return td
+
+    def _in_class(self, td: Any) -> Any:
+        """A TensorDict in memory that nobody else has, as one of this one's class if that is a subclass of its own."""
+        cls: Any = type(self)
+        plain = self._resident_class
+        if cls is plain or not issubclass(cls, plain) or type(td) is not plain:
+            return td
+        return cls._new({}, td._batch_size, td._device, td._names)._become(td)
 
     def clone(self, recurse: bool = True) -> Any:
         """A copy: of the leaves too (`recurse=True`), or of the tree around the same leaves."""
