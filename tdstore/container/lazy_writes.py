@@ -325,7 +325,10 @@ class LazyWrites(LazyTree):
         source = _source(input_dict_or_td, kwargs)
         if source is self:
             return self
-        if options.get("update_batch_size") and isinstance(source, Container):
+        apart = (
+            isinstance(source, LazyTree) and source._stack_dim == self._stack_dim and len(source._tds) == len(self._tds)
+        )
+        if options.get("update_batch_size") and isinstance(source, Container) and not apart:
             self._free("change the batch size")
             options["update_batch_size"] = False
             before, self._tds = self._tds, self._resized(source)

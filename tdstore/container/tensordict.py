@@ -240,6 +240,8 @@ class TensorDict(IndexedTree):
                 return False
         if not all(mine._mergeable(theirs, into) for mine, theirs in below):
             return False
+        if type(source) is TensorDict and not source._data and not data and source._batch_size != batch:
+            return False
         into.append((data, {k: v for k, v in source.items() if type(v) is Tensor} if below else source))
         return True
 

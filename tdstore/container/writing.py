@@ -17,7 +17,7 @@ from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.paths import entry_path, is_key
 from tdstore.container.ragged import leaf_shape
 from tdstore.container.terms import as_terms, spelled_out
-from tdstore.container.typed import redressed, worn_by
+from tdstore.container.typed import inside, redressed, worn_by
 from tdstore.container.uneven import differs, merged
 from tdstore.errors import BatchSizeError, KeyNotFoundError, NotAGroupError
 from tdstore.indexing import index_shape
@@ -186,10 +186,8 @@ class WritingMixin(AccessMixin):
         if source is self:
             return self
         wanted = None if keys_to_update is None else [entry_path(k) for k in _as_list(keys_to_update)]
-        if update_batch_size and isinstance(source, Container) and source.batch_size != self.batch_size:
-            if self.is_locked and not ignore_lock:
-                raise self._refuse_locked("update the batch size")
-            self._replace_batch(source, wanted)
+        if update_batch_size or (isinstance(source, Container) and self.is_empty()):
+            self._take_batches(source, update_batch_size, inplace, wanted is not None, ignore_lock)
         changes = Changes()
         self._plan_update(changes, source, wanted, How(clone, inplace, is_leaf, ignore_lock))
         changes.run()
@@ -226,19 +224,35 @@ class WritingMixin(AccessMixin):
                     changes.then(partial(self._name_after, value))
         changes.write(self, writes)
 
-    def _replace_batch(self, source: Container, wanted: list[Path] | None) -> None:
-        new = source.batch_size
-        mine = set(self._first_keys())
-        gone = mine & set(source._first_keys())
-        if wanted is not None:
-            gone &= {path[0] for path in wanted}
-        for key in mine - gone:
-            kind = self._kind(key)
-            shape = self._leaf_shape(key) if kind == LEAF else self._raw(key).batch_size
-            if kind != VALUE and shape[: len(new)] != new:
-                raise BatchSizeError(f"entry {key!r} of shape {list(shape)} does not fit batch size {list(new)}")
-        self._drop([key for key in self._first_keys() if key in gone])
-        self._set_batch_size(new)
+    def _take_batches(self, source: Any, wanted: bool, inplace: bool, some_keys: bool, ignore_lock: bool) -> None:
+        """Make room for the entries of a source of another batch size, nested ones too, or refuse all of them.
+
+        Args:
+            wanted: take over the batch sizes; else a difference is an error.
+        """
+        pairs = _unlike(self, source)
+        if pairs and not wanted:
+            raise BatchSizeError(
+                f"update: a TensorDict of batch size {list(source.batch_size)} for one of {list(self.batch_size)}",
+                hint="pass update_batch_size=True to take over the batch size of the source",
+            )
+        if pairs and (inplace or some_keys):
+            how = "inplace=True" if inplace else "keys_to_update="
+            raise BatchSizeError(f"update: with {how}, the batch size stays {list(self.batch_size)}")
+        for mine, theirs in pairs:
+            if mine.is_locked and not ignore_lock:
+                raise mine._refuse_locked("update the batch size")
+            new, known = theirs.batch_size, set(theirs._first_keys())
+            for key in mine._first_keys():
+                kind = mine._kind(key)
+                if key not in known and kind != VALUE:
+                    shape = mine._leaf_shape(key) if kind == LEAF else mine._raw(key).batch_size
+                    if shape[: len(new)] != new:
+                        raise BatchSizeError(f"entry {key!r} of shape {list(shape)} does not fit {list(new)}")
+        for mine, theirs in pairs:
+            known = set(theirs._first_keys())
+            mine._drop([key for key in list(mine._first_keys()) if key in known and mine._kind(key) != GROUP])
+            mine._set_batch_size(theirs.batch_size)
 
     def update_(
         self,
@@ -486,6 +500,25 @@ class How(NamedTuple):
     def below(self) -> How:
         """What of it holds in nested TensorDicts: their own locks do."""
         return self._replace(ignore_lock=False)
+
+
+def _unlike(mine: Any, theirs: Any) -> list[tuple[Any, Any]]:
+    """The containers of two trees, side by side, whose batch sizes differ in a dimension that both have."""
+    mine, theirs = inside(mine), inside(theirs)
+    if not isinstance(theirs, Container):
+        groups = [(mine._raw(k), v) for k, v in theirs.items() if isinstance(k, str) and mine._kind(k) == GROUP]
+        return [pair for a, b in groups if isinstance(b, Container) for pair in _unlike(a, b)]
+    if isinstance(mine, Container._stack_class) and isinstance(theirs, Container._stack_class):
+        if len(mine._tds) == len(theirs._tds) and mine._stack_dim == theirs._stack_dim:
+            return [pair for a, b in zip(mine._tds, theirs._tds, strict=True) for pair in _unlike(a, b)]
+        return []
+    pairs = []
+    if any(a != b for a, b in zip(mine.batch_size, theirs.batch_size, strict=False)):
+        pairs.append((mine, theirs))
+    for key in mine._first_keys():
+        if mine._kind(key) == GROUP and theirs._kind(key) == GROUP:
+            pairs += _unlike(mine._raw(key), theirs._raw(key))
+    return pairs
 
 
 def _source(given: Any, kwargs: Mapping[str, Any]) -> Any:

@@ -34,6 +34,7 @@ from tdstore.tensorclass.fields import (
     Plan,
     declare,
     delete,
+    entries_given,
     entry_of,
     named,
     refuse_frozen,
@@ -450,8 +451,7 @@ class TensorClass(Surface, metaclass=Fields):
 
     def _by_field(self, given: Any, kwargs: dict[str, Any]) -> dict[Any, Any]:
         """What is given for fields; what else is among the keywords stays there."""
-        source = {} if given is None else dict(given.items())
-        source.update({k: kwargs.pop(k) for k in list(kwargs) if k in self._field_names or k not in UPDATING})
+        source = entries_given(self, given, kwargs, UPDATING)
         if odd := [k for k in source if entry_path(k)[0] not in self._field_names]:
             raise ValueError(
                 f"{type(self).__name__} has no field {odd[0]!r}; its fields are {', '.join(self._plan.names)}"

@@ -243,6 +243,18 @@ def unwrapped(found: Any, flags: Flags) -> Any:
     return found.plain() if isinstance(found, NonTensor) and not flags.tensor_only else found
 
 
+def entries_given(obj: Any, given: Any, kwargs: dict[str, Any], options: frozenset[str]) -> dict[Any, Any]:
+    """What an update is given, as a dict; batch sizes are taken over before, where that is asked for.
+
+    Args:
+        kwargs: lose what is there for fields; the `options` of `update` stay.
+    """
+    if kwargs.get("update_batch_size") and isinstance(given, Container):
+        obj._tensordict._take_batches(given, True, False, False, False)
+    entries = {} if given is None else dict(given.items())
+    return entries | {k: kwargs.pop(k) for k in list(kwargs) if k in obj._field_names or k not in options}
+
+
 def delete(obj: Any, name: str) -> None:
     """`del obj.field`: a `tensor_only` field without a default is an attribute no more; others are None."""
     if obj._flags.tensor_only and not obj._flags.frozen:
