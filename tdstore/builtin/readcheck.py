@@ -85,6 +85,7 @@ class ReadCheck(Generic[Leaf]):
         blocks = blocks[found.left[blocks]]
         if not len(blocks):
             return
+        blocks = np.unique(blocks)
         size, memory = found.sums.block, as_bytes(leaf.probe)
         expected = np.frombuffer(found.sums.crc, "<u4")
         for block in blocks.tolist():
@@ -96,7 +97,7 @@ class ReadCheck(Generic[Leaf]):
             self.pending.pop(leaf.path, None)
 
     def _touched(self, leaf: Leaf, size: int, rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The blocks to compare for rows."""
+        """The blocks to compare for rows, some perhaps more than once."""
         count = -(-leaf.nbytes // size)
         length = leaf.shape[0] if leaf.shape else 1
         if leaf.nbytes <= SMALL or not leaf.shape or (rows is None and size <= COARSE):
@@ -114,7 +115,8 @@ class ReadCheck(Generic[Leaf]):
         at = to_numpy(rows.reshape(-1).to("cpu", torch.int64)) % length * row
         first, last = at // size, (at + (row - 1)) // size
         found = first[:, None] + np.arange(int((last - first).max()) + 1 if len(at) else 0)
-        return np.unique(np.minimum(found, last[:, None]))
+        every: np.ndarray[tuple[int], np.dtype[np.int64]] = np.minimum(found, last[:, None]).reshape(-1)
+        return every
 
     def _is_sound(self, leaf: Leaf, block: int, size: int, expected: int) -> bool:
         """A block differs: this process wrote into its private memory, somebody wrote to the medium, or it is bad.
