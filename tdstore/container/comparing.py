@@ -43,16 +43,17 @@ def equal_positions(mine: Any, theirs: Any, batch: torch.Size) -> Tensor:
     return values.equal_values(theirs.expand(wide))
 
 
-def keys_compared(mine: Mapping[str, Any], theirs: Mapping[Any, Any]) -> dict[str, Any]:
+def keys_compared(mine: Mapping[str, Any], theirs: Mapping[Any, Any]) -> Mapping[str, Any]:
     """All keys of two TensorDicts that are compared; those that one lacks are None in the other.
 
     Raises:
         KeyNotFoundError: an entry that one lacks is not None in the other.
     """
-    if mine.keys() != theirs.keys():
-        odd = [k for k in mine.keys() ^ theirs.keys() if not _is_none(mine[k] if k in mine else theirs[k])]
-        if odd:
-            raise KeyNotFoundError(f"cannot compare TensorDicts with different keys: {sorted(map(str, odd))}")
+    if mine.keys() == theirs.keys():
+        return mine
+    odd = [k for k in mine.keys() ^ theirs.keys() if not _is_none(mine[k] if k in mine else theirs[k])]
+    if odd:
+        raise KeyNotFoundError(f"cannot compare TensorDicts with different keys: {sorted(map(str, odd))}")
     return dict.fromkeys([*mine, *theirs])
 
 

@@ -156,10 +156,6 @@ class NonTensor(ValueShapes):
         """Apply a shape operation, given as a function on a tensor of the batch's shape."""
         raise NotImplementedError
 
-    def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
-        """As `move`, for an operation that gives several tensors (unbind, split)."""
-        raise NotImplementedError
-
     def __getitem__(self, index: Any) -> NonTensor:
         if not self.batch_size and isinstance(index, (int, slice)):
             raise DimensionError(f"an entry without batch dimensions cannot be indexed with {index!r}")

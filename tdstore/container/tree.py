@@ -561,9 +561,7 @@ class ResidentTree(TensorDictBase):
         return self._new(data, batch_size, self._device, names)
 
     def _compared(self, other: Any, op: Callable[..., Tensor]) -> Self:
-        """Leaf-wise `op` (eq or ne). Values compare with the entries of TensorDicts; to numbers and tensors they are
-        nothing that could differ, an empty TensorDict.
-        """
+        """Leaf-wise `op` (eq or ne); beside numbers and tensors values are empty TensorDicts."""
         if uneven(self, (other,)) and (wide := widened(self, (other,))) is not None:
             result: Self = wide[0]._compared(wide[1][0], op)
             return result
@@ -571,7 +569,9 @@ class ResidentTree(TensorDictBase):
         nested = isinstance(other, Container)
         for key in keys_compared(self._data, other._data) if nested else self._data:
             value, theirs = self._data.get(key), other._data.get(key) if nested else other
-            if isinstance(value, Container):
+            if type(value) is Tensor and type(theirs) is (Tensor if nested else int):
+                data[key] = op(value, theirs)
+            elif isinstance(value, Container) and (not nested or isinstance(theirs, Container)):
                 data[key] = value._resident()._compared(theirs._resident() if nested else theirs, op)
             elif isinstance(value, UnbatchedTensor) and (isinstance(theirs, Tensor) or not nested):
                 data[key] = value.compared(theirs, op)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tdstore.shapes import as_dim
+
+if TYPE_CHECKING:
+    from tdstore.container.nontensor import NonTensor
 
 
 class ValueShapes:
@@ -21,7 +24,7 @@ class ValueShapes:
         """Apply a shape operation, given as a function on a tensor of the batch's shape."""
         raise NotImplementedError
 
-    def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> Any:
+    def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
         """As `move`, for an operation that gives several tensors (unbind, split)."""
         raise NotImplementedError
 
