@@ -172,14 +172,13 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
         parts = [td._resident() for td in parts]
     if not parts:
         raise RuntimeError("stack needs at least one TensorDict")
-    batch = parts[0]._batch_size
+    batch, names = parts[0]._batch_size, parts[0]._names
     for part in parts:
         if part._batch_size != batch:
             raise BatchSizeError(f"cannot stack batch sizes {list(batch)} and {list(part._batch_size)}")
+        if part._names is not names and part._names != names:
+            names = None
     at = as_dim(dim, len(batch) + 1)
-    names = parts[0]._names
-    if any(part._names != names for part in parts):
-        names = None
     new = torch.Size((*batch[:at], len(parts), *batch[at:]))
     made = _join(parts, torch.stack, at, new, names and (*names[:at], None, *names[at:]))
     return made if out is None else _into(out, made)

@@ -203,7 +203,12 @@ class MoveOps(OpsBase):
         at = as_dim(dim, len(old))
         sizes = split_sizes(old[at], split_size)
         batches = [torch.Size((*old[:at], n, *old[at + 1 :])) for n in sizes]
-        return self._fan_out(lambda t: nested.split(t, sizes, at), batches, self._dim_names(), keep_lock=True)
+        return self._fan_out(
+            lambda t: nested.split(t, sizes, at) if t.is_nested else t.split(sizes, at),
+            batches,
+            self._dim_names(),
+            keep_lock=True,
+        )
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
         """At most `chunks` pieces of equal length (the last may be shorter) along `dim`."""
