@@ -225,8 +225,7 @@ class NonTensorData(NonTensor, ValueMethods):
     def __init__(self, data: Any, batch_size: Any = None, device: object = None, names: Any = None) -> None:
         self.data = data.data if isinstance(data, NonTensorData) else list(data) if type(data) is LinkedList else data
         self.batch_size = as_size(batch_size)
-        if names is not None:
-            self._names: tuple[str | None, ...] | None = tuple(names)
+        self._names: tuple[str | None, ...] | None = None if names is None else tuple(names)
 
     def plain(self) -> Any:
         """The value itself."""
@@ -356,10 +355,8 @@ class NonTensorStack(NonTensor, ValueMethods):
     """
 
     __slots__ = ("_at", "_held", "_lent", "_names", "_pool")
-    _pool: Any
     _lent: Lent | None
     _names: tuple[str | None, ...] | None
-    _at: Tensor
     _held: dict[str, Tensor] | None
 
     def __init__(
