@@ -365,7 +365,7 @@ class NonTensorStack(NonTensor, ValueMethods):
         rows = [v if isinstance(v, NonTensor) else NonTensorData(v) for v in values]
         made = merge(rows, lambda parts: torch.stack(parts, stack_dim)) if rows else None
         self._pool: Any = made._pool if isinstance(made, NonTensorStack) else []
-        self._at = made._at if isinstance(made, NonTensorStack) else torch.arange(0)
+        self._at: Tensor = made._at if isinstance(made, NonTensorStack) else torch.arange(0)
         self._lent = made._lent if isinstance(made, NonTensorStack) else None
         self._held = None
         if batch_size is not None and as_size(batch_size) != self._at.shape:
