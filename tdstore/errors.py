@@ -22,6 +22,7 @@
     └── StoreError (.url)
         ├── OptionError           (TypeError, ValueError)
         ├── StoreNotFoundError    (FileNotFoundError)
+        │   └── UnknownDatasetError (KeyError)
         ├── StoreExistsError      (FileExistsError, RuntimeError)
         ├── StoreClosedError      (ValueError)
         ├── StoreBusyError        (BlockingIOError)
@@ -154,6 +155,10 @@ class OptionError(StoreError, TypeError, ValueError):
 
 class StoreNotFoundError(StoreError, FileNotFoundError):
     """Nothing is stored at that location."""
+
+
+class UnknownDatasetError(StoreNotFoundError, KeyError):
+    """A key-value server has no dataset of that name."""
 
 
 class StoreExistsError(StoreError, FileExistsError, RuntimeError):

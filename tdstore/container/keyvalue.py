@@ -6,8 +6,8 @@ Thin on purpose: `PersistentTensorDict` over the redis backend is all there is t
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self, TypeVar
 
 from tdstore.container.handle import StoreHandle
 from tdstore.container.lazy import LazyStackedTensorDict
@@ -15,7 +15,9 @@ from tdstore.container.named import REDIS_LIKE, on_server
 from tdstore.container.opening import open_container
 from tdstore.container.persistent import PersistentTensorDict
 from tdstore.container.tensordict import TensorDict
-from tdstore.errors import OptionError, UnsupportedError
+from tdstore.errors import OptionError, StoreNotFoundError, UnknownDatasetError, UnsupportedError
+
+T = TypeVar("T")
 
 
 class TensorDictStore(PersistentTensorDict):
@@ -110,9 +112,13 @@ class TensorDictStore(PersistentTensorDict):
     def from_store(
         cls, *, td_id: str, backend: str = "redis", device: Any = None, tensorclass_cls: Any = None, **server: Any
     ) -> Any:
-        """The dataset of that name. With `tensorclass_cls` as one of that class."""
+        """The dataset of that name. With `tensorclass_cls` as one of that class.
+
+        Raises:
+            UnknownDatasetError: the server has no dataset of that name. This is a KeyError, too.
+        """
         server.pop("cache_metadata", None)
-        td = cls._over(StoreHandle.open(mode="r+", **_place(backend, td_id, server)), device=device)
+        td = cls._over(_existing(StoreHandle.open, _place(backend, td_id, server), td_id), device=device)
         return td if tensorclass_cls is None else tensorclass_cls.from_tensordict(td)
 
 
@@ -147,9 +153,13 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
 
     @classmethod
     def from_store(cls, *, td_id: str, backend: str = "redis", device: Any = None, **server: Any) -> Self:
-        """The lazy stack of that name."""
+        """The lazy stack of that name.
+
+        Raises:
+            UnknownDatasetError: the server has no dataset of that name. This is a KeyError, too.
+        """
         server.pop("cache_metadata", None)
-        return cls._stored(open_container(mode="r+", **_place(backend, td_id, server)), device)
+        return cls._stored(_existing(open_container, _place(backend, td_id, server), td_id), device)
 
     @classmethod
     def _stored(cls, td: Any, device: Any) -> Self:
@@ -164,6 +174,15 @@ def _place(backend: str, name: str, server: dict[str, Any]) -> dict[str, Any]:
     if backend not in REDIS_LIKE:
         raise OptionError(f"backend={backend!r} is none of {', '.join(REDIS_LIKE)}", hint="they all speak one protocol")
     return on_server(backend, name, server)
+
+
+def _existing(opener: Callable[..., T], place: dict[str, Any], name: str) -> T:
+    try:
+        return opener(mode="r+", **place)
+    except StoreNotFoundError as error:
+        raise UnknownDatasetError(
+            f"there is no dataset of the name {name!r}: {error.message}", url=error.url, hint=error.hint
+        ) from error
 
 
 def _name(handle: StoreHandle) -> str:

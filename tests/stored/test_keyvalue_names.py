@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -10,7 +11,14 @@ import torch
 import tdstore
 from tdstore import LazyStackedTensorDict, PersistentTensorDict, TensorDict
 from tdstore.container.keyvalue import LazyStackedTensorDictStore, TensorDictStore
-from tdstore.errors import BatchSizeError, OptionError, StoreBusyError, StoreNotFoundError, UnsupportedError
+from tdstore.errors import (
+    BatchSizeError,
+    OptionError,
+    StoreBusyError,
+    StoreNotFoundError,
+    UnknownDatasetError,
+    UnsupportedError,
+)
 
 
 @pytest.fixture
@@ -73,8 +81,12 @@ def test_what_is_wrong_is_said(server: dict[str, Any]) -> None:
         TensorDictStore(client=object(), **server)
     with pytest.raises(OptionError, match="memcached"):
         TensorDictStore(backend="memcached", **server)
-    with pytest.raises(StoreNotFoundError):
-        TensorDictStore.from_store(td_id="nobody", **server)
+    for cls in (TensorDictStore, LazyStackedTensorDictStore):
+        with pytest.raises(KeyError, match="no dataset of the name 'nobody'") as caught:
+            cls.from_store(td_id="nobody", **server)
+        assert isinstance(caught.value, StoreNotFoundError)
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert type(again) is UnknownDatasetError and again.url == caught.value.url
     plain = TensorDictStore.from_dict({"x": torch.zeros(1)}, **server)
     name = plain.td_id
     plain.close()
