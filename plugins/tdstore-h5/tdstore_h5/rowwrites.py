@@ -21,6 +21,9 @@ from tdstore_h5.session import Session
 from tdstore_h5.tree import Leaf
 from tdstore_h5.undo import MOST, Undo
 
+_OF_ONE_CALL = 4 << 20
+"""Bytes of old rows in memory during a call that no commit could take back; more are in a temporary file."""
+
 
 class Rows(NamedTuple):
     """One write. No row is there twice."""
@@ -101,7 +104,7 @@ def _remember(session: Session, writes: Sequence[Rows]) -> tuple[Undo, int]:
     known = [w for w in writes if w.leaf.committed is not None and not session.handle.temporary]
     undo, moment = session.undo, session.undo.now()
     if known and not undo.complete:  # more than is remembered until the commit: then for this call only
-        undo, moment = Undo(session.raw, os.path.dirname(session.path), in_memory=MOST), 0
+        undo, moment = Undo(session.raw, os.path.dirname(session.path), in_memory=_OF_ONE_CALL), 0
     with io_errors(session.url, "keeping old rows"):
         for w in known:
             assert w.leaf.offset is not None
