@@ -75,7 +75,7 @@ def from_struct_array(
         >>> td = from_struct_array(dogs)
         >>> td["age"] += 1
         >>> dogs["age"].tolist(), td["name"]
-        ([10, 4], ['Rex', 'Fido'])
+        ([10, 4], LinkedList(['Rex', 'Fido']))
     """
     array = np.asarray(struct_array)
     if array.dtype.names is None:

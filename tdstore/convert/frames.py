@@ -42,7 +42,7 @@ def from_pandas(
         >>> import pandas
         >>> td = from_pandas(pandas.DataFrame({"a": [1, 2], "n.s": ["x", "y"]}), separator=".")
         >>> td["a"], td["n", "s"]
-        (tensor([1, 2]), ['x', 'y'])
+        (tensor([1, 2]), LinkedList(['x', 'y']))
     """
     columns = {_name(name): series_column(dataframe.iloc[:, i]) for i, name in enumerate(dataframe.columns)}
     if len(columns) < dataframe.shape[1]:
