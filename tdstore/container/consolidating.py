@@ -83,9 +83,11 @@ class ConsolidatingMixin(Container):
         if filename is not None and device is not None and torch.device(device).type != "cpu":
             raise RuntimeError("consolidate takes a filename or a device, not both: move the result with to()")
 
+        place = None if filename is None else os.path.abspath(filename)
+
         def run() -> Any:
-            if filename is not None:
-                made = written(self, os.fspath(filename))
+            if place is not None:
+                made = written(self, place)
             elif self.is_consolidated() and device is None and not share_memory and not pin_memory:
                 return self
             else:

@@ -15,7 +15,7 @@ from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import LOCKED, MAPPED, SHARED
 from tdstore.container.nestedleaves import places_among
 from tdstore.container.opening import allocate, open_container, over
-from tdstore.container.saving import SavingMixin, later, refuse_new, unlocked
+from tdstore.container.saving import SavingMixin, absolute, later, refuse_new, unlocked
 from tdstore.errors import UnsupportedError
 from tdstore.io.opening import Location
 from tdstore.keys import key_text
@@ -43,6 +43,7 @@ class NamedStorageMixin(SavingMixin):
             kept = self._in_class(over(*self._home).lock_())
             return later(lambda: kept) if kwargs.get("return_early") else kept
         _to_files(prefix, kwargs)
+        prefix = absolute(prefix, kwargs.get("storage")) if kwargs.get("return_early") else prefix
         if not copy_existing and kwargs.get("storage") == "memmap" and prefix is not None:
             _refuse_copy(self, files, str(prefix))
 
@@ -64,6 +65,7 @@ class NamedStorageMixin(SavingMixin):
     def memmap_(self, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> Self:
         """As `memmap`, and this TensorDict becomes the one over the files."""
         early: Any = kwargs.pop("return_early", False)
+        prefix = absolute(prefix) if early else prefix
 
         def run() -> Any:  # self
             if prefix is None and not kwargs and _files_of(self) is not None:
@@ -86,6 +88,7 @@ class NamedStorageMixin(SavingMixin):
         _to_files(prefix, kwargs)
         storage = kwargs.pop("storage", None)
         early = kwargs.pop("return_early", False)
+        prefix = absolute(prefix, storage) if early else prefix
         for name in ("num_threads", "share_non_tensor", "robust_key"):
             kwargs.pop(name, None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
@@ -19,7 +20,7 @@ from tdstore.container.opening import allocate, open_container, over, write
 from tdstore.container.plain import pickling
 from tdstore.errors import OptionError, StoreError, StoreExistsError, UnsupportedError
 from tdstore.header import Group
-from tdstore.io.opening import Location, Storage
+from tdstore.io.opening import DEFAULT_ON_DISK, Location, Storage
 from tdstore.shapes import as_size
 from tdstore.store import Cap
 from tdstore.types import Fault, LeafSpec, Mode, Path, path_text
@@ -81,6 +82,7 @@ class SavingMixin(FillingMixin):
         """
         where = prefix if prefix is not None else location
         storage = archived(where, storage, archive)
+        where = absolute(where, storage) if return_early else where
         if mode not in ("w", "x"):
             raise OptionError(f"save takes mode 'w' or 'x', not {mode!r}")
         how: Mode = mode if existsok else "x"
@@ -326,6 +328,13 @@ def refuse_new(mode: Mode, method: str) -> None:
             f"{method} reads a dataset, and mode {mode!r} would make a new, empty one in its place",
             hint="pass mode='r' or 'r+' to load; save() writes a dataset, and from_schema() allocates one",
         )
+
+
+def absolute(location: Location, storage: Storage = None) -> Location:
+    """The location, where it is a path as an absolute one: a thread may run in another working directory."""
+    text = os.fspath(location) if isinstance(location, os.PathLike) else location
+    is_path = isinstance(location, os.PathLike) or storage in (None, DEFAULT_ON_DISK)
+    return os.path.abspath(text) if is_path and isinstance(text, str) and "://" not in text else location
 
 
 def later(run: Any) -> Future[Any]:
