@@ -97,7 +97,8 @@ def test_a_killed_copy_is_finished_by_the_same_call(tmp_path: Path, form: str, m
     real = StoreReader.__call__
     monkeypatch.setattr(StoreReader, "__call__", lambda *args: read.append(1) or real(*args))
     states, again = [], []
-    for at in sorted({1, calls // 2, 3 * calls // 4, calls - 1}):
+    # A loaded machine makes a call or two fewer (what waits for the disk is not counted): not the very last.
+    for at in sorted({1, calls // 2, 3 * calls // 4, calls - 5}):
         folder = tmp_path / str(at)
         killed = _child(source, folder / name, at, options)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
