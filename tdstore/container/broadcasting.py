@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -19,23 +19,54 @@ T = TypeVar("T", Tensor, Container)
 
 
 def uneven(td: Container, operands: Sequence[Any]) -> bool:
-    """Whether an operand is a TensorDict of another batch size."""
+    """Whether the result may have a larger batch size than `td`: ask `widened` then.
+
+    An operand is a TensorDict of another batch size, or a tensor with more dimensions or where `td` has a length of 1.
+    """
     batch = td.batch_size
-    return any(isinstance(o, Container) and o.batch_size != batch for o in operands)
+    for operand in operands:
+        kind = type(operand)
+        if kind is int or kind is float:
+            continue
+        if isinstance(operand, Container):
+            if operand.batch_size != batch:
+                return True
+        elif isinstance(operand, Tensor) and (operand.ndim > len(batch) or (operand.ndim and 1 in batch)):
+            return True
+    return False
 
 
 def widened(td: Any, operands: Sequence[Any]) -> tuple[Any, list[Any]] | None:
-    """A TensorDict and its operands, expanded to the batch size of the result.
+    """A TensorDict and its operands, expanded to the batch size of the result; tensors stay as they are.
 
     Returns None where that is the batch size of `td`, or where there is none: then the leaves say what does not fit.
     """
     try:
-        wide = torch.broadcast_shapes(td.batch_size, *[o.batch_size for o in operands if isinstance(o, Container)])
+        wide = torch.broadcast_shapes(td.batch_size, *[o.shape for o in operands if isinstance(o, (Container, Tensor))])
     except RuntimeError:
         return None
     if wide == td.batch_size:
         return None
     return td.expand(wide), [o.expand(wide) if isinstance(o, Container) else o for o in operands]
+
+
+def tensor_operands(other: Tensor, batch: torch.Size, ndims: Iterable[int]) -> list[Tensor]:
+    """A tensor that broadcasts to a batch size, once for each leaf, of that many dimensions.
+
+    Raises:
+        BatchSizeError: the tensor has a larger shape than the batch.
+    """
+    if torch.broadcast_shapes(other.shape, batch) != batch:
+        raise BatchSizeError(f"a tensor of shape {list(other.shape)} cannot be broadcast to batch size {list(batch)}")
+    wide, n = other.expand(batch), len(batch)
+    return [wide.reshape(*batch, *(1,) * (ndim - n)) for ndim in ndims]
+
+
+def below(operand: Any, batch: torch.Size, nested: Container) -> Any:
+    """A tensor or number beside a TensorDict, as the operand of one nested in it, whose batch size may be longer."""
+    if not isinstance(operand, Tensor) or not operand.ndim or nested.batch_dims == len(batch):
+        return operand
+    return tensor_operands(operand, batch, (nested.batch_dims,))[0]
 
 
 def check_leaves(results: Sequence[Tensor], batch_size: torch.Size) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.base import TensorDictBase
-from tdstore.container.broadcasting import check_leaves, uneven, widened
+from tdstore.container.broadcasting import below, check_leaves, tensor_operands, uneven, widened
 from tdstore.container.changes import Changes
 from tdstore.container.comparing import equal_positions, keys_compared
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
@@ -423,15 +423,17 @@ class ResidentTree(TensorDictBase):
         tensors = {k: v for k, v in self._data.items() if isinstance(v, Tensor)}  # unbatched ones too
         data = dict(self._data)
         names = set(self._tensors_only())
+        batch = self._batch_size
         for o in operands:
-            theirs = set(o._tensors_only()) if isinstance(o, Container) else names  # type: ignore[attr-defined]
-            if odd := names ^ theirs if exact else names - theirs:
+            given = set(o._tensors_only()) if isinstance(o, Container) else names  # type: ignore[attr-defined]
+            if odd := names ^ given if exact else names - given:
                 raise KeyNotFoundError(f"keys {sorted(odd)} are in one TensorDict and not in the other")
         parts = [o.select(*tensors) if isinstance(o, Container) else o for o in operands]  # type: ignore[attr-defined]
         data.update(run(self._new(tensors, self._batch_size, self._device, self._names), *parts).items())
         for key, value in self._data.items():
             if isinstance(value, Container):
-                data[key] = run(value, *[o._raw(key) if isinstance(o, Container) else o for o in operands])
+                theirs = [o._raw(key) if isinstance(o, Container) else below(o, batch, value) for o in operands]
+                data[key] = run(value, *theirs)
         td = self._new(data, self._batch_size, self._device, self._names)
         if self._state & LOCKED:
             td.lock_()
@@ -466,14 +468,7 @@ class ResidentTree(TensorDictBase):
             self._match(other._resident(), matched, (), exact)
             return matched
         if isinstance(other, Tensor) and other.ndim:
-            shape = torch.broadcast_shapes(other.shape, self._batch_size)
-            if shape != self._batch_size:
-                raise BatchSizeError(
-                    f"a tensor of shape {list(other.shape)} cannot be broadcast to batch size {list(self._batch_size)}"
-                )
-            wide = other.expand(shape)
-            n = len(shape)
-            return [wide.reshape(*shape, *(1,) * (leaf.ndim - n)) for leaf in leaves]
+            return tensor_operands(other, self._batch_size, [leaf.ndim for leaf in leaves])
         if isinstance(other, Tensor):
             return [other] * len(leaves)
         if isinstance(other, (list, tuple, dict, str)):
@@ -572,7 +567,8 @@ class ResidentTree(TensorDictBase):
             if type(value) is Tensor and type(theirs) is (Tensor if nested else int):
                 data[key] = op(value, theirs)
             elif isinstance(value, Container) and (not nested or isinstance(theirs, Container)):
-                data[key] = value._resident()._compared(theirs._resident() if nested else theirs, op)
+                part = theirs._resident() if nested else below(theirs, self._batch_size, value)
+                data[key] = value._resident()._compared(part, op)
             elif isinstance(value, UnbatchedTensor) and (isinstance(theirs, Tensor) or not nested):
                 data[key] = value.compared(theirs, op)
             elif isinstance(value, UnbatchedTensor):

@@ -416,11 +416,6 @@ INTENDED: list[Intended] = [
         change=lambda result: (raises("TypeError"), *result[1:]),
     ),
     Intended(
-        "an operand does not change the batch size",
-        [r"scalar batch \+ tensor"],
-        ours=raises("RuntimeError/ValueError"),
-    ),
-    Intended(
         "the peer silently indexes feature dimensions (API.md 2.2)",
         [r"into features .*"],
         ours=raises("IndexError"),

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
+
+import tdstore
+from tdstore import TensorDict
+from tdstore.errors import BatchSizeError
 
 from .cases import Case, Cases
 from .structures import t
@@ -45,6 +52,67 @@ case(
 case("named + wide", lambda M: M.td({"a": t(3)}, [3], names=["t"]) + M.td({"a": t(2, 3)}, [2, 3], names=["e", "t"]))
 case("batch sizes that do not fit", lambda M: M.td({"a": t(3)}, [3]) + M.td({"a": t(2)}, [2]))
 case("in place with a wide operand", lambda M: M.td({"a": t(3)}, [3]).mul_(M.td({"a": t(2, 3)}, [2, 3])))
+
+
+# --- a tensor of a larger shape widens the batch ---
+def grid(M, batch=(3, 4)):
+    """Nested TensorDicts of the batch and of one dimension more, and a leaf with features."""
+    inner = {"b": M.td({"b": t(*batch, 2)}, batch), "c": M.td({"c": t(*batch, 2)}, [*batch, 2])}
+    return M.td({"a": t(*batch), "f": t(*batch, 5, start=7), **inner}, batch)
+
+
+def tensor(shape):
+    return t(*shape, start=2)
+
+
+TENSORS = [(2, 3, 4), (1, 3, 4), (2, 1, 1), (2, 3, 1), (5, 2, 3, 4), (4,), (3, 1), (2, 4, 3)]
+TAKING = {
+    "*": lambda td, x: td * x,
+    "* from the left": lambda td, x: x * td,
+    "-": lambda td, x: td - x,
+    "add, alpha": lambda td, x: td.add(x, alpha=2),
+    "/": lambda td, x: td / x,
+    "**": lambda td, x: td ** (x / 60),
+    "==": lambda td, x: td == x,
+    "== from the left": lambda td, x: x == td,
+    "!=": lambda td, x: td != x,
+    "<": lambda td, x: td < x,
+    "maximum": lambda td, x: td.maximum(x),
+    "clamp": lambda td, x: td.clamp(x, x + 1),
+    "clamp to a high bound": lambda td, x: td.clamp(torch.zeros(1), x),
+    "clamp_min": lambda td, x: td.clamp_min(x),
+    "lerp": lambda td, x: td.lerp(x, x / 60),
+    "addcmul": lambda td, x: td.addcmul(x, x),
+    "logical_and": lambda td, x: td.logical_and(x),
+}
+for shape in TENSORS:
+    for name, do in TAKING.items():
+        case(f"grid {name} {list(shape)}", lambda M, s=shape, f=do: f(grid(M), tensor(s)))
+for batch, shape in [((1, 4), (3, 4)), ((1, 4), (3, 1)), ((3, 1), (2, 3, 4)), ((), (3,)), ((), (2, 3)), ((3, 1), (4,))]:
+    for name in ("*", "==", "clamp", "addcmul"):
+        case(f"{batch} {name} {list(shape)}", lambda M, b=batch, s=shape, f=TAKING[name]: f(grid(M, b), tensor(s)))
+case("empty * wide tensor", lambda M: grid(M).empty() * tensor((2, 3, 4)))
+case("named * wide tensor", lambda M: M.td({"a": t(3)}, [3], names=["t"]) * tensor((2, 3)))
+case("in place with a wide tensor", lambda M: M.td({"a": t(3)}, [3]).mul_(tensor((2, 3))))
+for name in ("==", "*"):
+    case(f"more nested dimensions {name} tensor", lambda M, f=TAKING[name]: f(grid(M, (3,)), tensor((3,))))
+    case(f"one more nested dimension {name} tensor", lambda M, f=TAKING[name]: f(deep(M), tensor((3,))))
+
+
+def deep(M):
+    return M.td({"n": M.td({"a": t(3, 1)}, [3, 1])}, [3])
+
+
+def mixed(M):
+    return M.td({"a": t(3), "l": M.lazy_stack([M.td({"b": t(3, 4)}, [3]), M.td({"b": t(3, 4)}, [3])], 1)}, [3])
+
+
+for shape in ((3,), (2, 3)):
+    for name in ("==", "*", "maximum"):
+        case(
+            f"a nested lazy stack {name} {list(shape)}",
+            lambda M, s=shape, f=TAKING[name]: f(mixed(M), tensor(s)).to_tensordict(),
+        )
 
 
 # --- keys that one side lacks ---
@@ -106,3 +174,35 @@ case(
 @case.parametrize
 def test_operands(case: Case) -> None:
     case.check()
+
+
+STORES = ["memory", "memmap", "h5", "lazy", "params"]
+
+
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("shape", [(2, 3), (2, 1), (3,)])
+def test_a_tensor_of_a_larger_shape_widens_the_batch(kind: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    source = TensorDict({"a": t(3), "n": TensorDict({"b": t(3, 2)}, [3, 2])}, [3])
+    td = {
+        "memory": lambda: source,
+        "memmap": lambda: source.memmap(tmp_path / "d"),
+        "h5": lambda: source.save(tmp_path / "x.h5"),
+        "lazy": lambda: tdstore.lazy_stack(list(source.unbind(0))),
+        "params": lambda: tdstore.TensorDictParams(source.float(), no_convert=True),
+    }[kind]()
+    x = tensor(shape)
+    batch = torch.broadcast_shapes(shape, (3,))
+    for do in (TAKING["*"], TAKING["=="], TAKING["<"], TAKING["addcmul"]):
+        made = do(td, x)
+        assert made.batch_size == batch and made["n"].batch_size == (*batch, 2)
+        assert torch.equal(made["a"], do(t(3), x).to(made["a"].dtype))
+        assert torch.equal(made["n", "b"], do(t(3, 2), x[..., None]).to(made["n", "b"].dtype))
+
+
+def test_a_wide_tensor_is_refused_in_place_and_changes_nothing() -> None:
+    td = TensorDict({"a": t(3), "n": TensorDict({"b": t(3, 1)}, [3, 1])}, [3])
+    before = td.clone()
+    for write in (td.mul_, td.add_, td.clamp_max_):
+        with pytest.raises(BatchSizeError, match=r"shape \[2, 3\] cannot be broadcast to batch size \[3\]"):
+            write(tensor((2, 3)))
+        assert (td == before).all()
