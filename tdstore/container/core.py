@@ -58,6 +58,8 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
     """The stack that is not made; set by its module."""
     _params_class: ClassVar[Any]
     """The container that is a `torch.nn.Module`; set by its module."""
+    _on_redis: ClassVar[Callable[[Any, Any], Any]]
+    """What was saved on a redis server, and where its reads land, as a `TensorDictStore`; set by the module of that."""
 
     __hash__ = None  # type: ignore[assignment]
 

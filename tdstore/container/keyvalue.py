@@ -1,21 +1,26 @@
 """TensorDictStore and LazyStackedTensorDictStore: a redis server by the names that users of those classes know.
 
-Thin on purpose: `PersistentTensorDict` over the redis backend is all there is to them.
+Thin on purpose: `PersistentTensorDict` and the lazy stack over the redis backend are all there is to them.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
+from tdstore.container.core import Container
 from tdstore.container.handle import StoreHandle
 from tdstore.container.lazy import LazyStackedTensorDict
 from tdstore.container.named import REDIS_LIKE, on_server
 from tdstore.container.opening import open_container
 from tdstore.container.persistent import PersistentTensorDict
+from tdstore.container.saving import later, unlocked
 from tdstore.container.tensordict import TensorDict
-from tdstore.errors import OptionError, StoreNotFoundError, UnknownDatasetError, UnsupportedError
+from tdstore.container.typed import redressed, undressed
+from tdstore.container.uneven import even
+from tdstore.errors import OptionError, StoreError, StoreNotFoundError, UnknownDatasetError, UnsupportedError
 
 T = TypeVar("T")
 
@@ -125,31 +130,46 @@ class TensorDictStore(PersistentTensorDict):
 class LazyStackedTensorDictStore(LazyStackedTensorDict):
     """A lazy stack whose elements are on a redis server; they may differ in shape.
 
+    This is the whole dataset. Its slices and nested entries are lazy stacks of parts of it, and are written through.
+
     Example:
         >>> stack = tdstore.lazy_stack([TensorDict(x=torch.zeros(2)), TensorDict(x=torch.zeros(3))])
-        >>> stored = LazyStackedTensorDictStore.from_lazy_stack(stack, host="localhost")  # doctest: +SKIP
+        >>> stored = stack.to_store(host="localhost")  # doctest: +SKIP
+        >>> again = LazyStackedTensorDictStore.from_store(td_id=stored.td_id, host="localhost")  # doctest: +SKIP
     """
 
     __slots__ = ()
 
+    @classmethod
+    def _of(cls, tds: Iterable[Any], dim: int, name: str | None = None, hollow: Sequence[int] = ()) -> Any:
+        # What is made from the elements is no dataset: parts of one, or results in memory.
+        return LazyStackedTensorDict._of(tds, dim, name, hollow)
+
     @property
     def td_id(self) -> str:
         """Name of the dataset, to be given to `from_store`."""
-        return _name(self._home[0])
+        return _name(self._dataset("td_id"))
 
     def to_local(self) -> Any:
-        """The elements in memory, as a lazy stack."""
-        return LazyStackedTensorDict(*(td.to_tensordict() for td in self._tds), stack_dim=self._stack_dim)
+        """Read the elements into memory.
+
+        Returns:
+            A TensorDict of the stack's batch size; a lazy stack if the elements differ in keys or shapes.
+        """
+        local = self._each(lambda td: td.to_tensordict())
+        return local._resident() if even(local) else local
 
     def clear_redis(self) -> None:
-        """Remove all elements from the server, and close."""
-        handle = self._home[0]
-        TensorDictStore._over(handle).clear_redis()
+        """Remove the entries of all elements from the server, and close."""
+        self._dataset("clear_redis")
+        for td in self._tds:
+            td.clear()
+        self.close()
 
     @classmethod
     def from_lazy_stack(cls, lazy_td: Any, *, backend: str = "redis", device: Any = None, **server: Any) -> Self:
         """Put a lazy stack on a server, as a new dataset; arguments as those of `TensorDictStore`."""
-        return cls._stored(lazy_td.save(mode="x", **_place(backend, uuid.uuid4().hex, server)), device)
+        return cls._stored(unlocked(lazy_td.save(mode="x", **_place(backend, uuid.uuid4().hex, server))), device)
 
     @classmethod
     def from_store(cls, *, td_id: str, backend: str = "redis", device: Any = None, **server: Any) -> Self:
@@ -166,8 +186,29 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         if not isinstance(td, LazyStackedTensorDict):
             raise UnsupportedError(f"{td.filename} is not a lazy stack", hint="open it with TensorDictStore.from_store")
         made = cls(*td._tds, stack_dim=td._stack_dim, stack_dim_name=td._dim_name, device=device)
-        made._home = td._home
+        made._home, made._hollow, made._undo = td._home, td._hollow, td._undo
         return made
+
+    def _dataset(self, what: str) -> StoreHandle:
+        if self._home is None:
+            raise StoreError(
+                f"{what}: this stack is not the one over a dataset on a server",
+                hint="use the one that to_store() or from_store() returned",
+            )
+        handle: StoreHandle = self._home[0]
+        return handle
+
+
+def _on_redis(saved: Any, device: Any) -> Any:
+    """What `save` returned for a redis server, as one of the two classes."""
+    if isinstance(saved, Future):
+        return later(lambda: _on_redis(saved.result(), device))
+    worn, (td,) = undressed([saved])
+    if isinstance(td, LazyStackedTensorDict):
+        return redressed(worn, LazyStackedTensorDictStore._stored(td, device))
+    made = TensorDictStore._over(td._handle, device=device)
+    made._undo = td._undo
+    return redressed(worn, made)
 
 
 def _place(backend: str, name: str, server: dict[str, Any]) -> dict[str, Any]:
@@ -187,3 +228,6 @@ def _existing(opener: Callable[..., T], place: dict[str, Any], name: str) -> T:
 
 def _name(handle: StoreHandle) -> str:
     return str(handle.location).rpartition("/")[2]
+
+
+Container._on_redis = _on_redis

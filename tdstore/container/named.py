@@ -224,7 +224,7 @@ class NamedStorageMixin(SavingMixin):
         location: Location = None,
         **kwargs: Any,
     ) -> Any:
-        """Save to a key-value server and return the TensorDict over it; `TensorDictStore.from_store` finds it again.
+        """Save to a key-value server; `from_store` of the class that is returned finds it again.
 
         Args:
             backend: "redis", "dragonfly" or another backend.
@@ -232,12 +232,18 @@ class NamedStorageMixin(SavingMixin):
             device: where reads land.
             location: a URL, or the name of the dataset; default: a new name.
             **kwargs: options of the backend.
+
+        Returns:
+            A `TensorDictStore`, or a `LazyStackedTensorDictStore` of a lazy stack; of a backend that does not speak
+            the protocol of redis, the container over it.
         """
         server = {"host": host, "port": port, "unix_socket_path": unix_socket_path, "prefix": prefix, **kwargs}
         place = on_server(backend, uuid.uuid4().hex, {"db": db, **server})
         if location is not None:
             place["location"] = location
         td = unlocked(self.save(**place))
+        if place["storage"] == "redis":
+            return Container._on_redis(td, device)
         return td if device is None else td.to(device)
 
     def share_memory_(self) -> Self:

@@ -15,6 +15,7 @@ from tdstore.errors import (
     BatchSizeError,
     OptionError,
     StoreBusyError,
+    StoreError,
     StoreNotFoundError,
     UnknownDatasetError,
     UnsupportedError,
@@ -76,6 +77,58 @@ def test_a_lazy_stack_of_other_shapes(server: dict[str, Any]) -> None:
     assert [td["x"].tolist() for td in local.unbind(0)] == [[5, 5], [1, 1, 1]]
 
 
+def test_a_lazy_stack_that_was_saved_by_to_store(server: dict[str, Any]) -> None:
+    stack = tdstore.lazy_stack([TensorDict(a=torch.full((4, 2), float(i)), s="t", batch_size=[4]) for i in range(5)])
+    with stack.to_store(**server, device="cpu") as stored:
+        assert type(stored) is LazyStackedTensorDictStore
+        assert stored.device == torch.device("cpu")
+        stored["b"] = torch.ones(5, 4)  # its keys are free
+        stored.append(TensorDict(a=torch.full((4, 2), 5.0), s="t", b=torch.ones(4), batch_size=[4]))
+        local = stored.to_local()
+        assert type(local) is TensorDict
+        assert local.batch_size == (6, 4)
+        assert local["a"][:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
+        assert local["s"][1] == ["t"] * 4
+        # parts of it, and results in memory, are no dataset of that name
+        assert type(stored[1:3]) is type(stored.select("a") + 1) is LazyStackedTensorDict
+    again = LazyStackedTensorDictStore.from_store(td_id=stored.td_id, **server)
+    assert again.batch_size == (6, 4)
+    again.clear_redis()
+    again.close()
+    left = LazyStackedTensorDictStore.from_store(td_id=stored.td_id, **server)
+    assert left.batch_size == (6, 4)
+    assert left.to_local().is_empty()
+
+
+def test_local_elements_that_differ_stay_side_by_side(server: dict[str, Any]) -> None:
+    elements = [TensorDict(x=torch.ones(4), batch_size=[4]), TensorDict(x=torch.ones(4), y="only", batch_size=[4])]
+    stored = tdstore.lazy_stack(elements, 1).to_store(**server)
+    local = stored.to_local()
+    assert type(local) is LazyStackedTensorDict
+    assert local.batch_size == (4, 2)
+    assert local.tensordicts[1]["y"] == "only"
+    stored.clear_redis()  # what only one of them has, too
+    left = LazyStackedTensorDictStore.from_store(td_id=stored.td_id, **server)
+    assert [list(td.keys()) for td in left.tensordicts] == [[], []]
+
+
+def test_what_to_store_gives_keeps_its_class(server: dict[str, Any]) -> None:
+    @tdstore.tensorclass
+    class Step:
+        obs: torch.Tensor
+
+    step = Step(obs=torch.zeros(3, 2), batch_size=[3])
+    stored = step.to_store(**server)
+    assert type(stored) is Step
+    stacked = tdstore.lazy_stack([step, Step(obs=torch.zeros(3, 4), batch_size=[3])]).to_store(**server)
+    assert type(stacked) is Step
+    assert type(stacked[1]) is Step
+    future = TensorDict(x=torch.ones(3), batch_size=[3]).to_store(**server, return_early=True)
+    saved = future.result()
+    assert type(saved) is TensorDictStore
+    assert (saved.is_locked, saved.to_local()["x"].tolist()) == (False, [1, 1, 1])
+
+
 def test_what_is_wrong_is_said(server: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError, match="client"):
         TensorDictStore(client=object(), **server)
@@ -90,6 +143,8 @@ def test_what_is_wrong_is_said(server: dict[str, Any]) -> None:
     plain = TensorDictStore.from_dict({"x": torch.zeros(1)}, **server)
     name = plain.td_id
     plain.close()
+    with pytest.raises(StoreError, match="td_id: .*not the one over a dataset"):
+        _ = LazyStackedTensorDictStore(TensorDict(x=torch.zeros(1))).td_id
     with pytest.raises(UnsupportedError, match="not a lazy stack"):
         LazyStackedTensorDictStore.from_store(td_id=name, **server)
 

@@ -26,6 +26,7 @@ from tdstore.values import decode_value
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    import tensordict
     from tensordict import (
         LazyStackedTensorDictStore,
         NonTensorData,
@@ -144,6 +145,25 @@ def test_damage_and_doubt(client: Redis, redis: Any, peer: Any, theirs: str) -> 
     assert "{" in str(caught.value.hint)
     with pytest.raises(StoreNotFoundError):
         open_redis(f"{redis.url}/their*")
+
+
+@pytest.mark.parametrize("package", [tdstore, tensordict], ids=["ours", "peer"])
+def test_a_stack_put_on_a_server_in_both_packages(client: Redis, redis: Any, package: Any) -> None:
+    elements = [package.TensorDict({"a": torch.full((4, 2), float(i))}, [4]) for i in range(5)]
+    stored = package.lazy_stack(elements).to_store(host="127.0.0.1", port=redis.port)
+    assert type(stored) is package.LazyStackedTensorDictStore
+    assert stored.batch_size == (5, 4)
+    local = stored.to_local()
+    assert type(local) is package.TensorDict
+    assert local.batch_size == (5, 4)
+    assert local["a"][:, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    stored.clear_redis()
+    stored.close()
+    plain = elements[0].to_store(host="127.0.0.1", port=redis.port)
+    assert type(plain) is package.TensorDictStore
+    assert plain.to_local()["a"].shape == (4, 2)
+    plain.clear_redis()
+    plain.close()
 
 
 def test_lazy_stacks_are_told(client: Redis, redis: Any) -> None:
