@@ -66,6 +66,10 @@ class TensorDictStore(PersistentTensorDict):
         """Name of the dataset, to be given to `from_store`."""
         return _name(self._handle)
 
+    def _dataset_lines(self) -> list[str]:
+        # of nested entries, which are printed within their dataset: only where they are
+        return _printed(self._handle)[: 1 if self._path else 2]
+
     def to_local(self) -> Any:
         """The entries in memory, by one batched read."""
         return self.to_tensordict()
@@ -150,6 +154,9 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         """Name of the dataset, to be given to `from_store`."""
         return _name(self._dataset("td_id"))
 
+    def _dataset_lines(self) -> list[str]:
+        return [f"count={len(self._tds)}", *(_printed(self._home[0]) if self._home is not None else ())]
+
     def to_local(self) -> Any:
         """Read the elements into memory.
 
@@ -224,6 +231,11 @@ def _existing(opener: Callable[..., T], place: dict[str, Any], name: str) -> T:
         raise UnknownDatasetError(
             f"there is no dataset of the name {name!r}: {error.message}", url=error.url, hint=error.hint
         ) from error
+
+
+def _printed(handle: StoreHandle) -> list[str]:
+    """The lines of `repr` that say where a dataset is, and what it is called there."""
+    return [f"backend={handle.backend.name!r}", f"td_id={_name(handle)!r}"]
 
 
 def _name(handle: StoreHandle) -> str:

@@ -128,6 +128,7 @@ class LazyStackedTensorDict(LazyOps):
             f"exclusive_fields={{\n{exclusive}}}" if exclusive else "exclusive_fields={\n}",
             *level_lines(self),
             f"stack_dim={self._stack_dim}",
+            *self._dataset_lines(),
         ]
         return f"{type(self).__name__}(\n" + ",\n".join(indent(line) for line in lines) + ")"
 

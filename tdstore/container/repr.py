@@ -19,6 +19,7 @@ def text(td: Any) -> str:
     lines = [
         f"fields={{\n{fields}}}" if fields else "fields={\n}",
         *level_lines(td),
+        *td._dataset_lines(),
     ]
     return f"{type(td).__name__}(\n" + ",\n".join(indent(line) for line in lines) + ")"
 
@@ -55,6 +56,10 @@ class ReprMixin(Container):
     def _leaf_facts(self, key: str) -> tuple[Any, ...]:
         """Shape, device, dtype, shared flag and class name of a leaf, without reading it."""
         raise NotImplementedError
+
+    def _dataset_lines(self) -> list[str]:
+        """What a class says of its dataset, below the other lines of a level."""
+        return []
 
     def __repr__(self) -> str:
         try:

@@ -129,6 +129,24 @@ def test_what_to_store_gives_keeps_its_class(server: dict[str, Any]) -> None:
     assert (saved.is_locked, saved.to_local()["x"].tolist()) == (False, [1, 1, 1])
 
 
+def test_what_they_print(server: dict[str, Any]) -> None:
+    source = TensorDict(a=torch.zeros(5, 3), n={"x": torch.zeros(5)}, batch_size=[5])
+    td = source.to_store(**server)
+    lines = repr(td).splitlines()
+    assert lines[-3:] == ["    is_shared=False,", "    backend='redis',", f"    td_id='{td.td_id}')"]
+    assert (repr(td).count("backend='redis'"), repr(td).count("td_id=")) == (2, 1)
+    assert repr(td["n"]).endswith("    backend='redis')")
+    read_back = tdstore.utils.parse_tensor_dict_string(repr(td))
+    assert repr(read_back) == repr(source)
+    stack = tdstore.lazy_stack([TensorDict(x=torch.zeros(i + 1)) for i in range(5)]).to_store(**server)
+    expected = ["    stack_dim=0,", "    count=5,", "    backend='redis',", f"    td_id='{stack.td_id}')"]
+    assert repr(stack).splitlines()[-4:] == expected
+    stack.close()
+    assert repr(stack).splitlines()[-4:] == expected
+    assert "count" not in repr(stack[1:])
+    assert repr(LazyStackedTensorDictStore(TensorDict(x=torch.zeros(1)))).endswith("    count=1)")
+
+
 def test_what_is_wrong_is_said(server: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError, match="client"):
         TensorDictStore(client=object(), **server)

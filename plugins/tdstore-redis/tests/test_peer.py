@@ -153,6 +153,8 @@ def test_a_stack_put_on_a_server_in_both_packages(client: Redis, redis: Any, pac
     stored = package.lazy_stack(elements).to_store(host="127.0.0.1", port=redis.port)
     assert type(stored) is package.LazyStackedTensorDictStore
     assert stored.batch_size == (5, 4)
+    for line in ("LazyStackedTensorDictStore(", "count=5", "stack_dim=0", "backend='redis'", "td_id='"):
+        assert line in repr(stored)
     local = stored.to_local()
     assert type(local) is package.TensorDict
     assert local.batch_size == (5, 4)
@@ -161,6 +163,8 @@ def test_a_stack_put_on_a_server_in_both_packages(client: Redis, redis: Any, pac
     stored.close()
     plain = elements[0].to_store(host="127.0.0.1", port=redis.port)
     assert type(plain) is package.TensorDictStore
+    for line in ("TensorDictStore(", "batch_size=torch.Size([4])", "device=None", "backend='redis'", "td_id='"):
+        assert line in repr(plain)
     assert plain.to_local()["a"].shape == (4, 2)
     plain.clear_redis()
     plain.close()
