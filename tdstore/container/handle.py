@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -88,7 +89,8 @@ class StoreHandle:
         """Open a location through the registry."""
         store, backend = open_unread(location, storage=storage, mode=mode, **options)
         try:
-            return cls(store, backend, None if location is None else str(location), mode, options)
+            place = os.fspath(location) if isinstance(location, os.PathLike) else location
+            return cls(store, backend, place, mode, options)
         except BaseException:
             store.close()
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -207,9 +207,15 @@ class NamedStorageMixin(SavingMixin):
         """Save as one HDF5 file; options such as `chunks` and `compression` go to every dataset."""
         return unlocked(self.save(filename, storage="h5", **kwargs))
 
-    def to_zarr(self, filename: Location, **kwargs: Any) -> Any:
-        """Save as a zarr store; options such as `chunks` and `shards` go to every array."""
-        return unlocked(self.save(filename, storage="zarr", **kwargs))
+    def to_zarr(self, filename: object, **kwargs: Any) -> Any:
+        """Save as a zarr store; options such as `chunks` and `shards` go to every array.
+
+        Args:
+            filename: a path or URL, or a store object of zarr. A `LocalStore` or `ZipStore` stands for its path, a
+                `MemoryStore` holds the data itself, and so do others, where `single_writer=True` says that nobody else
+                writes.
+        """
+        return unlocked(self.save(cast(Location, filename), storage="zarr", **kwargs))
 
     def to_store(
         self,
@@ -280,7 +286,7 @@ class NamedStorageMixin(SavingMixin):
     @classmethod
     def from_zarr(
         cls,
-        filename: Location,
+        filename: object,
         *,
         mode: Mode = "r",
         auto_batch_size: bool = False,
@@ -288,8 +294,11 @@ class NamedStorageMixin(SavingMixin):
         batch_size: Any = None,
         device: Any = None,
     ) -> Any:
-        """Open a zarr store, ours or a foreign one, as a `PersistentTensorDict`; arguments as of `from_h5`."""
-        return _opened(filename, "zarr", mode, auto_batch_size, batch_dims, batch_size, device)
+        """Open a zarr store, ours or a foreign one, as a `PersistentTensorDict`.
+
+        A path, a URL, or a store object of zarr, as `to_zarr` takes it; arguments as of `from_h5`.
+        """
+        return _opened(cast(Location, filename), "zarr", mode, auto_batch_size, batch_dims, batch_size, device)
 
 
 def _opened(

@@ -9,11 +9,13 @@ from tdstore.errors import UnsupportedError
 from tdstore.types import Path
 
 
-def place_of_group(group: Any) -> tuple[str, Path, str] | None:
+def place_of_group(group: Any) -> tuple[object, Path, str] | None:
     """The location, the path in it, and the backend of an open h5py or zarr group; None for anything else.
 
+    The location of a zarr group is its store object.
+
     Raises:
-        UnsupportedError: the file is open for writing, so that no other can open it, or the group is in no file.
+        UnsupportedError: the file is open for writing in h5py, so that no other can open it.
     """
     h5py, zarr = sys.modules.get("h5py"), sys.modules.get("zarr")  # a library not imported made none of it
     if h5py is not None and isinstance(group, h5py.Group):
@@ -25,13 +27,7 @@ def place_of_group(group: Any) -> tuple[str, Path, str] | None:
             )
         return group.file.filename, _parts(group.name), "h5"
     if zarr is not None and isinstance(group, zarr.Group):
-        root = getattr(group.store, "root", None)
-        if root is None:
-            raise UnsupportedError(
-                f"a group of a {type(group.store).__name__} is in no folder that could be opened",
-                hint="TensorDict.from_zarr(group.store) takes stores that are not files",
-            )
-        return str(root), _parts(group.path), "zarr"
+        return group.store, _parts(group.path), "zarr"
     return None
 
 

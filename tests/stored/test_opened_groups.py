@@ -58,11 +58,13 @@ def test_a_group_of_zarr(tmp_path: Path, package: str) -> None:
     assert td.batch_size == (3,) and torch.equal(td["x"], torch.arange(6).reshape(3, 2))
 
 
-def test_a_group_of_zarr_in_memory_is_refused() -> None:
-    zarr = pytest.importorskip("zarr")
-    group = zarr.open_group(zarr.storage.MemoryStore(), mode="w")
-    with pytest.raises(UnsupportedError, match="MemoryStore"):
-        PersistentTensorDict(group=group)
+@pytest.mark.parametrize("package", ["tensordict", "tdstore"])
+def test_a_group_of_zarr_in_memory(package: str) -> None:
+    module, zarr = pytest.importorskip(package), pytest.importorskip("zarr")
+    group = zarr.open_group(zarr.storage.MemoryStore(), mode="w").create_group("b")
+    group.create_array("x", data=np.arange(6).reshape(3, 2))
+    td = module.PersistentTensorDict(group=group, batch_size=[3], backend="zarr")
+    assert td.batch_size == (3,) and torch.equal(td["x"], torch.arange(6).reshape(3, 2))
 
 
 def test_a_path_still_names_a_nested_tensordict(tmp_path: Path) -> None:

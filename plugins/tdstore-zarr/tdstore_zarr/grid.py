@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from tdstore.rows import last_wins, take
 from tdstore.types import StoreIndex
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -138,3 +139,14 @@ def region(number: int, sizes: Sequence[int], chunk: Sequence[int]) -> tuple[sli
 def rows_of(term: slice | Tensor) -> Ints:
     """The positions that a term selects."""
     return term.numpy() if isinstance(term, Tensor) else np.arange(term.start, term.stop, term.step, dtype=np.int64)
+
+
+def unique(index: StoreIndex, value: Tensor) -> tuple[StoreIndex, Tensor]:
+    """Drop repeated rows: the last value wins."""
+    at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
+    if at is None:
+        return index, value
+    rows, positions = last_wins(index[at])  # type: ignore[arg-type]
+    if positions is None:
+        return index, value
+    return (*index[:at], rows, *index[at + 1 :]), take(value, at, positions)

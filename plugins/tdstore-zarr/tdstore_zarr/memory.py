@@ -8,13 +8,14 @@ import threading
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tdstore import files
 from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
-from tdstore.errors import ConflictError, CorruptStoreError, StoreNotFoundError
+from tdstore.errors import ConflictError, CorruptStoreError, MissingDependencyError, StoreNotFoundError
 from tdstore.ranges import Range
+from tdstore.registry import registry, split_scheme
 from tdstore_zarr.folder import close_quietly
 
 
@@ -86,6 +87,17 @@ _NAMED: dict[str, dict[str, tuple[bytes, int]]] = {}
 def memory_engine(name: str) -> MemoryEngine:
     """The store of that name in this process."""
     return MemoryEngine(f"memory://{name}", _NAMED.setdefault(name, {}))
+
+
+def engine_of(text: str, options: Mapping[str, Any] | None) -> Engine:
+    """The engine of a URL: a plugin's, or for `memory://` one of this process."""
+    scheme, rest = split_scheme(text)
+    try:
+        return registry().engine(text, options)
+    except MissingDependencyError:
+        if scheme != "memory":
+            raise
+        return memory_engine(rest)
 
 
 class ZipEngine(Engine):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path as FsPath
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from zarr.abc.store import Store as ZarrPythonStore
 
 from tdstore.budget import allocating
 from tdstore.dtypes import to_numpy
@@ -17,7 +19,6 @@ from tdstore.engine import Engine, EngineCap
 from tdstore.errors import (
     CorruptStoreError,
     KeyNotFoundError,
-    MissingDependencyError,
     OptionError,
     ReadOnlyError,
     StoreBusyError,
@@ -31,16 +32,18 @@ from tdstore.header import Header
 from tdstore.lifetime import Ending
 from tdstore.ranges import index_shape
 from tdstore.registry import registry, split_scheme
-from tdstore.rows import check_indices, gather, last_wins, take
+from tdstore.replacing import check_replaceable
+from tdstore.rows import check_indices, gather
 from tdstore.store import Cap, Store
 from tdstore.strings import leaves_of_values
-from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
+from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore_zarr import layout as layouts
+from tdstore_zarr import storeobjects
 from tdstore_zarr.buffers import LIMIT
 from tdstore_zarr.folderplace import FolderPlace
-from tdstore_zarr.grid import full_index
+from tdstore_zarr.grid import full_index, unique
 from tdstore_zarr.leaf import Leaf
-from tdstore_zarr.memory import MemoryEngine, ZipEngine, memory_engine
+from tdstore_zarr.memory import MemoryEngine, ZipEngine, engine_of
 from tdstore_zarr.objectplace import ObjectPlace
 from tdstore_zarr.place import Place
 from tdstore_zarr.reader import Job
@@ -55,7 +58,7 @@ Verify = Literal["none", "size", "full"]
 
 
 def open_zarr(
-    location: str | os.PathLike[str] | None,
+    location: str | os.PathLike[str] | ZarrPythonStore | None,
     *,
     mode: Mode = "r",
     durable: Durable = "commit",
@@ -77,7 +80,8 @@ def open_zarr(
 
     Args:
         location: a folder, a `.zip` file, any URL that an engine reaches (`s3://bucket/x.zarr`), or
-            `memory://name`; `zarr://` may stand before each.
+            `memory://name`; `zarr://` may stand before each. Or a store of zarr-python: a `LocalStore` or `ZipStore`
+            is its path, a `MemoryStore` is read and written itself, and so are others, with `single_writer=True`.
         mode: "r", "r+", "w", "x" or "a", as `tdstore.Store` says. A zip file is written whole ("w", "x").
         durable: "commit" waits for the medium at every commit; "none" survives the death of the process only.
         verify: "size" compares sizes with the manifest (over a wire, or if there are more than 20,000 objects, as
@@ -117,7 +121,7 @@ def open_zarr(
         "buffer_bytes": buffer_bytes, "max_bytes": max_bytes, "single_writer": single_writer,
         "storage_options": storage_options, **defaults,
     }  # fmt: skip
-    text = "" if location is None else os.fspath(location)
+    text = "" if location is None else os.fspath(location) if isinstance(location, os.PathLike) else str(location)
     for name, value, allowed in (
         ("mode", mode, MODES),
         ("durable", durable, ("none", "commit")),
@@ -130,23 +134,39 @@ def open_zarr(
     for name, number in (("buffer_bytes", buffer_bytes), ("max_bytes", 0 if max_bytes is None else max_bytes)):
         if type(number) is not int or number < 0:
             raise OptionError(f"{text}: {name} must be a number of bytes, not {number!r}", url=text)
+    if not isinstance(location, str | os.PathLike | None):
+        return _open_object(location, mode, defaults, arguments)
     scheme, rest = split_scheme(text)
     if scheme == "zarr":
         text = rest
         scheme, rest = split_scheme(text)
     if scheme in ("", "file", "local") and "::" not in text:
         return _open_local(rest if scheme else text, mode, defaults, arguments)
-    return open_on(_engine(text, storage_options), mode=mode, location=text, **arguments)
+    return open_on(engine_of(text, storage_options), mode=mode, location=text, **arguments)
 
 
-def _engine(text: str, options: Mapping[str, Any] | None) -> Engine:
-    scheme, rest = split_scheme(text)
+def _open_object(location: object, mode: Mode, defaults: dict[str, Any], arguments: dict[str, Any]) -> ZarrStore:
+    place, mode = storeobjects.place_of(location, mode)
+    if mode == "w":  # the registry looks at paths and URLs only
+
+        def look() -> ZarrStore:
+            quick: dict[str, Any] = {"verify": "none", "lock_timeout": 0.0, "trust": arguments["trust"]}
+            return open_zarr(place, **quick) if isinstance(place, str) else open_on(place, **quick)
+
+        path = place if isinstance(place, str) else ""
+        check_replaceable(registry().get("zarr"), path, str(location), look)
+    if not isinstance(place, str):
+        return open_on(place, mode=mode, **arguments)
     try:
-        return registry().engine(text, options)
-    except MissingDependencyError:
-        if scheme != "memory":
-            raise
-        return memory_engine(rest)
+        store = _open_local(place, mode, defaults, arguments)
+    except CorruptStoreError as error:
+        error.hint = storeobjects.hint_of(location) or error.hint
+        raise
+    if store.writable:
+        store.after_commit = partial(storeobjects.open_zip, location, replaced=True)
+    else:
+        storeobjects.open_zip(location, replaced=False)
+    return store
 
 
 def open_on(
@@ -294,6 +314,8 @@ class ZarrStore(Store):
         self._arguments = arguments
         self._closed = False
         self._lock = threading.RLock()
+        self.after_commit: Callable[[], None] | None = None
+        """Called once, after the first commit."""
         # What is being built, and the claim on a place, are taken away also when nothing was ever written.
         self._ending = None if session.place.published else Ending(self, session.close, self.url)
         layouts.check_names(layout, self.url)
@@ -328,6 +350,9 @@ class ZarrStore(Store):
         session = self._changing()
         with self._lock:
             session.commit(header)
+            if self.after_commit is not None:
+                done, self.after_commit = self.after_commit, None
+                done()
 
     # -- data ------------------------------------------------------------------------------
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
@@ -448,7 +473,7 @@ class ZarrStore(Store):
                         f"not {list(w.value.shape)} and {w.value.dtype}"
                     )
             session.touch([w.path for w in writes])
-            session.write(*[(self._leaf(w.path), *_unique(w.index, w.value)) for w in writes])
+            session.write(*[(self._leaf(w.path), *unique(w.index, w.value)) for w in writes])
 
     def delete(self, paths: Sequence[Path]) -> None:
         session = self._changing()
@@ -570,14 +595,3 @@ class MemoryZarrStore(ZarrStore):
     """A store in this process's memory."""
 
     caps = ZarrStore.caps & ~Cap.PERSISTENT
-
-
-def _unique(index: StoreIndex, value: Tensor) -> tuple[StoreIndex, Tensor]:
-    """Drop repeated rows: the last value wins."""
-    at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
-    if at is None:
-        return index, value
-    rows, positions = last_wins(index[at])  # type: ignore[arg-type]
-    if positions is None:
-        return index, value
-    return (*index[:at], rows, *index[at + 1 :]), take(value, at, positions)
