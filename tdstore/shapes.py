@@ -10,6 +10,9 @@ import torch
 
 from tdstore.errors import BatchSizeError, DimensionError
 
+LENGTHS: tuple[Any, ...] = (int, torch.SymInt)
+"""What a length is: symbolic ones are those of a program that torch traces."""
+
 
 def as_size(value: Any) -> torch.Size:
     """A batch size from an int, any iterable of ints, or None (`torch.Size([])`)."""
@@ -17,7 +20,7 @@ def as_size(value: Any) -> torch.Size:
         return value
     if value is None:
         return torch.Size(())
-    if isinstance(value, int):
+    if isinstance(value, LENGTHS):
         return torch.Size((value,))
     try:
         return torch.Size(tuple(value))
@@ -27,7 +30,7 @@ def as_size(value: Any) -> torch.Size:
 
 def flat_args(args: tuple[Any, ...]) -> tuple[int, ...]:
     """`f(2, 3)` and `f((2, 3))` alike, as torch's shape arguments."""
-    if len(args) == 1 and not isinstance(args[0], int):
+    if len(args) == 1 and not isinstance(args[0], LENGTHS):
         return tuple(args[0])
     return args
 

@@ -11,6 +11,8 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 _level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
+is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", is_compiling)  # torch 2.6 has none
+
 _mode: Callable[[Any], Any] = torch._C._get_dispatch_mode
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
@@ -18,6 +20,13 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 def traced() -> bool:
     """Whether values may be out of reach: under `torch.compile`, `torch.vmap` and the like, or `FakeTensorMode`."""
     return is_compiling() or _level() is not None or fake_mode()
+
+
+def symbolic(size: Sequence[int]) -> bool:
+    """Whether lengths in a size may differ between runs of what `torch.export` makes of the code that runs now."""
+    if is_dynamo_compiling():
+        return is_exporting()  # there symbolic lengths look like ints
+    return fake_mode() and any(isinstance(n, torch.SymInt) for n in size)
 
 
 def fake_mode() -> bool:

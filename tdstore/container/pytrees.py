@@ -14,6 +14,10 @@ from tdstore.container.envelopes import from_json
 from tdstore.container.linked import LinkedList
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.shapes import common_prefix
+from tdstore.tracing import symbolic
+
+NO_KEY = ""
+"""Stands among the keys of a node for a tensor that is no entry."""
 
 
 class Node(NamedTuple):
@@ -24,6 +28,7 @@ class Node(NamedTuple):
 
     keys: tuple[str, ...]
     batch_size: torch.Size
+    """With -1 for each length that is symbolic: the entries have it in their shapes."""
     names: tuple[str | None, ...] | None
     device: torch.device | None
     values: dict[str, NonTensor]
@@ -84,8 +89,14 @@ def _flatten(td: Any) -> tuple[list[Any], Node]:
     values = {k: v for k, v in data.items() if isinstance(v, NonTensor) and not isinstance(v, Tensor)}
     order = tuple(data) if values else keys
     children = [data[k] for k in keys]
+    batch = td._batch_size
+    if symbolic(batch):
+        if not children:  # a tensor that has the lengths in its shape
+            keys, children = (NO_KEY,), [torch.zeros((*batch, 0))]
+        batch = torch.Size((-1,) * len(batch))
+        values = {k: _fitted(v, torch.Size(())) for k, v in values.items()}
     ndims = tuple([getattr(child, "ndim", 0) for child in children])
-    return children, Node(keys, td._batch_size, td._names, td._device, values, order, ndims)
+    return children, Node(keys, batch, td._names, td._device, values, order, ndims)
 
 
 def _unflatten(children: Iterable[Any], node: Node) -> Any:
@@ -97,6 +108,9 @@ def _unflatten(children: Iterable[Any], node: Node) -> Any:
     found = dict(zip(node.keys, children, strict=True))
     batch, names, device = node.batch_size, node.names, node.device
     shapes = [v.shape if isinstance(v, (Tensor, Container)) else () for v in found.values()]
+    known = -1 not in batch and not any(symbolic(shape) for shape in shapes)
+    if not known and node.ndims == tuple(map(len, shapes)):  # no comparison of lengths, which would fix them
+        batch = torch.Size(shapes[0][: len(batch)])
     if any(shape[: len(batch)] != batch for shape in shapes):
         more = {len(shape) - n for shape, n in zip(shapes, node.ndims, strict=True)}
         # Derivatives are TensorDicts of the batch where tensors were.
@@ -111,7 +125,8 @@ def _unflatten(children: Iterable[Any], node: Node) -> Any:
 
 
 def _fitted(value: NonTensor, batch: torch.Size) -> NonTensor:
-    return NonTensorData(value.data, batch) if isinstance(value, NonTensorData) else value
+    made = value.for_batch(batch)
+    return value if made is None else made
 
 
 def _with_keys(td: Any) -> tuple[list[tuple[Any, Any]], Node]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -167,7 +168,7 @@ class MoveOps(OpsBase):
         if start == end:
             return self._unmoved()
         names = self._dim_names()
-        new = torch.Size((*old[:start], old[start : end + 1].numel(), *old[end + 1 :]))
+        new = torch.Size((*old[:start], math.prod(old[start : end + 1]), *old[end + 1 :]))
         return self._move(
             lambda t: t.flatten(start, end),
             new,
