@@ -15,8 +15,9 @@ from torch import Tensor
 from tdstore import files
 from tdstore.builtin.memmap_hold import Hold
 from tdstore.builtin.memmap_layout import LeafFile
-from tdstore.builtin.mmtensor import byte_blocks, map_fd
+from tdstore.builtin.mmtensor import map_fd
 from tdstore.builtin.resident import put
+from tdstore.builtin.tensorbytes import byte_blocks
 from tdstore.checksums import BLOCK, EMPTY, Summer, sums_of_file, sums_of_zeros
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreClosedError

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from tdstore import files
 from tdstore.builtin.mmsizes import asked, shaped, shown, size_of
-from tdstore.checksums import BLOCK
-from tdstore.dtypes import to_numpy
+from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.errors import BatchSizeError, CorruptStoreError, StoreExistsError, StoreNotFoundError
 from tdstore.rows import nested_over
 from tdstore.session import Lease
@@ -68,9 +67,10 @@ _HAS_PROC = os.path.isdir(_PROC)
 class MemoryMappedTensor(Tensor):
     """A tensor whose memory is a file.
 
-    What indexing gives is one too where it shares the file: a slice, a row, a step, and its own slices. Results of
-    other operations, masks and lists of rows are plain tensors. Pickling sends the name of the file, and for a part its
-    offset, shape and strides, not the data; the file must be there when it is unpickled, and both sides see writes.
+    What indexing, `split`, `chunk` and `unbind` give is one too where it shares the file: a slice, a row, a step, and
+    its own slices. Results of other operations, masks and lists of rows are plain tensors. Pickling sends the name of
+    the file, and for a part its offset, shape and strides, not the data; the file must be there when it is unpickled,
+    and both sides see writes.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -98,6 +98,18 @@ class MemoryMappedTensor(Tensor):
     def __getitem__(self, index: Any) -> Tensor:
         part = _getitem(self, index)
         return part.as_subclass(MemoryMappedTensor) if part._is_view() else part
+
+    def split(self, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
+        """Apply [`torch.split`][]; the pieces share the file."""
+        return _mapped_parts(super().split(split_size, dim))  # type: ignore[no-untyped-call]
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+        """Apply [`torch.chunk`][]; the pieces share the file."""
+        return _mapped_parts(super().chunk(chunks, dim))
+
+    def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
+        """Apply [`torch.unbind`][]; the pieces share the file."""
+        return _mapped_parts(super().unbind(dim))
 
     @property
     def _file(self) -> MappedFile:
@@ -435,6 +447,10 @@ _ANONYMOUS = MappedFile(None, True, None)
 _getitem = Tensor.__getitem__
 
 
+def _mapped_parts(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple([part.as_subclass(MemoryMappedTensor) for part in parts])
+
+
 def _is_whole(tensor: Tensor) -> bool:
     """Whether a tensor is all of its memory, in order."""
     whole: bool = tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
@@ -531,66 +547,3 @@ def scratch_dir() -> str:
     """Where anonymous files go: memory where the system has such a folder, else the temporary directory."""
     shm = "/dev/shm"
     return shm if sys.platform == "linux" and os.access(shm, os.W_OK | os.X_OK) else tempfile.gettempdir()
-
-
-def write_tensor(fd: int, value: Tensor, offset: int) -> None:
-    """Write a tensor's elements in C order at a byte offset, in blocks of bounded memory."""
-    for block in byte_blocks(value):
-        files.write_at(fd, block.data, offset)
-        offset += block.nbytes
-
-
-def byte_blocks(value: Tensor, size: int = BLOCK) -> Any:
-    """The bytes of a tensor in C order, as uint8 arrays of exactly `size` bytes (the last may be shorter).
-
-    A contiguous tensor is not copied; any other a few megabytes at a time.
-    """
-    value = value.detach()
-    if value.device.type == "cpu" and value.is_contiguous():
-        flat = to_numpy(value).reshape(-1).view("uint8")
-        for start in range(0, len(flat), size):
-            yield flat[start : start + size]
-        return
-    flat_count = size // value.dtype.itemsize
-    for part in _flat_parts(value, flat_count):
-        yield to_numpy(part).reshape(-1).view("uint8")
-
-
-def _flat_parts(value: Tensor, count: int) -> Any:
-    """Contiguous 1-D pieces of exactly `count` elements (the last shorter), in C order."""
-    total = value.numel()
-    if not total:
-        return
-    if value.ndim == 0:
-        yield value.reshape(1).cpu()
-        return
-    held = torch.empty(min(count, total), dtype=value.dtype)
-    filled = 0
-    for piece in _pieces(value, count):
-        flat = piece.reshape(-1)
-        at = 0
-        while at < len(flat):
-            n = min(len(held) - filled, len(flat) - at)
-            held[filled : filled + n].copy_(flat[at : at + n])
-            filled += n
-            at += n
-            if filled == len(held):
-                yield held
-                filled = 0
-    if filled:
-        yield held[:filled]
-
-
-def _pieces(value: Tensor, count: int) -> Any:
-    """Sub-tensors of at most `count` elements along the leading dimensions, in C order."""
-    if value.numel() <= count or value.ndim == 0:
-        yield value
-        return
-    row = value.numel() // len(value)
-    if row <= count:
-        step = max(count // row, 1)
-        for start in range(0, len(value), step):
-            yield value[start : start + step]
-        return
-    for part in value:
-        yield from _pieces(part, count)

@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 from tdstore import files
 from tdstore.builtin.localplace import local_place
 from tdstore.builtin.memmap_layout import LeafFile
-from tdstore.builtin.mmtensor import write_tensor
 from tdstore.builtin.readcheck import OPENED, ReadCheck
 from tdstore.builtin.tdz_leaves import TdzLeaves
 from tdstore.builtin.tdz_read import (
@@ -30,6 +29,7 @@ from tdstore.builtin.tdz_read import (
     zip_errors,
 )
 from tdstore.builtin.tdz_write import Held, copy_head, descriptions, finish, finish_packed, new_file, patch_local
+from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.checksums import crc32c, sums_of_memory
 from tdstore.errors import (
     CorruptStoreError,

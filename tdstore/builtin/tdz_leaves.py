@@ -14,10 +14,10 @@ from torch import Tensor
 from tdstore import files
 from tdstore.budget import allocating, check_holes
 from tdstore.builtin.memmap_layout import Layout, LeafFile
-from tdstore.builtin.mmtensor import write_tensor
 from tdstore.builtin.resident import ResidentStore, put, rows_of
 from tdstore.builtin.tdz_read import LeafEntry, Member, as_entry, load_member
 from tdstore.builtin.tdz_write import Held, new_file, new_info
+from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.builtin.window import Window
 from tdstore.errors import ConflictError, KeyNotFoundError, OptionError
 from tdstore.header import Header

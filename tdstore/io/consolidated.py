@@ -19,9 +19,10 @@ from torch import Tensor
 from tdstore import files, lifetime
 from tdstore.budget import check_declared, check_holes
 from tdstore.builtin.memmap_open import is_store_noticed
-from tdstore.builtin.mmtensor import map_fd, write_tensor
+from tdstore.builtin.mmtensor import map_fd
 from tdstore.builtin.readcheck import OPENED, ReadCheck
 from tdstore.builtin.resident import rows_of
+from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.checksums import Sums, block_bytes, block_text, crc32c
 from tdstore.errors import CorruptStoreError, StoreExistsError
 from tdstore.io import onefile, sealing

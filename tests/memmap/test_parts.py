@@ -29,6 +29,11 @@ SLICES: dict[str, Callable[[Any], Any]] = {
     "a new dimension": lambda t: t[3, None],
     "nothing": lambda t: t[5:5],
     "all": lambda t: t[:],
+    "a piece of a split": lambda t: t.split(300)[1],
+    "a piece of a split by sizes": lambda t: t.split([40, 60], 1)[1],
+    "a chunk": lambda t: t.chunk(3)[2],
+    "a row of many": lambda t: t.unbind(0)[3],
+    "a column of many": lambda t: t.unbind(1)[3],
 }
 
 
@@ -125,6 +130,14 @@ def test_parts_of_temporary_files_are_sent_by_value() -> None:
     data = pickle.dumps(td[3])
     assert len(data) < 2500
     assert pickle.loads(data)["a"].tolist() == list(range(300, 400))
+
+
+def test_leaves_of_parts_of_a_mapped_tensordict(tmp_path: FsPath) -> None:
+    td = TensorDict({"a": torch.arange(100_000.0).reshape(1000, 100)}, [1000]).memmap_(tmp_path / "d")
+    for part in (td[300:600], td.split(300)[1], td.chunk(4)[1], td.unbind(0)[3]):
+        assert isinstance(part["a"], MemoryMappedTensor)
+        assert len(data := pickle.dumps(part["a"])) < 500
+        assert torch.equal(pickle.loads(data), part["a"])
 
 
 def test_a_checkpoint_of_a_part(tmp_path: FsPath) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.builtin.mmtensor import byte_blocks
+from tdstore.builtin.tensorbytes import byte_blocks
 from tdstore.checksums import BLOCK
 from tdstore.dtypes import from_numpy, numpy_dtype, to_numpy
 from tdstore.errors import CorruptStoreError
