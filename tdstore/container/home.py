@@ -22,6 +22,7 @@ from tdstore.container.plain import pickling
 from tdstore.container.ragged import leaf_shape
 from tdstore.container.tree import ResidentTree
 from tdstore.container.unbatched import is_batched
+from tdstore.container.uninitialized import is_uninitialized, shape_shown
 from tdstore.errors import (
     BatchSizeError,
     KeyNotFoundError,
@@ -65,6 +66,8 @@ class HomeMixin(ResidentTree):
     # -- facts -------------------------------------------------------------------------------
     def _leaf_facts(self, key: str) -> tuple[Any, ...]:
         leaf = self._data[key]
+        if is_uninitialized(leaf):
+            return shape_shown(leaf), leaf.device, leaf.dtype, None, type(leaf).__name__
         dense = leaf.layout is torch.strided and not leaf.is_nested and leaf.device.type in ("cpu", "cuda")
         shared = bool(self._state & SHARED) or (dense and not mapped() and seen_by_others(leaf))
         name = "Tensor" if type(leaf) is Tensor else type(leaf).__name__

@@ -20,6 +20,7 @@ from tdstore.container.core import Container
 from tdstore.container.nontensor import NonTensor, NonTensorData
 from tdstore.container.typed import Typed
 from tdstore.container.unbatched import UnbatchedTensor, is_batched
+from tdstore.container.uninitialized import MappedUninitialized, StackedMixin, is_uninitialized
 from tdstore.errors import UnsupportedError
 from tdstore.shapes import as_dim
 from tdstore.tracing import mapping
@@ -79,7 +80,8 @@ def _box(td: Any, dim: int | None, inward: bool) -> Box:
     td = td._resident()._in_rows()
     leaves: list[Any] = []
     td._collect(leaves, plain=False)
-    return Box(td, dim, list(filter(is_batched, leaves)) or [torch.empty(()).expand(td._batch_size)], form)
+    parts = [leaf for leaf in leaves if is_batched(leaf) and not is_uninitialized(leaf)]
+    return Box(td, dim, parts or [torch.empty(()).expand(td._batch_size)], form)
 
 
 def _open(box: Box, inward: bool, restacked: bool) -> Any:
@@ -127,13 +129,30 @@ def _rebuilt(td: Any, new: torch.Size, leaves: Iterator[Tensor], dim: int | None
         names = (*names[:dim], *names[dim + 1 :]) if len(new) < len(old) else (*names[:dim], None, *names[dim:])
     data: dict[str, Any] = {}
     for key, value in td._data.items():
-        if is_batched(value):
+        if is_uninitialized(value):
+            data[key] = _mapped_later(key, value, len(new) < len(old))
+        elif is_batched(value):
             data[key] = next(leaves)
         elif isinstance(value, NonTensor):
             data[key] = value if dim is None else _moved(key, value, new, dim)
         else:
             data[key] = _rebuilt(value, torch.Size((*new, *value._batch_size[len(old) :])), leaves, dim)
     return td._new(data, new, td._device, names if names and any(names) else None)
+
+
+def _awaits_shape(value: object) -> bool:
+    return isinstance(value, Box) and any(map(is_uninitialized, value.td._leaf_list()))
+
+
+def _mapped_later(key: str, value: Any, inward: bool) -> Any:
+    """A stacked parameter that gets its shape within vmap."""
+    level = torch._C._functorch.maybe_current_level()
+    if level is None or not inward or not isinstance(value, StackedMixin):
+        raise UnsupportedError(
+            f"torch.vmap cannot map over the uninitialized parameter {key!r}",
+            hint="map over the first dimension of what from_modules gave, and call the module in it",
+        )
+    return MappedUninitialized(value, level)
 
 
 def _moved(key: str, value: NonTensor, new: torch.Size, dim: int) -> NonTensor:
@@ -233,6 +252,11 @@ def through_boxes(vmap: Callable[..., Any]) -> Callable[..., Any]:
         if not is_compiling():
             run.__name__ = getattr(func, "__name__", repr(func))  # for the messages of vmap
         boxes, dims = _boxed(args, in_dims, True)
+        if chunk_size is not None and any(map(_awaits_shape, pytree.tree_leaves(boxes, _is_box))):
+            raise UnsupportedError(
+                "torch.vmap with chunk_size cannot initialize the parameters of lazy modules",
+                hint="make the first call without chunk_size",
+            )
         made = vmap(run, dims, out_dims, randomness, chunk_size, *boxes, **kwargs)
         restacked = any(isinstance(box, Box) and box.hides_its_stack() for box in pytree.tree_leaves(boxes, _is_box))
         return _unboxed(made[0] if alone else made, False, restacked)

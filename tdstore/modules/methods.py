@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tdstore.container.core import Container
+from tdstore.container.uninitialized import is_uninitialized
 from tdstore.modules.optimizers import load_optimizer, optimizer_tree
 from tdstore.modules.swapping import Loan, load_state, stacked, state_of, tensors_of
 
@@ -67,6 +68,9 @@ class ModulesMixin(Container):
                 differ in shape. Default: new parameters of `[n, ...]`, and gradients arrive there.
             expand_identical: a parameter that all modules share is expanded, not copied.
 
+        Parameters of lazy modules (`torch.nn.LazyLinear`, ...) that were not called are uninitialized here, too. The
+        first call of a module under `torch.vmap` gives all of the stack their shape, and each values of its own.
+
         Raises:
             RuntimeError: no modules; parameters that differ in name, in shape or in whether they require a
                 gradient, without `lazy_stack`; `lazy_stack` and `as_module`.
@@ -89,6 +93,11 @@ class ModulesMixin(Container):
                 "from_modules: a lazy stack is no module: pass lazy_stack=True or as_module=True, not both"
             )
         tds = [cls.from_module(m, lock=False, use_state_dict=use_state_dict) for m in modules]
+        if lazy_stack and any(is_uninitialized(t) for td in tds for t in td._leaf_list()):
+            raise RuntimeError(
+                "from_modules: uninitialized parameters get their shape as one stack: pass lazy_stack=False, "
+                "or call the modules first"
+            )
         td = cls._stack_class(*tds, stack_dim=0) if lazy_stack else stacked(tds, expand_identical)
         return cls._as_asked(td, as_module, lock)
 

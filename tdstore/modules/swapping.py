@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from tdstore.container.core import Container
 from tdstore.container.locks import READONLY
 from tdstore.container.making import stack
 from tdstore.container.nontensor import NonTensor, NonTensorData
+from tdstore.container.uninitialized import MappedUninitialized, StackedMixin, is_uninitialized, stack_uninitialized
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.keys import unravel
+from tdstore.modules.initializing import Initialization
 from tdstore.tracing import traced
 from tdstore.types import Path
 
@@ -48,7 +51,10 @@ def state_of(module: nn.Module) -> Any:
     td = Container._resident_class()
     for name, value in module.state_dict().items():
         path = tuple(name.split("."))
-        if isinstance(value, Tensor):
+        if is_uninitialized(value):
+            td.set(path, torch.empty(()))
+            (td.get(path[:-1]) if path[1:] else td)._data[path[-1]] = value
+        elif isinstance(value, Tensor):
             td.set(path, value)
         else:
             td.set_non_tensor(path, value)
@@ -61,25 +67,49 @@ def stacked(tds: Sequence[Any], expand_identical: bool) -> Any:
     Args:
         expand_identical: what is one tensor in all of them is expanded, not copied.
     """
-    made = stack([td.detach() for td in tds])
+    _check_called_alike(tds)
+    made = stack([_detached(td) for td in tds])
     leaves = []
     tied: dict[tuple[int, ...], Tensor] = {}
     for path in made.keys(True, True):
         column = [td[path] for td in tds]
         leaf = made[path]
-        if expand_identical and all(t is column[0] for t in column):
+        name = ".".join(unravel(path))
+        if is_uninitialized(column[0]):
+            _check_trained_alike(name, column)
+            leaf = tied.get(tuple(map(id, column)))
+            if leaf is None:
+                leaf = tied[tuple(map(id, column))] = stack_uninitialized(column)
+        elif expand_identical and all(t is column[0] for t in column):
             leaf = column[0].expand(leaf.shape)
         elif isinstance(column[0], nn.Parameter):
-            wanted = column[0].requires_grad
-            if any(t.requires_grad != wanted for t in column):
-                raise RuntimeError(
-                    f"the parameter {'.'.join(unravel(path))!r} requires a gradient in some of the modules only: "
-                    "make them alike, or pass lazy_stack=True, which keeps each as it is"
-                )
+            _check_trained_alike(name, column)
             # what is one parameter in each module is one here
-            leaf = tied.setdefault(tuple(map(id, column)), nn.Parameter(leaf, wanted))
+            leaf = tied.setdefault(tuple(map(id, column)), nn.Parameter(leaf, column[0].requires_grad))
         leaves.append(leaf)
     return made._with_leaves(iter(leaves))
+
+
+def _detached(td: Any) -> Any:
+    """The same tree without gradients; a tensor without values in the place of an uninitialized one."""
+    return td._with_leaves(torch.empty(()) if is_uninitialized(t) else t.detach() for t in td._leaf_list())
+
+
+def _check_called_alike(tds: Sequence[Any]) -> None:
+    waiting = [{path for path, leaf in td._flat_entries((), None) if is_uninitialized(leaf)} for td in tds]
+    if odd := set().union(*waiting) - set.intersection(*waiting):
+        raise RuntimeError(
+            f"the parameter {'.'.join(min(odd))!r} is uninitialized in some of the modules only: "
+            "call all of them before stacking, or none"
+        )
+
+
+def _check_trained_alike(name: str, column: Sequence[Tensor]) -> None:
+    if any(t.requires_grad != column[0].requires_grad for t in column):
+        raise RuntimeError(
+            f"the parameter {name!r} requires a gradient in some of the modules only: "
+            "make them alike, or pass lazy_stack=True, which keeps each as it is"
+        )
 
 
 # -- into a module -------------------------------------------------------------------------------
@@ -125,6 +155,11 @@ class Loan:
                 old[key] = self.memo[place]
                 continue
             there = slots[key]
+            if isinstance(value, StackedMixin) and not isinstance(module, Container):
+                raise RuntimeError(
+                    f"{'.'.join((*path, key))!r} is a stack of uninitialized parameters: "
+                    "map over it with torch.vmap, and put it into the module there"
+                )
             if self.inplace and isinstance(there, Tensor):
                 if not isinstance(value, Tensor) or value.shape != there.shape:
                     given = list(value.shape) if isinstance(value, Tensor) else value
@@ -147,6 +182,7 @@ class Loan:
     def run(self) -> None:
         """Fill the places that were found."""
         tied: dict[int, Tensor] = {}
+        late: list[tuple[Any, dict[str, Any], str, Any, Any]] = []
         for module, slots, key, there, value, borrowed in self._writes:
             if self.inplace and isinstance(there, Tensor):
                 with torch.no_grad():
@@ -155,9 +191,15 @@ class Loan:
                 attribute = not isinstance(module, Container) and slots is module.__dict__
                 back = attribute and isinstance(value, nn.Parameter)
                 made = value if back else self._fitting(there, value, borrowed, tied)
+                if not isinstance(module, Container) and not is_compiling():
+                    Initialization.end(module)
+                    if isinstance(made, MappedUninitialized) or (is_uninitialized(there) and _is_mapped(made)):
+                        late.append((module, slots, key, there, made))
                 if not isinstance(module, Container) and (back or not self.preserve) and not traced():
                     slots = _slots_for(module, slots, key, made)
                 slots[key] = made
+        for place in late:
+            Initialization.await_call(*place)
 
     def _fitting(self, there: Any, value: Any, borrowed: bool, tied: dict[int, Tensor]) -> Any:
         """What to put in the place of a tensor: one that carries gradients stays what it is.
@@ -165,6 +207,8 @@ class Loan:
         What is `borrowed` from a dataset that was opened for reading is copied where training would change it.
         """
         if not self.preserve or not isinstance(there, Tensor) or not isinstance(value, Tensor):
+            return value
+        if is_uninitialized(value):
             return value
         if not isinstance(there, nn.Parameter):
             if value.requires_grad:
@@ -181,6 +225,11 @@ class Loan:
         made = nn.Parameter(value.clone() if borrowed and train else value.detach(), train)
         tied.setdefault(id(there), made)
         return made
+
+
+def _is_mapped(value: Any) -> bool:
+    """Whether torch.vmap maps over a tensor."""
+    return isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
 
 
 def _child(module: Any, key: str) -> Any:

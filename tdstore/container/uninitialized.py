@@ -1,0 +1,111 @@
+"""Parameters and buffers of several lazy modules side by side, before their shape is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+
+def is_uninitialized(value: object) -> bool:
+    """Whether a tensor is one of a lazy module that was not called yet."""
+    return isinstance(value, (UninitializedParameter, UninitializedBuffer))
+
+
+class StackedMixin:
+    """A stack of uninitialized tensors: `materialize` takes the shape of one of them.
+
+    Args:
+        count: how many there are.
+        requires_grad, device, dtype: of all of them.
+    """
+
+    count: int
+
+    def __new__(cls, count: int, requires_grad: bool = False, device: Any = None, dtype: Any = None) -> Self:
+        allocate: Any = super().__new__
+        made: Any = allocate(cls, requires_grad, device, dtype)
+        made.count = count
+        return made  # type: ignore[no-any-return]
+
+    def materialize(self, shape: Sequence[int], device: Any = None, dtype: Any = None) -> None:
+        """Become a tensor of `[count, *shape]`, whose values are not set."""
+        below: Any = super()
+        below.materialize((self.count, *shape), device, dtype)
+
+    def single(self) -> Any:
+        """One of the stack, by itself: a new uninitialized tensor."""
+        raise NotImplementedError
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        if id(self) not in memo:
+            tensor: Any = self
+            memo[id(self)] = type(self)(self.count, tensor.requires_grad, tensor.device, tensor.dtype)
+        found: Self = memo[id(self)]
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        tensor: Any = self
+        return type(self), (self.count, tensor.requires_grad, tensor.device, tensor.dtype)
+
+
+class StackedUninitializedParameter(StackedMixin, UninitializedParameter):
+    """Parameters of several lazy modules, see `TensorDict.from_modules`."""
+
+    def single(self) -> UninitializedParameter:
+        """One of the stack, by itself: a new uninitialized parameter."""
+        kind: Any = UninitializedParameter
+        return kind(self.requires_grad, self.device, self.dtype)  # type: ignore[no-any-return]
+
+
+class StackedUninitializedBuffer(StackedMixin, UninitializedBuffer):
+    """Buffers of several lazy modules, see `TensorDict.from_modules`."""
+
+    def single(self) -> UninitializedBuffer:
+        """One of the stack, by itself: a new uninitialized buffer."""
+        kind: Any = UninitializedBuffer
+        return kind(self.requires_grad, self.device, self.dtype)  # type: ignore[no-any-return]
+
+
+class MappedUninitialized(UninitializedParameter):
+    """One of a stack, as the function sees it that `torch.vmap` maps over the stack.
+
+    Args:
+        stack: the stack, whose first dimension is mapped over.
+        level: of vmap.
+    """
+
+    stack: Any
+    level: int
+
+    def __new__(cls, stack: Any, level: int) -> Self:
+        made: Any = super().__new__(cls, stack.requires_grad, stack.device, stack.dtype)
+        made.stack, made.level = stack, level
+        return made  # type: ignore[no-any-return]
+
+    def initialized(self) -> Tensor:
+        """The tensor that vmap maps over, once the stack has a shape."""
+        found: Tensor = torch._C._functorch._add_batch_dim(self.stack, 0, self.level)
+        return found
+
+
+def stack_uninitialized(column: Sequence[Any]) -> Any:
+    """Uninitialized tensors, one of each module, as one.
+
+    Raises:
+        RuntimeError: they differ in device or dtype.
+    """
+    first = column[0]
+    if len({(t.device, t.dtype) for t in column}) > 1:
+        raise RuntimeError("uninitialized parameters of several devices or dtypes cannot be stacked")
+    parameter = isinstance(first, UninitializedParameter)
+    kind: Any = StackedUninitializedParameter if parameter else StackedUninitializedBuffer
+    return kind(len(column), first.requires_grad, first.device, first.dtype)
+
+
+def shape_shown(tensor: Any) -> torch.Size:
+    """What `repr` says of the shape."""
+    return torch.Size((tensor.count, -1) if isinstance(tensor, StackedMixin) else (-1,))
