@@ -284,6 +284,22 @@ class Store(ABC):
         """Where a group is, as a user who looks for it would write it; the store's url unless it can say more."""
         return self.url
 
+    def native_group(self, path: Path, owner: object) -> object:
+        """A group as an object of the library of this format, of the last commit, by which nothing can be changed.
+
+        Args:
+            path: of the group.
+            owner: what keeps the store open, to be held as long as the object is in use.
+
+        Raises:
+            UnsupportedError: this backend has none.
+        """
+        raise UnsupportedError(
+            f"{self.url} cannot be given as an object of another library",
+            url=self.url,
+            hint="td.commit(), and open it with that library",
+        )
+
     def nbytes_stored(self) -> int | None:
         """Bytes that the store takes on its medium; None when it cannot tell."""
         return None

@@ -175,6 +175,29 @@ class PersistentTensorDict(StoredWrites):
             raise OptionError("a copy at newfile= has entries of its own: recurse=False is for the same store")
         return unlocked(self.save(newfile))
 
+    @property
+    def mode(self) -> str:
+        """`"r+"` if entries can be written, `"r"` if not."""
+        return "r+" if self._handle.store.writable else "r"
+
+    @property
+    def file(self) -> Any:
+        """What is committed, as a read-only `h5py.File`: for attributes, chunks, filters, and `.filename`.
+
+        Of a nested TensorDict it is the `h5py.Group`. Rows that were written are committed first. It can be read until
+        the TensorDict is changed or closed; then reading it is an `OSError`, and `file` gives another one. While it is
+        in use, the store is not closed for being dropped, and no other process writes the file.
+
+        Raises:
+            UnsupportedError: the backend is not h5, or the file is at a URL.
+
+        Example:
+            >>> stored = TensorDict(a=torch.zeros(3)).to_h5("a.h5", chunks=2)  # doctest: +SKIP
+            >>> stored.file["a"].chunks  # doctest: +SKIP
+            (2,)
+        """
+        return self._handle.store.native_group(self._path, self._handle)
+
     def close(self) -> None:
         """Commit and close the store. Twice is fine."""
         self._handle.close()

@@ -45,8 +45,9 @@ class StoredTree(WindowTree):
 
     @property
     def filename(self) -> str | None:
-        """The location it was opened from."""
-        return self._handle.location
+        """The location it was opened from; None for a store object of another library."""
+        location = self._handle.location
+        return location if isinstance(location, str) else None
 
     def _leaf_shape(self, key: str) -> torch.Size:
         if (nested := self._handle.nested((*self._path, key))) is not None:

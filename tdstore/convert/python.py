@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from tdstore.container.typed import inside
 from tdstore.convert.arrays import from_struct_array
 from tdstore.convert.arrow import from_arrow
 from tdstore.convert.frames import from_pandas, series_column
+from tdstore.convert.opened import place_of_group
 from tdstore.errors import OptionError, UnsupportedError
+from tdstore.io.opening import Location
 from tdstore.shapes import as_size
 
 as_tensorclass_of: Callable[..., Any] | None = None
@@ -39,10 +41,10 @@ def from_any(
     """Turn nearly anything into a TensorDict.
 
     A TensorDict is returned as it is. Dicts, dataclasses and named tuples go by field, tuples by the names of their
-    positions ("0", "1", ...), a list of any of these becomes a lazy stack; structured arrays, open h5py files (which
-    stay on disk), pandas frames and Arrow tables by column. Inside of them numbers, arrays and lists of numbers become
-    tensors, lists of strings one value per row, everything else a value. At the top, arrays, numbers, strings and other
-    objects are returned unchanged, and a list of numbers becomes a tensor.
+    positions ("0", "1", ...), a list of any of these becomes a lazy stack; structured arrays, groups that h5py (for
+    reading) or zarr has opened (which stay on disk), pandas frames and Arrow tables by column. Inside of them numbers,
+    arrays and lists of numbers become tensors, lists of strings one value per row, everything else a value. At the top,
+    arrays, numbers, strings and other objects are returned unchanged, and a list of numbers becomes a tensor.
 
     Args:
         auto_batch_size: give each level the largest batch size that its entries share.
@@ -122,10 +124,9 @@ def _as_container(obj: Any, batch: Sequence[int]) -> Any:
 
 def _foreign(obj: Any) -> Any:
     """What other packages hold, as a container; anything else as it is. A package not imported made none of it."""
-    h5py = sys.modules.get("h5py")
-    if h5py is not None and isinstance(obj, h5py.Group):
-        path = tuple(part for part in obj.name.split("/") if part)
-        return open_container(obj.file.filename, storage="h5", mode="r", subpath=path or None)
+    if (place := place_of_group(obj)) is not None:
+        location, path, backend = place
+        return open_container(cast(Location, location), storage=backend, mode="r", subpath=path or None)
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(obj, pandas.DataFrame):
         return from_pandas(obj)

@@ -97,6 +97,9 @@ class WrappedStore(Store):
     def group_location(self, path: Path) -> str:
         return self.inner.group_location(path)
 
+    def native_group(self, path: Path, owner: object) -> object:
+        return self.inner.native_group(path, owner)
+
     def nbytes_stored(self) -> int | None:
         return self.inner.nbytes_stored()
 

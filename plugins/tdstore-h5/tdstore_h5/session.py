@@ -43,6 +43,7 @@ from tdstore_h5.names import encode_path
 from tdstore_h5.options import growing_chunks
 from tdstore_h5.publish import publish
 from tdstore_h5.raw import Bytes, Ints, RawFile, blocks_of
+from tdstore_h5.readonly import ReadOnlyFile
 from tdstore_h5.sums import LeafSums, Sums
 from tdstore_h5.tree import Contents, Leaf, Walker, check_believable, differences
 from tdstore_h5.undo import Undo
@@ -85,6 +86,8 @@ class Session:
     """Names of large datasets that the commit deletes: HDF5 would reuse their room, which the last commit uses."""
     thread: int = 0
     """Which one opened it."""
+    given: ReadOnlyFile = field(default_factory=ReadOnlyFile)
+    """What the caller reads with h5py. It ends before this session changes the file."""
 
     def begin(self, handle: Handle, *, exclusive: bool) -> None:
         """Start on a new, empty file."""
@@ -228,6 +231,7 @@ class Session:
         """Trade the readers' lock, which is all that a published file keeps, for the writer's."""
         if self.handle.alone:
             return
+        self.given.end()
         self._datasets.clear()
         self.handle.shut()  # HDF5 holds a reader's lock of its own
         try:
@@ -509,6 +513,7 @@ class Session:
     def close(self) -> None:
         """Commit the rows that were written in place, drop structure that was not committed, and let go."""
         handle = self.handle
+        self.given.end()
         try:
             mine = handle.write and handle.pid == os.getpid() and not handle.child and not handle.replaced
             if mine and not handle.temporary and handle.fd >= 0:

@@ -496,6 +496,15 @@ class H5Store(Store):
         return self._open().raw.size()
 
     @_one_at_a_time
+    def native_group(self, path: Path, owner: object) -> h5py.Group:
+        """A read-only `h5py.File` of the last commit, or a group in it. Rows that were written are committed first."""
+        session = self._open()
+        if self.writable:
+            session.share()
+        file = session.given.open(session.handle, owner)
+        return file[encode_path(path)] if path else file
+
+    @_one_at_a_time
     def close(self) -> None:
         if self._closed:
             return

@@ -1,0 +1,92 @@
+"""What a caller reads with h5py beside a store: a read-only `h5py.File` of the last commit."""
+
+from __future__ import annotations
+
+import io
+import os
+import weakref
+
+import h5py
+from h5py import h5f, h5fd, h5p
+
+from tdstore_h5.faults import h5_errors
+from tdstore_h5.handle import Handle
+
+
+class CommittedBytes(io.RawIOBase):
+    """The bytes of a file until its next change. Its lock is held as long as this is open.
+
+    Args:
+        fd: of the file. It is duplicated, and the lock belongs to both.
+        url: of the store, for messages.
+        owner: what must live as long as HDF5 reads here.
+    """
+
+    def __init__(self, fd: int, url: str, owner: object) -> None:
+        super().__init__()
+        self._fd = os.dup(fd)
+        self._url = url
+        self._owner: object = owner
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, os.fstat(self._open()).st_size if whence == io.SEEK_END else 0)[whence]
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # h5py passes nothing else
+        count = os.preadv(self._open(), [buffer], self._at)
+        self._at += count
+        return count
+
+    def _open(self) -> int:
+        if self._fd < 0:
+            raise OSError(f"{self._url} was closed or is being changed since this h5py.File was given: ask for it anew")
+        return self._fd
+
+    def end(self) -> None:
+        """Read nothing any more: what HDF5 knows of the file may be wrong from now on."""
+        fd, self._fd, self._owner = self._fd, -1, None
+        if fd >= 0:
+            os.close(fd)
+
+    def close(self) -> None:
+        self.end()
+        super().close()
+
+
+class ReadOnlyFile:
+    """The `h5py.File` that was given last, held weakly."""
+
+    def __init__(self) -> None:
+        self._bytes: weakref.ref[CommittedBytes] | None = None
+        self._file: weakref.ref[h5py.File] | None = None
+
+    def open(self, handle: Handle, owner: object) -> h5py.File:
+        """The one that was given, if it is open still, else another."""
+        found = None if self._file is None else self._file()
+        if found is not None and found:
+            return found
+        self.end()
+        content = CommittedBytes(handle.fd, handle.url, owner)
+        access = h5p.create(h5p.FILE_ACCESS)
+        access.set_fileobj_driver(h5fd.fileobj_driver, content)
+        with h5_errors(handle.url, "opening"):
+            found = h5py.File(h5f.open(os.fsencode(handle.path), h5f.ACC_RDONLY, fapl=access))
+        self._bytes, self._file = weakref.ref(content), weakref.ref(found)
+        return found
+
+    def end(self) -> None:
+        """End what was given, before the file changes."""
+        content = None if self._bytes is None else self._bytes()
+        self._bytes = self._file = None
+        if content is not None:
+            content.end()
