@@ -73,9 +73,12 @@ class HomeMixin(ResidentTree):
         name = "Tensor" if type(leaf) is Tensor else type(leaf).__name__
         return leaf_shape(leaf), leaf.device, leaf.dtype, shared, name
 
-    def _has_companions(self, key: str) -> bool:
+    def _companions(self, key: str) -> list[tuple[Any, int]]:
         leaf = self._data[key]
-        return isinstance(leaf, Tensor) and (leaf.requires_grad or leaf.layout is torch.jagged)
+        parts = [leaf.grad] if leaf.requires_grad and leaf.is_leaf else []
+        if leaf.layout is torch.jagged:
+            parts += [leaf.offsets(), leaf.lengths()]
+        return [(id(part), part.nbytes) for part in parts if part is not None]
 
     def _leaf_class(self, key: str) -> type:
         return type(self._data[key])

@@ -28,9 +28,8 @@ class MeasureMixin(StructureMixin):
         Args:
             count_duplicates: False counts a tensor that several entries share once.
         """
-        return sum(n * size for n, size in self._sizes(count_duplicates)) + sum(
-            part.nbytes for part in self._companions(count_duplicates)
-        )
+        leaves = sum(n * size for n, size in self._sizes(count_duplicates))
+        return leaves + sum(self._companion_sizes(count_duplicates))
 
     def param_count(self, *, count_duplicates: bool = True) -> int:
         """Number of elements of all tensor leaves, without reading them; arguments as `bytes`."""
@@ -46,24 +45,17 @@ class MeasureMixin(StructureMixin):
             found[same] = (count, dtype.itemsize)
         return list(found.values())
 
-    def _companions(self, count_duplicates: bool) -> list[Tensor]:
-        """The gradients of leaves in the memory, and the offsets and lengths of jagged ones."""
-        found: dict[Any, Tensor] = {}
+    def _companion_sizes(self, count_duplicates: bool) -> list[int]:
+        """Bytes of the gradients of leaves in the memory, and of the offsets and lengths of jagged leaves."""
+        found: dict[Any, int] = {}
         for node, key in self._leaf_places():
-            if not node._has_companions(key):
-                continue
-            leaf = node._raw(key)
-            parts = [leaf.grad] if leaf.is_leaf else []
-            if leaf.layout is torch.jagged:
-                parts += [leaf.offsets(), leaf.lengths()]
-            for part in parts:
-                if part is not None:
-                    found[len(found) if count_duplicates else id(part)] = part
+            for part, nbytes in node._companions(key):
+                found[len(found) if count_duplicates else part] = nbytes
         return list(found.values())
 
-    def _has_companions(self, key: str) -> bool:
-        """Whether a leaf is a tensor in the memory that has a gradient, or that is jagged."""
-        return False
+    def _companions(self, key: str) -> list[tuple[Any, int]]:
+        """What else of a leaf in the memory is tensors, each with its bytes. What is stored has none."""
+        return []
 
     def _leaf_places(self) -> list[tuple[Any, str]]:
         places: list[tuple[Any, str]] = []

@@ -288,7 +288,9 @@ def declare(cls: Any, flags: Flags, root: type) -> Plan:
     for name in names:
         if name not in own and isinstance(_looked_up(cls, name), FieldAccess):
             continue
-        if hasattr(root, name) and name not in MAY_HIDE and not flags.shadow:
+        # A TypedTensorDict is a TensorDict to its users, whose `data` are its tensors.
+        may_hide = name in MAY_HIDE and not (cls._by_name and name == "data")
+        if hasattr(root, name) and not may_hide and not flags.shadow:
             raise AttributeError(
                 f"the field {name!r} of {cls.__name__} would hide the attribute {name!r} that every tensorclass has: "
                 "choose another name, or pass shadow=True"

@@ -54,7 +54,7 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         for root in roots if specs is not None else ():
             root.specs = specs
         tree: Self = tdstore.lazy_stack(roots) if table.roots.ndim else roots[0]
-        live = not stored and table.edges.is_shared()
+        live = not stored and _is_live(table.edges)
         if stored or live:
             links.make(unwrap_tensorclass(tree)).table = table
         for node in reversed(nodes) if live else ():  # one by one: a tree is deeper than Python's stack
@@ -141,7 +141,7 @@ class StoredTree(tdstore.TensorClass, nocast=True):
 
     def is_shared(self) -> bool:
         """Whether the tensors are in shared memory."""
-        return (table := self._table()) is not None and bool(table.edges.is_shared())
+        return (table := self._table()) is not None and _is_live(table.edges)
 
     def commit(self) -> Self:
         """Make in-place changes durable, where the tensors of the tree lie in a store."""
@@ -223,6 +223,11 @@ class StoredTree(tdstore.TensorClass, nocast=True):
 
     def _nodes(self) -> list[Self]:
         return walks.nodes_by_breadth(self._roots(), _children, identity)
+
+
+def _is_live(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a view of a file or of shared memory."""
+    return tensor.is_shared() or isinstance(tensor, tdstore.MemoryMappedTensor)
 
 
 def _unpickled(cls: type[StoredTree], table: TreeTable) -> StoredTree:
