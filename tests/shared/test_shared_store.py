@@ -8,6 +8,7 @@ import pytest
 import torch
 from shm_children import HEADER, made, set_row
 
+from tdstore import lifetime
 from tdstore.builtin.shared import attach_shared, open_shared, remove
 from tdstore.errors import (
     OptionError,
@@ -78,6 +79,7 @@ def test_no_trace_without_a_save(shm, end):
     assert len(os.listdir(shm)) == 1
     store.close() if end == "close" else None
     del store
+    lifetime.settle()  # what was dropped is closed in a thread
     assert os.listdir(shm) == []
 
 
