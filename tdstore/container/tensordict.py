@@ -86,7 +86,8 @@ class TensorDict(IndexedTree):
         data, batch = self._data, self._batch_size
         n = len(batch)
         rows = batch[0] if n else 0
-        free = self._device is None
+        # Nothing is to be moved: no device is named, or the CPU is and the tensor lies there.
+        free, on_cpu = self._device is None, self._device == _CPU
         try:
             items = source.items()
         except AttributeError:
@@ -96,7 +97,7 @@ class TensorDict(IndexedTree):
         for key, value in items:
             if type(key) is not str:
                 self.set(key, value)
-            elif type(value) is Tensor and free:
+            elif type(value) is Tensor and (free or (on_cpu and value.is_cpu)):
                 # The commonest batch has one dimension; comparing slices of shapes takes ten times longer.
                 try:
                     shape = value.shape
@@ -153,7 +154,11 @@ class TensorDict(IndexedTree):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if type(index) is str:
-            if not self._state and type(value) is Tensor and self._device is None:
+            if (
+                not self._state
+                and type(value) is Tensor
+                and (self._device is None or (value.is_cpu and self._device == _CPU))
+            ):
                 try:
                     shape, batch = value.shape, self._batch_size
                 except RuntimeError:  # a nested tensor
@@ -350,6 +355,7 @@ class TensorDict(IndexedTree):
 Container._resident_class = NonTensor._container = TensorDict
 ForkingPickler.register(TensorDict, TensorDict._to_process)
 _NO_BATCH = torch.Size(())
+_CPU = torch.device("cpu")
 
 
 class _LeafKeys(list[Any]):

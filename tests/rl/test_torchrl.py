@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import tdstore.rl
 from tdstore import TensorDict
 from tdstore.rl import LazyStorage, LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 
@@ -85,3 +86,21 @@ def test_a_checkpoint_of_theirs_in_our_storage(tmp_path):
     ours = LazyTensorStorage(30)
     ours.loads(tmp_path / "checkpoint")
     assert len(ours) == 8 and ours[:]["t"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1] and ours.cursor == 8
+
+
+@pytest.mark.parametrize("named", [None, "cpu"])
+@pytest.mark.parametrize("make", ["LazyTensorStorage", "LazyMemmapStorage", "ListStorage", "auto", "TensorStorage"])
+def test_batches_name_the_device_that_torchrl_names(make, named):
+    found = []
+    for data, collection in ((theirs, tensordict.TensorDict), (tdstore.rl, TensorDict)):
+        rows = collection({"a": torch.arange(4), "n": collection({"b": torch.zeros(4, 2)}, [4], device=named)}, [4])
+        rows = rows.to(named) if named else rows
+        if make == "TensorStorage":
+            buffer = data.ReplayBuffer(storage=data.TensorStorage(rows), batch_size=2)
+        else:
+            storage = data.LazyTensorStorage(8, device="auto") if make == "auto" else getattr(data, make)(8)
+            buffer = data.ReplayBuffer(storage=storage, batch_size=2)
+            buffer.extend(rows)
+        batch = buffer.sample()
+        found.append([str(x.device) for x in (batch, batch["n"], buffer[0], buffer[:2], buffer[[0, 1]])])
+    assert found[0] == found[1]

@@ -124,6 +124,8 @@ class LazyStorage(TabularStorage):
         self._place, self._device = find_place(storage, path, options)
         in_memory = self._place.storage is None and self._place.location is None
         self._device = device_of(device, self._device, in_memory=in_memory)
+        self._follows_data = in_memory and device in (None, "auto") and storage in (None, "memory")
+        """Whether the rows are on the device of the first data, and name the one that it names."""
         if consolidated and not in_memory:
             raise OptionError("consolidated is for tensors in the memory: a backend lays its leaves out itself")
         if in_memory and shared_init:
@@ -206,6 +208,8 @@ class LazyStorage(TabularStorage):
         if self._write_buffer and isinstance(table, StoredTable) and self._mode == "r+":
             table = CachedTable(table, self._write_buffer)
         super()._uses(table, structure)
+        if not self._follows_data:
+            structure.name_device(self.device)
         if self.shared_init:
             self._known = None
         if self._end is not None and isinstance(table, STORED):
@@ -217,6 +221,8 @@ class LazyStorage(TabularStorage):
         if self._place.location is None and self._place.storage in (None, "cuda"):
             if self._consolidated and (structure.is_pytree or structure.is_tensor):
                 raise ValueError("consolidated puts the tensors of a TensorDict in one buffer, and this is none")
+            if self._follows_data and structure.device is not None:
+                self._device = structure.device
             device = self._device if isinstance(self._device, torch.device) else torch.device("cpu")
             self._uses(memory_table(structure, capacity, device, consolidated=self._consolidated), structure)
             return
@@ -556,8 +562,3 @@ class LazyTensorStorage(LazyStorage):
             compilable=compilable, consolidated=consolidated, shared_init=shared_init, on_mismatch=on_mismatch,
             auto_cleanup=cleanup_memmap if shared_init else None,
         )  # fmt: skip
-
-    def _make(self, structure: Structure) -> None:
-        if self._device is None:
-            self._device = torch.device("cpu")
-        super()._make(structure)

@@ -90,6 +90,8 @@ class Collection(Node):
     kind: type | None = None
     name: str | None = None
     """Name of the tensorclass, also where this process has none of that name."""
+    device: torch.device | None = None
+    """The device that rows name; None: none."""
 
     def take(self, data: Any, columns: list[Any], peer: bool) -> None:
         """Put the tensors of `data` where they belong in the list of columns."""
@@ -136,7 +138,7 @@ class Collection(Node):
             key: columns[part] if type(part) is int else part.build(columns, lead)  # type: ignore[union-attr]
             for key, part in self.parts.items()
         }
-        td = TensorDict(made, batch_size=(*lead, *self.batch))
+        td = TensorDict(made, (*lead, *self.batch), self.device)
         return td if self.kind is None else tdstore.wrap_tensorclass(self.kind, td)
 
     def plain(self) -> Any:
@@ -202,6 +204,8 @@ class Structure:
     columns: list[Column] = field(default_factory=list)
     inner: tuple[int, ...] = ()
     """Dimensions of slots after the first one."""
+    device: torch.device | None = None
+    """Where the tensors of the data lay that this was made of."""
 
     @property
     def is_pytree(self) -> bool:
@@ -262,6 +266,11 @@ class Structure:
                 found += [part for part in node.parts.values() if isinstance(part, Node)]
             elif isinstance(node, Fields):
                 found += [part for part in node.parts if isinstance(part, Node)]
+
+    def name_device(self, device: torch.device | None) -> None:
+        """Have rows name that device."""
+        for node in self.collections():
+            node.device = device
 
     def with_more(self, other: Structure) -> Structure:
         """This structure with the entries that another one has beside those of this one, behind them."""
@@ -364,7 +373,23 @@ def structure_of(data: Any, lead: int, inner: Sequence[int] = ()) -> Structure:
     """
     found = Structure(0, [], tuple(inner))
     found.root = _part_of(data, lead, (), found.columns)
+    found.device = _device_in(data)
     return found
+
+
+def _device_in(data: Any) -> torch.device | None:
+    """The device that data names, or that of its first tensor."""
+    if isinstance(data, Tensor):
+        return data.device
+    if isinstance(data, (tuple, Mapping)) and not is_container(data):
+        values = data if isinstance(data, tuple) else data.values()
+    elif hasattr(data, "batch_size"):
+        if data.device is not None:
+            return torch.device(data.device)
+        values = data.values()
+    else:
+        return None
+    return next((found for found in map(_device_in, values) if found is not None), None)
 
 
 def _part_of(data: Any, lead: int, path: Path, columns: list[Column]) -> Part:
@@ -382,7 +407,8 @@ def _part_of(data: Any, lead: int, path: Path, columns: list[Column]) -> Part:
                 hint="give it a batch size",
             )
         parts = {key: _part_of(value, lead, (*path, key), columns) for key, value in td.items() if value is not None}
-        return Collection(path, parts, batch, kind, None if kind is None else tdstore.tensorclass_name(kind))
+        name = None if kind is None else tdstore.tensorclass_name(kind)
+        return Collection(path, parts, batch, kind, name, td.device)
     if isinstance(data, Tensor):
         if data.ndim < lead:
             raise BatchSizeError(f"data{_at(path)} of shape {list(data.shape)} has no {lead} dimensions for slots")

@@ -53,10 +53,11 @@ class TensorStorage(LazyTensorStorage):
         slots = torch.Size(lead).numel()
         if max_size is not None and max_size not in (slots, lead[0]):
             raise ValueError(f"max_size={max_size}, and the data has {slots} slots")
-        super().__init__(slots, device="cpu", ndim=ndim, compilable=compilable, on_mismatch=on_mismatch)
+        super().__init__(slots, device="auto", ndim=ndim, compilable=compilable, on_mismatch=on_mismatch)
         if device not in (None, "auto", "cpu"):
             storage = storage.to(device)
         structure = structure_of(storage, ndim, lead[1:])
+        self._device = structure.device or self.device
         self._uses(_table_of(storage, structure, lead), structure)
 
     def _widen(self, columns: list[Column]) -> None:
