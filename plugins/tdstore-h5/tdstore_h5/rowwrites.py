@@ -19,10 +19,10 @@ from tdstore_h5 import cooked
 from tdstore_h5.raw import Ints, blocks_of
 from tdstore_h5.session import Session
 from tdstore_h5.tree import Leaf
-from tdstore_h5.undo import MOST, Undo
+from tdstore_h5.undo import Undo
 
 _OF_ONE_CALL = 4 << 20
-"""Bytes of old rows in memory during a call that no commit could take back; more are in a temporary file."""
+"""Bytes of old rows in memory during a call after which they are not needed; more are in a temporary file."""
 
 
 class Rows(NamedTuple):
@@ -72,22 +72,30 @@ def write_rows(session: Session, writes: Sequence[Rows]) -> None:
     pending = session.pending
     undo, moment = _remember(session, plain)
     try:
-        for w in plain:
-            starts, size = w.blocks()
-            session.sums.touch(w.path, w.leaf.spec, starts, size)
-            assert w.leaf.offset is not None
-            with io_errors(session.url, f"writing {path_text(w.path)}"):
-                session.raw.write(w.leaf.offset, w.leaf.spec, starts, size, w.value)
-        for w in others:
-            session.sums.touch(w.path, w.leaf.spec, *w.blocks())
-            handle.unflushed = session.pending = True
-            with handle.writing(f"writing {path_text(w.path)}"):
-                _through_hdf5(session, w)
+        _put(session, plain, others)
     except BaseException as error:
         _put_back(session, undo, moment, error)
         if others and not (pending or session.structure or handle.temporary):
             _drop(session, error)  # HDF5 wrote nothing but this since the last commit
         raise
+    finally:
+        if undo is not session.undo:
+            undo.forget()
+
+
+def _put(session: Session, plain: Sequence[Rows], others: Sequence[Rows]) -> None:
+    handle = session.handle
+    for w in plain:
+        starts, size = w.blocks()
+        session.sums.touch(w.path, w.leaf.spec, starts, size)
+        assert w.leaf.offset is not None
+        with io_errors(session.url, f"writing {path_text(w.path)}"):
+            session.raw.write(w.leaf.offset, w.leaf.spec, starts, size, w.value)
+    for w in others:
+        session.sums.touch(w.path, w.leaf.spec, *w.blocks())
+        handle.unflushed = session.pending = True
+        with handle.writing(f"writing {path_text(w.path)}"):
+            _through_hdf5(session, w)
 
 
 def _through_hdf5(session: Session, w: Rows) -> None:
@@ -105,12 +113,18 @@ def _remember(session: Session, writes: Sequence[Rows]) -> tuple[Undo, int]:
     undo, moment = session.undo, session.undo.now()
     if known and not undo.complete:  # more than is remembered until the commit: then for this call only
         undo, moment = Undo(session.raw, os.path.dirname(session.path), in_memory=_OF_ONE_CALL), 0
-    with io_errors(session.url, "keeping old rows"):
-        for w in known:
-            assert w.leaf.offset is not None
-            undo.remember(w.leaf.offset, w.leaf.spec, *w.blocks(), bounded=not session.structure)
-    if undo is session.undo and not undo.complete and known:
-        return _remember(session, writes)
+    bounded = undo is session.undo and not session.structure
+    try:
+        with io_errors(session.url, "keeping old rows"):
+            for w in known:
+                assert w.leaf.offset is not None
+                undo.remember(w.leaf.offset, w.leaf.spec, *w.blocks(), bounded=bounded)
+                if not undo.complete:
+                    return _remember(session, writes)
+    except BaseException:
+        if undo is not session.undo:
+            undo.forget()
+        raise
     return undo, moment
 
 
@@ -119,8 +133,6 @@ def _put_back(session: Session, undo: Undo, moment: int, error: BaseException) -
         undo.back_to(moment)
     except OSError as second:
         error.add_note(f"{session.url}: old rows could not be put back: {second}")
-    if not undo.complete:
-        error.add_note(f"{session.url}: more than {MOST >> 20} MiB cannot be taken back: some of the rows are there")
 
 
 def _drop(session: Session, error: BaseException) -> None:
