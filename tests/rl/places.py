@@ -77,3 +77,18 @@ def wait_and_read(storage: Any, queue: Any) -> None:
     """Read rows that nobody has written yet."""
     queue.put("waiting")
     queue.put(storage[:]["a"].tolist() if storage.get(0) is not None else None)
+
+
+def extend_by(storage: Any, first: int, last: int) -> None:
+    """Write rows in another process."""
+    torch.set_num_threads(1)
+    buffer = ReplayBuffer(storage=storage)
+    buffer.extend(rows(*range(first, last)))
+    buffer.flush()
+
+
+def add_to(buffer: Any, first: int, last: int, priority: float) -> None:
+    """Write transitions with a priority in another process."""
+    torch.set_num_threads(1)
+    buffer.add(rows(*range(first, last)))
+    buffer.update_priorities(torch.arange(first, last), torch.full((last - first,), priority))

@@ -15,16 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.interop import from_tensordict, to_tensordict
 from tdstore.rl.buffers.checkpoints import dump_parts, load_parts
 from tdstore.rl.buffers.parts import (
     call_transform,
     collated,
+    inverted,
     is_key,
     is_sampler,
     is_storage,
     is_torchrl,
-    is_transform,
     is_writer,
     made_part,
     mark_truncated,
@@ -32,12 +31,11 @@ from tdstore.rl.buffers.parts import (
     written_rows,
 )
 from tdstore.rl.buffers.prioritized import PrioritizedSampler
-from tdstore.rl.buffers.samplers import RandomSampler, Sampler, as_index
+from tdstore.rl.buffers.samplers import RandomSampler, Sampler, as_index, as_slots
 from tdstore.rl.buffers.slices import SliceSampler
 from tdstore.rl.buffers.writers import RoundRobinWriter, Writer
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.lists import ListStorage
-from tdstore.rl.storages.structure import is_foreign
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
 from tdstore.rl.torchrl import torchrl_storage
 
@@ -175,6 +173,8 @@ class ReplayBuffer:
         self._direct = ours and isinstance(self._storage, (TabularStorage, ListStorage))
         """Whether slots go from the sampler to the storage as they are: neither is of another package."""
         self._ranks = isinstance(self._sampler, PrioritizedSampler)
+        self._follows = self._ranks and getattr(self._storage, "others_write", False)
+        """Whether other processes write rows whose priorities are set here."""
         self._slices = isinstance(self._sampler, SliceSampler)
         if isinstance(self._sampler, Sampler):
             self._sampler.set_rng(generator)
@@ -208,6 +208,7 @@ class ReplayBuffer:
             self._sampler.empty()
             self._writer.empty()
             self._begin()
+            self.set_rng(self._generator)
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBuffer:
         """Call a function with each batch, after those before it.
@@ -234,14 +235,14 @@ class ReplayBuffer:
         """
         if isinstance(data, list) and not data:
             raise RuntimeError("extend needs at least one row")
-        data = self._inverted(data)
+        data = inverted(self._transforms, data)
         if self.dim_extend:
             data = rows_first(data, self.dim_extend)
         return self._put(self._writer.extend, data)
 
     def add(self, data: Any) -> Any:
         """Write one row; gives its index."""
-        return self._put(self._writer.add, self._inverted(data), one=True)
+        return self._put(self._writer.add, inverted(self._transforms, data), one=True)
 
     def _put(self, write: Callable[[Any], Any], data: Any, *, one: bool = False) -> Any:
         with self._lock:
@@ -256,19 +257,14 @@ class ReplayBuffer:
     def _wrote(self, index: Any, *, one: bool = False) -> None:
         sampler = self._sampler
         if self._ranks:
-            sampler.extend(written_rows(index), storage=self._storage)
+            written = written_rows(index)
+            sampler.extend(written, storage=self._storage)
+            if self._follows:
+                sampler.follow(self._storage, as_slots(written, self._storage))
         elif one:
             sampler.add(index)
         else:
             sampler.extend(index)
-
-    def _inverted(self, data: Any) -> Any:
-        for transform, invert in reversed(self._transforms):
-            if invert:
-                data = call_transform(transform, data)
-            elif is_transform(transform) and hasattr(transform, "inv") and is_collection(data):
-                data = from_tensordict(transform.inv(data if is_foreign(data) else to_tensordict(data)))
-        return data
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Set priorities of rows, for samplers that have some.
@@ -293,9 +289,11 @@ class ReplayBuffer:
             self._marked.append(index)
 
     def _rank_marked(self) -> None:
-        """Give rows that other buffers wrote their priorities."""
+        """Give rows that other buffers and processes wrote their priorities."""
         while self._marked:
             self._sampler.mark_update(written_rows(self._marked.popleft()), storage=self._storage)
+        if self._follows:
+            self._sampler.follow(self._storage)
 
     def empty(self) -> None:
         """Forget all rows; the writer begins again."""
@@ -346,7 +344,7 @@ class ReplayBuffer:
             storage, sampler = self._storage, self._sampler
             if not len(storage):
                 raise RuntimeError("this buffer has no rows to sample")
-            if self._marked:
+            if self._marked or self._follows:
                 self._rank_marked()
             if self._direct:
                 slots, info = sampler.slots(storage, size)

@@ -98,6 +98,16 @@ def call_transform(transform: Any, data: Any) -> Any:
     return from_tensordict(made) if is_foreign(made) else made
 
 
+def inverted(transforms: Sequence[tuple[Any, bool]], data: Any) -> Any:
+    """Data as the transforms of a buffer have it stored: those for writing called, those of torchrl inverted."""
+    for transform, invert in reversed(transforms):
+        if invert:
+            data = call_transform(transform, data)
+        elif is_transform(transform) and hasattr(transform, "inv") and is_collection(data):
+            data = from_tensordict(transform.inv(data if is_foreign(data) else to_tensordict(data)))
+    return data
+
+
 def written_rows(index: Any) -> Any:
     """Those of the rows that were written: not -1."""
     if isinstance(index, Tensor) and index.ndim == 1:

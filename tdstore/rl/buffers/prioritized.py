@@ -12,7 +12,7 @@ import torch
 
 from tdstore.rl.buffers.samplers import Info, Sampler, as_slots
 from tdstore.rl.buffers.segment_tree import SegmentTree
-from tdstore.rl.storages.table import Ints
+from tdstore.rl.storages.table import Ints, State
 
 _MOST = 1 << 40
 Reduction = Literal["max", "min", "median", "mean"]
@@ -70,6 +70,8 @@ class PrioritizedSampler(Sampler):
         self.dtype, self.reduction = dtype, reduction
         self._tree = SegmentTree(self.max_capacity)
         self._largest = 1.0
+        self._seen: State | None = None
+        """The counters of a storage that other processes write, when it was last looked at."""
 
     @property
     def default_priority(self) -> float:
@@ -118,6 +120,29 @@ class PrioritizedSampler(Sampler):
         if len(slots):
             self._tree.update(slots, self._weight(self._largest))
 
+    def follow(self, storage: Any, written: Ints | None = None) -> None:
+        """Give rows that other processes wrote the largest priority.
+
+        Args:
+            storage: one that they write, too.
+            written: slots whose priorities are set already.
+        """
+        length, now = len(storage), storage.counters
+        if now == self._seen:
+            return
+        rows = now.rows_since(self._seen, storage.capacity)
+        self._seen = now
+        if rows is None:  # changed in another way: every row has a priority, and nothing else has
+            weights = self._tree.weights(self.max_capacity)
+            self._tree.update(length + np.flatnonzero(weights[length:]), 0.0)
+            slots = np.flatnonzero(weights[:length] == 0)
+        else:
+            inner = math.prod(storage.shape[1:])
+            slots = (rows.reshape(-1, 1) * inner + np.arange(inner)).reshape(-1)
+            if written is not None:
+                slots = np.setdiff1d(slots, written)
+        self.extend(torch.from_numpy(slots))
+
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
         """Give changed rows the largest priority."""
         self.extend(index, storage=storage)
@@ -159,7 +184,7 @@ class PrioritizedSampler(Sampler):
     def empty(self) -> None:
         """Forget all priorities."""
         self._tree.clear()
-        self._largest = 1.0
+        self._largest, self._seen = 1.0, None
 
     def state_dict(self) -> dict[str, Any]:
         """Weights of all slots, and the parameters."""
@@ -180,6 +205,7 @@ class PrioritizedSampler(Sampler):
         self.alpha, self.beta = float(state_dict["_alpha"]), float(state_dict["_beta"])
         self.eps, self._largest = float(state_dict["_eps"]), float(state_dict["_largest"])
         self._tree.clear()
+        self._seen = None
         count = min(len(weights), self.max_capacity)
         self._tree.update(np.arange(count), weights[:count])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from tdstore.rl.buffers.parts import collated, is_storage, made_part
 from tdstore.rl.buffers.prioritized import PrioritizedSampler
 from tdstore.rl.buffers.writers import TensorDictRoundRobinWriter, only_collections
 from tdstore.rl.storages.lists import ListStorage
-from tdstore.rl.storages.tabular import is_collection
+from tdstore.rl.storages.tabular import TabularStorage, is_collection
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
@@ -35,7 +36,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
     """A replay buffer of TensorDicts.
 
     Samples have the entry "index", and what the sampler tells. `update_tensordict_priority(sample)` sets the
-    priorities of its rows; rows that are written with an entry `priority_key` have them from the start.
+    priorities of its rows; rows that are written with an entry `priority_key` have them from the start, and again when
+    their place is opened.
 
     Args:
         priority_key: entry with the priorities.
@@ -53,6 +55,15 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def __init__(self, *, priority_key: Any = "td_error", **kwargs: Any) -> None:
         self.priority_key = priority_key
         super().__init__(**kwargs)
+        if self._ranks and isinstance(self._storage, TabularStorage):
+            self._rank_stored()
+
+    def _rank_stored(self) -> None:
+        """Set the priorities of rows that are there already to those that they have as an entry."""
+        rows = np.arange(len(self._storage))
+        stored = self._storage.column(self.priority_key, rows) if len(rows) else None
+        if stored is not None and bool((stored.isfinite() & (stored >= 0)).all()):
+            self._sampler.update_priority(torch.from_numpy(rows), self._reduced(stored, len(rows)))
 
     def extend(self, data: Any) -> Any:
         """Write TensorDicts; their priorities are taken from the entry `priority_key`, if they have it."""

@@ -195,6 +195,14 @@ class LazyStorage(TabularStorage):
         return self._place.text
 
     @property
+    def others_write(self) -> bool:
+        """Whether other processes write the rows too, and what they wrote is seen here.
+
+        So it is with `shared_init=True`, and where live rows (memmap, shared) are opened with mode "r".
+        """
+        return self.shared_init or (self._mode == "r" and isinstance(self._table, LiveTable))
+
+    @property
     def device(self) -> torch.device:
         """Device of what is read."""
         return self._device if isinstance(self._device, torch.device) else torch.device("cpu")
@@ -210,7 +218,7 @@ class LazyStorage(TabularStorage):
         super()._uses(table, structure)
         if not self._follows_data:
             structure.name_device(self.device)
-        if self.shared_init:
+        if self.others_write:
             self._known = None
         if self._end is not None and isinstance(table, STORED):
             self._end.holds(table)

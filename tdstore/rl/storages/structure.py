@@ -379,17 +379,10 @@ def structure_of(data: Any, lead: int, inner: Sequence[int] = ()) -> Structure:
 
 def _device_in(data: Any) -> torch.device | None:
     """The device that data names, or that of its first tensor."""
-    if isinstance(data, Tensor):
-        return data.device
-    if isinstance(data, (tuple, Mapping)) and not is_container(data):
-        values = data if isinstance(data, tuple) else data.values()
-    elif hasattr(data, "batch_size"):
-        if data.device is not None:
-            return torch.device(data.device)
-        values = data.values()
-    else:
-        return None
-    return next((found for found in map(_device_in, values) if found is not None), None)
+    if getattr(data, "device", None) is not None:
+        return torch.device(data.device)
+    values = data if isinstance(data, tuple) else data.values() if hasattr(data, "values") else ()
+    return next(filter(None, map(_device_in, values)), None)
 
 
 def _part_of(data: Any, lead: int, path: Path, columns: list[Column]) -> Part:

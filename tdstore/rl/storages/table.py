@@ -54,6 +54,14 @@ class State(NamedTuple):
     epoch: int = 0
     """Number of writes other than of a ring: who remembers where episodes begin looks again."""
 
+    def rows_since(self, before: State | None, capacity: int) -> Ints | None:
+        """The rows that a ring of that capacity got between two states; None where it was not the ring alone."""
+        if before is None or before.epoch != self.epoch or before.write_count > self.write_count:
+            return None
+        first = max(before.write_count, self.write_count - capacity)
+        behind = self.write_count - np.arange(first, self.write_count)
+        return np.asarray((self.cursor - behind) % capacity, np.int64)
+
 
 def read_state(numbers: Ints, url: str) -> State:
     """The valid copy.
@@ -111,6 +119,8 @@ class Table(ABC):
 
     durable = False
     """Whether rows outlive this process, so that what is overwritten is saved first."""
+    by_request = False
+    """Whether each write is a request to a store, and no write in memory."""
 
     @property
     @abstractmethod
@@ -427,6 +437,7 @@ class StoredTable(Table):
     """Columns that stay in a store; each write and each read is one request for all of them."""
 
     durable = True
+    by_request = True
 
     def __init__(
         self, columns: Sequence[Column], capacity: int, inner: tuple[int, ...], handle: StoreHandle, *, saved: int

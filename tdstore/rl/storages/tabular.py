@@ -117,6 +117,21 @@ class TabularStorage(Storage):
         return self._state.write_count
 
     @property
+    def counters(self) -> State:
+        """All counters, as they are committed."""
+        return self._state
+
+    @property
+    def others_write(self) -> bool:
+        """Whether rows may be written that no object of this process was given."""
+        return False
+
+    @property
+    def by_request(self) -> bool:
+        """Whether each write is a request to a store, and no write in memory."""
+        return self._table is not None and self._table.by_request
+
+    @property
     def epoch(self) -> int:
         """Number of changes other than rows appended to the ring."""
         return self._state.epoch
@@ -475,6 +490,26 @@ class TabularStorage(Storage):
                 values[number] = given if given.dtype is columns[number].dtype else self._cast(given, columns[number])
             if state.length:
                 self._in_parts(table, slice(0, state.length), values, state, state._replace(epoch=state.epoch + 1))
+
+    def put_values(self, key: str, slots: Ints, values: Tensor) -> None:
+        """Write one entry of rows that are visible; a kill may leave part of them.
+
+        Where each write is a request, the next write of rows or `flush` commits them.
+
+        Args:
+            key: an entry whose rows are single numbers.
+            slots: rows that were checked, `[n]`; of a row that is named twice, the last value counts.
+            values: `[n]`, of the dtype of the entry.
+        """
+        with self._lock, self._alone():
+            table = self._ready()
+            keep = None if isinstance(table, ArrayTable) else _last_of(slots)
+            if keep is not None:
+                slots, values = slots[keep], values[torch.from_numpy(keep)]
+            given: list[Any] = [values if c.path == (key,) else None for c in self._structure.columns]
+            table.write(slots, given)
+            if not table.by_request:
+                self._commit(table, self._state)
 
     def check_slots(self, index: Any) -> Ints:
         """Slots that are visible, as int64.

@@ -9,18 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore import TensorDict
 from tdstore.rl.buffers.segment_tree import SegmentTree
+from tdstore.rl.storages.table import State
 from tdstore.rl.transitions.replay import Ints, ReplayBuffer
 
 SMALLEST = 1e-5
 """The smallest priority."""
+KEY = "_priority"
+"""The entry of the rows that has their priorities."""
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
     """A replay buffer whose rows are sampled with probabilities proportional to `priority ** alpha`.
 
-    New rows have the largest priority that was seen, 1.0 at first. Priorities lie in memory: `dumps` and `state_dict`
-    have them; after `open`, all are 1.0.
+    New rows have the largest priority that was seen, 1.0 at first. Priorities lie beside the rows, as the entry
+    `_priority` of their place, and `open` finds them there. Where each write is a request (h5, zarr, servers), those
+    that `update_priorities` sets are written with the next rows, at `flush` and at `close`.
 
     Args:
         max_size: number of rows.
@@ -53,14 +58,77 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.alpha = alpha
         self.max_priority = 1.0
         self._tree = SegmentTree(max_size)
+        self._unwritten: dict[int, float] = {}
+        """Priorities of rows that are newer than those in their place."""
+        self._seen: State | None = None
+        """The counters of rows that other processes write, when they were last looked at."""
 
     def _reopened(self) -> None:
-        self._tree.update(np.arange(self.size), 1.0)
+        self._have_entry()
+        self._take_from_place(np.arange(self.size))
+
+    def _have_entry(self) -> None:
+        """Give rows of a buffer without priorities the entry that they lack."""
+        slots = np.arange(self.size)
+        if self._rows.initialized and KEY not in self._rows.entries:
+            self._rows.add_entries(TensorDict({KEY: torch.ones(1, dtype=torch.float64)}, [1]))
+            self._rows.put_values(KEY, slots, torch.ones(len(slots), dtype=torch.float64))
+
+    def _take_from_place(self, slots: Ints) -> None:
+        """Set the priorities of rows to those that lie beside them."""
+        found = self._rows.column(KEY, slots)
+        assert found is not None
+        there = found.cpu().numpy()
+        there = np.where(np.isfinite(there) & (there >= SMALLEST), there, 1.0)
+        self._tree.update(slots, there**self.alpha)
+        self.max_priority = max(self.max_priority, float(there.max(initial=0.0)))
+
+    def _follow(self, written: Ints | None = None) -> None:
+        """Take the priorities of rows that other processes wrote, all but those of `written`."""
+        if not self._rows.others_write or (now := self._rows.counters) == self._seen:
+            return
+        rows = now.rows_since(self._seen, self.max_size)
+        self._seen = now
+        if rows is None:
+            weights = self._tree.weights(self.max_size)
+            self._tree.update(now.length + np.flatnonzero(weights[now.length :]), 0.0)
+            rows = np.flatnonzero(weights[: now.length] == 0)
+        elif written is not None:
+            rows = np.setdiff1d(rows, written)
+        self._take_from_place(rows)
 
     def _append(self, rows: Any) -> Ints:
-        slots = super()._append(rows)
+        if KEY in rows:
+            raise ValueError(f"the name {KEY} is taken by the buffer itself: rename this entry")
+        self._write_priorities()
+        slots = super()._append(rows.set(KEY, torch.full((len(rows),), self.max_priority, dtype=torch.float64)))
         self._tree.update(slots[-self.max_size :], self.max_priority**self.alpha)
+        self._follow(slots)
         return slots
+
+    def _write_priorities(self) -> None:
+        """Write priorities beside their rows, those that are newer."""
+        if self._unwritten:
+            newer = sorted(self._unwritten.items())
+            slots = np.array([slot for slot, _ in newer])
+            self._rows.put_values(KEY, slots, torch.tensor([value for _, value in newer], dtype=torch.float64))
+            self._unwritten.clear()
+
+    @property
+    def storage(self) -> Any:
+        """All rows as a TensorDict `[max_size]`, without their priorities; None before the first row."""
+        return self._rows.all_slots().exclude(KEY) if self.size else None
+
+    def sample_from_indices(self, idxs: Tensor | list[int]) -> Any:
+        """Return rows by their places, as a copy.
+
+        Args:
+            idxs: int64 `[n]` or `[n, 1]`.
+
+        Raises:
+            EmptyBufferError: there is no row. IndexError: a place that has none.
+        """
+        return super().sample_from_indices(idxs).exclude(KEY, inplace=True)
 
     @property
     def total_priority(self) -> float:
@@ -90,11 +158,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if not beta >= 0:
             raise ValueError(f"beta is at least 0, not {beta}")
         self._check_size(batch_size)
+        self._follow()
         share = self._tree.total / batch_size
         masses = (torch.arange(batch_size, dtype=torch.float64) + torch.rand(batch_size, dtype=torch.float64)) * share
         slots = np.minimum(self._tree.find(masses.numpy()), self.size - 1)
         weights = (self._tree[slots] / self._tree.smallest) ** -beta
         batch = self._rows.take_slots(slots)
+        del batch[KEY]
         device = batch.device or "cpu"
         batch.set("weights", torch.from_numpy(weights).float().unsqueeze(-1).to(device))
         batch.set("idxs", torch.from_numpy(slots).unsqueeze(-1).to(device))
@@ -120,7 +190,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         if not np.isfinite(given).all():
             raise ValueError(f"priorities are finite numbers, and one is {given[~np.isfinite(given)][0]}")
         slots = self._rows.check_slots(slots)
+        self._follow()
         given = np.maximum(given, SMALLEST)
+        if self._rows.by_request:
+            self._unwritten.update(zip(slots.tolist(), given.tolist(), strict=True))
+        else:
+            self._rows.put_values(KEY, slots, torch.from_numpy(given))
         self._tree.update(slots, given**self.alpha)
         self.max_priority = max(self.max_priority, float(given.max()))
 
@@ -132,13 +207,32 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _take_facts(self, facts: Any) -> None:
         super()._take_facts(facts)
+        self._have_entry()
         weights = facts["priorities"].numpy()[: self.size]
         self._tree.clear()
         self._tree.update(np.arange(len(weights)), weights)
         self.max_priority = float(facts["max_priority"])
+        self._unwritten.clear()
+        self._seen = self._rows.counters
 
     def clear(self) -> None:
         """Forget all rows and their priorities; `counter` goes on."""
         super().clear()
         self._tree.clear()
-        self.max_priority = 1.0
+        self._unwritten.clear()
+        self.max_priority, self._seen = 1.0, None
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint into a folder: rows, priorities, and all else that the buffer knows."""
+        self._write_priorities()
+        super().dumps(path)
+
+    def flush(self) -> None:
+        """Make rows and priorities durable, where the backend is."""
+        self._write_priorities()
+        super().flush()
+
+    def close(self) -> None:
+        """Commit, and let go of the rows."""
+        self._write_priorities()
+        super().close()
