@@ -274,6 +274,18 @@ def is_still(fd: int, name: str, parent: int) -> bool:
     return os.path.samestat(there, os.fstat(fd))
 
 
+def is_in_memory(device: int) -> bool:
+    """Whether a device number is that of a tmpfs, where a read of a hole through a mapping takes a page."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+            lines = [line.split() for line in mounts]
+    except OSError:
+        return False  # not Linux
+    # ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [TAGS ...] - TYPE SOURCE OPTIONS
+    return any(line[2] == number and line[line.index("-", 6) + 1] in ("tmpfs", "ramfs") for line in lines)
+
+
 def fsync(fd: int) -> None:
     """Wait until a file or folder is on the medium."""
     os.fsync(fd)

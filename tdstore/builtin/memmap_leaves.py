@@ -15,7 +15,7 @@ from tdstore import files
 from tdstore.budget import check_holes
 from tdstore.builtin.memmap_hold import Hold
 from tdstore.builtin.memmap_layout import Layout, LeafFile
-from tdstore.builtin.memmap_write import LeafWriter
+from tdstore.builtin.memmap_write import LeafWriter, read_runs
 from tdstore.builtin.mmtensor import MemoryMappedTensor
 from tdstore.builtin.resident import ResidentStore, rows_of
 from tdstore.errors import (
@@ -28,7 +28,7 @@ from tdstore.header import Header
 from tdstore.indexing import gather
 from tdstore.keys import encode_file_name
 from tdstore.lifetime import Ending
-from tdstore.rows import check_indices
+from tdstore.rows import check_indices, runs
 from tdstore.session import Lease
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
@@ -75,6 +75,7 @@ class MemmapLeaves(ResidentStore):
         self._committed_meta: dict[tuple[str, ...], bytes] = {}
         self._grown: dict[int, LeafFile] = {}
         """By the id of a leaf that grew in place: the leaf that it became. Both are kept, here or by the commit."""
+        self._in_memory: bool | None = None
         self._writer = LeafWriter(self._hold)
         # Tensors hold the lease, so that a session lasts as long as anything can be written through it.
         self._lease = Lease()
@@ -146,7 +147,37 @@ class MemmapLeaves(ResidentStore):
             if r.out is None:
                 self._refuse_holes(r.path, rows_of(leaf.shape, r.index))
         self._check_reads(reads)
-        return [gather(leaf, r.index, r.out) for leaf, r in zip(leaves, reads, strict=True)]
+        return [
+            self._read_file(r) if self._lacks_blocks(r.path) else gather(leaf, r.index, r.out)
+            for leaf, r in zip(leaves, reads, strict=True)
+        ]
+
+    def _lacks_blocks(self, path: Path) -> bool:
+        """Whether reading a leaf through its mapping may end the process: on a full tmpfs, a hole finds no page."""
+        leaf = self._files[path]
+        holes = leaf.holes is not None and leaf.holes.left
+        if not holes and (self.writable or not leaf.sparse):
+            return False
+        if self._in_memory is None:
+            self._in_memory = files.is_in_memory(os.fstat(self._hold.root).st_dev)
+        return self._in_memory
+
+    def _read_file(self, r: Read) -> Tensor:
+        leaf = self._files[r.path]
+        with files.io_errors(self.url, f"reading leaf {path_text(r.path)}", writing=False):
+            fd = self._writer.open_to_read(leaf)
+            try:
+                first = r.index[0] if r.index else slice(0, leaf.shape[0] if leaf.shape else 1, 1)
+                if isinstance(first, Tensor):
+                    numbers, first = torch.unique(first, return_inverse=True)
+                    wanted = runs(numbers)
+                else:
+                    wanted = [(first.start, max(first.start, first.stop))]
+                    first = slice(0, wanted[0][1] - first.start, first.step)
+                rows = read_runs(fd, wanted, leaf)
+                return gather(rows, (first, *r.index[1:]) if r.index else (), r.out)
+            finally:
+                os.close(fd)
 
     def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
         if rows is not None:
@@ -223,20 +254,29 @@ class MemmapLeaves(ResidentStore):
                 shape = (length, *old.shape[1:])
                 leaf = LeafFile(path, shape, old.dtype, old.fill, self._layout.file(path))
                 is_longer = old.grown and old.floor == old.nbytes  # its file, after a growth that was taken back
+                # What grows in place is noted first: where the disk is full in the middle, `discard` cuts the file.
                 if old.nbytes and leaf.nbytes > old.nbytes and not is_longer:
+                    self._grown[id(old)] = leaf
                     self._writer.grow(old, leaf, self._leaves.get(path))
-                    self._grown[id(old)] = leaf
                 elif old.grown and not old.handed and old.probe is None and 0 < old.floor <= leaf.nbytes:
-                    self._writer.ungrow(old, leaf)
                     self._grown[id(old)] = leaf
+                    self._writer.ungrow(old, leaf)
                 else:
-                    # Shortening a file would take pages from under old mappings: the rows that stay are copied.
-                    self._writer.make(leaf, aside=True)
-                    if leaf.nbytes and old.nbytes:
-                        self._writer.write(leaf, (), self._mapped(path)[:length], partial(self._mapped, path))
-                    self._discard(path)
+                    self._make_other_length(old, leaf)
                 self._files[path] = leaf
                 self._leaves.pop(path, None)
+
+    def _make_other_length(self, old: LeafFile, leaf: LeafFile) -> None:
+        """Copy the rows that stay to a new file: shortening one would take pages from under old mappings."""
+        try:
+            self._writer.make(leaf, aside=True)
+            if leaf.nbytes and old.nbytes:
+                rows = self._mapped(old.path)[: leaf.shape[0]]
+                self._writer.write(leaf, (), rows, partial(self._mapped, old.path))
+        except BaseException:
+            self._writer.discard(leaf)
+            raise
+        self._discard(old.path)
 
     def rename(self, moves: Mapping[Path, Path]) -> None:
         self._check_writable()

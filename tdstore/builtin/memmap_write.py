@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -49,6 +49,13 @@ class LeafWriter:
                     fd = tree.open(leaf.file, os.O_RDWR)
             self._keep(leaf, fd)
         return leaf.fd
+
+    def open_to_read(self, leaf: LeafFile) -> int:
+        """A descriptor of a leaf's file for the caller, who closes it."""
+        if leaf.temp is not None:
+            return files.open_plain(leaf.temp, self._hold.root)
+        with files.Tree(self._hold.root) as tree:
+            return tree.open(leaf.file)
 
     def _keep(self, leaf: LeafFile, fd: int) -> None:
         leaf.fd = fd
@@ -355,6 +362,23 @@ def take_sums(leaf: LeafFile, writer: LeafWriter) -> None:
             f"leaf {path_text(leaf.path)} was cut short by somebody, expected {leaf.nbytes} bytes"
         ) from None
     leaf.version, leaf.changed = version, 0
+
+
+def read_runs(fd: int, wanted: Iterable[tuple[int, int]], leaf: LeafFile) -> Tensor:
+    """Read runs `[start, stop)` of rows, one after the other, without the mapping: holes stay holes."""
+    wanted = list(wanted)
+    row = leaf.nbytes // leaf.shape[0] if leaf.shape and leaf.shape[0] else leaf.nbytes
+    out = bytearray(row * sum(stop - start for start, stop in wanted))
+    at = 0
+    for start, stop in wanted:
+        size, offset = (stop - start) * row, start * row
+        while size:
+            n = os.preadv(fd, [memoryview(out)[at : at + size]], offset)
+            if not n:
+                raise CorruptStoreError(f"leaf {path_text(leaf.path)} was cut short by somebody")
+            at, offset, size = at + n, offset + n, size - n
+    shape = (at // row, *leaf.shape[1:]) if leaf.shape and row else tuple(leaf.shape)
+    return torch.frombuffer(out, dtype=leaf.dtype).reshape(shape) if out else torch.empty(shape, dtype=leaf.dtype)
 
 
 def _first_row(term: slice | Tensor) -> int:

@@ -1,0 +1,105 @@
+"""Datasets that grow on a really full disk: what was committed stays readable, and nothing is left over."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path as FsPath
+from typing import Any
+
+import pytest
+import torch
+
+import tdstore
+from tdstore import TensorDict, files
+from tdstore.errors import StoreIOError
+
+from .support import in_child, small_disk
+
+ROWS = 4000
+
+
+@pytest.fixture
+def disk(tmp_path: FsPath) -> Iterator[FsPath]:
+    with small_disk(tmp_path / "disk", 8) as folder:
+        yield folder
+
+
+def _rows() -> TensorDict:
+    return TensorDict(
+        {"a": torch.arange(ROWS * 8.0).view(ROWS, 8), "b": torch.arange(ROWS), "s": [f"row {i}" for i in range(ROWS)]},
+        [ROWS],
+    )
+
+
+def _fill(disk: FsPath, free: int) -> None:
+    fd = os.open(disk / "ballast", os.O_CREAT | os.O_WRONLY)
+    try:
+        room = os.statvfs(disk)
+        os.posix_fallocate(fd, 0, room.f_bavail * room.f_frsize - free)
+    finally:
+        os.close(fd)
+
+
+def _check(location: FsPath) -> None:
+    with tdstore.open(location) as td:
+        assert torch.equal(td["a"], _rows()["a"]) and torch.equal(td["b"], _rows()["b"])
+        assert list(td["s"]) == list(_rows()["s"])
+    assert tdstore.verify(location) == []
+    left = [parts for parts, _ in files.walk(files.open_dir(str(location))) if files.is_temp(parts[-1])]
+    assert left == []
+
+
+@pytest.mark.parametrize("free", [0, 8 << 10, 64 << 10])
+@pytest.mark.parametrize("change", ["append", "shrink", "grow"])
+def test_a_length_that_is_refused(disk: FsPath, change: str, free: int) -> None:
+    """The leaf at which the disk is full has its committed length again, too, and a copy made aside is gone."""
+    location = disk / "run"
+    _rows().save(location).close()
+
+    def body() -> None:
+        td: Any = tdstore.open(location, "r+")
+        _fill(disk, free)
+        with pytest.raises(StoreIOError, match="run"):
+            if change == "append":
+                td.append(_rows())
+            elif change == "shrink":
+                td.resize_(ROWS // 2)
+            else:
+                store = td._home[0].store
+                store.resize({("a",): 64 * ROWS, ("s", "spans"): 64 * ROWS})
+        if change == "grow":
+            td._home[0].store.discard()
+        assert len(td) == ROWS and torch.equal(td["b"], _rows()["b"])
+        td.close()
+
+    assert in_child(body) == 0
+    os.unlink(disk / "ballast")
+    _check(location)
+
+
+def test_holes_are_read_without_taking_room(disk: FsPath) -> None:
+    """A page of a hole that is read through a mapping of a tmpfs takes room, and without any is a SIGBUS."""
+    location = disk / "run"
+    schema = {"a": ((8,), "float32"), "one": ((), "int64")}
+    options: dict[str, Any] = {"preallocate": False, "durable": "none"}
+    td = TensorDict.from_schema(schema, batch_size=[ROWS], location=location, storage="memmap", **options)
+    td[10:12] = TensorDict({"a": torch.ones(2, 8), "one": torch.ones(2)}, [2])
+    td.close()
+
+    def body(mode: Any) -> None:
+        store = tdstore.open(location, mode)._home[0].store
+        if mode == "r+":
+            _fill(disk, 0)
+        rows = torch.tensor([3000, 11, 3999, 11])
+        expected = torch.zeros(ROWS, 8)
+        expected[10:12] = 1
+        for index in ((), (slice(0, ROWS, 1),), (slice(5, 3000, 7), slice(1, 3, 1)), (rows,), (slice(9, 9, 1),)):
+            found = store.read([tdstore.types.Read(("a",), index)])[0]
+            assert torch.equal(found, expected[index])
+        out = torch.full((4, 8), 9.0)
+        store.read([tdstore.types.Read(("a",), (rows,), out)])
+        assert torch.equal(out, expected[rows])
+
+    assert in_child(lambda: body("r+")) == 0
+    assert in_child(lambda: body("r")) == 0
