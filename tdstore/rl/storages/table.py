@@ -21,6 +21,7 @@ from torch import Tensor
 from tdstore import StoreHandle
 from tdstore.dtypes import from_numpy, is_bit_pattern, to_numpy
 from tdstore.errors import BatchSizeError, CorruptStoreError
+from tdstore.rl.storages.pages import MANY, map_pages
 from tdstore.rl.storages.structure import Column
 from tdstore.store import Cap
 from tdstore.types import Path, Read, Write
@@ -63,7 +64,7 @@ class State(NamedTuple):
         return np.asarray((self.cursor - behind) % capacity, np.int64)
 
 
-def read_state(numbers: Ints, url: str) -> State:
+def read_state(numbers: memoryview, url: str) -> State:
     """The valid copy.
 
     Raises:
@@ -72,20 +73,20 @@ def read_state(numbers: Ints, url: str) -> State:
     valid = int(numbers[0])
     if valid not in (0, 1):
         raise CorruptStoreError(f"the counters of {url} are damaged: {valid} is neither copy", url=url)
-    return State(*_COPY.unpack_from(numbers.data, 64 + 64 * valid))
+    return State(*_COPY.unpack_from(numbers, 64 + 64 * valid))
 
 
-def write_state(numbers: Ints, state: State) -> None:
+def write_state(numbers: memoryview, state: State) -> None:
     """Fill the other copy, then make it the valid one: one store of eight bytes, which no kill divides."""
     other = 1 - int(numbers[0])
-    _COPY.pack_into(numbers.data, 64 + 64 * other, *state)
+    _COPY.pack_into(numbers, 64 + 64 * other, *state)
     numbers[0] = other
 
 
 def new_numbers(state: State) -> Ints:
     """Numbers for a leaf whose valid copy is `state`."""
     numbers = np.zeros(LENGTH, np.int64)
-    write_state(numbers, state)
+    write_state(numbers.data, state)
     return numbers
 
 
@@ -104,6 +105,16 @@ def part_of(rows: Rows, start: int, stop: int) -> Rows:
     if isinstance(rows, slice):
         return slice(rows.start + start, rows.start + stop)
     return rows[start:stop]
+
+
+class Block(list[Any]):
+    """Values of all columns, each a dense tensor of the CPU of the very dtype and shape: bytes that can be copied."""
+
+    __slots__ = ("addresses",)
+
+    def __init__(self, values: list[Any], addresses: list[int]) -> None:
+        super().__init__(values)
+        self.addresses = addresses
 
 
 class Table(ABC):
@@ -190,7 +201,6 @@ class ArrayTable(Table):
         capacity: int,
         inner: tuple[int, ...],
         tensors: Sequence[Tensor],
-        numbers: Ints | None = None,
         undo: Tensor | None = None,
         saved: int = 0,
     ) -> None:
@@ -205,7 +215,10 @@ class ArrayTable(Table):
         starts = [array.ctypes.data for array in self._arrays]
         self._places = list(zip(starts, sizes, (c.dtype for c in columns), self._arrays, strict=True))
         """Address of the first row, bytes of a row, dtype, and the array, of each column."""
-        self._numbers: Ints = np.zeros(LENGTH, np.int64) if numbers is None else numbers
+        self._bytes = list(zip(starts, sizes, strict=True))
+        # The bytes of a complex tensor may be those of its conjugate: they are not copied as they are.
+        self._dtypes = [None if c.values or c.dtype.is_complex else c.dtype for c in columns]
+        self._state = State()
         self._undo_slots, self._undo_rows = self._undo_views(undo)
         self._undo_places = [view.ctypes.data for view in self._undo_rows]
         self.durable = undo is not None
@@ -227,11 +240,28 @@ class ArrayTable(Table):
     @property
     def state(self) -> State:
         """The counters as they are committed."""
-        return read_state(self._numbers, "a storage")
+        return self._state
 
     def commit(self, state: State) -> None:
         """Make counters valid."""
-        write_state(self._numbers, state)
+        self._state = state
+
+    def block(self, values: list[Any], shapes: list[tuple[int, ...]]) -> Block | None:
+        """Values as a block that a `write` copies without another look, if each is a dense tensor of such a shape."""
+        addresses = []
+        for value, dtype, shape in zip(values, self._dtypes, shapes, strict=True):
+            if (
+                type(value) is not Tensor
+                or value.dtype is not dtype
+                or value.shape != shape
+                or not value.is_cpu
+                or not value.is_contiguous()
+                or value.is_neg()
+                or value.requires_grad
+            ):
+                return None
+            addresses.append(value.data_ptr())
+        return Block(values, addresses)
 
     def write(self, rows: Rows, values: Sequence[Any]) -> None:
         """Write rows of all columns."""
@@ -241,6 +271,10 @@ class ArrayTable(Table):
                     array[rows] = to_numpy(value)
             return
         first, count = rows.start, rows.stop - rows.start
+        if type(values) is Block:
+            for (start, size), address in zip(self._bytes, values.addresses, strict=True):
+                memmove(start + first * size, address, count * size)
+            return
         for (start, size, dtype, array), value in zip(self._places, values, strict=True):
             if value is None:
                 continue
@@ -272,14 +306,20 @@ class ArrayTable(Table):
     def save(self, rows: Rows, state: State) -> None:
         """Save rows that are about to be overwritten."""
         n = count_of(rows)
-        self._undo_slots[:n] = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         if isinstance(rows, slice):
-            for address, (start, size, _, _) in zip(self._undo_places, self._places, strict=True):
-                memmove(address, start + rows.start * size, n * size)
+            first = rows.start
+            slots = self._undo_slots[:n]
+            if n > 1:
+                slots[:] = np.arange(first, first + n)
+            else:
+                slots[0] = first
+            for address, (start, size) in zip(self._undo_places, self._bytes, strict=True):
+                memmove(address, start + first * size, n * size)
         else:
+            self._undo_slots[:n] = rows
             for view, array in zip(self._undo_rows, self._arrays, strict=True):
                 view[:n] = array[rows]
-        self.commit(state._replace(pending=n))
+        self.commit(State(state.length, state.cursor, state.write_count, n, state.scattered, state.epoch))
 
     def undo(self) -> State:
         """Put back the rows that a killed writer was overwriting."""
@@ -345,7 +385,8 @@ class LiveTable(ArrayTable):
         tensors = [store.view(column.path) for column in columns]
         self._state_leaf = store.view(STATE)
         undo = store.view(UNDO) if saved else None
-        super().__init__(columns, capacity, inner, tensors, to_numpy(self._state_leaf), undo, saved)
+        super().__init__(columns, capacity, inner, tensors, undo, saved)
+        self._numbers = to_numpy(self._state_leaf).data
         self._leaves = [*tensors, self._state_leaf, *([] if undo is None else [undo])]
         self._touched = False
         self._reserved = self._beyond = 0
@@ -381,7 +422,7 @@ class LiveTable(ArrayTable):
         self.handle.check_writable()
         store = self.handle.store
         # Room on the disk for the leaves that are always written, and the beginning of a session.
-        writes = [Write(STATE, (slice(0, len(self._numbers), 1),), from_numpy(self._numbers.copy(), torch.int64))]
+        writes = [Write(STATE, (slice(0, len(self._numbers), 1),), self._state_leaf.clone())]
         if self.durable:
             room = self._leaves[-1]
             writes.append(Write(UNDO, (slice(0, room.shape[0], 1),), room.clone()))
@@ -395,17 +436,20 @@ class LiveTable(ArrayTable):
         if not self._touched:
             self._touch()
         last = rows.stop if isinstance(rows, slice) else int(rows.max(initial=-1)) + 1
-        if last <= self._reserved:
+        state = None
+        if last > self._reserved:
+            state = self.state
+            if not state.scattered:
+                self._reserved = max(self._reserved, state.length)
+        if state is None or last <= self._reserved:
             super().write(rows, values)
             return
-        state = self.state
-        if state.length > self._reserved and not state.scattered:
-            self._reserved = state.length
-            if last <= self._reserved:
-                super().write(rows, values)
-                return
         store = self.handle.store
-        given = [(c, v) for c, v in zip(self.columns, values, strict=True) if v is not None]
+        given = [
+            (c, v if v.ndim == t.ndim else v.unsqueeze(0))
+            for c, v, t in zip(self.columns, values, self.tensors, strict=True)
+            if v is not None
+        ]
         ahead, reserved = 0, self._reserved
         if isinstance(rows, slice) and rows.start <= self._reserved and not state.scattered:
             if rows.stop >= max(state.length, self._beyond) and len(given) == len(self.columns):
@@ -417,6 +461,14 @@ class LiveTable(ArrayTable):
         else:
             store.write([Write(c.path, (torch.from_numpy(rows),), v) for c, v in given])
         self._reserved, self._beyond = reserved, max(self._beyond, last)
+        if isinstance(rows, slice):
+            self._map(rows.start, rows.stop + ahead)
+
+    def _map(self, first: int, stop: int) -> None:
+        """Map pages of rows that the store has just written into their files: they are read and overwritten soon."""
+        for start, size in self._bytes:
+            if (stop - first) * size >= MANY:
+                map_pages(start + first * size, (stop - first) * size)
 
     def flush(self) -> None:
         """Commit: checksums of what was written, and the medium if the backend is durable."""
@@ -449,7 +501,7 @@ class StoredTable(Table):
     @property
     def state(self) -> State:
         """The counters, read from the store."""
-        return read_state(to_numpy(self.handle.store.read([Read(STATE)])[0]), self.handle.store.url)
+        return read_state(to_numpy(self.handle.store.read([Read(STATE)])[0]).data, self.handle.store.url)
 
     def commit(self, state: State) -> None:
         """Write the counters once the rows are there, and commit both where nothing else keeps them after a death."""
@@ -462,7 +514,7 @@ class StoredTable(Table):
         store = self.handle.store
         store.flush()
         numbers = np.zeros(LENGTH, np.int64)
-        write_state(numbers, state)
+        write_state(numbers.data, state)
         store.write([Write(STATE, (), torch.from_numpy(numbers))])
         store.flush()
 

@@ -81,6 +81,8 @@ class TabularStorage(Storage):
         self._known = table.state
         self.initialized = True
         self._tails = [(*structure.inner, *column.shape) for column in structure.columns]
+        self._shapes: tuple[tuple[int, ...] | None, list[tuple[int, ...]]] = (None, [])
+        """What the columns of rows with the last leading dimensions look like."""
         self.max_size = table.capacity * table.slots_per_row
 
     @property
@@ -172,6 +174,12 @@ class TabularStorage(Storage):
         columns = structure.take(data, peer=self.on_mismatch == "peer")
         single = len(lead) < self.ndim
         on_cpu = isinstance(table, ArrayTable)
+        if isinstance(table, ArrayTable):
+            if self._shapes[0] != lead:
+                self._shapes = (lead, self._tails if single else [(lead[0], *tail) for tail in self._tails])
+            block = table.block(columns, self._shapes[1])
+            if block is not None:
+                return block
         for i, column in enumerate(structure.columns):
             value = columns[i]
             if column.values:
@@ -281,21 +289,13 @@ class TabularStorage(Storage):
             count = n - done
             if table.durable and count > 1 and (at < state.length or at + count > capacity):
                 count = min(count, table.undo_rows)
-            first = min(count, capacity - at)
-            if count == n:
-                pieces = [(slice(at, at + first), values if first == n else _cut(values, 0, first))]
-            else:
-                pieces = [(slice(at, at + first), _cut(values, done, done + first))]
+            end = at + count
+            first = count if end <= capacity else capacity - at
+            pieces = [(slice(at, at + first), values if first == n else _cut(values, done, done + first))]
             if count > first:
                 pieces.append((slice(0, count - first), _cut(values, done + first, done + count)))
-            end = at + count
-            after = State(
-                length=max(state.length, min(capacity, end)),
-                cursor=end % capacity,
-                write_count=counted + done + count,
-                scattered=state.scattered,
-                epoch=state.epoch,
-            )
+            length = max(state.length, min(capacity, end))
+            after = State(length, end % capacity, counted + done + count, 0, state.scattered, state.epoch)
             self._transact(table, pieces, state, after)
             state, at, done = after, end % capacity, done + count
         if n == 1:
@@ -530,6 +530,8 @@ def _cut(values: list[Any], start: int, stop: int) -> list[Any]:
 
 
 def _visible(places: Sequence[Rows], length: int) -> Rows | None:
+    if len(places) == 1 and isinstance(places[0], slice) and places[0].stop <= length:
+        return places[0]
     found: list[Rows] = []
     for rows in places:
         if isinstance(rows, slice):
