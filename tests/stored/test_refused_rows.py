@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import tdstore_h5.raw
 import tdstore_h5.undo
+import tdstore_redis.plans
+import tdstore_redis.rowwrites
 import tdstore_redis.writer
 import torch
 from tdstore_redis.faults import ServerError
@@ -54,6 +56,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "zarr shards": {"chunks": 2, "shards": 8, "buffer_bytes": 20_000},
     "file": {"buffer_bytes": 10_000},
     "redis": {},
+    "redis staged": {"block": 4000},
+    "redis copied": {"block": 4000},
 }
 
 
@@ -87,16 +91,25 @@ def refusing(kind: str, td: Any, refused: int) -> Iterator[Medium]:
                 real(fd, data, at)
 
             patch.setattr(tdstore_h5.raw, "write_at", write_at)
-        elif kind == "redis":
-            transact = tdstore_redis.writer.Writer._transact
+        elif kind.startswith("redis"):
+            sending = tdstore_redis.writer.Writer.sending
 
-            def refuse(self: Any, changes: Any) -> None:
-                if medium.turn():
-                    raise ServerError("OOM command not allowed when used memory > 'maxmemory'")
-                transact(self, changes)
+            def refuse(self: Any, wire: Wire, commands: Any) -> Any:
+                if not medium.turn():
+                    return sending(self, wire, commands)
+                error = ServerError("OOM command not allowed when used memory > 'maxmemory'")
+                if commands[0] == tdstore_redis.writer._MULTI:  # a server carries out all of them, or none
+                    return [error, *[None] * (len(commands) - 1)]
+                half = len(commands) // 2
+                return [*sending(self, wire, commands[:half]), *[error] * (len(commands) - half)]
 
-            patch.setattr(tdstore_redis.writer.Writer, "_transact", refuse)
-            patch.setattr(tdstore_redis.writer, "STEP", 5000)
+            patch.setattr(tdstore_redis.writer.Writer, "sending", refuse)
+            if kind != "redis":
+                patch.setattr(tdstore_redis.rowwrites, "STEP", 1000)
+                patch.setattr(tdstore_redis.rowwrites, "GROUP", 9000)
+                patch.setattr(tdstore_redis.plans, "PIECE", 5000)
+            if kind == "redis copied":
+                patch.setattr(tdstore_redis.rowwrites, "INLINE", 1000)
         else:
             engine = td._handle.store.engine if kind == "file" else td._handle.store._session.engine.base
             put, put_many = engine.put, engine.put_many
@@ -128,7 +141,7 @@ def same(a: dict[Any, torch.Tensor], b: dict[Any, torch.Tensor]) -> bool:
 @pytest.fixture
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     kind = request.param
-    if kind == "redis":
+    if kind.startswith("redis"):
         return f"{request.getfixturevalue('redis').url}/rows-{tmp_path.name}"
     return f"file://{tmp_path}/data" if kind == "file" else str(tmp_path / f"data.{kind.split()[0]}")
 
@@ -157,7 +170,7 @@ def test_refused_rows_are_not_there(write: str, earlier: bool, kind: str, locati
             after = snapshot(td)
             assert not failed or same(after, before), f"request {refused} failed, and some rows are new"
             td.close()
-        with tdstore.open(location, **({} if kind == "redis" else {"verify": "full"})) as again:
+        with tdstore.open(location, verify="full") as again:
             assert same(snapshot(again), after), f"request {refused}"
         if not failed:
             assert not same(after, before)

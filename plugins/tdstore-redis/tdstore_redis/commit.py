@@ -14,6 +14,7 @@ from tdstore_redis import keyspace
 from tdstore_redis.document import DATASET, Document, encode
 from tdstore_redis.keyspace import Writing, waste
 from tdstore_redis.layout import Array
+from tdstore_redis.rowwrites import put_back
 from tdstore_redis.session import dead_writers, fetch_document, first_error, new_dataset
 from tdstore_redis.wire import Wire, pack
 from tdstore_redis.writer import Writer
@@ -214,6 +215,7 @@ def commit(writer: Writer, header: Header) -> None:
         StoreBusyError: another writer changed the structure too. Nothing of ours is visible then.
     """
     with writer.line.errors("committing"):
+        writer.unstage()
         until = time.monotonic() + writer.lock_timeout
         document, changed = writer.document, header != writer.known
         structure = changed or writer.private() or writer.dropped or _moved(writer)
@@ -345,13 +347,12 @@ def take_back(writer: Writer) -> None:
     What is left on a server that does not answer goes when the next writer comes.
 
     Raises:
-        StoreError: rows could not be put back.
+        StoreError: rows could not be put back, none of them; calling it again tries that again.
     """
     try:
         if writer.replaced_rows and writer._lost is None:
-            writer.put_back(writer.replaced_rows)
+            put_back(writer)
     finally:
-        writer.replaced_rows.clear()
         private, following = writer.private(), writer.document.next
         if writer.published:
             writer.document = writer.base.copy()

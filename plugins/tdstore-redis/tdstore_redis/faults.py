@@ -144,5 +144,5 @@ def _of_reply(error: ServerError, url: str, server: str, head: str) -> StoreErro
     if "DB index" in text or "invalid DB" in text:
         return OptionError(f"{head}: {server} has no such database: {text}", url=url, hint="db 0 is always there")
     if "unknown command" in text.lower() or "unknown subcommand" in text.lower():
-        return UnsupportedError(f"{told}", url=url, hint="redis 6 or newer is needed")
+        return UnsupportedError(f"{told}", url=url, hint="redis 6.2 or newer is needed")
     return StoreIOError(told, url=url)

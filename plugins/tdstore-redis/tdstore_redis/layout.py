@@ -20,6 +20,7 @@ The last cell is as long as the others, filled up with the fill value, so that a
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -110,6 +111,7 @@ class Array:
     mine: np.ndarray[Any, np.dtype[np.bool_]] | None = None
     """Cells written, while nobody but this process knows the array; None once it is in the manifest."""
     prefix: bytes = field(init=False)
+    """What the keys of its blocks begin with."""
     stride: int = field(init=False)
     """Bytes from one stored cell to the next."""
     row: int = field(init=False)
@@ -152,7 +154,14 @@ class Array:
     @property
     def bits_key(self) -> bytes:
         """The key of the bitmap of written cells, which only an array that is not sealed has."""
-        return self.prefix + b"w"
+        return b"tds:%b:%d:w" % (self.dataset.encode(), self.number)
+
+    def staged(self, number: int) -> Array:
+        """The same cells with the same checks, whose blocks are under the keys of another number."""
+        other = copy.copy(self)
+        other.prefix = b"tds:%b:%d:" % (self.dataset.encode(), number)
+        other._keys = {}
+        return other
 
     def packed_key(self, block: int) -> bytes:
         """The key of a block as an argument on the wire."""
@@ -301,8 +310,10 @@ class Array:
         for block, offset, i, j in self.runs(ids):
             data = stored[i:j]
             size = (j - i) * self.stride
-            if offset == 0 and size == self.block_size(block):
-                # A whole block: no spare room is set aside for it, as SETRANGE would.
+            capacity = self.block_size(block) if self.mine is not None else self.per_block * self.stride
+            if offset == 0 and size == capacity:
+                # A whole block: no spare room is set aside for it, as SETRANGE would. The last one of a leaf that
+                # others know may be longer than we know: it grows while somebody appends.
                 head = b"*3\r\n$3\r\nSET\r\n%b$%d\r\n" % (self.packed_key(block), size)
             else:
                 at = b"%d" % offset

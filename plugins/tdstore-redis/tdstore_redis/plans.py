@@ -91,6 +91,15 @@ class Change:
     """Positions in `ids` of the cells that are changed in part: what they hold now must be known."""
     patch: Callable[[Bytes], None]
     """Puts the new values into `[n, cell]` (each cell contiguous), which has the old ones where they were needed."""
+    repeated: bool = False
+    """Whether the same call writes to this leaf again, or did before."""
+
+    def blocks(self) -> list[int]:
+        """The blocks of its cells, sorted."""
+        per = self.array.per_block
+        if isinstance(self.ids, range):
+            return list(range(self.ids.start // per, (self.ids.stop - 1) // per + 1))
+        return list(map(int, np.unique(self.ids // per)))
 
     @property
     def needed(self) -> list[int]:
@@ -205,8 +214,14 @@ def _fetch_rows(path: Path, array: Array, rows: Ids, into: Bytes) -> Rows:
 # -- writing ------------------------------------------------------------------------------
 
 
-def plan_write(path: Path, array: Array, index: StoreIndex, value: Tensor) -> Iterable[Change]:
-    """The changes, of bounded size each, that put `value` at `leaf[index]`."""
+def plan_write(
+    path: Path, array: Array, index: StoreIndex, value: Tensor, *, whole_blocks: bool | None = None
+) -> Iterable[Change]:
+    """The changes, of bounded size each, that put `value` at `leaf[index]`.
+
+    Args:
+        whole_blocks: True for those only that give blocks all of their cells, False for the others.
+    """
     spec = array.spec
     if not value.numel():
         return ()
@@ -216,31 +231,62 @@ def plan_write(path: Path, array: Array, index: StoreIndex, value: Tensor) -> It
             index, value = (rows, *index[1:]), _take(value, positions)
     picked = _rows(index, spec.shape)
     if not _simple(index, spec.shape):
-        return _mixed(path, array, picked, index, value)
+        return () if whole_blocks else _mixed(path, array, picked, index, value)
     data = raw(value) if value.is_contiguous() else raw(value.contiguous())
     size = array.row
     if isinstance(picked, tuple):
-        return _put_bytes(path, array, picked[0] * size, picked[1] * size, data)
+        return _put_span(path, array, picked[0] * size, picked[1] * size, data, whole_blocks)
     if not array.rows_per_cell:
         return (
             change
             for i, row in enumerate(picked.tolist())
-            for change in _put_bytes(path, array, row * size, (row + 1) * size, data[i * size : (i + 1) * size])
+            for change in _put_span(
+                path, array, row * size, (row + 1) * size, data[i * size : (i + 1) * size], whole_blocks
+            )
         )
     order = np.argsort(picked, kind="stable")
     step = max(1, PIECE // array.stride)
+    if whole_blocks is not None:
+        per_block = array.rows_per_cell * array.per_block
+        block = picked[order] // per_block
+        _, at, counts = np.unique(block, return_inverse=True, return_counts=True)
+        order = order[(counts[at] == per_block) == whole_blocks]
+        if whole_blocks:
+            step = array.rows_per_cell * _piece_of_blocks(array)
     values = data.reshape(len(picked), size)
-    parts = (order[at : at + step] for at in range(0, len(picked), step))
+    parts = (order[at : at + step] for at in range(0, len(order), step))
     return (_put_rows(path, array, picked[some], values[some]) for some in parts)
+
+
+def _piece_of_blocks(array: Array) -> int:
+    """Cells of as many whole blocks as make a piece."""
+    return max(1, PIECE // (array.per_block * array.stride)) * array.per_block
+
+
+def _put_span(path: Path, array: Array, start: int, stop: int, data: Bytes, whole_blocks: bool | None) -> list[Change]:
+    if whole_blocks is None:
+        return _put_bytes(path, array, start, stop, data)
+    block = array.per_block * array.cell
+    first, last = -(-start // block) * block, stop // block * block
+    if first >= last:
+        return [] if whole_blocks else _put_bytes(path, array, start, stop, data)
+    if whole_blocks:
+        cells = _piece_of_blocks(array)
+        return _put_bytes(path, array, first, last, data[first - start : last - start], cells)
+    return [
+        *_put_bytes(path, array, start, first, data[: first - start]),
+        *_put_bytes(path, array, last, stop, data[last - start :]),
+    ]
 
 
 def _take(value: Tensor, positions: Tensor) -> Tensor:
     return from_numpy(to_numpy(value)[positions.numpy()], value.dtype)
 
 
-def _put_bytes(path: Path, array: Array, start: int, stop: int, data: Bytes) -> list[Change]:
+def _put_bytes(path: Path, array: Array, start: int, stop: int, data: Bytes, cells: int | None = None) -> list[Change]:
+    """Changes of so many cells each."""
     cell = array.cell
-    step = max(1, PIECE // array.stride) * cell
+    step = (cells or max(1, PIECE // array.stride)) * cell
     cuts = [(max(a, start), min(a + step, stop)) for a in range(start - start % cell, stop, step)]
     return [_put_run(path, array, lo, hi, data[lo - start : hi - start]) for lo, hi in cuts]
 

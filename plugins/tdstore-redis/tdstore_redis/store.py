@@ -27,7 +27,7 @@ from tdstore.rows import check_indices
 from tdstore.store import Cap, Store
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore.values import encode_value
-from tdstore_redis import commit
+from tdstore_redis import commit, rowwrites
 from tdstore_redis.address import parse
 from tdstore_redis.layout import BLOCK, MAX_VALUE, TARGET_CELL, Array, new_array
 from tdstore_redis.peer import PeerStore, find_peer
@@ -348,7 +348,7 @@ class RedisStore(Store):
                         f"{path_text(w.path)} takes shape {list(expected)} and dtype {array.spec.dtype} at this index, "
                         f"not {list(w.value.shape)} and {w.value.dtype}"
                     )
-            writer.write(writes)
+            rowwrites.write(writer, writes)
 
     def delete(self, paths: Sequence[Path]) -> None:
         with self._lock:

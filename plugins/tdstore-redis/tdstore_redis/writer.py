@@ -1,6 +1,6 @@
-"""Writing: into arrays that nobody knows yet, and in place, where each step is one transaction.
+"""Writing: into arrays that nobody knows yet, and in place by transactions. `rowwrites` makes one of each call.
 
-A step in place watches the head of the dataset and every block of which it changes a cell in part. It is
+A transaction watches the head of the dataset and every block of which it changes a cell in part. It is
 sent as MULTI ... EXEC and does nothing at all when one of them was changed meanwhile; then it is tried again.
 So writers of different rows never lose one another's, and a dataset that was replaced is never written.
 
@@ -16,7 +16,8 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -37,9 +38,21 @@ from tdstore_redis.session import Session, dead_writers, first_error
 from tdstore_redis.wire import Line, Wire, pack
 
 STEP = 64 << 20
-"""Bytes that are written in one transaction."""
+"""Bytes that are copied at a time."""
 
 _MULTI, _EXEC = pack(b"MULTI"), pack(b"EXEC")
+
+
+@dataclass(slots=True)
+class Extra:
+    """What a transaction does beside changing cells."""
+
+    prepare: Callable[[Wire], None]
+    """Called in each attempt, after the head is watched."""
+    commands: Callable[[], list[Command]]
+    """Packed commands that come before the changes of cells."""
+    touched: set[Path]
+    """The leaves that it changes."""
 
 
 class Writer(Session):
@@ -60,6 +73,10 @@ class Writer(Session):
         """What rows of the last commit's leaves held before they were written while the structure changed."""
         self.replaces: bytes | None = None
         """The dataset that was there when a new one was begun."""
+        self.staging: dict[int, int] = {}
+        """Numbers under which blocks are staged for a write of many rows, and how many blocks each may have."""
+        self.staged: set[bytes] = set()
+        """Keys of blocks that are staged."""
         self.exclusive = False
         self.known = Header()
         """The header that our caller knows: the one read at opening, or saved last."""
@@ -116,7 +133,7 @@ class Writer(Session):
         if self.marks:
             fresh.call(b"HSET", self.keys.writers, self.session.encode(), self._note(self.marks))
         if self._noted:
-            self._note_pending(fresh)
+            self.note_pending(fresh)
         if self.owns:
             fresh.call(b"HSET", self.keys.head, b"owner", self._note(()))
 
@@ -144,6 +161,7 @@ class Writer(Session):
         self.pid = os.getpid()
         self.session = secrets.token_hex(16)
         self.marks, self._wire, self._armed, self._noted, self._lost = set(), None, False, False, None
+        self.staging, self.staged = {}, set()
 
     def _note(self, touched: Iterable[Path]) -> bytes:
         client = self._wire.client_id if self._wire is not None else 0
@@ -173,20 +191,46 @@ class Writer(Session):
         before = dict(self.document.arrays)
         self.document.arrays.update(fresh)
         try:
-            self._note_pending(wire)
+            self.note_pending(wire)
         except BaseException:
             self.document.arrays = before
             raise
         self.drop(old)
 
-    def _note_pending(self, wire: Wire) -> None:
-        arrays = [(a.number, a.blocks) for a in self.private()]
-        record = Pending(self.document.dataset, arrays, self.session, wire.client_id)
-        field = self.session.encode()
-        for reply in self.sending(wire, [pack(b"HSET", self.keys.pending, field, msgspec.json.encode(record))]):
+    def note_pending(self, wire: Wire) -> None:
+        """Note on the server which arrays of ours are in no manifest: where this process dies the next removes them."""
+        for reply in self.sending(wire, [self._pending_note(wire, self.staging)]):
             if isinstance(reply, ServerError):
                 raise reply
         self._noted = True
+
+    def _pending_note(self, wire: Wire, staging: Mapping[int, int]) -> bytes:
+        arrays = [*((a.number, a.blocks) for a in self.private()), *staging.items()]
+        record = Pending(self.document.dataset, arrays, self.session, wire.client_id)
+        return pack(b"HSET", self.keys.pending, self.session.encode(), msgspec.json.encode(record))
+
+    def pending_without_staging(self, wire: Wire) -> bytes:
+        """The command that takes what is staged out of the note."""
+        if self.private():
+            return self._pending_note(wire, {})
+        return pack(b"HDEL", self.keys.pending, self.session.encode())
+
+    def nothing_staged(self) -> None:
+        """What was staged is in its place, or removed."""
+        self.staging, self.staged = {}, set()
+        self._noted = bool(self.private())
+
+    def unstage(self) -> None:
+        """Remove what was staged for a write that failed."""
+        if not self.staging:
+            return
+        # A transaction that went over a connection that was lost, and was not carried out yet, will not be: it watches
+        # the note, which the new connection wrote again. None is made of this: a server without memory takes no MULTI.
+        wire = self.wire()
+        keyspace.unlink(wire, sorted(self.staged))
+        if not self.private():  # else the note says too much until it is written again
+            wire.call(b"HDEL", self.keys.pending, self.session.encode())
+        self.nothing_staged()
 
     def drop(self, arrays: Sequence[Array]) -> None:
         """Let go of arrays that no leaf has any more: ours at once, committed ones after the next commit."""
@@ -200,82 +244,6 @@ class Writer(Session):
                 self._doubtful -= doubtful
 
     # -- writing values ------------------------------------------------------------------
-    def write(self, writes: Sequence[Write]) -> None:
-        """Put values, in order: a transaction for each `STEP` bytes. Where a later one fails, old rows are put back."""
-        with self.line.errors("writing"):
-            known = [w for w in writes if self.document.arrays[w.path].mine is None]
-            large = sum(w.value.numel() * w.value.dtype.itemsize for w in known) > STEP
-            large = large or len({w.path for w in known}) < len(known)
-            before: list[tuple[Write, Array]] = []
-            if self.owns:
-                self._remember(writes, self.replaced_rows)
-            elif large:
-                self._remember(known, before)
-            try:
-                self._write(writes)
-            except BaseException as error:
-                if before:
-                    self._put_back(before, error)
-                raise
-
-    def _write(self, writes: Sequence[Write]) -> None:
-        step: list[Change] = []
-        paths: set[Path] = set()
-        size = 0
-        for w in writes:
-            for n, change in enumerate(plan_write(w.path, self.document.arrays[w.path], w.index, w.value)):
-                if step and (size >= STEP or (n == 0 and w.path in paths)):  # rows that are written twice, in order
-                    self._do(step)
-                    step, size = [], 0
-                    paths.clear()
-                step.append(change)
-                size += len(change.ids) * change.array.stride
-            paths.add(w.path)
-        if step:
-            self._do(step)
-
-    def _remember(self, writes: Sequence[Write], into: list[tuple[Write, Array]]) -> None:
-        """Read what is to be replaced: rows are visible at once, and the change that they are a part of may fail."""
-        lengths = {array.number: array.spec.shape[:1] for array in self.base.arrays.values()}
-        for w in writes:
-            array = self.document.arrays[w.path]
-            if array.mine is not None or array.number not in lengths or not w.value.numel():
-                continue
-            if lengths[array.number] and _first_row(w.index) >= lengths[array.number][0]:
-                continue  # rows that the last commit does not have
-            value = torch.empty(w.value.shape, dtype=w.value.dtype)
-            ends: list[Callable[[], None]] = []
-            self.read(partial(_plan, w.path, array, w.index, value, ends), self.wire())
-            for end in ends[-1:]:
-                end()
-            into.append((Write(w.path, w.index, value), array))
-
-    def put_back(self, rows: list[tuple[Write, Array]]) -> None:
-        """Write what `_remember` read, the last first."""
-        with self.line.errors("taking back rows"):
-            while rows:
-                write, array = rows[-1]
-                for change in plan_write(write.path, array, write.index, write.value):
-                    self._do([change])
-                rows.pop()
-
-    def _put_back(self, rows: list[tuple[Write, Array]], error: BaseException) -> None:
-        try:
-            self.put_back(rows)
-        except StoreError as second:
-            error.add_note(f"{self.url}: some of the new rows may be there: {second}")
-
-    def _do(self, step: list[Change]) -> None:
-        try:
-            ours = [change for change in step if change.array.mine is not None]
-            if ours:
-                self._put(ours)
-            shared = [change for change in step if change.array.mine is None]
-            if shared:
-                self._transact(shared)
-        except Damaged as damage:
-            self.explain(damage)
-
     def _cells(self, wire: Wire, changes: Sequence[Change], before: Sequence[bytes] = ()) -> list[Bytes]:
         """The cells of each change as they are to be stored: the new content, over the old one where that is needed.
 
@@ -302,7 +270,7 @@ class Writer(Session):
             fetch(wire, asked, self.promised)
         counts = Counter(id(change.array) for change in changes)
         patched: dict[tuple[int, int], Bytes] = {}
-        """Cells that one change has in part: the rest may be of another one."""
+        """Cells of which another change may have a part."""
         for change, stored in zip(changes, held, strict=True):
             cells = stored[:, : change.array.cell]
             shared = change.needs if counts[id(change.array)] > 1 else ()
@@ -311,30 +279,45 @@ class Writer(Session):
                 if (there := patched.get(name)) is not None:
                     cells[i] = there
             change.patch(cells)
+            if change.repeated:
+                names = [(i, (id(change.array), int(cell))) for i, cell in enumerate(change.ids)]
             patched.update((name, cells[i]) for i, name in names)
             change.array.seal(change.ids, stored)
         return held
 
-    def _put(self, changes: Sequence[Change]) -> None:
+    def store(self, changes: Sequence[Change]) -> None:
+        """Change cells of blocks that nobody else knows, one after the other."""
         wire = self.wire()
         commands: list[Command] = []
         for change, stored in zip(changes, self._cells(wire, changes), strict=True):
             commands += change.array.set_commands(change.ids, stored)
         error = first_error(self.sending(wire, commands))
         if error is not None:
-            self._doubtful |= {c.array.key(b) for c in changes for b in {int(i) // c.array.per_block for i in c.ids}}
             raise error
+
+    def put(self, changes: Sequence[Change]) -> None:
+        """Change cells of arrays that are in no manifest yet."""
+        try:
+            self.store(changes)
+        except ServerError:
+            self._doubtful |= {c.array.key(b) for c in changes for b in c.blocks()}
+            raise
         for change in changes:
             assert change.array.mine is not None
             ids = change.ids
             change.array.mine[slice(ids.start, ids.stop) if isinstance(ids, range) else ids] = True
 
-    def _transact(self, changes: Sequence[Change]) -> None:
+    def transact(self, changes: Sequence[Change], extra: Extra | None = None) -> None:
+        """Change cells of arrays that others know, in one transaction: all of them, or none.
+
+        Raises:
+            StoreBusyError: others changed the same blocks for longer than `lock_timeout`.
+        """
         until = time.monotonic() + self.lock_timeout
         turn = damaged = 0
         while True:
             try:
-                if self._try(changes):
+                if self._try(changes, extra):
                     return
             except Damaged:
                 # Between reading a cell and asking whether it was ever written, somebody may have written it.
@@ -394,21 +377,27 @@ class Writer(Session):
             hint="open it again",
         )
 
-    def _try(self, changes: Sequence[Change]) -> bool:
+    def _try(self, changes: Sequence[Change], extra: Extra | None) -> bool:
         wire = self.wire()
         blocks = sorted({c.array.key(b) for c in changes for b in {i // c.array.per_block for i in c.needed}})
         if not self._armed:
             self._check_armed(wire, wire.raising(self._arming()))
         try:
+            if extra is not None:
+                extra.prepare(wire)
             # Watched before they are read, in the same round trip.
             held = self._cells(wire, changes, [pack(b"WATCH", *blocks)] if blocks else ())
         except BaseException:
             self._disarm(wire)
             raise
         touched = self.marks | {c.path for c in changes}
+        if extra is not None:
+            touched |= extra.touched
         commands: list[Command] = [_MULTI]
         if touched != self.marks:
             commands.append(pack(b"HSET", self.keys.writers, self.session.encode(), self._note(touched)))
+        if extra is not None:
+            commands += extra.commands()
         for change, stored in zip(changes, held, strict=True):
             commands += change.array.set_commands(change.ids, stored)
             commands += change.array.bit_commands(change.ids)
@@ -494,14 +483,14 @@ class Writer(Session):
                 grown.mine[: array.cells] = array.mine
             self.document.arrays[path] = grown
             if array.mine is not None:
-                self._note_pending(self.wire())
+                self.note_pending(self.wire())
             return
         if spec == array.spec:
             return
         # The old rows must not come back when it grows again, nor for those who read it as it was.
         self.document.arrays[path] = copy = new_array(spec, self.document.next, self.document.dataset, block=self.block)
         self.document.next += 1
-        self._note_pending(self.wire())
+        self.note_pending(self.wire())
         rows = min(length, array.spec.shape[0])
         self._copy_rows(path, array, copy, rows)
         self.drop([array])
@@ -514,7 +503,7 @@ class Writer(Session):
             index = (slice(at, stop, 1),)
             self.read(partial(_plan, path, array, index, part), self.wire())
             for change in plan_write(path, copy, index, part):
-                self._put([change])
+                self.put([change])
 
     def _clean_beyond(self, path: Path, array: Array, spec: LeafSpec) -> bool:
         """Whether nothing lies where an array is to grow: a session that died may have left rows there."""
@@ -534,20 +523,8 @@ class Writer(Session):
         return bool((held[0, used:] == array.fill_cell()[used:]).all())
 
 
-def _plan(
-    path: Path, array: Array, index: StoreIndex, out: Tensor, ends: list[Callable[[], None]] | None = None
-) -> list[Fetch]:
-    fetches, end = plan_read(path, array, index, out)
-    if ends is not None and end is not None:
-        ends.append(end)
-    return fetches
-
-
-def _first_row(index: StoreIndex) -> int:
-    if not index:
-        return 0
-    term = index[0]
-    return int(term.min()) if isinstance(term, Tensor) else term.start
+def _plan(path: Path, array: Array, index: StoreIndex, out: Tensor) -> list[Fetch]:
+    return plan_read(path, array, index, out)[0]
 
 
 def _into(cells: Bytes, at: Ids) -> Callable[[Bytes], None]:
