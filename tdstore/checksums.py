@@ -61,6 +61,12 @@ def crc32c(data: bytes | Memory) -> int:
     return int(google_crc32c.value(data))
 
 
+def crcs_of(memory: Memory, size: int) -> list[int]:
+    """crc32c of each `size` bytes of a contiguous uint8 array; the last ones may be fewer."""
+    value = google_crc32c.value
+    return [value(memory[at : at + size]) for at in range(0, len(memory), size)]
+
+
 def block_text(block: int, size: int, nbytes: int) -> str:
     """Say where a block of `size` bytes is in a leaf of `nbytes`, for messages; nothing if it is the whole leaf."""
     return "" if nbytes <= size else f" in the {size >> 10} KiB from byte {block * size} on"
@@ -84,8 +90,7 @@ class Summer:
 
     def add(self, piece: Memory) -> None:
         """The next bytes: `BLOCK` of them, or the rest."""
-        size = self.block
-        self._crc += [crc32c(piece[at : at + size]) for at in range(0, len(piece), size)]
+        self._crc += crcs_of(piece, self.block)
         start, stop = self._at, self._at + len(piece)
         for a, b in self._wanted:
             if a < stop and b > start:

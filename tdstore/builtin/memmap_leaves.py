@@ -146,9 +146,8 @@ class MemmapLeaves(ResidentStore):
         for r, leaf in zip(reads, leaves, strict=True):
             if r.out is None:
                 self._refuse_holes(r.path, rows_of(leaf.shape, r.index))
-        self._check_reads(reads)
         return [
-            self._read_file(r) if self._lacks_blocks(r.path) else gather(leaf, r.index, r.out)
+            self._read_file(r) if self._lacks_blocks(r.path) else self._gather(leaf, r)
             for leaf, r in zip(leaves, reads, strict=True)
         ]
 
@@ -164,6 +163,8 @@ class MemmapLeaves(ResidentStore):
 
     def _read_file(self, r: Read) -> Tensor:
         leaf = self._files[r.path]
+        if self._reading is not None:
+            self._reading.check(leaf, r.index[0] if r.index else slice(None))
         with files.io_errors(self.url, f"reading leaf {path_text(r.path)}", writing=False):
             fd = self._writer.open_to_read(leaf)
             try:

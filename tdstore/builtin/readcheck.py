@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
+import google_crc32c
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
+from tdstore.builtin.summedcopy import copy_summed, is_aligned
 from tdstore.builtin.tdz_read import as_bytes
-from tdstore.checksums import Sums, block_text, crc32c
+from tdstore.checksums import Sums, block_text
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError
-from tdstore.types import Path, path_text
+from tdstore.rows import gather
+from tdstore.tracing import traced
+from tdstore.types import Path, StoreIndex, path_text
 
 OPENED = 16 << 20
 """Datasets whose leaves take up to so many bytes together are compared whole when they are opened, so that what live
@@ -23,7 +28,10 @@ SMALL = 64 << 20
 that hold the rows."""
 COARSE = 1 << 20
 """Blocks longer than this are compared by reads that cover them whole: few rows are not worth one."""
+LONG = 1 << 20
+"""Runs of rows of so many bytes are compared while they are copied."""
 
+Blocks = np.ndarray[tuple[int], np.dtype[np.int64]]
 Rows = slice | Tensor | None
 """What a read copies of the first dimension: numbers of rows if a tensor; None for any."""
 
@@ -45,11 +53,12 @@ Leaf = TypeVar("Leaf", bound=Summed)
 class _Pending:
     """The blocks of one leaf that were not compared yet."""
 
-    __slots__ = ("leaf", "left", "sums")
+    __slots__ = ("expected", "leaf", "left", "sums")
 
     def __init__(self, leaf: Summed, sums: Sums) -> None:
         self.leaf = leaf
         self.sums = sums
+        self.expected = np.frombuffer(sums.crc, "<u4")
         self.left = np.ones(-(-leaf.nbytes // sums.block), np.bool_)
 
 
@@ -75,28 +84,77 @@ class ReadCheck(Generic[Leaf]):
         Raises:
             CorruptStoreError: the medium holds other bytes than were committed.
         """
+        if (found := self._found(leaf)) is not None:
+            self._compare(leaf, found, self._touched(leaf, found.sums.block, rows))
+
+    def gather(self, leaf: Leaf, tensor: Tensor, index: StoreIndex, out: Tensor | None = None) -> Tensor:
+        """Do what `rows.gather(tensor, index, out)` does, and compare what is copied.
+
+        A long run of rows is compared while it is copied, in pieces that stay in the cache of the processor: the
+        copy is what is compared.
+
+        Args:
+            tensor: the leaf, as it is mapped.
+
+        Raises:
+            CorruptStoreError: the medium holds other bytes than were committed; `out` then holds some of them.
+        """
+        found = self._found(leaf)
+        if found is None:
+            return gather(tensor, index, out)
+        size = found.sums.block
+        touched = self._touched(leaf, size, index[0] if index else slice(None))
+        start, stop = _run_of(tensor, index, out)
+        first, last = -(-start // size), -(-stop // size) if stop == leaf.nbytes else stop // size
+        if last <= first or not found.left[touched].all():
+            self._compare(leaf, found, touched)
+            return gather(tensor, index, out)
+        row = leaf.nbytes // len(tensor)
+        value = out
+        if value is None:
+            value = torch.empty(((stop - start) // row, *tensor.shape[1:]), dtype=tensor.dtype)
+        source, target = as_bytes(tensor)[start:stop], as_bytes(value)
+        head, tail = first * size - start, min(last * size, leaf.nbytes) - start
+        if not is_aligned(source[head:], target[head:]):
+            self._compare(leaf, found, touched)
+            return gather(tensor, index, out)
+        self._compare(leaf, found, touched[(touched < first) | (touched >= last)])
+        target[:head], target[tail:] = source[:head], source[tail:]
+        crcs = copy_summed(source[head:tail], target[head:tail], size, fresh=out is None)
+        if out is not None:
+            increment_version(out)  # numpy wrote
+        self._judge(leaf, found, np.arange(first, last), crcs)
+        return value
+
+    def _found(self, leaf: Leaf) -> _Pending | None:
+        """What is left to compare of a leaf; None where that is nothing."""
         found = self.pending.get(leaf.path)
         if found is None or leaf.probe is None:
-            return
+            return None
         if found.leaf is not leaf or found.sums is not leaf.sums:  # another leaf of that name, or written since
             self.pending.pop(leaf.path, None)
-            return
-        blocks = self._touched(leaf, found.sums.block, rows)
-        blocks = blocks[found.left[blocks]]
-        if not len(blocks):
-            return
-        blocks = np.unique(blocks)
-        size, memory = found.sums.block, as_bytes(leaf.probe)
-        expected = np.frombuffer(found.sums.crc, "<u4")
-        for block in blocks.tolist():
-            piece = memory[block * size : (block + 1) * size]
-            if crc32c(piece) != expected[block] and not self._is_sound(leaf, block, size, int(expected[block])):
-                return
-            found.left[block] = False
-        if not found.left.any():
-            self.pending.pop(leaf.path, None)
+            return None
+        return found
 
-    def _touched(self, leaf: Leaf, size: int, rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _compare(self, leaf: Leaf, found: _Pending, blocks: Blocks) -> None:
+        """Compare blocks, in any order and perhaps repeated, where that was not done yet."""
+        wanted = np.zeros(len(found.left), np.bool_)
+        wanted[blocks] = True
+        blocks = np.flatnonzero(wanted & found.left)
+        if len(blocks) and leaf.probe is not None:
+            memory, size, value = as_bytes(leaf.probe), found.sums.block, google_crc32c.value
+            self._judge(leaf, found, blocks, [value(memory[at : at + size]) for at in (blocks * size).tolist()])
+
+    def _judge(self, leaf: Leaf, found: _Pending, blocks: Blocks, crcs: list[int]) -> None:
+        """Compare the checksums that blocks have now with those of the commit."""
+        wrong = blocks[np.array(crcs, np.uint32) != found.expected[blocks]]
+        size = found.sums.block
+        if all(self._is_sound(leaf, block, size, int(found.expected[block])) for block in wrong.tolist()):
+            found.left[blocks] = False
+            if not found.left.any():
+                self.pending.pop(leaf.path, None)
+
+    def _touched(self, leaf: Leaf, size: int, rows: Rows) -> Blocks:
         """The blocks to compare for rows, some perhaps more than once."""
         count = -(-leaf.nbytes // size)
         length = leaf.shape[0] if leaf.shape else 1
@@ -115,7 +173,7 @@ class ReadCheck(Generic[Leaf]):
         at = to_numpy(rows.reshape(-1).to("cpu", torch.int64)) % length * row
         first, last = at // size, (at + (row - 1)) // size
         found = first[:, None] + np.arange(int((last - first).max()) + 1 if len(at) else 0)
-        every: np.ndarray[tuple[int], np.dtype[np.int64]] = np.minimum(found, last[:, None]).reshape(-1)
+        every: Blocks = np.minimum(found, last[:, None]).reshape(-1)
         return every
 
     def _is_sound(self, leaf: Leaf, block: int, size: int, expected: int) -> bool:
@@ -135,3 +193,26 @@ class ReadCheck(Generic[Leaf]):
                 hint="restore it from a copy; verify='none' reads it as it is",
             )
         return found is not None
+
+
+def _run_of(tensor: Tensor, index: StoreIndex, out: Tensor | None) -> tuple[int, int]:
+    """The bytes of a long run of rows that an index selects, and that can be copied as bytes; none for others."""
+    if not tensor.ndim or not tensor.is_contiguous() or tensor.requires_grad or traced():
+        return 0, 0
+    rows = index[0] if index else slice(0, len(tensor), 1)
+    inner = zip(index[1:], tensor.shape[1:], strict=False)
+    if isinstance(rows, Tensor) or rows.step != 1 or any(term != slice(0, n, 1) for term, n in inner):
+        return 0, 0
+    row = tensor.nbytes // max(1, len(tensor))
+    start, stop = rows.start * row, rows.stop * row
+    if stop - start < LONG:
+        return 0, 0
+    if out is not None and not (
+        out.shape == (rows.stop - rows.start, *tensor.shape[1:])
+        and out.dtype is tensor.dtype
+        and out.is_contiguous()
+        and out.device.type == "cpu"
+        and not (out.is_conj() or out.is_neg() or out.requires_grad)
+    ):
+        return 0, 0
+    return start, stop

@@ -50,10 +50,11 @@ class ResidentStore(Store):
             for path in paths:
                 reading.check(self._summed(path), rows)
 
-    def _check_reads(self, reads: Sequence[Read]) -> None:
-        if (reading := self._reading) is not None and reading.pending:
-            for r in reads:
-                reading.check(self._summed(r.path), r.index[0] if r.index else slice(None))
+    def _gather(self, leaf: Tensor, r: Read) -> Tensor:
+        """Copy what a request selects of a leaf, and compare it with the checksums."""
+        if (reading := self._reading) is not None and r.path in reading.pending:
+            return reading.gather(self._summed(r.path), leaf, r.index, r.out)
+        return gather(leaf, r.index, r.out)
 
     def _summed(self, path: Path) -> LeafFile:
         """A leaf with its checksums."""

@@ -22,7 +22,6 @@ from tdstore.builtin.window import Window
 from tdstore.errors import ConflictError, KeyNotFoundError, OptionError
 from tdstore.header import Header
 from tdstore.holes import HOLES, Holes, reserve
-from tdstore.indexing import gather
 from tdstore.rows import check_indices
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
@@ -116,8 +115,7 @@ class TdzLeaves(ResidentStore):
             if r.out is None:
                 self._refuse_holes(entry, rows_of(entry.shape, r.index))
         tensors = [self._tensor(entry) for entry in entries]
-        self._check_reads(reads)
-        return [gather(tensor, r.index, r.out) for tensor, r in zip(tensors, reads, strict=True)]
+        return [self._gather(tensor, r) for tensor, r in zip(tensors, reads, strict=True)]
 
     def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
         if rows is not None:

@@ -16,7 +16,7 @@ from tdstore.container.handle import StoreHandle
 from tdstore.container.locks import CONSOLIDATED, HOME, LOCKED, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.container.nestedleaves import leaf_below, parts_of_nested, specs_of_nested
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
-from tdstore.container.onebuffer import compare_copied, is_one_buffer, reduced
+from tdstore.container.onebuffer import cloned, compare_copied, is_one_buffer, reduced
 from tdstore.container.opening import entry, over
 from tdstore.container.plain import pickling
 from tdstore.container.ragged import leaf_shape
@@ -37,8 +37,8 @@ from tdstore.indexing import gather
 from tdstore.io.mapped import seen_by_others, sent
 from tdstore.keys import key_text, unravel
 from tdstore.ops.base import Names
-from tdstore.tracing import mapped
-from tdstore.types import LeafSpec, NestedKey, Path, Write, path_text
+from tdstore.tracing import mapped, traced
+from tdstore.types import LeafSpec, NestedKey, Path, Read, Write, path_text
 
 _BULK = 1 << 20
 
@@ -300,9 +300,12 @@ class HomeMixin(ResidentTree):
         return out
 
     def read(self, index: Any = None, keys: Any = None, out: Any = None) -> Any:
+        whole = index is None and out is None
         if self._home is not None and self._state & MAPPED:
             handle, path = self._home
             leaves, copied = _leaves_of(handle, path, keys), self._copied_rows(index)
+            if whole and not traced():
+                return self._read_whole(handle, leaves, keys)
             if copied is not None and not all(self._has_rows(handle.specs[leaf].shape) for leaf in leaves):
                 odd = [leaf for leaf in leaves if not self._has_rows(handle.specs[leaf].shape)]
                 handle.store.check(odd)  # parts of entries that are no plain tensors have other rows
@@ -310,6 +313,8 @@ class HomeMixin(ResidentTree):
             handle.store.check(leaves, copied)
         elif self._home is None:
             chosen = self if keys is None else self.select(*([keys] if isinstance(keys, str) else keys))
+            if whole and self._state & CONSOLIDATED and not traced():
+                return chosen._with_leaves(cloned(leaf) for leaf in chosen._leaf_list())
             compare_copied(chosen._leaf_list(), self._copied_rows(index), self._batch_size)
         if out is None or index is None or len(self._batch_size) == 0:
             return super().read(index, keys, out)
@@ -326,6 +331,18 @@ class HomeMixin(ResidentTree):
             if is_batched(leaf):
                 gather(leaf, (rows,), out.get(key))
         return out
+
+    def _read_whole(self, handle: StoreHandle, leaves: list[Path], keys: Any) -> Any:
+        """Copy everything: plain leaves by the store, which compares them with checksums while it copies."""
+        td = self if keys is None else self.select(*([keys] if isinstance(keys, str) else keys))
+        live: list[Tensor] = td._leaf_list()
+        plain = {id(leaf) for leaf in live if not leaf.requires_grad}
+        views = {leaf: id(handle.store.view(leaf)) for leaf in leaves}
+        copied = [leaf for leaf in leaves if views[leaf] in plain]
+        handle.store.check([leaf for leaf in leaves if views[leaf] not in plain])
+        values = handle.store.read([Read(leaf) for leaf in copied])
+        copies = dict(zip((views[leaf] for leaf in copied), values, strict=True))
+        return td._with_leaves(copies[id(leaf)] if id(leaf) in copies else leaf.clone() for leaf in live)
 
     def _copied_rows(self, index: Any) -> slice | Tensor | None:
         """The rows of the first dimension that an index copies; None for any."""

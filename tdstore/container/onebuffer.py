@@ -129,6 +129,19 @@ def compare_copied(leaves: Iterable[Tensor], rows: slice | Tensor | None, batch:
                 file.check(part, rows if part.shape[:1] == batch[:1] else None)
 
 
+def cloned(leaf: Tensor) -> Tensor:
+    """Copy a leaf, and compare what is copied where it is a view of a consolidated file.
+
+    Raises:
+        CorruptStoreError: the file holds other bytes than were written.
+    """
+    if leaf.is_nested:
+        compare_copied([leaf], None, torch.Size())
+        return leaf.clone()
+    file = file_of(leaf)
+    return leaf.clone() if file is None else file.clone(leaf)
+
+
 def consolidated_faults(td: Any) -> list[Fault]:
     """What differs from the checksums of the consolidated files that the leaves of a container are views of."""
     found: dict[int, tuple[OneFile, set[int]]] = {}

@@ -10,7 +10,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -20,7 +21,7 @@ from tdstore import files, lifetime
 from tdstore.budget import check_declared, check_holes
 from tdstore.builtin.memmap_open import is_store_noticed
 from tdstore.builtin.mmtensor import map_fd
-from tdstore.builtin.readcheck import OPENED, ReadCheck
+from tdstore.builtin.readcheck import OPENED, ReadCheck, Rows
 from tdstore.builtin.resident import rows_of
 from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.checksums import Sums, block_bytes, block_text, crc32c
@@ -152,7 +153,7 @@ class OneFile:
         found = crc32c(os.pread(self._fd, stop - start, leaf.start + start))
         return found if self._is_current() else None
 
-    def check(self, tensor: Tensor, rows: slice | Tensor | None) -> None:
+    def check(self, tensor: Tensor, rows: Rows) -> None:
         """Compare what is about to be copied of a view of the mapped leaves.
 
         Args:
@@ -161,29 +162,49 @@ class OneFile:
         Raises:
             CorruptStoreError: the medium holds other bytes than were written, or far fewer than would be allocated.
         """
+        if (found := self._unread(tensor, rows)) is not None:
+            start, leaf, reading, rows = found
+            with self._comparing, _probing(leaf, tensor):
+                reading.check(leaf, rows)
+            self._drop_compared(start)
+
+    def clone(self, tensor: Tensor) -> Tensor:
+        """Copy a view of the mapped leaves, and compare what is copied.
+
+        Raises:
+            CorruptStoreError: as `check`.
+        """
+        if (found := self._unread(tensor, slice(None))) is None:
+            return tensor.clone()
+        start, leaf, reading, rows = found
+        with self._comparing, _probing(leaf, tensor):
+            if tensor.shape == leaf.shape and tensor.is_contiguous() and not tensor.requires_grad:
+                copy = reading.gather(leaf, tensor, ())
+            else:
+                reading.check(leaf, rows)
+                copy = tensor.clone()
+        self._drop_compared(start)
+        return copy
+
+    def _unread(self, tensor: Tensor, rows: Rows) -> tuple[int, _Leaf, ReadCheck[_Leaf], Rows] | None:
+        """Where the leaf begins that a tensor is a view of, the leaf, what is left to compare of it, and its rows."""
         start = tensor.data_ptr() - tensor.untyped_storage().data_ptr()
         at = bisect.bisect_right(self._starts, start) - 1
         if at < 0 or not tensor.numel():
-            return
+            return None
         path, slot = self.placed[at]
         if start != slot.start or tensor.nbytes != slot.nbytes or tensor.shape[:1] != slot.shape[:1]:
             rows = _rows_between(tensor, start - slot.start, slot)
         self._refuse_holes(path, slot, rows)
         found = self._left.get(slot.start)
-        if found is None:
-            return
-        leaf, reading = found
-        with self._comparing:
-            memory = torch.empty(0, dtype=torch.uint8)
-            leaf.probe = memory.set_(tensor.untyped_storage(), slot.start, (slot.nbytes,), (1,))
-            try:
-                reading.check(leaf, rows)
-            finally:
-                leaf.probe = None
-        if not reading.pending:
-            self._left.pop(slot.start, None)
+        return None if found is None else (slot.start, *found, rows)
 
-    def _refuse_holes(self, path: Path, slot: Slot, rows: slice | Tensor | None) -> None:
+    def _drop_compared(self, start: int) -> None:
+        found = self._left.get(start)
+        if found is not None and not found[1].pending:
+            self._left.pop(start, None)
+
+    def _refuse_holes(self, path: Path, slot: Slot, rows: Rows) -> None:
         if self._wary:
             copied = rows_of(slot.shape, () if rows is None else (rows,))
             check_holes(path, slot.shape, slot.nbytes, copied, lambda: os.fstat(self._fd).st_blocks * 512, self.url)
@@ -216,6 +237,17 @@ class OneFile:
     def _is_current(self) -> bool:
         """Whether the description, and so the checksums, are as they were read."""
         return self._read_text() == self._text
+
+
+@contextmanager
+def _probing(leaf: _Leaf, tensor: Tensor) -> Iterator[None]:
+    """Let a leaf have its mapped memory: the storage of a view of it."""
+    memory = torch.empty(0, dtype=torch.uint8)
+    leaf.probe = memory.set_(tensor.untyped_storage(), leaf.start, (leaf.nbytes,), (1,))
+    try:
+        yield
+    finally:
+        leaf.probe = None
 
 
 def _reason(leaf: tuple[Path, Slot], found: bytes, expected: bytes) -> str:

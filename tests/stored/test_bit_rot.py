@@ -195,7 +195,7 @@ def test_a_small_dataset_is_compared_whole_when_it_is_opened(
     path = tmp_path / name
     td = saved(path)
     with tdstore.open(path, mode=mode) as opened, monkeypatch.context() as later:
-        later.setattr(readcheck, "crc32c", lambda _: pytest.fail("compared twice"))
+        later.setattr(readcheck.ReadCheck, "_judge", lambda *_: pytest.fail("compared twice"))
         assert torch.equal(opened.read([5, 1700])["x"], td["x"][[5, 1700]])
     flip(path, td, 1700)
     with pytest.raises(CorruptStoreError, match=r"'x'.*byte 6946816"):
@@ -208,8 +208,86 @@ def test_each_block_is_compared_once(tmp_path: FsPath, name: str, monkeypatch: p
     td = saved(path)
     opened = tdstore.open(path)
     assert torch.equal(opened.read([5, 1700])["x"], td["x"][[5, 1700]])
-    monkeypatch.setattr(readcheck, "crc32c", lambda _: pytest.fail("compared twice"))
+    monkeypatch.setattr(readcheck.ReadCheck, "_judge", lambda *_: pytest.fail("compared twice"))
     assert torch.equal(opened.read(slice(5, 1700), keys="x")["x"], td["x"][5:1700])
+
+
+@pytest.mark.parametrize("name", ["d", "x.tdz"])
+@pytest.mark.parametrize("fine", [True, False])
+@pytest.mark.parametrize("row", [1, 900, 1700, ROWS - 2])
+def test_what_a_long_read_gives_is_what_was_compared(
+    tmp_path: FsPath, name: str, fine: bool, row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole blocks are compared in the copy; those of which a part is copied, where they are."""
+    path = tmp_path / name
+    with monkeypatch.context() as before:
+        if not fine:
+            before.setattr(checksums, "FINE", checksums.BLOCK)
+        td = saved(path)
+    monkeypatch.setattr(readcheck, "SMALL", 1 << 20)
+    spans = [slice(0, ROWS), slice(0, 1701), slice(7, 2500), slice(1696, ROWS), slice(16, 1600), slice(890, 910)]
+    for span in spans:
+        store = tdstore.open(path)._home[0].store
+        out = torch.empty(len(range(ROWS)[span]), 4096, dtype=torch.uint8)
+        index = (slice(span.start, span.stop, 1), slice(0, 4096, 1))
+        version = out._version
+        assert torch.equal(store.read([Read(("x",), index)])[0], td["x"][span])
+        assert store.read([Read(("x",), index, out)])[0] is out and torch.equal(out, td["x"][span])
+        store.close()
+        again = tdstore.open(path)._home[0].store
+        assert torch.equal(again.read([Read(("x",), index, out.zero_())])[0], td["x"][span])
+        assert out._version > version + 2
+    flip(path, td, row)
+    for span in spans:
+        store = tdstore.open(path)._home[0].store
+        inside = span.start // 16 <= row // 16 <= (span.stop - 1) // 16
+        if not fine:  # only blocks that are covered whole are compared
+            first = row // 1024 * 1024
+            inside = span.start <= first and min(first + 1024, ROWS) <= span.stop
+        if inside:
+            for _ in range(2):  # a damaged block is compared each time
+                with pytest.raises(CorruptStoreError, match="'x'"):
+                    store.read([Read(("x",), (slice(span.start, span.stop, 1),))])
+        else:
+            found = store.read([Read(("x",), (slice(span.start, span.stop, 1),))])[0]
+            same = (found == td["x"][span]).all(1)
+            assert same.sum() >= len(same) - 1
+
+
+@pytest.mark.parametrize("name", ["d", "x.tdz"])
+def test_bytes_that_change_between_copy_and_comparison_are_noticed(
+    tmp_path: FsPath, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is what is compared: damage of it alone shows, and is looked for on the medium."""
+    path = tmp_path / name
+    td = saved(path)
+    asked: list[tuple[int, int]] = []
+    opened = tdstore.open(path)
+    reading = opened._home[0].store._reading
+    on_medium = reading._on_medium
+    reading._on_medium = lambda leaf, start, stop: asked.append((start, stop)) or on_medium(leaf, start, stop)
+    opened["x"].numpy()[100] = 1  # in private memory, as a copy that went wrong
+    assert opened.read()["x"][100].unique().tolist() == [1]
+    assert asked == [(96 * 4096, 112 * 4096)]
+    assert torch.equal(opened.read()["x"][101:], td["x"][101:])
+
+
+@pytest.mark.parametrize("name", ["d", "x.tdz"])
+def test_a_whole_read_has_all_kinds_of_entries(tmp_path: FsPath, name: str) -> None:
+    path = tmp_path / name
+    td = saved(path).update({"s": "one", "names": [f"n{i}" for i in range(ROWS)], "n": {"z": torch.ones(ROWS, 1)}})
+    td["jagged"] = torch.nested.nested_tensor([torch.ones(1 + i % 3) for i in range(ROWS)], layout=torch.jagged)
+    td.save(path).close()
+    opened = tdstore.open(path)
+    for _ in range(2):
+        found = opened.read()
+        assert list(found.keys(True)) == list(opened.keys(True)) and not found.is_locked and not found.is_memmap()
+        assert torch.equal(found["x"], td["x"]) and found["s"] == "one" and found["names"] == td["names"]
+        assert torch.equal(found["jagged"].values(), td["jagged"].values())
+        assert found["x"].data_ptr() != opened["x"].data_ptr() and type(found["x"]) is torch.Tensor
+        some = opened.read(keys=["x", ("n", "z")])
+        assert set(some.keys(True, True)) == {"x", ("n", "z")} and torch.equal(some["x"], td["x"])
+    assert opened["n"].read()["y"].sum() == td["n", "y"].sum()
 
 
 @pytest.mark.parametrize("name", ["d", "x.tdz"])

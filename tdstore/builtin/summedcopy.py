@@ -1,0 +1,94 @@
+"""Copy bytes and take the checksums of the copy in one pass: each piece while it is in the cache of the processor."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import google_crc32c
+import torch
+
+from tdstore.checksums import Memory, crcs_of
+
+PIECE = 448 << 10
+"""Bytes that are copied and then summed. They stay in the cache in between, and are too few for torch to share their
+copy among threads, which costs more than the copy where others need the processor."""
+SHARE = 4 << 20
+"""Least bytes that are worth a thread."""
+_WIDE = torch.complex128
+_POPULATE_WRITE = 23
+"""Advice to `madvise`, of Linux 5.14. Older ones refuse it, and pages come when they are first written."""
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def is_aligned(*memories: Memory) -> bool:
+    """Whether `copy_summed` can copy from, or to, memory."""
+    return not any(memory.ctypes.data % _WIDE.itemsize for memory in memories)
+
+
+def copy_summed(source: Memory, target: Memory, size: int, *, fresh: bool) -> list[int]:
+    """Copy bytes, and give the crc32c of each `size` bytes of the copy; the last ones may be fewer.
+
+    Uses as many threads as torch may.
+
+    Args:
+        source, target: contiguous uint8 arrays of one length, aligned to 16 bytes.
+        size: a multiple of 64 KiB.
+        fresh: `target` was allocated for this; its pages are then taken a piece at a time, not one by one.
+
+    Example:
+        >>> import numpy as np
+        >>> source, target = np.zeros(70000, np.uint8), np.ones(70000, np.uint8)
+        >>> crcs = copy_summed(source, target, 65536, fresh=True)
+        >>> len(crcs), int(target.sum())
+        (2, 0)
+    """
+    threads = min(torch.get_num_threads(), len(source) // max(SHARE, size))
+    if threads < 2:
+        return _copy(source, target, size, fresh=fresh)
+    share = -(-len(source) // threads // size) * size
+    with ThreadPoolExecutor(threads) as pool:
+        shares = [
+            pool.submit(_copy, source[at : at + share], target[at : at + share], size, fresh=fresh)
+            for at in range(0, len(source), share)
+        ]
+    return [crc for part in shares for crc in part.result()]
+
+
+def _copy(source: Memory, target: Memory, size: int, *, fresh: bool) -> list[int]:
+    """As `copy_summed`, in this thread."""
+    length, address = len(source), target.ctypes.data
+    even = length // _WIDE.itemsize * _WIDE.itemsize
+    target[even:] = source[even:]
+    here, there = (torch.from_numpy(memory[:even]).view(_WIDE) for memory in (source, target))
+
+    def move(start: int, stop: int) -> Memory:
+        if fresh:
+            _take_pages(address + start, stop - start)
+        wide = slice(start // _WIDE.itemsize, stop // _WIDE.itemsize)
+        there[wide].copy_(here[wide])
+        return target[start:stop]
+
+    crcs: list[int] = []
+    step = PIECE // size * size
+    for start in range(0, length, step or size):
+        stop = min(start + (step or size), length)
+        if step:
+            crcs += crcs_of(move(start, stop), size)
+            continue
+        crc = 0
+        for at in range(start, stop, PIECE):
+            crc = google_crc32c.extend(crc, move(at, min(at + PIECE, stop)))
+        crcs.append(crc)
+    return crcs
+
+
+def _take_pages(address: int, size: int) -> None:
+    """Let the system give all pages of fresh memory at once: one call is cheaper than a fault for each of them."""
+    if _libc is not None:
+        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE - start
+        if length > 0:
+            _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _POPULATE_WRITE)
