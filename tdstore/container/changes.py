@@ -7,7 +7,7 @@ written and the header is saved once for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -119,12 +119,69 @@ class StorePlan(ValuePlan):
         return {**groups, **self.records}
 
 
+Undo = Callable[[], None]
+
+
+class Prepared:
+    """A write into the entries of one container, all checked.
+
+    Args:
+        begin: writes what a store may refuse for want of room. It adds to the list what takes that back.
+        finish: writes the rest, to memory.
+    """
+
+    __slots__ = ("begin", "finish")
+
+    def __init__(self, begin: Callable[[list[Undo]], None], finish: Callable[[], None]) -> None:
+        self.begin = begin
+        self.finish = finish
+
+    def __call__(self) -> None:
+        """Do all of it."""
+        begin_all([self])
+        self.finish()
+
+
+Step = Callable[[], None]
+"""A `Prepared` write, or what cannot fail any more."""
+
+
+def together(steps: Sequence[Step]) -> Prepared:
+    """Many prepared writes as one."""
+
+    def begin(back: list[Undo]) -> None:
+        for step in steps:
+            if isinstance(step, Prepared):
+                step.begin(back)
+
+    def finish() -> None:
+        for step in steps:
+            step.finish() if isinstance(step, Prepared) else step()
+
+    return Prepared(begin, finish)
+
+
+def begin_all(steps: Iterable[Prepared | Changes]) -> None:
+    """Begin changes and prepared writes: all of them, or, where one is refused, none."""
+    back: list[Undo] = []
+    try:
+        for step in steps:
+            step.begin(back)
+    except BaseException as error:
+        for undo in reversed(back):
+            try:
+                undo()
+            except TDStoreError as second:
+                error.add_note(f"some of what was written before could not be put back: {second}")
+        raise
+
+
 class Changes:
     """One change of many entries, in any number of containers."""
 
     def __init__(self) -> None:
         self._plans: dict[int, StorePlan] = {}
-        self._steps: list[Callable[[], None]] = []
+        self._steps: list[Step] = []
 
     def write(self, node: Any, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
         """Add a write into existing entries of a container, at a batch index or whole.
@@ -148,15 +205,26 @@ class Changes:
         """What changes in a store."""
         return self._plans.setdefault(id(handle), StorePlan(handle))
 
-    def then(self, step: Callable[[], None]) -> None:
-        """Add a step that cannot fail any more, after those that change stores."""
+    def then(self, step: Step) -> None:
+        """Add a `Prepared` write, or a step that cannot fail any more, after those that change stores."""
         self._steps.append(step)
 
     def run(self) -> None:
         """Do all of it: stores first."""
+        begin_all([self])
+        self.finish()
+
+    def begin(self, back: list[Undo]) -> None:
+        """Do what a store may refuse. What takes writes to live rows back is added to the list."""
         for plan in self._plans.values():
             plan.check_names()
         for plan in self._plans.values():
             plan.perform()
         for step in self._steps:
-            step()
+            if isinstance(step, Prepared):
+                step.begin(back)
+
+    def finish(self) -> None:
+        """Do the rest."""
+        for step in self._steps:
+            step.finish() if isinstance(step, Prepared) else step()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
-from tdstore.container.changes import StorePlan
+from tdstore.container.changes import Prepared, StorePlan, Undo
 from tdstore.container.core import Container
 from tdstore.container.describe import check_value
 from tdstore.container.handle import StoreHandle
@@ -161,17 +161,31 @@ class HomeMixin(ResidentTree):
             self._check_slice(entries, values)
         if not values or self._home is None or not self._home[0].store.writable:
             return write
+        assert isinstance(write, Prepared)
         handle, path = self._home
         with pickling(handle.trusted):
             for key in values:
                 given = entries[key]
                 check_value(given if isinstance(given, NonTensor) else NonTensorData(given), (*path, key))
 
-        def both() -> None:
-            write()
-            self._keep_values(values)
+        def begin(back: list[Undo]) -> None:
+            # Columns in the store have a way back of their own; of few values a copy is cheap.
+            few = {k: v.clone() for k in values if not (v := self._data[k]).lies_in(handle, (*path, k))}
 
-        return both
+            def undo() -> None:
+                if few:
+                    self._data.update(few)
+                    self._keep_values(list(few))
+
+            try:
+                write.begin(back)
+                self._keep_values(values)
+            except BaseException:
+                self._data.update(few)
+                raise
+            back.append(undo)
+
+        return Prepared(begin, write.finish)
 
     def _check_slice(self, entries: Mapping[str, Any], keys: list[str]) -> None:
         """What is one value in some rows of a dataset, or of shared memory, has no place there for a write to reach."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tdstore.container.access import NO_DEFAULT
 from tdstore.container.base import TensorDictBase
-from tdstore.container.changes import Changes
+from tdstore.container.changes import Changes, together
 from tdstore.container.core import GROUP, LEAF, Container, _as_tensor, _as_value, _fit_value
 from tdstore.container.growth import Growth, check_owner, step_of
 from tdstore.container.lazy_index import pick, positions, route, unravel
@@ -176,7 +176,7 @@ class LazyWrites(LazyTree):
         if at is None:
             columns = {k: self._split(k, v) for k, v in entries.items()}
             ready = [td._prepared({k: parts[i] for k, parts in columns.items()}) for i, td in enumerate(self._tds)]
-            return lambda: _run(ready)
+            return together(ready)
         ndim = len(self._inner) + 1
         terms = spelled_out(at, ndim)
         found = route(terms, self._stack_dim, len(self._tds), ndim)
@@ -193,7 +193,7 @@ class LazyWrites(LazyTree):
                 ready.append(
                     td._prepared({k: part_at(td, k, v, found, number, wide) for k, v in flat.items()}, found.rest)
                 )
-        return lambda: _run(ready)
+        return together(ready)
 
     def _scatter(self, entries: Mapping[str, Any], terms: tuple[Any, ...]) -> list[Callable[[], None]]:
         """Writes at positions that no route leads to."""
@@ -573,11 +573,6 @@ class LazyWrites(LazyTree):
         columns = {k: self._split(k, v) for k, v in entries.items()}
         for i, td in enumerate(self._tds):
             td._plan_writes({k: parts[i] for k, parts in columns.items()}, writes, values)
-
-
-def _run(ready: Iterable[Callable[[], None]]) -> None:
-    for write in ready:
-        write()
 
 
 def _entries(values: Any) -> bool:

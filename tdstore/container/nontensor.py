@@ -143,6 +143,10 @@ class NonTensor(ValueShapes):
         """Write an entry at an index: this entry where it can take it, else a new one."""
         raise NotImplementedError
 
+    def way_back(self, index: Any) -> Callable[[], None] | None:
+        """What makes rows that lie in a store what they are now; None for an entry of this process."""
+        return None
+
     # -- shapes ------------------------------------------------------------------------------
     def joined(self, parts: Sequence[NonTensor], fn: Callable[[list[Tensor]], Tensor]) -> NonTensor | None:
         """All parts (of which this is the first) as one entry, if their kind has a way of its own."""

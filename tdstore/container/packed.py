@@ -15,7 +15,7 @@ A row is written by adding its bytes and then its span: what others took before 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -307,6 +307,16 @@ class PackedStack(NonTensorStack):
             reserve(self._at, as_terms(index))
         self._at[index] = pairs[0] if one else pairs.reshape(shape)
         return True
+
+    def way_back(self, index: Any) -> Callable[[], None] | None:
+        if not isinstance(self._pool, LiveText):
+            return None
+        at, before = self._at, self._at[index].clone()  # the bytes that they point at stay where they are
+
+        def restore() -> None:
+            at[index] = before
+
+        return restore
 
     def lies_in(self, handle: Any, path: Path) -> bool:
         text = self._pool

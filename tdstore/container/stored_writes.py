@@ -9,7 +9,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tdstore.container.changes import Changes
+from tdstore.container.changes import Changes, Prepared
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.describe import describe, named_groups
 from tdstore.container.names import extend_names, names_below
@@ -227,7 +227,7 @@ class StoredWrites(StoredTree):
     def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
         changes = Changes()
         self._plan_write(changes, entries, at)
-        return changes.run
+        return Prepared(changes.begin, changes.finish)
 
     def _plan_write(self, changes: Changes, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
         self._handle.check_writable()

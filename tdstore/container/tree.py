@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tdstore.container.base import TensorDictBase
 from tdstore.container.broadcasting import below, check_leaves, tensor_operands, uneven, widened
-from tdstore.container.changes import Changes
+from tdstore.container.changes import Changes, Prepared, Undo
 from tdstore.container.comparing import equal_positions, keys_compared
 from tdstore.container.core import GROUP, LEAF, VALUE, Container
 from tdstore.container.locks import CONSOLIDATED, HOME, LOCKED, MAPPED, READONLY, SHARED
@@ -132,7 +132,7 @@ class ResidentTree(TensorDictBase):
                 elif isinstance(old, Tensor):
                     reserve(old, at or ())
 
-        def write() -> None:
+        def finish() -> None:
             for key, old, value in ready:
                 if isinstance(old, UnbatchedTensor):
                     if value is not None:
@@ -144,13 +144,25 @@ class ResidentTree(TensorDictBase):
                         row_of(key, old, at).copy_(value)
                     else:
                         put(old, at, value)
-                elif isinstance(old, NonTensor):
-                    whole = at is None and not isinstance(old, NonTensorStack)
-                    data[key] = value if whole else assign(old, ... if at is None else at, value)
-                else:
-                    value.run()
+                elif isinstance(old, Container):
+                    value.finish()
 
-        return write
+        if all(isinstance(old, Tensor) for _, old, _ in ready):
+            return finish
+
+        def begin(back: list[Undo]) -> None:
+            for key, old, value in ready:
+                if isinstance(old, NonTensor) and not isinstance(old, (UnbatchedTensor, Tensor)):
+                    whole = at is None and not isinstance(old, NonTensorStack)
+                    index = ... if at is None else at
+                    undo = None if whole else old.way_back(index)
+                    data[key] = value if whole else assign(old, index, value)
+                    if undo is not None:
+                        back.append(undo)
+                elif isinstance(old, Container):
+                    value.begin(back)
+
+        return Prepared(begin, finish)
 
     def _leaf_at(self, key: str, index: Any) -> Tensor:
         found: Tensor = self._data[key][torch_terms(as_terms(index))]

@@ -103,3 +103,44 @@ def test_holes_are_read_without_taking_room(disk: FsPath) -> None:
 
     assert in_child(lambda: body("r+")) == 0
     assert in_child(lambda: body("r")) == 0
+
+
+@pytest.mark.parametrize("free", [0, 64 << 10])
+@pytest.mark.parametrize("nested", [False, True])
+def test_rows_with_values_that_find_no_room(disk: FsPath, nested: bool, free: int) -> None:
+    """Values per row need room for their bytes; where there is none no tensor beside them is written either."""
+    location = disk / "run"
+    whole = _rows()
+    whole["t"] = [f"text {i}" for i in range(ROWS)]
+    if nested:
+        whole = TensorDict({"first": whole, "second": whole.clone()}, [ROWS])
+    whole.save(location).close()
+    count = 2000
+    rows = whole[:count].clone()
+    for part in (rows["first"], rows["second"]) if nested else (rows,):
+        part["a"] = part["a"] + 1
+        part["b"] = part["b"] + 1
+        part["s"] = [f"{i}" for i in range(count)]  # finds room, more or less
+        part["t"] = [f"{i}" * 50 for i in range(count)]  # does not
+
+    def same(td: Any) -> bool:
+        parts = [(td["first"], whole["first"]), (td["second"], whole["second"])] if nested else [(td, whole)]
+        return all(
+            torch.equal(got[k], kept[k]) if k in "ab" else list(got[k]) == list(kept[k])
+            for got, kept in parts
+            for k in ("a", "b", "s", "t")
+        )
+
+    def body() -> None:
+        td: Any = tdstore.open(location, "r+")
+        _fill(disk, free)
+        with pytest.raises(StoreIOError, match="run"):
+            td[:count] = rows
+        assert same(td)
+        td.close()
+
+    assert in_child(body) == 0
+    os.unlink(disk / "ballast")
+    with tdstore.open(location) as td:
+        assert same(td)
+    assert tdstore.verify(location) == []
