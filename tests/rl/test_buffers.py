@@ -166,7 +166,7 @@ def test_a_change_of_length_restarts_the_pass():
         small.sample()
 
 
-@pytest.mark.parametrize("size", [1, 63, 64, 65, 5000, 300_000])
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 63, 64, 65, 5000, 131_073, 300_000, 4_200_000])
 def test_the_tree_finds_what_a_running_sum_finds(size):
     random = np.random.default_rng(0)
     tree, weights = SegmentTree(size), np.zeros(size)
@@ -182,6 +182,15 @@ def test_the_tree_finds_what_a_running_sum_finds(size):
         masses = random.random(300) * tree.total
         assert (tree.find(masses) == weights.cumsum().searchsorted(masses, side="right")).all()
         assert (weights[tree.find(np.array([0.0, tree.total]))] > 0).all()
+
+
+@pytest.mark.parametrize("size", [33, 131_073, 4_200_000])
+def test_a_mass_beyond_the_total_finds_the_last_slot_with_weight(size):
+    tree = SegmentTree(size)
+    tree.update(np.array([0, size - 1]), np.array([1.0, 2.0]))
+    assert tree.find(np.array([3.0, 9.0])).tolist() == [size - 1] * 2
+    tree.update(np.array([size - 1]), 0.0)
+    assert tree.find(np.array([1.0, 9.0])).tolist() == [0, 0] and tree.smallest == tree.total == 1.0
 
 
 def test_priorities_of_new_rows_and_of_rows_that_are_named_twice():
