@@ -107,6 +107,8 @@ class PrioritizedSampler(Sampler):
 
     def _weights(self, slots: Ints) -> torch.Tensor:
         found = (self._tree[slots] / self._tree.smallest) ** -self.beta
+        if self.dtype is torch.float32:  # numpy's cast takes a fraction of the time of torch's for so few numbers
+            return torch.from_numpy(found.astype(np.float32))
         return torch.from_numpy(found).to(self.dtype)
 
     def add(self, index: Any) -> None:
@@ -162,19 +164,18 @@ class PrioritizedSampler(Sampler):
         given = torch.as_tensor(priority).detach().reshape(-1).cpu().to(torch.float64).numpy()
         if len(given) not in (1, len(slots)):
             raise ValueError(f"there are {len(given)} priorities for {len(slots)} rows")
-        # All is looked at before anything is set; a NaN is neither above nor below 0.
-        good = (given >= 0) & (given < np.inf)
-        if not good.all():
-            wrong = int(np.flatnonzero(~good)[0])
+        # All is looked at before anything is set; the minimum of numbers with a NaN among them is NaN.
+        if len(given) and not (given.min() >= 0 and given.max() < np.inf):
+            wrong = int(np.flatnonzero(~((given >= 0) & (given < np.inf)))[0])
             raise ValueError(f"priority {given[wrong]} at position {wrong}: priorities are finite and not negative")
-        if len(slots) and slots.min() < 0:
+        if len(slots) and slots.view(np.uint64).max() >= self.max_capacity:  # beyond the end, or below 0
             named = slots != -1
             slots = slots[named]
             given = given[named] if len(given) == len(named) else given
-        self._check(slots)
+            self._check(slots)
         if len(slots):
             self._largest = max(self._largest, float(given.max()))
-            self._tree.update(slots, np.broadcast_to(self._weight(given), slots.shape))
+            self._tree.update(slots, self._weight(given) if len(given) > 1 else self._weight(float(given[0])))
 
     def _check(self, slots: Ints) -> None:
         if len(slots) and slots.view(np.uint64).max() >= self.max_capacity:

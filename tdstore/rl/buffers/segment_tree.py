@@ -73,7 +73,7 @@ class SegmentTree:
 
     def __getitem__(self, slots: Ints) -> Floats:
         """Weights of slots."""
-        return self._weights[0].reshape(-1)[slots]
+        return self._weights[0].reshape(-1).take(slots)
 
     def update(self, slots: Ints, weights: Floats | float) -> None:
         """Set weights of slots; of a slot that is named twice, the last one."""
