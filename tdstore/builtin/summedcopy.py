@@ -57,6 +57,19 @@ def copy_summed(source: Memory, target: Memory, size: int, *, fresh: bool) -> li
     return [crc for part in shares for crc in part.result()]
 
 
+def take_pages(address: int, size: int) -> None:
+    """Let the system give all pages of fresh memory at once: one call is cheaper than a fault for each of them.
+
+    Args:
+        address, size: of memory of this process that will be written whole.
+    """
+    if _libc is not None:
+        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE - start
+        if length > 0:
+            _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _POPULATE_WRITE)
+
+
 def _copy(source: Memory, target: Memory, size: int, *, fresh: bool) -> list[int]:
     """As `copy_summed`, in this thread."""
     length, address = len(source), target.ctypes.data
@@ -66,7 +79,7 @@ def _copy(source: Memory, target: Memory, size: int, *, fresh: bool) -> list[int
 
     def move(start: int, stop: int) -> Memory:
         if fresh:
-            _take_pages(address + start, stop - start)
+            take_pages(address + start, stop - start)
         wide = slice(start // _WIDE.itemsize, stop // _WIDE.itemsize)
         there[wide].copy_(here[wide])
         return target[start:stop]
@@ -83,12 +96,3 @@ def _copy(source: Memory, target: Memory, size: int, *, fresh: bool) -> list[int
             crc = google_crc32c.extend(crc, move(at, min(at + PIECE, stop)))
         crcs.append(crc)
     return crcs
-
-
-def _take_pages(address: int, size: int) -> None:
-    """Let the system give all pages of fresh memory at once: one call is cheaper than a fault for each of them."""
-    if _libc is not None:
-        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE - start
-        if length > 0:
-            _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _POPULATE_WRITE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.builtin.summedcopy import take_pages
 from tdstore.builtin.tensorbytes import byte_blocks
 from tdstore.checksums import BLOCK
 from tdstore.dtypes import from_numpy, numpy_dtype, to_numpy
@@ -32,6 +33,10 @@ GROUP = 1 << 20
 """Most bytes read, changed and written back in one go."""
 GAP = 4096
 """Blocks nearer than this are written as one."""
+PIECE = 1 << 20
+"""Bytes of a long stretch that are read at once: they are in the processor's cache when they are compared."""
+Arrived = Callable[[Bytes, int], None]
+"""Is given the memory for a stretch, and how many of its bytes are there."""
 LONG = 8 << 20
 """Stretches from here on are read without the mapping."""
 
@@ -117,9 +122,15 @@ class RawFile:
                 f"{self.url} has {size} bytes, its datasets need {end}", url=self.url, hint="the file was cut short"
             )
 
-    def read(self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None) -> Tensor:
-        """`leaf[index]` of the leaf at `offset`."""
-        if (whole := self._read_long(offset, spec, index, out)) is not None:
+    def read(
+        self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None, arrived: Arrived | None = None
+    ) -> Tensor:
+        """`leaf[index]` of the leaf at `offset`.
+
+        Args:
+            arrived: called for each piece of a long stretch; not called for anything else.
+        """
+        if (whole := self._read_long(offset, spec, index, out, arrived)) is not None:
             return whole
         if self._sparse and self._has_hole(offset, spec.nbytes):
             return self._read_by_call(offset, spec, index, out)
@@ -163,7 +174,9 @@ class RawFile:
         for start in range(0, nbytes, len(block)):
             write_at(self.fd, block[: nbytes - start], offset + start)
 
-    def _read_long(self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None) -> Tensor | None:
+    def _read_long(
+        self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None, arrived: Arrived | None
+    ) -> Tensor | None:
         """One long stretch, by `pread`: through the mapping all its pages would count as memory of the process."""
         if spec.nbytes < LONG or any(isinstance(term, Tensor) or term.step != 1 for term in index):
             return None
@@ -179,7 +192,16 @@ class RawFile:
             return None  # numpy would be given a copy to fill
         starts, _ = blocks_of(spec.shape, index)
         value = torch.empty(shape, dtype=spec.dtype) if out is None else out
-        self._read_into(to_numpy(value).reshape(-1).view(np.uint8), offset + int(starts[0]) * spec.dtype.itemsize)
+        buffer = to_numpy(value).reshape(-1).view(np.uint8)
+        at = offset + int(starts[0]) * spec.dtype.itemsize
+        address = buffer.ctypes.data
+        for start in range(0, len(buffer), PIECE):
+            piece = buffer[start : start + PIECE]
+            if out is None:
+                take_pages(address + start, len(piece))
+            self._read_into(piece, at + start)
+            if arrived is not None:
+                arrived(buffer, start + len(piece))
         return value
 
     def bytes_at(self, offset: int, size: int) -> Bytes:

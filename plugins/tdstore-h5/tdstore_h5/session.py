@@ -44,7 +44,7 @@ from tdstore_h5.options import growing_chunks
 from tdstore_h5.publish import publish
 from tdstore_h5.raw import Bytes, Ints, RawFile, blocks_of
 from tdstore_h5.readonly import ReadOnlyFile
-from tdstore_h5.sums import LeafSums, Sums
+from tdstore_h5.sums import LeafSums, ReadCopy, Sums
 from tdstore_h5.tree import Contents, Leaf, Walker, check_believable, differences
 from tdstore_h5.undo import Undo
 
@@ -154,19 +154,19 @@ class Session:
         """Whether a read must compare bytes with checksums."""
         return self.verify != "none" and self.sums.some_unseen(path)
 
-    def verify_read(self, path: Path, leaf: Leaf, starts: Ints, size: int, data: Bytes | None = None) -> None:
+    def verify_read(self, path: Path, leaf: Leaf, starts: Ints, size: int, copy: ReadCopy | None = None) -> None:
         """Compare what is read with its checksums, where that was not done since the file was opened.
 
         Args:
             starts, size: the elements, as of `raw.blocks_of`.
-            data: what was read, if that is one block.
+            copy: what was read, if that is one block.
 
         Raises:
             CorruptStoreError: names the leaf and the rows.
         """
         wrong = None
         if not leaf.held:
-            wrong = self.sums.verify(path, leaf.spec, starts, size, self.read_bytes, data)
+            wrong = self.sums.verify(path, leaf.spec, starts, size, self.read_bytes, copy)
         if wrong is not None:
             raise CorruptStoreError(
                 f"{self.url}: {path_text(path)} is damaged in {wrong}: "

@@ -44,11 +44,11 @@ from tdstore_h5.foreign import foreign_header
 from tdstore_h5.names import encode_path
 from tdstore_h5.opening import open_session
 from tdstore_h5.publish import new_file
-from tdstore_h5.raw import Bytes, Ints, blocks_of, shape_of
+from tdstore_h5.raw import Arrived, Bytes, Ints, blocks_of, shape_of
 from tdstore_h5.remote import RemoteH5Store, is_url, open_remote_h5
 from tdstore_h5.rowwrites import Rows, compare_before, write_rows
 from tdstore_h5.session import Session
-from tdstore_h5.sums import constant_sums
+from tdstore_h5.sums import ReadCopy, constant_sums
 from tdstore_h5.tree import Leaf
 
 P = ParamSpec("P")
@@ -364,15 +364,19 @@ class H5Store(Store):
         if size and not after:
             with session.handle.guard:
                 session.verify_read(r.path, leaf, starts, size)
-        result = self._read_bytes_of(leaf, r)
+        copy = None
         if size and after:
+            copy = ReadCopy(session.sums.leaves[r.path], spec, int(starts[0]) * spec.dtype.itemsize)
+        result = self._read_bytes_of(leaf, r, None if copy is None else copy.add)
+        if copy is not None:
+            copy.data = to_numpy(result.reshape(-1)).view(np.uint8)
             with session.handle.guard:
-                session.verify_read(r.path, leaf, starts, size, to_numpy(result.reshape(-1)).view(np.uint8))
+                session.verify_read(r.path, leaf, starts, size, copy)
         if spec.dtype is torch.bool:
             result.view(torch.uint8).clamp_(max=1)  # a bool of any other byte breaks torch
         return result
 
-    def _read_bytes_of(self, leaf: Leaf, r: Read) -> Tensor:
+    def _read_bytes_of(self, leaf: Leaf, r: Read, arrived: Arrived | None) -> Tensor:
         session, spec = self._session, leaf.spec
         if not leaf.plain or leaf.held:
             with session.handle.guard, h5_errors(self.url, f"reading {path_text(r.path)}"):
@@ -398,7 +402,7 @@ class H5Store(Store):
                 full(LeafSpec((1,), spec.dtype, fill_value=spec.fill_value)).expand(spec.shape), r.index, r.out
             )
         with io_errors(self.url, f"reading {path_text(r.path)}", writing=False):
-            return session.raw.read(leaf.offset, spec, r.index, r.out)
+            return session.raw.read(leaf.offset, spec, r.index, r.out, arrived)
 
     @_one_at_a_time
     def write(self, writes: Sequence[Write]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tdstore.checksums import BLOCK, crc32c
+from tdstore.checksums import BLOCK, crc32c, crcs_of
 from tdstore.errors import CorruptStoreError, StoreError
 from tdstore.types import LeafSpec, Path
 from tdstore_h5.raw import Bytes, Ints
@@ -81,10 +81,39 @@ def hashed(
         run = run[run - first == np.arange(len(run))]
         start, stop = first * sums.grain, sums.span(int(run[-1]), spec)[1]
         data = np.ascontiguousarray(read(path, start, stop))
-        for i, grain in enumerate(run.tolist()):
-            yield grain, crc32c(data[i * sums.grain : (i + 1) * sums.grain])
+        yield from zip(run.tolist(), crcs_of(data, sums.grain), strict=True)
         del data  # the next block is read without this one in memory
         at += len(run)
+
+
+class ReadCopy:
+    """One block of a leaf that is read, and the checksums of its whole grains, taken while its bytes arrive.
+
+    Args:
+        low: the first byte of the block in the leaf.
+    """
+
+    def __init__(self, sums: LeafSums, spec: LeafSpec, low: int) -> None:
+        self.sums = sums
+        self.first = -(-low // sums.grain)
+        """The first grain."""
+        self.crcs: list[int] = []
+        """Those of the grains that arrived; `add` need not have been called for all."""
+        self.data: Bytes = np.empty(0, np.uint8)
+        self._nbytes, self._low = spec.nbytes, low
+        self._at = self.first * sums.grain - low
+
+    def add(self, data: Bytes, got: int) -> None:
+        """Take the checksums of grains that became whole.
+
+        Args:
+            data: memory for the block, of which the first `got` bytes are there.
+        """
+        grain = self.sums.grain
+        until = got if self._low + got == self._nbytes else self._at + (got - self._at) // grain * grain
+        if until > self._at:
+            self.crcs += crcs_of(data[self._at : until], grain)
+            self._at = until
 
 
 def _slice(data: Bytes, low: int, path: Path, start: int, stop: int) -> Bytes:
@@ -239,13 +268,13 @@ class Sums:
         return some
 
     def verify(
-        self, path: Path, spec: LeafSpec, starts: Ints, size: int, read: ReadBytes, data: Bytes | None
+        self, path: Path, spec: LeafSpec, starts: Ints, size: int, read: ReadBytes, copy: ReadCopy | None
     ) -> str | None:
         """Compare what was read, or is about to be, where that was not done yet. Gives rows that are wrong, or None.
 
         Args:
             starts, size: the elements, as of `raw.blocks_of`.
-            data: what was read, if that is one block: its whole grains are not read again.
+            copy: what was read, if that is one block: its whole grains are not read again.
         """
         grains = self.unseen(path, spec, starts, size)
         if not len(grains):
@@ -253,10 +282,19 @@ class Sums:
         low, sums = int(starts[0]) * spec.dtype.itemsize, self.leaves[path]
         inside = np.zeros(len(grains), np.bool_)
         wrong = None
-        if data is not None:
-            high = low + len(data)
+        if copy is not None:
+            high = low + len(copy.data)
             inside = (grains * sums.grain >= low) & (np.minimum((grains + 1) * sums.grain, spec.nbytes) <= high)
-            wrong = self.compare(path, spec, grains[inside], partial(_slice, data, low))
+            whole = grains[inside]
+            if copy.crcs and copy.sums is sums:
+                crcs = np.array(copy.crcs, np.uint32)[whole - copy.first]
+                bad = whole[crcs != sums.crcs[whole]]
+                if len(bad):
+                    wrong = int(bad[0])
+                else:
+                    self._mark_compared(path, whole)
+            else:
+                wrong = self.compare(path, spec, whole, partial(_slice, copy.data, low))
         if wrong is None:
             wrong = self._compare_readable(path, spec, grains[~inside], read)
         return None if wrong is None else sums.rows(wrong, spec)
@@ -275,14 +313,18 @@ class Sums:
     def compare(self, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes, most: int = BLOCK) -> int | None:
         """Compare grains, about `most` bytes at a time; the first that is wrong, or None."""
         sums = self.leaves[path]
-        for grain, crc in hashed(sums, path, spec, grains, read, most):
-            if crc != sums.crcs[grain]:
+        found = hashed(sums, path, spec, grains, read, most)
+        for (grain, crc), expected in zip(found, sums.crcs[grains].tolist(), strict=True):
+            if crc != expected:
                 return grain
-        fine = self._fine.setdefault(path, np.zeros(len(sums.crcs), np.bool_))
+        self._mark_compared(path, grains)
+        return None
+
+    def _mark_compared(self, path: Path, grains: Ints) -> None:
+        fine = self._fine.setdefault(path, np.zeros(len(self.leaves[path].crcs), np.bool_))
         fine[grains] = True
         if path not in self._stale and fine.all():
             self._all_fine.add(path)
-        return None
 
     def wrong_grain(self, path: Path, spec: LeafSpec, read: ReadBytes) -> int | None:
         """The first grain whose bytes are not those of the last commit (grains written since are passed over)."""

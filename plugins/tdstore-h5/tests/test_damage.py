@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import pytest
 import torch
-from tdstore_h5 import sums
+from tdstore_h5 import raw, sums
 from tdstore_h5.document import DIRTY, MANIFEST
 from tdstore_h5.store import open_h5
 
@@ -173,8 +173,8 @@ def test_nothing_is_compared_twice(file: FsPath, monkeypatch: pytest.MonkeyPatch
     td = _dataset()
     td.save(file).close()
     hashed: list[int] = []
-    real = sums.crc32c
-    monkeypatch.setattr(sums, "crc32c", lambda data: hashed.append(len(data)) or real(data))
+    real = sums.crcs_of
+    monkeypatch.setattr(sums, "crcs_of", lambda data, size: hashed.append(len(data)) or real(data, size))
     with open_h5(file) as store:
         store.read([Read(("wide",), (torch.arange(0, ROWS, 7),))])
         assert 0 < sum(hashed) <= td["wide"].nbytes
@@ -184,6 +184,40 @@ def test_nothing_is_compared_twice(file: FsPath, monkeypatch: pytest.MonkeyPatch
     with open_h5(file, verify="none") as store:
         store.read([Read(("wide",))])
         assert not hashed
+
+
+@pytest.mark.parametrize("piece", [1000, 18_000, 50_000, 1 << 20])
+@pytest.mark.parametrize("span", [(0, ROWS), (0, 1005), (3, 1600), (9, ROWS), (999, 1008)])
+def test_a_long_read_is_compared_while_it_arrives(
+    file: FsPath, span: tuple[int, int], piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grains of 9 rows of 2,000 bytes, in pieces that end anywhere."""
+    monkeypatch.setattr(raw, "LONG", 10_000)
+    monkeypatch.setattr(raw, "PIECE", piece)
+    td = _dataset()
+    td.save(file).close()
+    index = (slice(*span, 1),)
+    wanted = td["wide"][slice(*span)]
+    out = torch.empty_like(wanted)
+    hashed: list[int] = []
+    real = sums.crcs_of
+    with monkeypatch.context() as counting, open_h5(file) as store:
+        counting.setattr(sums, "crcs_of", lambda data, size: hashed.append(len(data)) or real(data, size))
+        assert torch.equal(store.read([Read(("wide",), index)])[0], wanted)
+        first, last = span[0] // 9, -(-span[1] // 9)
+        assert sum(hashed) == min(last * 9, ROWS) * 2000 - first * 9 * 2000  # each byte once
+        assert store.read([Read(("wide",), index, out)])[0] is out and torch.equal(out, wanted)
+    start, _ = _spans(file, "wide")[-1]
+    with open(file, "r+b") as f:
+        f.seek(start + 1002 * 2000 + 8)
+        byte = f.read(1)[0]
+        f.seek(-1, 1)
+        f.write(bytes([byte ^ 1]))
+    with open_h5(file) as store:
+        for _ in range(2):
+            with pytest.raises(CorruptStoreError, match="rows 999 to 1007"):
+                store.read([Read(("wide",), index)])
+        assert torch.equal(store.read([Read(("wide",), (slice(0, 900, 1),))])[0], td["wide"][:900])
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "chunked"])
