@@ -41,7 +41,7 @@ from tdstore.container.padding import dense_stack_tds, pad, pad_sequence
 from tdstore.container.plain import register_codec, register_enum
 from tdstore.container.printing import get_printoptions, set_printoptions
 from tdstore.container.pytrees import register_nodes
-from tdstore.container.safeglobals import register_safe_globals
+from tdstore.container.rebuilding import register_kinds
 from tdstore.container.tensordict import TensorDict
 from tdstore.container.torchfn import teach_collate
 from tdstore.container.unbatched import UnbatchedTensor
@@ -92,7 +92,7 @@ name_methods(
     NonTensorData, NonTensorStack, UnbatchedTensor, MemoryMappedTensor,
 )  # fmt: skip
 register_nodes()
-register_safe_globals()
+register_kinds()
 teach_vmap()
 teach_collate()
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tdstore.errors import BatchSizeError, DimensionError
+from tdstore.pickling import rebuild
 from tdstore.plans import Axis, ReadPlan, Term, WritePlan, Zipped, plan_read, plan_write
 from tdstore.rows import (
     as_index_tensor,
@@ -180,7 +181,7 @@ class Selection:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Without the plans."""
-        return Selection, (self.src_shape, self.shape, self._terms, self._layout)
+        return rebuild, ("Selection", self.src_shape, self.shape, self._terms, self._layout)
 
     def __repr__(self) -> str:
         return f"Selection({list(self.shape)} of {list(self.src_shape)})"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.pickling import rebuild
 from tdstore.rows import gather, last_wins, runs, sorted_unique, take, to_slice
 from tdstore.types import StoreIndex
 
@@ -19,6 +20,9 @@ class Zipped(NamedTuple):
     """Positions along one source dimension that go element by element with those of the other zipped dimensions."""
 
     positions: Tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, ("Zipped", self.positions)
 
 
 Term = int | range | Tensor | Zipped
@@ -34,6 +38,9 @@ class Axis(NamedTuple):
 
     kind: Literal["dim", "new", "zip"]
     n: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild, ("Axis", self.kind, self.n)
 
 
 _ALL = slice(None)

@@ -27,7 +27,7 @@ PACKAGE = ROOT / "tdstore"
 # says "together", those of its own row. A name ending in "/" is a folder, whose files may import one another.
 ROWS: list[str] = [
     "errors",
-    "dtypes",
+    "dtypes pickling",
     "types",
     "values header together",
     "keys indexing shapes plans rows ranges strings tracing lifetime together",

@@ -16,6 +16,7 @@ import torch
 import tdstore
 from tdstore import MemoryMappedTensor, NonTensorData, NonTensorStack, PersistentTensorDict, TensorDict, lazy_stack
 from tdstore.errors import ReadOnlyError, StoreNotFoundError, UntrustedDataError
+from tdstore.pickling import rebuild
 from tdstore.testing.warm import python
 
 BY_VALUE = ["memory", "locked", "consolidated", "lazy", "anonymous", "shared", "fields"]
@@ -175,9 +176,7 @@ class Call:
 
 
 def reference(backend, location, mode, **options):
-    from tdstore.container import handle
-
-    return Call(handle._reopen, backend, (location, mode, options))
+    return Call(rebuild, "StoreHandle", backend, (location, mode, options))
 
 
 @pytest.mark.parametrize("mode", ["w", "x", "r+", "a"])

@@ -21,6 +21,7 @@ from tdstore import files
 from tdstore.builtin.mmsizes import asked, shaped, shown, size_of
 from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.errors import BatchSizeError, CorruptStoreError, StoreExistsError, StoreNotFoundError
+from tdstore.pickling import rebuild
 from tdstore.rows import nested_over
 from tdstore.session import Lease
 
@@ -424,9 +425,9 @@ class MemoryMappedTensor(Tensor):
             lease.escape()
         if not self.is_nested and not _is_whole(self):
             part = (self.storage_offset(), tuple(self.shape), self.stride())
-            return _reopen_part, (file.name, self.dtype, *part, file.shared)
+            return rebuild, ("MemoryMappedTensor.part", file.name, self.dtype, *part, file.shared)
         shape = tuple(map(tuple, self._nested_tensor_size().tolist())) if self.is_nested else tuple(self.shape)
-        return _reopen, (file.name, self.dtype, shape, file.shared)
+        return rebuild, ("MemoryMappedTensor", file.name, self.dtype, shape, file.shared)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         # A copy has no file of its own: as `clone`, it is a plain tensor.
@@ -467,12 +468,13 @@ def _umask() -> int:
     return mask
 
 
-def _reopen(name: str, dtype: torch.dtype, shape: tuple[Any, ...], shared: bool) -> Tensor:
+def reopened(name: str, dtype: torch.dtype, shape: tuple[Any, ...], shared: bool) -> Tensor:
+    """Map the file of a pickled tensor."""
     nested = bool(shape) and isinstance(shape[0], tuple)
     return _open_existing(name, dtype, torch.tensor(shape) if nested else shape, shared=shared)
 
 
-def _reopen_part(
+def reopened_part(
     name: str, dtype: torch.dtype, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], shared: bool
 ) -> Tensor:
     """Map the part of a file that a slice was.

@@ -33,6 +33,7 @@ from tdstore.errors import (
 from tdstore.files import SAFE, io_errors
 from tdstore.header import Header
 from tdstore.lifetime import Ending
+from tdstore.pickling import rebuild
 from tdstore.registry import split_scheme
 from tdstore.rows import check_indices
 from tdstore.store import Cap
@@ -439,7 +440,13 @@ class SharedHandle:
         # Plain pickle: bytes that may be kept, or read anywhere. ForkingPickler does not come here.
         store = self.store
         if store._by_name:
-            return _found, (store.url, os.path.dirname(store._path or ""), store.writable, store._arena.token)
+            return rebuild, (
+                "SharedHandle",
+                store.url,
+                os.path.dirname(store._path or ""),
+                store.writable,
+                store._arena.token,
+            )
         raise _not_picklable(store)
 
 
@@ -457,7 +464,7 @@ def _not_picklable(store: SharedStore) -> UnsupportedError:
     )
 
 
-def _found(url: str, directory: str, writable: bool, token: bytes) -> SharedHandle:
+def found(url: str, directory: str, writable: bool, token: bytes) -> SharedHandle:
     """Unpickle the handle of a named store."""
     store = open_shared(url, mode="r+" if writable else "r", directory=directory)
     if store._arena.token != token:

@@ -35,6 +35,7 @@ from tdstore.header import Group, Header
 from tdstore.hookspecs import Backend
 from tdstore.io.opening import open_unread, refuse_partial
 from tdstore.lifetime import Ending
+from tdstore.pickling import rebuild
 from tdstore.shapes import common_prefix
 from tdstore.store import LIVE, Cap, Store
 from tdstore.strings import Refusal
@@ -319,10 +320,11 @@ class StoreHandle:
             token = (self.location, mode, self.options)
         if self.trusted:
             token = (*token[:2], {**token[2], "trust": True})
-        return _reopen, (self.backend.name, token)
+        return rebuild, ("StoreHandle", self.backend.name, token)
 
 
-def _reopen(backend: str, token: tuple[Any, Mode, dict[str, Any]]) -> StoreHandle:
+def reopened(backend: str, token: tuple[Any, Mode, dict[str, Any]]) -> StoreHandle:
+    """Open the dataset that a pickle refers to."""
     location, mode, options = token
     return StoreHandle.open(location, storage=backend, mode=mode, **options)
 

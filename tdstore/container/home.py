@@ -37,6 +37,7 @@ from tdstore.indexing import gather
 from tdstore.io.mapped import seen_by_others, sent
 from tdstore.keys import key_text, unravel
 from tdstore.ops.base import Names
+from tdstore.pickling import rebuild
 from tdstore.tracing import mapped, traced
 from tdstore.types import LeafSpec, NestedKey, Path, Read, Write, path_text
 
@@ -460,7 +461,8 @@ class HomeMixin(ResidentTree):
 
     def _reference(self) -> tuple[Any, ...]:
         handle, path = self._home
-        return _reopened, (handle, path, self.is_locked, self._device, self._state & THROUGH)
+        parts = (handle, path, self.is_locked, self._device, self._state & THROUGH)
+        return rebuild, ("TensorDict.stored", *parts)
 
     def _by_value(self) -> tuple[Any, ...]:
         if is_one_buffer(self):
@@ -471,7 +473,8 @@ class HomeMixin(ResidentTree):
         else:
             data = {key: sent(leaf) if is_batched(leaf) else leaf for key, leaf in data.items()}
         parts = (data, self._batch_size, self._device, self._names, self.is_locked)
-        return _rebuilt, (type(self), *parts)
+        cls = None if type(self) is self._resident_class else type(self)
+        return rebuild, ("TensorDict", cls, *parts)
 
 
 def _leaves_of(handle: StoreHandle, path: Path, keys: Any) -> list[Path]:
@@ -491,15 +494,17 @@ def _with_entry(handle: StoreHandle, path: Path, root: Path, batch: torch.Size) 
     return groups
 
 
-def _reopened(handle: StoreHandle, path: Path, locked: bool, device: torch.device | None, flags: int) -> Any:
+def reopened(handle: StoreHandle, path: Path, locked: bool, device: torch.device | None, flags: int) -> Any:
+    """Rebuild a TensorDict over a dataset from its pickle."""
     td = over(handle, path, flags)
     if device is not None:
         td._set_device(device)
     return td.lock_() if locked else td
 
 
-def _rebuilt(
+def rebuilt(
     cls: Any, data: dict[str, Any], batch: torch.Size, device: torch.device | None, names: Names, locked: bool
 ) -> Any:
-    td = cls._new(data, batch, device, names)
+    """Rebuild a TensorDict in memory from its pickle."""
+    td = (Container._resident_class if cls is None else cls)._new(data, batch, device, names)
     return td.lock_() if locked else td

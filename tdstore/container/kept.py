@@ -11,6 +11,7 @@ from tdstore.container.describe import decoded, value_json
 from tdstore.container.nontensor import NonTensor, NonTensorStack
 from tdstore.container.plain import pickling
 from tdstore.errors import UnsupportedError
+from tdstore.pickling import rebuild
 from tdstore.types import Path, path_text
 
 
@@ -87,11 +88,11 @@ class KeptStack(NonTensorStack):
         return isinstance(pool, _Kept) and pool.handle is handle and pool.path == path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _stack, (self.flat(), self.batch_size)  # by name: torch.load(weights_only=True) knows no bound method
+        return rebuild, ("NonTensorStack.of", self.flat(), self.batch_size)
 
 
-def _stack(values: list[Any], shape: torch.Size) -> NonTensorStack:
-    """What such a stack is pickled as."""
+def rebuilt(values: list[Any], shape: torch.Size) -> NonTensorStack:
+    """Rebuild a stack from its pickle."""
     return NonTensorStack._make(list(values), torch.arange(len(values)).reshape(shape))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tdstore import pickling
 from tdstore.container.access import AS_SET
 from tdstore.container.core import Container
 from tdstore.container.keysview import FirstKeys, IsLeaf
@@ -194,7 +195,14 @@ class LazyStackedTensorDict(LazyOps):
         if is_one_buffer(self):
             return reduced(self)
         own = bool(self._state & 1)
-        return _rebuilt, (self._tds, self._stack_dim, self._dim_name, self._hollow, own)
+        return pickling.rebuild, (
+            "LazyStackedTensorDict",
+            self._tds,
+            self._stack_dim,
+            self._dim_name,
+            self._hollow,
+            own,
+        )
 
     def valid_keys(self) -> Any:
         """The first-level keys that all elements have."""
@@ -217,7 +225,8 @@ class LazyStackedTensorDict(LazyOps):
         return [Fault((str(i), *fault.path), fault.reason) for i, td in enumerate(self._tds) for fault in td.verify()]
 
 
-def _rebuilt(tds: list[Any], dim: int, name: str | None, hollow: Any, locked: bool) -> LazyStackedTensorDict:
+def rebuilt(tds: list[Any], dim: int, name: str | None, hollow: Any, locked: bool) -> LazyStackedTensorDict:
+    """Rebuild a stack from its pickle."""
     td = LazyStackedTensorDict._of(tds, dim, name, hollow)
     return td.lock_() if locked else td
 

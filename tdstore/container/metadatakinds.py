@@ -7,6 +7,8 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from tdstore import pickling
+
 _BY_NAME: dict[str, Any] = {
     kind.__name__: kind
     for kind in (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, types.NoneType)
@@ -66,8 +68,12 @@ def reduced(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     cls = type(value)
     (kind,) = cls._kind
     name = getattr(kind, "__name__", "")
-    return _rebuilt, (cls.__base__, name if _BY_NAME.get(name) is kind else (kind,), value.data, value.batch_size)
+    of = name if _BY_NAME.get(name) is kind else (kind,)
+    return pickling.rebuild, ("MetaData.of", pickling.reference(cls.__mro__[1]), of, value.data, value.batch_size)
 
 
-def _rebuilt(base: Any, kind: Any, data: Any, batch_size: Any) -> Any:
-    return class_for(base, _BY_NAME[kind] if isinstance(kind, str) else kind[0])._unchecked(data, batch_size)
+def rebuilt(base: Any, kind: Any, data: Any, batch_size: Any) -> Any:
+    """Rebuild a value of such a class from its pickle."""
+    return class_for(pickling.referred(base), _BY_NAME[kind] if isinstance(kind, str) else kind[0])._unchecked(
+        data, batch_size
+    )

@@ -15,6 +15,7 @@ from tdstore.container.unbatched import UnbatchedTensor, is_batched
 from tdstore.errors import CorruptStoreError, UnsupportedError
 from tdstore.io.buffer import Slot, arrange
 from tdstore.io.consolidated import OneFile, file_of
+from tdstore.pickling import rebuild
 from tdstore.types import Fault
 
 Copy = Callable[[list[Tensor], list[Tensor]], None]
@@ -222,11 +223,11 @@ def _cut(place: tuple[torch.dtype, tuple[int, ...], int], buffer: Tensor) -> Ten
 
 
 def unpickled(parts: tuple[Any, ...], buffer: Tensor, locked: bool) -> Any:
-    """What a consolidated container is unpickled by."""
+    """Rebuild a consolidated container from its pickle."""
     made = unpacked(parts, buffer)
     return made.lock_() if locked else made
 
 
 def reduced(td: Any) -> tuple[Any, ...]:
     """What a consolidated container is pickled as: one buffer, and the structure."""
-    return unpickled, (packed(td), buffer_of(td), td.is_locked)
+    return rebuild, ("consolidated", packed(td), buffer_of(td), td.is_locked)

@@ -32,6 +32,7 @@ from tdstore.container.terms import as_terms
 from tdstore.container.unbatched import LEAF, UnbatchedTensor
 from tdstore.errors import CorruptStoreError, UntrustedDataError
 from tdstore.holes import HOLES, reserve
+from tdstore.pickling import rebuild
 from tdstore.store import Cap
 from tdstore.strings import COLUMN_FROM, HEAD, SPANS, TEXT, mark_of, text_of
 from tdstore.types import LeafSpec, Path, Write, path_text
@@ -172,7 +173,7 @@ class Text:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Text, (self._bytes.as_subclass(Tensor), self._base, self._what, self._url, self.trusted)
+        return rebuild, ("Text", self._bytes.as_subclass(Tensor), self._base, self._what, self._url, self.trusted)
 
 
 class LiveText(Text):
@@ -235,7 +236,7 @@ class LiveText(Text):
         return torch.from_numpy(spans)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Text, (self._bytes.as_subclass(Tensor).clone(), 0, self._what, self._url, self.trusted)
+        return rebuild, ("Text", self._bytes.as_subclass(Tensor).clone(), 0, self._what, self._url, self.trusted)
 
 
 def checked_end(head: Tensor, length: int, what: str, url: str | None) -> int:
@@ -325,12 +326,13 @@ class PackedStack(NonTensorStack):
     def __reduce__(self) -> tuple[Any, ...]:
         with pickling(self._pool.trusted):
             leaves = pack(self.flat(), self.batch_size)
-        return _packed, (leaves[SPANS], leaves[TEXT], self._pool.trusted)
+        return rebuild, ("PackedStack", leaves[SPANS], leaves[TEXT], self._pool.trusted)
 
     def to_json(self) -> dict[str, Any]:
         values = nested([to_plain(v) for v in self.flat()], self.batch_size)
         return {"stack": values, "dim": 0, "ndim": self.ndim}
 
 
-def _packed(spans: Tensor, text: Tensor, trusted: bool = False) -> PackedStack:
+def rebuilt(spans: Tensor, text: Tensor, trusted: bool = False) -> PackedStack:
+    """Rebuild a stack from its pickle."""
     return PackedStack.over(spans, Text(text, trusted=trusted))

@@ -16,6 +16,7 @@ from tdstore.errors import KeyNotFoundError, OptionError, UnsupportedError
 from tdstore.indexing import Selection
 from tdstore.io.opening import Location
 from tdstore.ops.base import Names
+from tdstore.pickling import rebuild
 from tdstore.shapes import as_size
 from tdstore.types import Fault, Path, path_text
 
@@ -240,10 +241,11 @@ class PersistentTensorDict(StoredWrites):
 
     def __reduce__(self) -> tuple[Any, ...]:
         view = None if self._view is None else self._view.parts()
-        return _restore, (self._handle, self._path, self._window, view, self._device, self._names, self.is_locked)
+        parts = (self._handle, self._path, self._window, view, self._device, self._names, self.is_locked)
+        return rebuild, ("PersistentTensorDict", *parts)
 
 
-def _restore(
+def rebuilt(
     handle: StoreHandle,
     path: Path,
     sel: Selection | None,
@@ -252,6 +254,7 @@ def _restore(
     names: Names,
     locked: bool = False,
 ) -> PersistentTensorDict:
+    """Rebuild a window on a dataset from its pickle."""
     own = None if view is None else View(*view)
     td = PersistentTensorDict._over(handle, path, sel, own, device, names)
     if locked:

@@ -12,6 +12,7 @@ from tdstore.container.nontensor import NonTensor
 from tdstore.container.plain import to_plain
 from tdstore.errors import BatchSizeError, MismatchError, UnsupportedError
 from tdstore.ops.rearrange import Padding
+from tdstore.pickling import rebuild
 from tdstore.shapes import as_size
 from tdstore.tracing import traced
 
@@ -175,7 +176,8 @@ class UnbatchedTensor(Tensor, NonTensor):  # type: ignore[misc]  # methods of bo
         return {LEAF: self.wrapped}[key]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuilt, (type(self), self.wrapped, self._batch_size)
+        cls = None if type(self) is UnbatchedTensor else type(self)
+        return rebuild, ("UnbatchedTensor", cls, self.wrapped, self._batch_size)
 
     def __str__(self) -> str:
         return str(self.wrapped)
@@ -184,8 +186,9 @@ class UnbatchedTensor(Tensor, NonTensor):  # type: ignore[misc]  # methods of bo
         return f"UnbatchedTensor({self.wrapped!r})"
 
 
-def _rebuilt(cls: type[UnbatchedTensor], wrapped: Tensor, batch_size: torch.Size) -> UnbatchedTensor:
-    return cls(wrapped, batch_size)
+def rebuilt(cls: type[UnbatchedTensor] | None, wrapped: Tensor, batch_size: torch.Size) -> UnbatchedTensor:
+    """Rebuild an unbatched tensor from its pickle."""
+    return (cls or UnbatchedTensor)(wrapped, batch_size)
 
 
 def is_batched(value: object) -> TypeGuard[Tensor]:

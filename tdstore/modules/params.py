@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from tdstore import pickling
 from tdstore.container.access import AS_SET
 from tdstore.container.core import Container
 from tdstore.container.indexed import IndexedTree
@@ -350,7 +351,14 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
     def __reduce__(self) -> tuple[Any, ...]:
         fresh = vars(nn.Module())
         state = {key: value for key, value in self.__dict__.items() if key not in fresh or value != fresh[key]}
-        return _rebuilt, (type(self), self._with_leaves(iter(self._leaf_list())), self.is_locked, state)
+        cls = None if type(self) is TensorDictParams else type(self)
+        return pickling.rebuild, (
+            "TensorDictParams",
+            cls,
+            self._with_leaves(iter(self._leaf_list())),
+            self.is_locked,
+            state,
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(params={text(self._with_leaves(iter(self._leaf_list())))})"
@@ -378,7 +386,7 @@ class _Named(dict[str, Any]):
 
 
 def _rebuilt(cls: Any, td: Any, locked: bool, state: dict[str, Any]) -> TensorDictParams:
-    made: TensorDictParams = cls(td, no_convert=True)
+    made: TensorDictParams = (cls or TensorDictParams)(td, no_convert=True)
     made.__dict__.update(state)
     return made.lock_() if locked else made
 
@@ -386,10 +394,12 @@ def _rebuilt(cls: Any, td: Any, locked: bool, state: dict[str, Any]) -> TensorDi
 def _rebuilt_bare(cls: Any, td: Any, locked: bool, state: dict[str, Any]) -> TensorDictParams:
     """What `torch.load(weights_only=True)` may call: hooks, which are code, are not taken over."""
     flags: dict[str, Any] = {key: bool(state[key]) for key in ("training", "no_convert") if key in state}
-    if not (isinstance(cls, type) and issubclass(cls, TensorDictParams) and type(td) is td._resident_class):
+    known = cls is None or (isinstance(cls, type) and issubclass(cls, TensorDictParams))
+    if not (known and isinstance(td, Container) and type(td) is td._resident_class):
         raise UntrustedDataError("the file calls something else a TensorDictParams")
     return _rebuilt(cls, td, bool(locked), flags)
 
 
-torch.serialization.add_safe_globals([TensorDictParams, (_rebuilt_bare, f"{__name__}.{_rebuilt.__name__}")])
+pickling.register("TensorDictParams", _rebuilt, safe=_rebuilt_bare)
+torch.serialization.add_safe_globals([TensorDictParams])
 Container._params_class = TensorDictParams

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.serialization import add_safe_globals
 from torch.utils import _pytree as pytree
 
+from tdstore import pickling
 from tdstore.container import torchfn
 from tdstore.container.access import AS_SET
 from tdstore.container.base import TensorDictBase
@@ -562,7 +562,7 @@ class TensorClass(Surface, metaclass=Fields):
         return f"{type(self).__name__}(\n" + ",\n".join(indent(line) for line in lines) + ")"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (maker_of(type(self)), self._tensordict)
+        return pickling.rebuild, ("TensorClass", maker_of(type(self)), self._tensordict)
 
     @classmethod
     def __torch_function__(
@@ -597,4 +597,4 @@ def _rebuilt(found: Any, td: Any) -> Any:
     return class_of(found)._wrap(td._tensordict if isinstance(td, Typed) else td)
 
 
-add_safe_globals([_rebuilt])  # torch.load(weights_only=True) puts declared classes around data; see `register`
+pickling.register("TensorClass", _rebuilt, safe=_rebuilt)  # `torch.load` may name declared classes; see `register`

@@ -15,7 +15,7 @@ import tensordict
 import torch
 
 from tdstore import MemoryMappedTensor, TensorDict
-from tdstore.builtin.mmtensor import _reopen_part
+from tdstore.builtin.mmtensor import reopened_part
 from tdstore.errors import CorruptStoreError, StoreNotFoundError
 
 SLICES: dict[str, Callable[[Any], Any]] = {
@@ -89,7 +89,7 @@ def test_a_part_of_a_file_that_changed(tmp_path: FsPath) -> None:
 def test_a_part_that_is_none(tmp_path: FsPath, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
     MemoryMappedTensor.from_tensor(torch.arange(10.0), filename=tmp_path / "x")
     with pytest.raises(CorruptStoreError):
-        _reopen_part(str(tmp_path / "x"), torch.float32, offset, shape, stride, True)
+        reopened_part(str(tmp_path / "x"), torch.float32, offset, shape, stride, True)
 
 
 # -- TensorDicts ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from tdstore import NonTensorData, TensorDict
 from tdstore.container import packed
 from tdstore.container.plain import pickling
 from tdstore.errors import UntrustedDataError
+from tdstore.pickling import rebuild
 
 from .test_trust import Odd
 
@@ -46,10 +47,10 @@ def test_a_file_of_weights_cannot_say_that_it_is_trusted():
         leaves = packed.pack([Bomb(), 1, 2], torch.Size([3]))
     spans, text = leaves.values()
     RAN.clear()
-    stack = weights(Claims(packed._packed, spans, text, True))
+    stack = weights(Claims(rebuild, "PackedStack", spans, text, True))
     with pytest.raises(UntrustedDataError, match="it is pickled"):
         stack.tolist()
-    found = weights(Claims(packed.Text, text, 0, "the text", None, True))
+    found = weights(Claims(rebuild, "Text", text, 0, "the text", None, True))
     assert type(found) is packed.Text and not found.trusted
     assert not RAN
 
