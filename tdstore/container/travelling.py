@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import multiprocessing.util
 import os
 import pickle
@@ -48,7 +49,7 @@ _registered_in = 0
 
 def handle_of(td: Any) -> StoreHandle | None:
     """The open store that a container is pickled by; None where it is pickled with its values."""
-    _, parts, *_ = _sent(td)
+    _, (_, *parts), *_ = _sent(td)
     return parts[0] if parts and isinstance(parts[0], StoreHandle) else None
 
 
@@ -166,8 +167,8 @@ def place_of(td: Any, *, by_multiprocessing: bool) -> Place | None:
             pickle.dumps(way)
     except (StoreError, TypeError, pickle.PicklingError):
         return None  # temporary, or known to this process alone
-    restore, (_, *rest) = _sent(td)
-    return Place(td, handle, (restore, way, tuple(rest)))
+    restore, (kind, _, *rest) = _sent(td)
+    return Place(td, handle, (functools.partial(restore, kind), way, tuple(rest)))
 
 
 def near_chunk(source: Any, at: tuple[Any, ...]) -> Chunk:
