@@ -25,7 +25,6 @@ from tdstore.container.valuemethods import ValueMethods
 from tdstore.container.valueshapes import ValueShapes
 from tdstore.errors import BatchSizeError, DimensionError
 from tdstore.ops.rearrange import Padding
-from tdstore.pickling import by_name
 from tdstore.shapes import as_dim, as_size
 
 
@@ -49,9 +48,6 @@ class NonTensor(ValueShapes):
         return len(self.batch_size)
 
     batch_dims = ndim
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return by_name(super().__reduce_ex__(protocol))
 
     def dim(self) -> int:
         """Number of batch dimensions."""

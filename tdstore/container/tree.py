@@ -21,6 +21,7 @@ from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.ragged import leaf_shape
 from tdstore.container.terms import as_terms, spelled_out, torch_terms
 from tdstore.container.unbatched import UnbatchedTensor, is_batched
+from tdstore.container.valueshapes import constant
 from tdstore.container.writable import check_copies, check_operands, check_rows_of_values, fits, rehearse
 from tdstore.container.writing import take_back
 from tdstore.errors import BatchSizeError, KeyNotFoundError
@@ -563,7 +564,7 @@ class ResidentTree(TensorDictBase):
                 data[key] = value
             elif over.dims is not None and isinstance(value, NonTensor):
                 at = tuple(0 if d in over.dims else slice(None) for d in range(len(self._batch_size)))
-                if (one := _constant(value, at)) is not None:
+                if (one := constant(value, at)) is not None:
                     data[key] = one.move(lambda t: t.reshape(batch_size))
         return self._new(data, batch_size, self._device, names)
 
@@ -597,12 +598,3 @@ class ResidentTree(TensorDictBase):
             else:
                 data[key] = op(value, theirs)
         return self._new(data, self._batch_size, self._device, self._names)
-
-
-def _constant(value: NonTensor, at: tuple[Any, ...]) -> NonTensor | None:
-    """The values at an index, if those along the dimensions that it takes one of are all the same."""
-    if not value.numel() or value.ndim < len(at):
-        return None
-    one = value[at]
-    wide = one.move(lambda t: t[tuple(None if i == 0 else slice(None) for i in at)].expand(value.batch_size))
-    return one if value.same(wide) else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tdstore.pickling import by_name
 from tdstore.shapes import as_dim
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ class ValueShapes:
 
     __slots__ = ()
     batch_size: torch.Size
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return by_name(super().__reduce_ex__(protocol))
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> Any:
         """Apply a shape operation, given as a function on a tensor of the batch's shape."""
@@ -76,3 +80,12 @@ class ValueShapes:
         """Two dimensions swapped."""
         one, two = as_dim(dim0, len(self.batch_size)), as_dim(dim1, len(self.batch_size))
         return self.move(lambda t: t.transpose(one, two))
+
+
+def constant(value: NonTensor, at: tuple[Any, ...]) -> NonTensor | None:
+    """Return the values at an index if those along each dimension that it takes one of are all the same."""
+    if not value.numel() or value.ndim < len(at):
+        return None
+    one = value[at]
+    wide = one.move(lambda t: t[tuple(None if i == 0 else slice(None) for i in at)].expand(value.batch_size))
+    return one if value.same(wide) else None
