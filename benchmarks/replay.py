@@ -174,7 +174,23 @@ def main() -> int:
                 del trio
         slices(bench, rows, Path(root))
         prioritized(bench, rows, Path(root))
+        growth(bench)
     return bench.finish()
+
+
+def growth(bench: Bench) -> None:
+    """What a sample costs by the number of rows."""
+    for rows in (10_000, 100_000, 1_000_000, 10_000_000)[: 3 if bench.quick else 4]:
+        data = TensorDict({"observation": torch.rand(rows, 4)}, [rows])
+        for name, sampler in (
+            ("random", ours.RandomSampler()),
+            ("prioritized", ours.PrioritizedSampler(rows, 0.7, 0.5)),
+        ):
+            buffer = ours.TensorDictReplayBuffer(storage=ours.TensorStorage(data), sampler=sampler, batch_size=BATCH)
+            run = learn(OURS, buffer) if name == "prioritized" else buffer.sample
+            for _ in range(50):  # priorities of their own for some rows
+                run()
+            bench.micro("growth", f"{name}, {rows:,} rows", {OURS: run})
 
 
 def prioritized(bench: Bench, rows: int, root: Path) -> None:
