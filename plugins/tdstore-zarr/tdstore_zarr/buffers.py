@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from tdstore.types import StoreIndex
 from tdstore_zarr.codecs import Bytes, ChunkError
 from tdstore_zarr.grid import Ints, Part, parts, region, rows_of, strides
 from tdstore_zarr.leaf import TAIL, UNKNOWN, Leaf, Stored, seal
+from tdstore_zarr.pool import Pool
 from tdstore_zarr.reader import Array, Pending, Reader, _workers
 from tdstore_zarr.redolog import LoggedEngine
 
@@ -251,7 +251,7 @@ class Buffers(Pending):
                 self._written(cell)
             return
         errors = []
-        with ThreadPoolExecutor(min(len(cells), max(2, _workers())), "tdstore-zarr") as pool:
+        with Pool(min(len(cells), max(2, _workers()))) as pool:
             for cell, future in [(cell, pool.submit(self._put, cell)) for cell in cells]:
                 if (error := future.exception()) is None:
                     self._written(cell)

@@ -20,6 +20,9 @@ from tdstore.checksums import crc32c
 
 # As zarr-python does: its worker threads do not survive a fork.
 blosc.use_threads = False
+# Its first call makes a lock of multiprocessing. A commit at the end of a spawned process is too late for that: the
+# lock would not be given back.
+blosc.compress(b"\0", b"lz4", 0)
 
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
 Bytes = bytes | bytearray | memoryview

@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,6 +31,7 @@ from tdstore_zarr.foreign import Foreign, relist
 from tdstore_zarr.leaf import TAIL, UNKNOWN, Leaf, Stored
 from tdstore_zarr.names import Names
 from tdstore_zarr.place import Place, dirty
+from tdstore_zarr.pool import Pool
 from tdstore_zarr.reader import Job, Reader
 from tdstore_zarr.redolog import LoggedEngine, Put, without_log
 
@@ -341,7 +341,7 @@ class Contents:
             with contextlib.suppress(StoreNotFoundError):
                 leaf.objects[number] = Stored(self.place.engine.size(leaf.key(number)), UNKNOWN)
 
-        with ThreadPoolExecutor(32, "tdstore-zarr") as pool:
+        with Pool(32) as pool:
             list(pool.map(ask, range(count)))
         leaf.complete = True
 

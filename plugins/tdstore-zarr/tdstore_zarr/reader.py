@@ -12,7 +12,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -27,6 +26,7 @@ from tdstore.types import StoreIndex, path_text
 from tdstore_zarr.codecs import ChunkError
 from tdstore_zarr.grid import Part, count_chunks, full_index, parts, strides
 from tdstore_zarr.leaf import TAIL, UNKNOWN, Leaf, Stored, parse_index, seal
+from tdstore_zarr.pool import Pool
 from tdstore_zarr.rowpath import Rows
 
 Array = np.ndarray[Any, Any]
@@ -415,7 +415,7 @@ def _spread(work: Callable[[int, int], None], count: int, nbytes: int, pays: int
         work(0, count)
         return
     step = -(-count // workers)
-    with ThreadPoolExecutor(workers, "tdstore-zarr") as pool:
+    with Pool(workers) as pool:
         list(pool.map(lambda first: work(first, min(first + step, count)), range(0, count, step)))
 
 

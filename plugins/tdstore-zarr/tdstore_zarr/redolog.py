@@ -15,7 +15,6 @@ import re
 import secrets
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -24,6 +23,7 @@ from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
 from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError
 from tdstore.manifest import is_plain_name, seal, unseal
 from tdstore.ranges import Range
+from tdstore_zarr.pool import Pool
 
 PREFIX = "tdstore.log-"
 LOG = "tdstore_log"
@@ -272,7 +272,7 @@ class LoggedEngine(Engine, Generic[E]):
     def _copy(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Copy objects of the engine below. The default reads and writes them."""
         for lot in self._lots(pairs):
-            with ThreadPoolExecutor(16, "tdstore-zarr") as pool:
+            with Pool(16) as pool:
                 found = list(pool.map(lambda pair: self.base.get(pair[0]).data, lot))
             self.base.put_many([(new, data) for (_, new), data in zip(lot, found, strict=True)])
 

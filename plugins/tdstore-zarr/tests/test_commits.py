@@ -389,3 +389,42 @@ def test_a_reader_of_a_folder_that_is_replaced_as_a_whole(tmp_path: FsPath) -> N
     with tdstore.open(place) as again:
         assert again["b"].sum() == 100
     reader.close()
+
+
+# -- the end of a process ------------------------------------------------------------------------
+ENDING = """
+import multiprocessing, sys, threading
+import torch, tdstore
+from tdstore import TensorDict
+
+def work(place, end):
+    global td
+    if end == "spawn":
+        td = TensorDict.from_schema({"a": "int64"}, batch_size=[20], location=place)
+    else:
+        threading.main_thread().join()  # no new threads start from now on
+        td = tdstore.open(place, "r+")
+    td[3:7] = TensorDict({"a": torch.full((4,), 5)}, [4])
+
+if __name__ == "__main__":
+    place, end = sys.argv[1:]
+    if end == "spawn":
+        process = multiprocessing.get_context("spawn").Process(target=work, args=(place, end))
+        process.start()
+        process.join()
+        sys.exit(process.exitcode)
+    threading.Thread(target=work, args=(place, end)).start()
+"""
+
+
+@pytest.mark.parametrize("end", ["spawn", "thread"])
+def test_rows_that_are_committed_when_the_interpreter_ends(tmp_path: FsPath, end: str) -> None:
+    """In a spawned process, and by a thread that goes on when the main one has ended: there, and nothing is said."""
+    place, script = tmp_path / "x.zarr", tmp_path / "script.py"
+    script.write_text(ENDING)
+    if end == "thread":
+        TensorDict({"a": torch.zeros(20, dtype=torch.int64)}, [20]).save(place).close()
+    done = subprocess.run([sys.executable, script, place, end], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    with tdstore.open(place) as td:
+        assert td["a"][:].tolist() == [0] * 3 + [5] * 4 + [0] * 13

@@ -1,0 +1,33 @@
+"""Threads for a while. Where the interpreter ends no new ones start: there, the work is done by the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Pool(ThreadPoolExecutor):
+    """A pool that works on after the main thread ended, which other threads and exit hooks may outlive.
+
+    Args:
+        workers: how many threads at most.
+    """
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers, "tdstore-zarr")
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have a function called: by a thread, or by this one."""
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError:
+            done: Future[T] = Future()
+            try:
+                done.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                done.set_exception(error)
+            return done
