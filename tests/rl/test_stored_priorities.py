@@ -17,7 +17,7 @@ def elsewhere(target, *arguments):
     """Run a function in another process."""
     process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
     process.start()
-    process.join(60)
+    process.join(120)
     assert process.exitcode == 0
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.rl.storages.lists import ListStorage
-from tdstore.rl.storages.structure import length_of, stacked
+from tdstore.rl.storages.lists import ListStorage, stacked
+from tdstore.rl.storages.structure import length_of
 from tdstore.rl.storages.table import Ints
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
 

@@ -35,6 +35,8 @@ class CachedTable(Table):
         self._waiting = _Waiting(stored, self._mirror, min(limit, stored.capacity))
         self._end = lifetime.Ending(self, self._waiting.drain, stored.handle.store.url)
         self._written: list[Rows] = []
+        self._old: tuple[Rows, list[Tensor]] | None = None
+        self.publish = stored.publish
 
     @property
     def state(self) -> State:
@@ -43,9 +45,30 @@ class CachedTable(Table):
 
     def commit(self, state: State) -> None:
         """Make counters valid; rows and counters go to the store together, now or later."""
+        before = self._mirror.state
         self._mirror.commit(state)
         written, self._written = self._written, []
-        self._waiting.add(written, state)
+        try:
+            self._waiting.add(written, state)
+            if self.stored.publish is not None:  # the place is there, before its rows are
+                self.stored.commit(before)
+            self.publish = None
+        except BaseException:  # the place has no room: these rows do not wait, older ones go on waiting
+            self._waiting.take_back(written)
+            self._mirror.commit(before)
+            raise
+
+    def save(self, rows: Rows, state: State) -> None:
+        """Keep the rows that are about to be overwritten, until they wait."""
+        index = rows if isinstance(rows, slice) else torch.from_numpy(rows)
+        self._old = rows, [tensor[index].clone() for tensor in self._mirror.tensors]
+
+    def undo(self) -> State:
+        """Put back the rows that were being overwritten."""
+        if self._old is not None:
+            self._mirror.write(*self._old)
+        self._old, self._written = None, []
+        return self.state
 
     def write(self, rows: Rows, values: Sequence[Any]) -> None:
         """Write rows in memory."""
@@ -79,6 +102,11 @@ class CachedTable(Table):
     def close(self) -> None:
         """Send what waits, and close the store."""
         self._end()
+        self._waiting.stored.close()
+
+    def abandon(self) -> None:
+        """Let go of a place whose first rows were not committed: it is as it was before."""
+        self._end.cancel()
         self._waiting.stored.close()
 
 
@@ -122,6 +150,15 @@ class _Waiting:
             if self._rows >= self.limit:
                 self.drain()
 
+    def take_back(self, written: list[Rows]) -> None:
+        """Forget the rows that were added last, unless they were sent."""
+        with self._lock:
+            if self._log and self._log[-1][0] is written:
+                self._log.pop()
+                for rows in written:
+                    self._marks[rows] = False
+                    self._rows -= count_of(rows)
+
     def drain(self) -> None:
         """Send all that waits: as many writes at once as can be taken back."""
         with self._lock:
@@ -150,8 +187,8 @@ class _Waiting:
                     self.stored.write(place, [tensor[place] for tensor in self.mirror.tensors])
             self.stored.commit(after)
         except BaseException:
-            if len(old):
-                self.stored.undo()
+            if self.stored.publish is None:
+                self.stored.take_back(saved=len(old) > 0)
             raise
         self._state = after
 

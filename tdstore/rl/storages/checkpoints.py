@@ -217,7 +217,8 @@ def _take_over(storage: LazyStorage, found: Found, path: str) -> None:
         if found.capacity != table.capacity and (state.length == found.capacity or cursor >= table.capacity):
             cursor = state.length % table.capacity
         after = state._replace(cursor=cursor, scattered=1, epoch=storage._state.epoch + 1, pending=0)
-        storage._commit(table, State(scattered=1, epoch=after.epoch))
+        if table.publish is None:
+            storage._commit(table, State(scattered=1, epoch=after.epoch))
         _copy(found.table, table, after)
         storage._known = None if storage._known is None else after
 

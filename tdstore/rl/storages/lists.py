@@ -7,6 +7,7 @@ import multiprocessing.context
 import os
 import shutil
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -15,11 +16,12 @@ import torch
 from torch import Tensor
 
 import tdstore
-from tdstore import TensorDict
-from tdstore.errors import UnsupportedError
+from tdstore import NonTensorStack, TensorDict
+from tdstore.errors import BatchSizeError, UnsupportedError
+from tdstore.interop import from_tensordict
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.indices import as_ints, is_int, select
-from tdstore.rl.storages.structure import is_container
+from tdstore.rl.storages.structure import is_container, is_foreign
 from tdstore.rl.storages.table import Ints
 from tdstore.values import decode_value, encode_value
 
@@ -300,3 +302,39 @@ def _items(data: Any) -> list[Any]:
 
 def _copied(item: Any) -> Any:
     return item.clone() if isinstance(item, Tensor) else item
+
+
+def stacked(items: Sequence[Any]) -> Any:
+    """One batch of separate items: TensorDicts, tensors, or dicts and tuples of these.
+
+    Raises:
+        RuntimeError: their structures differ.
+    """
+    first = items[0]
+    if is_container(first):
+        return tdstore.stack(list(items))
+    if is_foreign(first):
+        return tdstore.stack([from_tensordict(item) for item in items])
+    if isinstance(first, Tensor):
+        if any(not isinstance(item, Tensor) or item.shape != first.shape for item in items):
+            raise _uneven()
+        return torch.stack(list(items))
+    if isinstance(first, Mapping):
+        if any(not isinstance(item, Mapping) or item.keys() != first.keys() for item in items):
+            raise _uneven()
+        return {key: stacked([item[key] for item in items]) for key in first}
+    if isinstance(first, tuple):
+        if any(not isinstance(item, tuple) or len(item) != len(first) for item in items):
+            raise _uneven()
+        made = [stacked(parts) for parts in zip(*items, strict=True)]
+        return type(first)(*made) if hasattr(first, "_fields") else tuple(made)
+    if isinstance(first, str):
+        return NonTensorStack.from_list(list(items))
+    return torch.as_tensor(np.asarray(items))
+
+
+def _uneven() -> BatchSizeError:
+    return BatchSizeError(
+        "a list is a batch of separate items, and these have different structures",
+        hint="one item that is made of several things is a tuple: extend((a, b)), not extend([a, b])",
+    )

@@ -204,7 +204,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 def make_table(
     place: Place, structure: Structure, capacity: int, ndim: int, *, mode: Mode = "x", state: State | None = None
 ) -> Table:
-    """Allocate rows of zeros in a place.
+    """Allocate rows of zeros in a place, which is committed with the first counters.
 
     Raises:
         StoreExistsError: something is there.
@@ -213,13 +213,14 @@ def make_table(
     try:
         specs = structure.specs(capacity)
         specs[STATE] = LeafSpec((LENGTH,), "int64")
+        per_row = _product(structure.inner)
         if keeps(handle):
-            per_row = _product(structure.inner)
             specs[UNDO] = LeafSpec((undo_bytes(structure.columns, capacity, per_row),), "uint8")
         handle.store.create(specs)
         handle.store.write([Write(STATE, (), torch.from_numpy(new_numbers(state or State())))])
-        handle.commit(new_header(structure, capacity, ndim, UNDO in specs), specs)
-        return table_over(handle, structure, capacity)
+        table = _table_over(handle, structure, capacity, undo_rows(structure.columns, capacity, per_row), UNDO in specs)
+        table.publish = lambda: handle.commit(new_header(structure, capacity, ndim, UNDO in specs), specs)
+        return table
     except BaseException:
         handle.close()
         raise
@@ -233,10 +234,14 @@ def keeps(handle: StoreHandle) -> bool:
 def table_over(handle: StoreHandle, structure: Structure, capacity: int) -> Table:
     """The table of an open store."""
     saved = int(handle.groups[()].extra["replay"]["undo_rows"])
-    if Cap.VIEW in handle.store.caps and Cap.DIRECT_DEVICE not in handle.store.caps:
-        return LiveTable(
-            structure.columns, capacity, structure.inner, handle, saved=saved if UNDO in handle.specs else 0
-        )
+    return _table_over(handle, structure, capacity, saved, UNDO in handle.specs)
+
+
+def _table_over(handle: StoreHandle, structure: Structure, capacity: int, saved: int, keeps_old: bool) -> Table:
+    # Live leaves that no other process sees reach their place at a commit: a kill would lose what was written since.
+    live = Cap.VIEW in handle.store.caps and (Cap.SHARED in handle.store.caps or not keeps(handle))
+    if live and Cap.DIRECT_DEVICE not in handle.store.caps:
+        return LiveTable(structure.columns, capacity, structure.inner, handle, saved=saved if keeps_old else 0)
     return StoredTable(structure.columns, capacity, structure.inner, handle, saved=saved)
 
 

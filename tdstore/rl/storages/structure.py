@@ -374,7 +374,22 @@ def structure_of(data: Any, lead: int, inner: Sequence[int] = ()) -> Structure:
     found = Structure(0, [], tuple(inner))
     found.root = _part_of(data, lead, (), found.columns)
     found.device = _device_in(data)
+    if not found.columns:
+        raise ValueError("the data has no entries: the first rows say which ones a storage has")
     return found
+
+
+def check_lengths(structure: Structure, data: Any, lead: Sequence[int]) -> None:
+    """Check that all tensors of data have the same leading dimensions.
+
+    Raises:
+        BatchSizeError: one has others.
+    """
+    for column, value in zip(structure.columns, structure.take(data), strict=True):
+        if not column.values and tuple(torch.as_tensor(value).shape[: len(lead)]) != tuple(lead):
+            raise BatchSizeError(
+                f"{path_text(column.path)} has shape {list(value.shape)}, and the data is {list(lead)} rows"
+            )
 
 
 def _device_in(data: Any) -> torch.device | None:
@@ -403,6 +418,12 @@ def _part_of(data: Any, lead: int, path: Path, columns: list[Column]) -> Part:
         name = None if kind is None else tdstore.tensorclass_name(kind)
         return Collection(path, parts, batch, kind, name, td.device)
     if isinstance(data, Tensor):
+        if data.layout is not torch.strided or data.is_nested or data.is_meta:
+            found = "has no values" if data.is_meta else "is nested" if data.is_nested else "is sparse"
+            raise UnsupportedError(
+                f"data{_at(path)} {found}: rows are dense tensors of one shape",
+                hint="LazyStackStorage and ListStorage keep rows of any kind in memory",
+            )
         if data.ndim < lead:
             raise BatchSizeError(f"data{_at(path)} of shape {list(data.shape)} has no {lead} dimensions for slots")
         columns.append(Column(path or ("rows",), tuple(data.shape[lead:]), data.dtype))
@@ -518,43 +539,6 @@ def _value(row: bytes) -> Any:
     if row[_HEAD] == _TEXT:
         return body.decode()
     return decode_value(msgspec.json.decode(body))
-
-
-# -- separate items ----------------------------------------------------------------------------
-def stacked(items: Sequence[Any]) -> Any:
-    """One batch of separate items: TensorDicts, tensors, or dicts and tuples of these.
-
-    Raises:
-        RuntimeError: their structures differ.
-    """
-    first = items[0]
-    if is_container(first):
-        return tdstore.stack(list(items))
-    if is_foreign(first):
-        return tdstore.stack([from_tensordict(item) for item in items])
-    if isinstance(first, Tensor):
-        if any(not isinstance(item, Tensor) or item.shape != first.shape for item in items):
-            raise _uneven()
-        return torch.stack(list(items))
-    if isinstance(first, Mapping):
-        if any(not isinstance(item, Mapping) or item.keys() != first.keys() for item in items):
-            raise _uneven()
-        return {key: stacked([item[key] for item in items]) for key in first}
-    if isinstance(first, tuple):
-        if any(not isinstance(item, tuple) or len(item) != len(first) for item in items):
-            raise _uneven()
-        made = [stacked(parts) for parts in zip(*items, strict=True)]
-        return type(first)(*made) if hasattr(first, "_fields") else tuple(made)
-    if isinstance(first, str):
-        return NonTensorStack.from_list(list(items))
-    return torch.as_tensor(np.asarray(items))
-
-
-def _uneven() -> BatchSizeError:
-    return BatchSizeError(
-        "a list is a batch of separate items, and these have different structures",
-        hint="one item that is made of several things is a tuple: extend((a, b)), not extend([a, b])",
-    )
 
 
 def length_of(data: Any, dims: int = 1) -> tuple[int, ...]:

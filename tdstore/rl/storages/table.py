@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import memmove
 from typing import Any, NamedTuple
 
@@ -132,6 +132,8 @@ class Table(ABC):
     """Whether rows outlive this process, so that what is overwritten is saved first."""
     by_request = False
     """Whether each write is a request to a store, and no write in memory."""
+    publish: Callable[[], None] | None = None
+    """Commits a place that is new, with its first rows; None where it was committed."""
 
     @property
     @abstractmethod
@@ -165,11 +167,24 @@ class Table(ABC):
         """Put back the rows that a killed writer was overwriting; gives the counters after that."""
         return self.state
 
+    def take_back(self, *, saved: bool) -> None:
+        """After a write failed: have the rows as they were committed.
+
+        Args:
+            saved: whether rows that are visible were saved before it.
+        """
+        if saved:
+            self.undo()
+
     def flush(self) -> None:
         """Make what was written visible to others, and durable where the backend is."""
 
     def close(self) -> None:
         """Let go of the rows."""
+
+    def abandon(self) -> None:
+        """Let go of a place whose first rows were not committed: it is as it was before."""
+        self.close()
 
 
 def undo_rows(columns: Sequence[Column], capacity: int, slots_per_row: int) -> int:
@@ -404,6 +419,9 @@ class LiveTable(ArrayTable):
         if not self._touched:
             self._touch()
         write_state(self._numbers, state)
+        if self.publish is not None:
+            self.publish()
+            self.publish, self._touched = None, False
 
     def save(self, rows: Rows, state: State) -> None:
         """Save rows that are about to be overwritten."""
@@ -506,7 +524,10 @@ class StoredTable(Table):
     def commit(self, state: State) -> None:
         """Write the counters once the rows are there, and commit both where nothing else keeps them after a death."""
         self._count(state)
-        if Cap.SHARED not in self.handle.store.caps:
+        if self.publish is not None:
+            self.publish()
+            self.publish = None
+        elif Cap.SHARED not in self.handle.store.caps:
             self.handle.commit(self.handle.groups)
 
     def _count(self, state: State) -> None:
@@ -581,6 +602,14 @@ class StoredTable(Table):
             self.write(slots, values)
             self.commit(state._replace(pending=0))
         return self.state
+
+    def take_back(self, *, saved: bool) -> None:
+        """After a write failed: have the rows as they were committed, also in what the store holds back."""
+        store = self.handle.store
+        if Cap.DISCARD in store.caps and Cap.SHARED not in store.caps:
+            store.discard()
+        elif saved:
+            self.undo()
 
     def flush(self) -> None:
         """Commit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from abc import abstractmethod
@@ -15,22 +16,23 @@ from torch import Tensor
 
 from tdstore import TensorDict
 from tdstore.dtypes import dtype_name
-from tdstore.errors import BatchSizeError
+from tdstore.errors import BatchSizeError, StoreError
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.indices import Selection, as_ints, check, is_int, select
+from tdstore.rl.storages.lists import stacked
 from tdstore.rl.storages.structure import (
     Column,
     Structure,
+    check_lengths,
     encoded_values,
     is_container,
     is_foreign,
     length_of,
     packed,
-    stacked,
     structure_of,
     width_of,
 )
-from tdstore.rl.storages.table import ArrayTable, Ints, LiveTable, Rows, State, Table, count_of, part_of
+from tdstore.rl.storages.table import ArrayTable, DeviceTable, Ints, LiveTable, Rows, State, Table, count_of, part_of
 from tdstore.types import path_text
 
 OnMismatch = Literal["raise", "peer"]
@@ -44,7 +46,7 @@ class TabularStorage(Storage):
 
     def __init__(self, max_size: int, ndim: int) -> None:
         super().__init__()
-        self.max_size = max_size
+        self.max_size = self._asked = max_size
         self.ndim = ndim
         self._lock = threading.RLock()
         self._table: Table | None = None
@@ -168,7 +170,9 @@ class TabularStorage(Storage):
         table = self._table
         if table is None:
             inner = lead[1:] if len(lead) == self.ndim else lead
-            self._make(structure_of(data, len(lead), inner))
+            structure = structure_of(data, len(lead), inner)
+            check_lengths(structure, data, lead)
+            self._make(structure)
             table = self._ready()
         structure = self._structure
         columns = structure.take(data, peer=self.on_mismatch == "peer")
@@ -244,9 +248,22 @@ class TabularStorage(Storage):
                 table.write(rows, values)
             self._commit(table, after)
         except BaseException:
-            if kept:
-                table.undo()
+            if table.publish is None:
+                table.take_back(saved=kept)
             raise
+
+    def _give_up(self, fresh: bool) -> None:
+        """After a write failed: let go of a place that it was to make."""
+        table = self._table
+        if not fresh or table is None or self._state.length:
+            return
+        if table.publish is not None:
+            with contextlib.suppress(StoreError, OSError):
+                table.abandon()
+        elif not isinstance(table, (ArrayTable, DeviceTable)) or isinstance(table, LiveTable):
+            return
+        self._table, self._known, self.initialized = None, None, False
+        self._structure, self.max_size = Structure(0), self._asked
 
     # -- a ring ------------------------------------------------------------------------------------
     def append(self, data: Any) -> Ints:
@@ -266,16 +283,24 @@ class TabularStorage(Storage):
         if not lead or not lead[0]:
             raise RuntimeError("there are no rows in the data that is to be written")
         with self._lock, self._alone():
-            values = self._prepare(data, lead)
-            return self._ring(self._ready(), values, lead[0])
+            fresh = self._table is None
+            try:
+                values = self._prepare(data, lead)
+                return self._ring(self._ready(), values, lead[0])
+            except BaseException:
+                self._give_up(fresh)
+                raise
 
     def append_one(self, data: Any) -> int:
         """Write one row at the cursor, and move the cursor behind it; gives its number."""
         with self._lock, self._alone():
-            if self._table is None:
-                self._make(structure_of(data, self.ndim - 1, length_of(data, self.ndim - 1) if self.ndim > 1 else ()))
-            values = self._prepare(data, length_of(data, self.ndim - 1) if self.ndim > 1 else ())
-            return int(self._ring(self._ready(), values, 1)[0])
+            fresh = self._table is None
+            try:
+                values = self._prepare(data, length_of(data, self.ndim - 1) if self.ndim > 1 else ())
+                return int(self._ring(self._ready(), values, 1)[0])
+            except BaseException:
+                self._give_up(fresh)
+                raise
 
     def _ring(self, table: Table, values: list[Any], n: int) -> Ints:
         state, capacity = self._state, table.capacity
@@ -329,44 +354,50 @@ class TabularStorage(Storage):
             if isinstance(cursor, tuple) or (isinstance(cursor, Tensor) and cursor.ndim == 2 and self.ndim > 1):
                 self._set_slots(cursor, data)
                 return
-            lead = length_of(data, self.ndim - single) if self.ndim > single else ()
-            rows = self._rows(cursor, data, lead)
-            if not single and len(rows) != (lead[0] if lead else -1):
-                raise BatchSizeError(f"{len(rows)} rows are to be written, and the data has {list(lead)}")
-            values = self._prepare(data, lead)
-            table, state = self._ready(), self._state
-            if single:
-                values = [
-                    v if v is None or v.ndim == len(t) + 1 else v.unsqueeze(0)
-                    for v, t in zip(values, self._tails, strict=True)
-                ]
-            if not len(rows):
-                return
-            last = int(rows[-1])
-            high = max(state.length, int(rows.max()) + 1) if set_cursor else state.length
-            keep = _last_of(rows)
-            if keep is not None:
-                rows = rows[keep]
-                values = [None if v is None else v[torch.from_numpy(keep)] for v in values]
-            slots: Rows = rows
-            if len(rows) == int(rows[-1]) - int(rows[0]) + 1 and (len(rows) == 1 or bool((np.diff(rows) == 1).all())):
-                slots = slice(int(rows[0]), int(rows[-1]) + 1)
-            gap = int(rows.max()) >= state.length + len(rows) or int(rows.min()) > state.length
-            ring = (
-                set_cursor and isinstance(slots, slice) and slots.start == state.cursor and slots.stop <= table.capacity
-            )
-            after = State(
-                length=high,
-                cursor=(last + 1) % table.capacity if set_cursor else state.cursor,
-                write_count=state.write_count + (len(rows) if set_cursor else 0),
-                scattered=int(state.scattered or gap),
-                epoch=state.epoch + (not ring),
-            )
-            if gap and not state.scattered:
-                self._commit(table, state._replace(scattered=1))
-                state = state._replace(scattered=1)
-            self._in_parts(table, slots, values, state, after)
-            self.filled_directly = self.filled_directly or set_cursor
+            fresh = self._table is None
+            try:
+                self._set_rows(cursor, data, single=single, set_cursor=set_cursor)
+            except BaseException:
+                self._give_up(fresh)
+                raise
+
+    def _set_rows(self, cursor: Any, data: Any, *, single: bool, set_cursor: bool) -> None:
+        lead = length_of(data, self.ndim - single) if self.ndim > single else ()
+        rows = self._rows(cursor, data, lead)
+        if not single and len(rows) != (lead[0] if lead else -1):
+            raise BatchSizeError(f"{len(rows)} rows are to be written, and the data has {list(lead)}")
+        values = self._prepare(data, lead)
+        table, state = self._ready(), self._state
+        if single:
+            values = [
+                v if v is None or v.ndim == len(t) + 1 else v.unsqueeze(0)
+                for v, t in zip(values, self._tails, strict=True)
+            ]
+        if not len(rows):
+            return
+        last = int(rows[-1])
+        high = max(state.length, int(rows.max()) + 1) if set_cursor else state.length
+        keep = _last_of(rows)
+        if keep is not None:
+            rows = rows[keep]
+            values = [None if v is None else v[torch.from_numpy(keep)] for v in values]
+        slots: Rows = rows
+        if len(rows) == int(rows[-1]) - int(rows[0]) + 1 and (len(rows) == 1 or bool((np.diff(rows) == 1).all())):
+            slots = slice(int(rows[0]), int(rows[-1]) + 1)
+        gap = int(rows.max()) >= state.length + len(rows) or int(rows.min()) > state.length
+        ring = set_cursor and isinstance(slots, slice) and slots.start == state.cursor and slots.stop <= table.capacity
+        after = State(
+            length=high,
+            cursor=(last + 1) % table.capacity if set_cursor else state.cursor,
+            write_count=state.write_count + (len(rows) if set_cursor else 0),
+            scattered=int(state.scattered or gap),
+            epoch=state.epoch + (not ring),
+        )
+        if gap and not state.scattered and table.publish is None:
+            self._commit(table, state._replace(scattered=1))
+            state = state._replace(scattered=1)
+        self._in_parts(table, slots, values, state, after)
+        self.filled_directly = self.filled_directly or set_cursor
 
     def _in_parts(self, table: Table, rows: Rows, values: list[Any], state: State, after: State) -> None:
         """Write rows of any place, no more at once than can be taken back."""

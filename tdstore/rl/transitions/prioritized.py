@@ -102,6 +102,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise ValueError(f"the name {KEY} is taken by the buffer itself: rename this entry")
         self._write_priorities()
         slots = super()._append(rows.set(KEY, torch.full((len(rows),), self.max_priority, dtype=torch.float64)))
+        self._unwritten.clear()
         self._tree.update(slots[-self.max_size :], self.max_priority**self.alpha)
         self._follow(slots)
         return slots
@@ -112,7 +113,6 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             newer = sorted(self._unwritten.items())
             slots = np.array([slot for slot, _ in newer])
             self._rows.put_values(KEY, slots, torch.tensor([value for _, value in newer], dtype=torch.float64))
-            self._unwritten.clear()
 
     @property
     def storage(self) -> Any:
@@ -231,6 +231,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Make rows and priorities durable, where the backend is."""
         self._write_priorities()
         super().flush()
+        self._unwritten.clear()
 
     def close(self) -> None:
         """Commit, and let go of the rows."""
