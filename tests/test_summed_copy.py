@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -33,6 +37,19 @@ def test_a_system_that_refuses_to_give_pages_at_once(monkeypatch: pytest.MonkeyP
     source, target = np.ones(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
     assert copy_summed(source, target, 64 * KIB, fresh=True) == crcs_of(source, 64 * KIB)
     assert target.all()
+
+
+def test_a_read_when_the_interpreter_ends(tmp_path: Path) -> None:
+    """No thread starts any more then."""
+    code = f"""
+import atexit, torch, tdstore
+torch.set_num_threads(2)
+tdstore.TensorDict({{"x": torch.ones(5000, 1000)}}, [5000]).save({str(tmp_path / "d")!r}).close()
+opened = tdstore.open({str(tmp_path / "d")!r})
+atexit.register(lambda: print(int(opened.read()["x"].sum())))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("5000000\n", "", 0)
 
 
 def test_memory_that_is_not_aligned_is_told() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import google_crc32c
 import torch
@@ -51,10 +51,19 @@ def copy_summed(source: Memory, target: Memory, size: int, *, fresh: bool) -> li
     share = -(-len(source) // threads // size) * size
     with ThreadPoolExecutor(threads) as pool:
         shares = [
-            pool.submit(_copy, source[at : at + share], target[at : at + share], size, fresh=fresh)
+            _start(pool, source[at : at + share], target[at : at + share], size, fresh=fresh)
             for at in range(0, len(source), share)
         ]
     return [crc for part in shares for crc in part.result()]
+
+
+def _start(pool: ThreadPoolExecutor, source: Memory, target: Memory, size: int, *, fresh: bool) -> Future[list[int]]:
+    try:
+        return pool.submit(_copy, source, target, size, fresh=fresh)
+    except RuntimeError:  # the interpreter is ending, and starts no thread any more
+        done: Future[list[int]] = Future()
+        done.set_result(_copy(source, target, size, fresh=fresh))
+        return done
 
 
 def take_pages(address: int, size: int) -> None:
