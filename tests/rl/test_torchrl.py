@@ -104,3 +104,21 @@ def test_batches_name_the_device_that_torchrl_names(make, named):
         batch = buffer.sample()
         found.append([str(x.device) for x in (batch, batch["n"], buffer[0], buffer[:2], buffer[[0, 1]])])
     assert found[0] == found[1]
+
+
+def test_pieces_of_episodes_have_the_entries_that_torchrl_gives():
+    found = []
+    for package, collection in ((theirs, tensordict.TensorDict), (tdstore.rl, TensorDict)):
+        sampler = package.SliceSampler(slice_len=5, traj_key="e")
+        buffer = package.TensorDictReplayBuffer(storage=package.LazyTensorStorage(40), sampler=sampler, batch_size=10)
+        buffer.extend(collection({"e": torch.arange(40) // 10}, [40]))
+        found.append({key: value.tolist() for key, value in sorted(buffer.sample()["next"].items())})
+    assert found[0] == found[1] and sorted(found[0]) == ["done", "terminated", "truncated"]
+
+
+def test_transforms_are_inserted_before_others():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=50)
+    buffer.append_transform(lambda rows: rows + 1)
+    buffer.insert_transform(0, lambda rows: rows * 10)
+    buffer.extend(torch.arange(4))
+    assert set(buffer.sample().tolist()) <= {1, 11, 21, 31}

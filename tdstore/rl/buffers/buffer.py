@@ -219,6 +219,11 @@ class ReplayBuffer:
         self._transforms.append((transform, invert))
         return self
 
+    def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBuffer:
+        """`append_transform`, before the transform of that number."""
+        self._transforms.insert(index, (transform, invert))
+        return self
+
     # -- writing -----------------------------------------------------------------------------
     def extend(self, data: Any) -> Any:
         """Write rows.

@@ -125,7 +125,7 @@ def rows_first(data: Any, dim: int) -> Any:
 
 
 def mark_truncated(batch: Any, sampler: SliceSampler, info: dict[Any, Any]) -> None:
-    """Mark the last step of each piece of a batch."""
+    """Mark the last step of each piece of a batch: truncated and done, and not terminated unless the rows say so."""
     mark = info.get(sampler.truncated_key)
     if mark is None:
         return
@@ -133,5 +133,7 @@ def mark_truncated(batch: Any, sampler: SliceSampler, info: dict[Any, Any]) -> N
     batch.set(path, mark)
     done = (*path[:-1], "done")
     before = batch.get(done, None)
-    if isinstance(before, Tensor):
-        batch.set(done, before | mark.reshape(before.shape))
+    batch.set(done, before | mark.reshape(before.shape) if isinstance(before, Tensor) else mark.clone())
+    ended = (*path[:-1], "terminated")
+    if batch.get(ended, None) is None:
+        batch.set(ended, torch.zeros_like(mark))
