@@ -102,9 +102,11 @@ class Publisher:
         """
         if not self.single_writer and not self.engine.conditional():
             raise UnsupportedError(
-                f"{self.url} has no conditional put: of two writers that commit at once, one would be lost unnoticed",
+                f"{self.url} has no conditional put here: of two writers that commit at once, one would be lost "
+                "unnoticed",
                 url=self.url,
-                hint="if nobody else writes there, say so: single_writer=True",
+                hint="if nobody else writes there, say so: single_writer=True; a process that was forked from one that "
+                "uses obstore has none either: use spawn or forkserver",
             )
 
     def publish(self, data: bytes, generation: str, names: Iterable[str], expired: Sequence[str]) -> None:
