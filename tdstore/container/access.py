@@ -71,7 +71,11 @@ class AccessMixin(Container):
         if found is None:
             return self._default(key, default)
         node, last = found
-        return node._raw_as(last, **kwargs) if kwargs else node._with_names(node._raw(last))
+        return node._raw_as(last, **kwargs) if kwargs else node._named(last)
+
+    def _named(self, key: str) -> Any:
+        """The entry of a key; a value has the names of the dimensions."""
+        return self._with_names(self._raw(key))
 
     def _with_names(self, entry: Any) -> Any:
         """An entry; a value is told the names of the dimensions."""

@@ -475,10 +475,8 @@ def _fit_value(key: str, value: NonTensor, batch: torch.Size, device: torch.devi
         return value
     if (made := value.for_batch(batch)) is not None:
         return made
-    if value.batch_size == batch[: value.ndim]:
-        wide = (*value.batch_size, *(1,) * (len(batch) - value.ndim))
-        return value.move(lambda t: t.reshape(wide).expand(batch))
     raise BatchSizeError(
         f"batch dimension mismatch: the values of {key!r} have shape {list(value.batch_size)}, "
-        f"the batch size is {list(batch)}"
+        f"the batch size is {list(batch)}",
+        hint="give one value for each position, or one value for all" if value.ndim < len(batch) else None,
     )

@@ -17,7 +17,7 @@ from tdstore.container.names import as_names
 from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.placing import PlacingMixin
 from tdstore.container.streaming import into, rows_of
-from tdstore.container.unbatched import is_batched
+from tdstore.container.unbatched import UnbatchedTensor, is_batched
 from tdstore.errors import BatchSizeError, KeyNotFoundError
 from tdstore.keys import unravel
 from tdstore.shapes import as_size, flat_args
@@ -41,6 +41,8 @@ class FillingMixin(PlacingMixin):
             return self
         if entry is None:
             raise self._missing(key)
+        if isinstance(entry, UnbatchedTensor):
+            return self.set_(key, entry.holding(torch.full_like(entry.wrapped, value)))
         return self.set_(key, torch.full((), value, dtype=entry.dtype, device=entry.device).expand(entry.shape))
 
     def masked_fill_(self, mask: Tensor, value: Any) -> Self:

@@ -112,13 +112,17 @@ class KeysView:
         return f"{type(self).__name__}({list(self)})"
 
 
+def _entry(node: Any, key: str) -> Any:
+    return node._named(key)
+
+
 class ItemsView(KeysView):
     """What `td.items(...)` returns for containers that are not plain dicts inside, or with options."""
 
     __slots__ = ()
 
     def __iter__(self) -> Iterator[Any]:
-        return ((key, node._raw(last)) for key, node, last in walk(self._td, *self._args, True))
+        return ((key, _entry(node, last)) for key, node, last in walk(self._td, *self._args, True))
 
     def __contains__(self, item: object) -> bool:
         return any(item == pair for pair in self)
@@ -130,4 +134,4 @@ class ValuesView(ItemsView):
     __slots__ = ()
 
     def __iter__(self) -> Iterator[Any]:
-        return (node._raw(last) for _, node, last in walk(self._td, *self._args, True))
+        return (_entry(node, last) for _, node, last in walk(self._td, *self._args, True))

@@ -320,11 +320,13 @@ def lazy_stack(
     if all(isinstance(td, Tensor) for td in tds):
         return torch.stack(tds, dim, out=out)
     worn, tds = undressed(tds)
-    if worn is not None:
+    if worn is not None and not worn._open:
         made = lazy_stack(
             tds, dim, device=device, out=inside(out), stack_dim_name=stack_dim_name, strict_shape=strict_shape
         )
         return redressed(worn, made, out)
+    if worn is not None:  # such an object is a TensorDict itself: an element, as it is
+        tds = [worn._dress(td) for td in tds]
     made = Container._stack_class(
         *tds, stack_dim=dim, device=device, stack_dim_name=stack_dim_name, strict_shape=strict_shape
     )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container import metadatakinds
+from tdstore.container.elements import Element, Elements
 from tdstore.container.linked import LinkedList
 from tdstore.container.lists import as_text, levels, nested, stack_text
 from tdstore.container.options import capture_non_tensor_stack
@@ -143,10 +144,6 @@ class NonTensor(ValueShapes):
         """Write an entry at an index: this entry where it can take it, else a new one."""
         raise NotImplementedError
 
-    def way_back(self, index: Any) -> Callable[[], None] | None:
-        """What makes rows that lie in a store what they are now; None for an entry of this process."""
-        return None
-
     # -- shapes ------------------------------------------------------------------------------
     def joined(self, parts: Sequence[NonTensor], fn: Callable[[list[Tensor]], Tensor]) -> NonTensor | None:
         """All parts (of which this is the first) as one entry, if their kind has a way of its own."""
@@ -170,8 +167,12 @@ class NonTensor(ValueShapes):
         return self.move(lambda t: t[rows])
 
     def clone(self, recurse: bool = True) -> NonTensor:
-        """A copy whose rows can be written without changing these; the values themselves are shared."""
-        return self.apart() if recurse else self.move(lambda t: t[...])
+        """A copy, of the values too; with `recurse=False`, of what is around the same values."""
+        return self.own_values() if recurse else self.move(lambda t: t[...])
+
+    def own_values(self) -> NonTensor:
+        """As `apart`, with copies of those values that can be changed."""
+        return self.apart()
 
     def apart(self) -> NonTensor:
         """An entry for a TensorDict with leaves of its own: rows written in one are not seen in the other."""
@@ -211,7 +212,7 @@ class NonTensor(ValueShapes):
         return True
 
 
-class NonTensorData(NonTensor, ValueMethods):
+class NonTensorData(Element, NonTensor, ValueMethods):
     """One value for the whole batch.
 
     Example:
@@ -221,19 +222,19 @@ class NonTensorData(NonTensor, ValueMethods):
         ['hello', 'hello', 'hello']
     """
 
-    __slots__ = ("_names", "batch_size", "data")
-    data: Any
+    __slots__ = ("_data", "_names", "_source", "batch_size")
+    _source: tuple[NonTensorStack, Tensor]
     _stays = False
     """Whether equal values stay one value when they are stacked."""
 
     def __init__(self, data: Any, batch_size: Any = None, device: object = None, names: Any = None) -> None:
-        self.data = data.data if isinstance(data, NonTensorData) else list(data) if type(data) is LinkedList else data
+        self._data = data.data if isinstance(data, NonTensorData) else list(data) if type(data) is LinkedList else data
         self.batch_size = as_size(batch_size)
         self._names: tuple[str | None, ...] | None = None if names is None else tuple(names)
 
     def plain(self) -> Any:
         """The value itself."""
-        return self.data
+        return self._data
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the value, which is a function."""
@@ -282,13 +283,6 @@ class NonTensorData(NonTensor, ValueMethods):
         made = self.maybe_to_stack()
         return made.written(index, part) if made is not self else NonTensorData(part.flat()[0])
 
-    def update(self, other: Any, inplace: bool = False, **kwargs: Any) -> Self:
-        """Take over the value of another."""
-        self.data = other.data if isinstance(other, NonTensorData) else other
-        return self
-
-    update_ = update
-
     def to_json(self) -> dict[str, Any]:
         """`{"data": value}`."""
         return {"data": to_plain(self.data), **({"meta": True} if self._stays else {})}
@@ -328,7 +322,7 @@ class MetaData(NonTensorData):
     @classmethod
     def _unchecked(cls, data: Any, batch_size: torch.Size) -> Self:
         made = cls.__new__(cls)
-        made.data, made.batch_size = data, batch_size
+        made._data, made.batch_size = data, batch_size
         return made
 
     def for_batch(self, batch_size: torch.Size) -> MetaData:
@@ -342,7 +336,7 @@ SHOWN = 100
 """A repr lists at most so many values."""
 
 
-class NonTensorStack(NonTensor, ValueMethods):
+class NonTensorStack(Elements, NonTensor, ValueMethods):
     """One value per batch position.
 
     Args:
@@ -438,7 +432,10 @@ class NonTensorStack(NonTensor, ValueMethods):
 
     def _taken(self, at: Tensor) -> NonTensor:
         if not at.ndim:
-            return NonTensorData(self._one(at))
+            made = NonTensorData(self._one(at))
+            if not torch.compiler.is_compiling():
+                made._source = (self, at)
+            return made
         return self._make(self._pool, at, self._lent) if self._shares(at) else self._copied(at)
 
     def _one(self, at: Tensor) -> Any:

@@ -308,7 +308,10 @@ class StructureMixin(WritingMixin):
         return cls._new({}, td._batch_size, td._device, td._names)._become(td)
 
     def clone(self, recurse: bool = True) -> Any:
-        """A copy: of the leaves too (`recurse=True`), or of the tree around the same leaves."""
+        """A copy: of leaves and values too (`recurse=True`), or of the tree around the same ones.
+
+        Values are copied as `copy.deepcopy` does it. One that it refuses, such as a lock, is in both.
+        """
         td = self._resident()
         data: dict[str, Any] = {}
         for key, value in td._data.items():
@@ -317,7 +320,7 @@ class StructureMixin(WritingMixin):
             elif isinstance(value, Container):
                 data[key] = value.clone(recurse)  # type: ignore[attr-defined]
             elif recurse:
-                data[key] = value.apart()
+                data[key] = value.own_values()
             else:  # what is done in place to one of them is not done to the other
                 data[key] = value.__copy__() if type(value) is NonTensorStack else value
         return td._new(data, td._batch_size, td._device, td._names)

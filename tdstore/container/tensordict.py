@@ -317,6 +317,13 @@ class TensorDict(IndexedTree):
                 below: Any = inside(value)
                 out += [(*prefix, key, *entry_path(k)) for k in below.keys(True, True)]
 
+    def _data_with_names(self) -> dict[str, Any]:
+        """The entries, whose values are told the names of the dimensions."""
+        if self._names is not None:
+            for value in self._data.values():
+                self._with_names(value)
+        return self._data
+
     def values(
         self,
         include_nested: bool = False,
@@ -326,7 +333,7 @@ class TensorDict(IndexedTree):
         sort: bool = False,
     ) -> Any:
         if not (include_nested or leaves_only or sort):
-            return self._data.values()
+            return self._data_with_names().values()
         if include_nested and leaves_only and is_leaf is None and not sort:
             leaves: list[Tensor] = []
             if self._collect(leaves, plain=False):
@@ -342,7 +349,7 @@ class TensorDict(IndexedTree):
         sort: bool = False,
     ) -> Any:
         if not (include_nested or leaves_only or sort):
-            return self._data.items()
+            return self._data_with_names().items()
         if include_nested and leaves_only and is_leaf is None and not sort:
             out: list[Any] = []
             self._leaf_keys((), out)

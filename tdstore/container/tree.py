@@ -156,7 +156,9 @@ class ResidentTree(TensorDictBase):
                 if isinstance(old, NonTensor) and not isinstance(old, (UnbatchedTensor, Tensor)):
                     whole = at is None and not isinstance(old, NonTensorStack)
                     index = ... if at is None else at
-                    undo = None if whole else old.way_back(index)
+                    undo = old.way_back(index)
+                    if whole and undo is not None:
+                        old.update(value)  # type: ignore[attr-defined]  # a value of a stack writes the stack
                     data[key] = value if whole else assign(old, index, value)
                     if undo is not None:
                         back.append(undo)
@@ -380,9 +382,10 @@ class ResidentTree(TensorDictBase):
         return self._new(data, self._batch_size, self._device, self._names)
 
     def _foreach(self, fn: Callable[..., Sequence[Tensor]], *operands: Any) -> Self:
+        keep_lock = self._state & LOCKED and not any(isinstance(o, Tensor) and o.ndim for o in operands)
         if (differ := uneven(self, operands)) and (wide := widened(self, operands)) is not None:
             result: Self = wide[0]._foreach(fn, *wide[1])
-            return result.lock_() if self._state & LOCKED else result
+            return result.lock_() if keep_lock else result
         leaves: list[Tensor] = []
         if not self._collect(leaves):
             return self._mixed(lambda node, *parts: node._foreach(fn, *parts), operands)
@@ -400,7 +403,7 @@ class ResidentTree(TensorDictBase):
         if differ:
             check_leaves(made, self._batch_size)
         td = self._with_leaves(iter(made))
-        if self._state & LOCKED:
+        if keep_lock:
             td.lock_()
         return td
 
@@ -448,7 +451,7 @@ class ResidentTree(TensorDictBase):
                 theirs = [o._raw(key) if isinstance(o, Container) else below(o, batch, value) for o in operands]
                 data[key] = run(value, *theirs)
         td = self._new(data, self._batch_size, self._device, self._names)
-        if self._state & LOCKED:
+        if self._state & LOCKED and not any(isinstance(o, Tensor) and o.ndim for o in operands):
             td.lock_()
         return td
 

@@ -89,3 +89,7 @@ def constant(value: NonTensor, at: tuple[Any, ...]) -> NonTensor | None:
     one = value[at]
     wide = one.move(lambda t: t[tuple(None if i == 0 else slice(None) for i in at)].expand(value.batch_size))
     return one if value.same(wide) else None
+
+    def way_back(self, index: Any) -> Callable[[], None] | None:
+        """What makes rows that lie in a store what they are now; None for an entry of this process."""
+        return None

@@ -84,7 +84,7 @@ class WritingMixin(AccessMixin):
         kind = self._kind(key)
         if kind == LEAF and isinstance(item, (bool, int, float, complex)):
             value: Any = torch.as_tensor(item)
-        elif kind == LEAF and isinstance(item, Tensor):
+        elif isinstance(item, Tensor) and (kind == LEAF or (not whole and kind == VALUE and self._is_unbatched(key))):
             value = item
         else:
             value = self._coerce(key, item)

@@ -23,7 +23,7 @@ class ModulesMixin(Container):
         cls,
         module: nn.Module,
         as_module: bool = False,
-        lock: bool = True,
+        lock: bool = False,
         use_state_dict: bool = False,
         filter_empty: bool = True,
     ) -> Any:
@@ -140,7 +140,7 @@ class ModulesMixin(Container):
 
         Raises:
             KeyNotFoundError: the module has no such parameter, buffer or submodule; nothing was changed.
-            LockedError: `swap_dest` is locked, as what `from_module` gives is by default; nothing was changed.
+            LockedError: `swap_dest` is locked; nothing was changed.
 
         Example:
             >>> net = torch.nn.Linear(3, 4)

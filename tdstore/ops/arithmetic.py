@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -84,6 +84,9 @@ def _addcdiv(value: float) -> Callable[..., list[Tensor]]:
     return _each3(lambda a, b, c: torch.addcdiv(a, _like(a, b), _like(a, c), value=value))
 
 
+Made = TypeVar("Made")
+
+
 class ArithmeticOps(OpsBase):
     """`+ - * / ** %`, comparisons and logic; named and operator forms.
 
@@ -146,7 +149,7 @@ class ArithmeticOps(OpsBase):
             raise ValueError("clamp needs min=, max= or both")
         below: Self = self if min is None else self.clamp_min(min)
         result = below if max is None else below.clamp_max(max)
-        return result if out is None else out.update(result, inplace=True)
+        return _unlocked(result) if out is None else out.update(result, inplace=True)
 
     def mod(self, other: Any, *, default: Any = None) -> Self:
         """Apply [`torch.remainder`][] to every leaf: the remainder has the sign of the divisor."""
@@ -291,16 +294,23 @@ class ArithmeticOps(OpsBase):
     __rxor__ = __xor__
 
     def __lt__(self, other: Any) -> Self:
-        return self._foreach(_lt, other)
+        return _unlocked(self._foreach(_lt, other))
 
     def __le__(self, other: Any) -> Self:
-        return self._foreach(_le, other)
+        return _unlocked(self._foreach(_le, other))
 
     def __gt__(self, other: Any) -> Self:
-        return self._foreach(_gt, other)
+        return _unlocked(self._foreach(_gt, other))
 
     def __ge__(self, other: Any) -> Self:
-        return self._foreach(_ge, other)
+        return _unlocked(self._foreach(_ge, other))
+
+
+def _unlocked(made: Made) -> Made:
+    """A result that nobody else has yet."""
+    td: Any = made
+    td.unlock_()
+    return made
 
 
 def _add_scaled(alpha: float | None) -> Callable[..., Any]:

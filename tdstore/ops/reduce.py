@@ -199,7 +199,8 @@ class ReduceOps(OpsBase):
         """Softmax along a batch dimension, as [`torch.softmax`][]."""
         at = self._one_dim(dim)
         td: Any = self._in_rows()
-        return td._foreach(lambda leaves: [torch.softmax(leaf, at, dtype) for leaf in leaves])  # type: ignore[no-any-return]
+        made: Self = td._foreach(lambda leaves: [torch.softmax(leaf, at, dtype) for leaf in leaves]).unlock_()
+        return made
 
     def quantile(
         self,

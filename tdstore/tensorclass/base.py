@@ -38,6 +38,7 @@ from tdstore.tensorclass.fields import (
     entry_of,
     named,
     refuse_frozen,
+    unset,
     unwrapped,
 )
 from tdstore.tensorclass.protocols import cast_back, follow_protocols
@@ -322,11 +323,10 @@ class TensorClass(Surface, metaclass=Fields):
         td.set(name, value)
 
     def _put(self, name: str, value: Any) -> None:
-        td = self._tensordict
         if value is not None:
             self._set_field(name, value)
-        elif td._kind(name) is not None:
-            td.del_(name)
+        else:
+            unset(self, name)
 
     def _assign(self, entries: Mapping[str, Any]) -> None:
         if odd := [name for name in entries if name not in self._field_names]:

@@ -193,6 +193,10 @@ def named(names: Any) -> Any:
 
 
 # -- access ----------------------------------------------------------------------------------
+_DELETED = "_deleted_fields"
+"""The names of fields that were deleted, in the `__dict__` of an object; copies and parts of it do not have it."""
+
+
 class FieldAccess:
     """A field on its class: `obj.f` reads the entry `f`, None where there is none; setting None removes it."""
 
@@ -206,10 +210,11 @@ class FieldAccess:
             raise AttributeError(f"{self.name!r} is a field of {owner.__name__}'s objects")
         td = obj._tensordict
         if type(td) is not TensorDict:
-            return entry_of(td, self.name)
+            found = entry_of(td, self.name)
+            return found if found is not None else entry_if_not_deleted(obj, self.name)
         found = td._data.get(self.name)
         if type(found) is Tensor or not isinstance(found, NonTensor):
-            return found
+            return found if found is not None else entry_if_not_deleted(obj, self.name)
         return found.plain()
 
     def __set__(self, obj: Any, value: Any) -> None:
@@ -227,10 +232,13 @@ class EntryAccess(FieldAccess):
         td = obj._tensordict
         if td._kind(self.name) is not None:
             return td.get(self.name)
-        field = obj.__dataclass_fields__[self.name]
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise AttributeError(f"{self.name!r} of {type(obj).__name__} was deleted")
-        return None
+        return entry_if_not_deleted(obj, self.name)
+
+
+def entry_if_not_deleted(obj: Any, name: str) -> None:
+    """None, which a field without an entry reads as; an AttributeError after `del obj.field`."""
+    if name in getattr(obj, "__dict__", {}).get(_DELETED, ()):
+        raise AttributeError(f"{name!r} of {type(obj).__name__} was deleted")
 
 
 def entry_of(td: Any, name: str) -> Any:
@@ -256,11 +264,22 @@ def entries_given(obj: Any, given: Any, kwargs: dict[str, Any], options: frozens
 
 
 def delete(obj: Any, name: str) -> None:
-    """`del obj.field`: a `tensor_only` field without a default is an attribute no more; others are None."""
-    if obj._flags.tensor_only and not obj._flags.frozen:
+    """`del obj.field`: it is an attribute of this object no more, until it is set again.
+
+    Raises:
+        KeyNotFoundError: it is not set.
+    """
+    if obj._flags.frozen:
+        raise refuse_frozen(obj, name)
+    obj._tensordict.del_(name)
+    obj.__dict__.setdefault(_DELETED, set()).add(name)
+
+
+def unset(obj: Any, name: str) -> None:
+    """`obj.field = None`: the field has no entry, and reads as None."""
+    getattr(obj, "__dict__", {}).get(_DELETED, set()).discard(name)
+    if obj._tensordict._kind(name) is not None:
         obj._tensordict.del_(name)
-    else:
-        setattr(obj, name, None)
 
 
 def refuse_frozen(obj: Any, name: str) -> FrozenInstanceError:

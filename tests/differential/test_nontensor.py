@@ -180,8 +180,9 @@ def test_where_the_peer_loses_form(name: str) -> None:
 def test_a_row_of_one_value_can_be_written_only_as_a_stack() -> None:
     # The peer ignores `data[0] = ...` without a word.
     data = NonTensorData("x", batch_size=[2])
-    with pytest.raises(TypeError):
-        data[0] = "y"  # type: ignore[index]
+    with pytest.raises(UnsupportedError, match="maybe_to_stack"):
+        data[0] = "y"
+    assert data.tolist() == ["x", "x"]
     stack = data.maybe_to_stack()
     stack[0] = "y"  # type: ignore[index]
     assert stack.tolist() == ["y", "x"]

@@ -26,10 +26,11 @@ def lent(net: nn.Module, value: float = 7.0) -> TensorDict:
 
 
 # -- out of modules ----------------------------------------------------------------------------
-def test_from_module_locks_unless_told() -> None:
+def test_from_module_locks_as_it_is_told() -> None:
     net = nn.Linear(1, 1)
-    assert TensorDict.from_module(net).is_locked and TensorDict.from_module(net, as_module=True).is_locked
-    assert not TensorDict.from_module(net, lock=False).is_locked
+    assert not TensorDict.from_module(net).is_locked and not TensorDict.from_module(net, as_module=True).is_locked
+    assert TensorDict.from_module(net, lock=True).is_locked and tdstore.from_module(net).is_locked
+    assert not tdstore.from_module(net, lock=False).is_locked
     assert type(TensorDict.from_module(nn.ReLU(), as_module=True)) is TensorDictParams
     assert type(LazyStackedTensorDict.from_module(net)) is TensorDict
     with pytest.raises(TypeError, match="takes a torch.nn.Module, not a int"):
@@ -38,7 +39,7 @@ def test_from_module_locks_unless_told() -> None:
 
 def test_a_params_in_a_module_shows_as_its_tree_and_stays_unlocked() -> None:
     net = nn.Sequential(TensorDictParams({"a": torch.ones(2), "n": {"b": torch.ones(3)}}))
-    td = TensorDict.from_module(net)
+    td = TensorDict.from_module(net, lock=True)
     assert type(td["0"]) is TensorDict and td["0", "n", "b"] is net[0]["n", "b"]
     assert td.is_locked and not net[0].is_locked
     with td.data.clone().zero_().to_module(net):
@@ -186,7 +187,7 @@ def test_swap_dest_and_memo() -> None:
     assert lent(net).to_module(net, return_swap=False) is None
     own = net.weight
     with pytest.raises(LockedError, match="into swap_dest"):
-        lent(net).to_module(net, swap_dest=TensorDict.from_module(nn.Linear(2, 2)))
+        lent(net).to_module(net, swap_dest=TensorDict.from_module(nn.Linear(2, 2), lock=True))
     assert net.weight is own
 
 

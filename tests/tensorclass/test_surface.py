@@ -179,6 +179,9 @@ def test_none_is_no_entry():  # C1
     assert obj.opt is None and obj.name == "n" and set(obj.keys()) == {"t", "name"} and obj[0].name == "n"
     obj.opt = torch.zeros(3)
     del obj.opt
+    assert not hasattr(obj, "opt") and "opt" not in obj and obj[0].opt is None
+    obj.opt = torch.zeros(3)
+    obj.opt = None
     assert obj.opt is None and "opt" not in obj
     assert obj.select("opt").opt is None
     with pytest.raises(KeyNotFoundError):

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 import tdstore
-from tdstore import TensorDict, TensorDictBase, TypedTensorDict, is_tensor_collection, is_tensorclass, lazy_stack
+from tdstore import (
+    LazyStackedTensorDict,
+    TensorDict,
+    TensorDictBase,
+    TypedTensorDict,
+    is_tensor_collection,
+    is_tensorclass,
+    lazy_stack,
+)
 
 from .classes import PLACES
 
@@ -194,9 +202,9 @@ def test_get_follows_the_default_of_all_tensordicts():
         tdstore.set_get_defaults_to_none(True)
 
 
-def test_a_lazy_stack_keeps_the_class():
+def test_elements_of_a_lazy_stack_keep_the_class():
     stack = lazy_stack([step(), step()])
-    assert type(stack) is Step and stack.x.shape == (2, 3, 2) and type(stack[0]) is Step
+    assert type(stack) is LazyStackedTensorDict and stack["x"].shape == (2, 3, 2) and type(stack[0]) is Step
     assert isinstance(stack, TensorDictBase)
 
 
