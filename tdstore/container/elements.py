@@ -76,7 +76,7 @@ class Element:
 
     def way_back(self: Any, index: Any) -> Callable[[], None] | None:
         """What gives a value of a stack back to the stack; None for one that is in no stack."""
-        return functools.partial(Element.data.__set__, self, self._data) if hasattr(self, "_source") else None
+        return functools.partial(setattr, self, "data", self._data) if hasattr(self, "_source") else None
 
     def own_values(self: Any) -> Any:
         """With a copy of a value that can be changed."""

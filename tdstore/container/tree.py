@@ -157,9 +157,8 @@ class ResidentTree(TensorDictBase):
                     whole = at is None and not isinstance(old, NonTensorStack)
                     index = ... if at is None else at
                     undo = old.way_back(index)
-                    if whole and undo is not None:
-                        old.update(value)  # type: ignore[attr-defined]  # a value of a stack writes the stack
-                    data[key] = value if whole else assign(old, index, value)
+                    new: Any = value if undo is None or not whole else old.update(value)  # type: ignore[attr-defined]
+                    data[key] = new if whole else assign(old, index, value)
                     if undo is not None:
                         back.append(undo)
                 elif isinstance(old, Container):
@@ -403,9 +402,7 @@ class ResidentTree(TensorDictBase):
         if differ:
             check_leaves(made, self._batch_size)
         td = self._with_leaves(iter(made))
-        if keep_lock:
-            td.lock_()
-        return td
+        return td.lock_() if keep_lock else td
 
     def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
         if self._state & READONLY:

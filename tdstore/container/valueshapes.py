@@ -81,6 +81,10 @@ class ValueShapes:
         one, two = as_dim(dim0, len(self.batch_size)), as_dim(dim1, len(self.batch_size))
         return self.move(lambda t: t.transpose(one, two))
 
+    def way_back(self, index: Any) -> Callable[[], None] | None:
+        """What makes rows that lie in a store what they are now; None for an entry of this process."""
+        return None
+
 
 def constant(value: NonTensor, at: tuple[Any, ...]) -> NonTensor | None:
     """Return the values at an index if those along each dimension that it takes one of are all the same."""
@@ -89,7 +93,3 @@ def constant(value: NonTensor, at: tuple[Any, ...]) -> NonTensor | None:
     one = value[at]
     wide = one.move(lambda t: t[tuple(None if i == 0 else slice(None) for i in at)].expand(value.batch_size))
     return one if value.same(wide) else None
-
-    def way_back(self, index: Any) -> Callable[[], None] | None:
-        """What makes rows that lie in a store what they are now; None for an entry of this process."""
-        return None
