@@ -1,4 +1,4 @@
-"""A table whose rows are all in memory too, and reach their place some at a time."""
+"""Tables whose rows stay in a store: read there, or all in memory too and written some at a time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,144 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore import lifetime
-from tdstore.rl.storages.table import ArrayTable, Ints, Rows, State, StoredTable, Table, count_of
+from tdstore import StoreHandle, lifetime
+from tdstore.dtypes import to_numpy
+from tdstore.rl.storages.structure import Column
+from tdstore.rl.storages.table import (
+    LENGTH,
+    STATE,
+    UNDO,
+    ArrayTable,
+    Ints,
+    Rows,
+    State,
+    Table,
+    count_of,
+    read_state,
+    write_state,
+)
+from tdstore.store import Cap
+from tdstore.types import Read, Write
 
 _BLOCK = 8 << 20
+
+
+class StoredTable(Table):
+    """Columns that stay in a store; each write and each read is one request for all of them."""
+
+    durable = True
+    by_request = True
+
+    def __init__(
+        self, columns: Sequence[Column], capacity: int, inner: tuple[int, ...], handle: StoreHandle, *, saved: int
+    ) -> None:
+        super().__init__(columns, capacity, inner)
+        self.undo_rows = saved
+        self.handle = handle
+
+    @property
+    def state(self) -> State:
+        """The counters, read from the store."""
+        return read_state(to_numpy(self.handle.store.read([Read(STATE)])[0]).data, self.handle.store.url)
+
+    def commit(self, state: State) -> None:
+        """Write the counters once the rows are there, and commit both where nothing else keeps them after a death."""
+        self._count(state)
+        if self.publish is not None:
+            self.publish()
+            self.publish = None
+        elif Cap.SHARED not in self.handle.store.caps:
+            self.handle.commit(self.handle.groups)
+
+    def _count(self, state: State) -> None:
+        """Write the counters: what is written before a flush is on the medium before what follows."""
+        store = self.handle.store
+        store.flush()
+        numbers = np.zeros(LENGTH, np.int64)
+        write_state(numbers.data, state)
+        store.write([Write(STATE, (), torch.from_numpy(numbers))])
+        store.flush()
+
+    def write(self, rows: Rows, values: Sequence[Any]) -> None:
+        """Write rows of all columns."""
+        index = (slice(rows.start, rows.stop, 1) if isinstance(rows, slice) else torch.from_numpy(rows),)
+        given = zip(self.columns, values, strict=True)
+        self.handle.store.write([Write(c.path, index, v) for c, v in given if v is not None])
+
+    def gather(self, slots: Ints) -> list[Tensor]:
+        """Copies of slots."""
+        return self._read(range(len(self.columns)), slots)
+
+    def column(self, number: int, slots: Ints) -> Tensor:
+        """Copies of slots of one column."""
+        return self._read([number], slots)[0]
+
+    def _read(self, numbers: Sequence[int], slots: Ints) -> list[Tensor]:
+        paths = [self.columns[k].path for k in numbers]
+        store = self.handle.store
+        if not self.inner:
+            rows = torch.from_numpy(slots)
+            return store.read([Read(path, (rows,)) for path in paths])
+        # A store takes rows of one dimension: whole rows are read, each once, and their slots picked.
+        unique, inverse = np.unique(slots // self.slots_per_row, return_inverse=True)
+        found = store.read([Read(path, (torch.from_numpy(unique),)) for path in paths])
+        picked = torch.from_numpy(inverse.reshape(-1) * self.slots_per_row + slots % self.slots_per_row)
+        dims = 1 + len(self.inner)
+        return [t.reshape(len(unique) * self.slots_per_row, *t.shape[dims:]).index_select(0, picked) for t in found]
+
+    def look(self, rows: slice) -> list[Tensor]:
+        """Copies of rows."""
+        index = (slice(rows.start, rows.stop, 1),)
+        return self.handle.store.read([Read(column.path, index) for column in self.columns])
+
+    def save(self, rows: Rows, state: State) -> None:
+        """Save rows that are about to be overwritten."""
+        store = self.handle.store
+        index = (slice(rows.start, rows.stop, 1) if isinstance(rows, slice) else torch.from_numpy(rows),)
+        old = store.read([Read(column.path, index) for column in self.columns])
+        slots = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        parts = [
+            slots.astype("<i8").view(np.uint8),
+            *(to_numpy(t.contiguous()).reshape(-1).view(np.uint8) for t in old),
+        ]
+        room = torch.from_numpy(np.concatenate(parts))
+        store.write([Write(UNDO, (slice(0, len(room), 1),), room)])
+        self._count(state._replace(pending=count_of(rows)))
+
+    def undo(self) -> State:
+        """Put back the rows that a killed writer was overwriting."""
+        state = self.state
+        n = state.pending
+        if n:
+            store = self.handle.store
+            size = n * (8 + sum(c.nbytes for c in self.columns) * self.slots_per_row)
+            room = to_numpy(store.read([Read(UNDO, (slice(0, size, 1),))])[0])
+            slots, at, values = room[: 8 * n].view("<i8").astype(np.int64), 8 * n, []
+            for column in self.columns:
+                nbytes = n * column.nbytes * self.slots_per_row
+                flat = torch.from_numpy(room[at : at + nbytes].copy()).view(column.dtype)
+                values.append(flat.view(n, *self.inner, *column.shape))
+                at += nbytes
+            self.write(slots, values)
+            self.commit(state._replace(pending=0))
+        return self.state
+
+    def take_back(self, *, saved: bool) -> None:
+        """After a write failed: have the rows as they were committed, also in what the store holds back."""
+        store = self.handle.store
+        if Cap.DISCARD in store.caps and Cap.SHARED not in store.caps:
+            store.discard()
+        elif saved:
+            self.undo()
+
+    def flush(self) -> None:
+        """Commit."""
+        if self.handle.store.writable:
+            self.handle.commit(self.handle.groups)
+
+    def close(self) -> None:
+        """Commit, and close the store."""
+        self.handle.close()
 
 
 class CachedTable(Table):

@@ -17,7 +17,7 @@ import tdstore
 from tdstore import StoreHandle, TensorDict
 from tdstore.dtypes import dtype_name
 from tdstore.errors import BatchSizeError
-from tdstore.rl.storages.cached import CachedTable
+from tdstore.rl.storages.cached import CachedTable, StoredTable
 from tdstore.rl.storages.places import (
     Found,
     Place,
@@ -29,7 +29,7 @@ from tdstore.rl.storages.places import (
     table_over,
 )
 from tdstore.rl.storages.structure import Structure, length_of, prepared, structure_of
-from tdstore.rl.storages.table import LENGTH, STATE, UNDO, LiveTable, State, StoredTable, Table, new_numbers, undo_bytes
+from tdstore.rl.storages.table import LENGTH, STATE, UNDO, LiveTable, State, Table, new_numbers, undo_bytes
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Path, Read, Write, path_text
 

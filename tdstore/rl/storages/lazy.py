@@ -24,7 +24,7 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.rl.storages import checkpoints
-from tdstore.rl.storages.cached import CachedTable
+from tdstore.rl.storages.cached import CachedTable, StoredTable
 from tdstore.rl.storages.places import (
     Cleanup,
     Found,
@@ -40,7 +40,7 @@ from tdstore.rl.storages.places import (
     scratch,
 )
 from tdstore.rl.storages.structure import Column, Structure, flat, structure_of
-from tdstore.rl.storages.table import LiveTable, State, StoredTable, Table
+from tdstore.rl.storages.table import LiveTable, State, Table
 from tdstore.rl.storages.tabular import NOTHING, OnMismatch, TabularStorage
 from tdstore.rl.torchrl import torchrl_storage
 from tdstore.types import Mode

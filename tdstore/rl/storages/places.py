@@ -24,6 +24,7 @@ from tdstore.header import Group
 from tdstore.hookspecs import Backend
 from tdstore.lifetime import Ending
 from tdstore.registry import registry
+from tdstore.rl.storages.cached import StoredTable
 from tdstore.rl.storages.structure import RESERVED, Structure, decode_structure
 from tdstore.rl.storages.table import (
     LENGTH,
@@ -33,7 +34,6 @@ from tdstore.rl.storages.table import (
     DeviceTable,
     LiveTable,
     State,
-    StoredTable,
     Table,
     new_numbers,
     undo_bytes,
