@@ -8,9 +8,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from tdstore.types import StoreIndex
+from tdstore.types import StoreIndex, Write, path_text
 
 GAP = 64 << 10
 """Ranges this near to one another cost less fetched together than apart (a request is worth about as many bytes)."""
@@ -25,6 +26,24 @@ def index_shape(shape: Sequence[int], index: StoreIndex) -> tuple[int, ...]:
     """The shape of `leaf[index]`."""
     head = (len(t) if isinstance(t, Tensor) else len(range(t.start, t.stop, t.step)) for t in index)
     return (*head, *shape[len(index) :])
+
+
+def check_values(places: Iterable[tuple[Write, Sequence[int], torch.dtype]]) -> None:
+    """Check that values which reach a store have the shape and dtype of their places, all before any is written.
+
+    Args:
+        places: `(write, shape of the leaf, dtype of the leaf)`; the index is within the leaf (`check_indices`).
+
+    Raises:
+        ValueError: a value has another shape or dtype than `leaf[index]`; names the leaf.
+    """
+    for w, shape, dtype in places:
+        expected = index_shape(shape, w.index) if w.index else tuple(shape)
+        if w.value.dtype is not dtype or tuple(w.value.shape) != expected:
+            raise ValueError(
+                f"{path_text(w.path)} takes shape {list(expected)} and dtype {dtype} at this index, "
+                f"not {list(w.value.shape)} and {w.value.dtype}"
+            )
 
 
 def byte_ranges(shape: Sequence[int], itemsize: int, index: StoreIndex) -> Ints:

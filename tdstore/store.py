@@ -23,6 +23,7 @@ from torch import Tensor
 from tdstore import lifetime
 from tdstore.errors import UnsupportedError
 from tdstore.header import Header
+from tdstore.ranges import check_values as check_values  # for backends, whose `write` calls it
 from tdstore.rows import check_indices as check_indices  # for backends, whose `read` and `write` call it
 from tdstore.tracing import keep_out
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Write

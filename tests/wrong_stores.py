@@ -212,6 +212,14 @@ class FirstWins(MemoryStore):
         super().write([turned(w) for w in writes])
 
 
+class OneByOne(MemoryStore):
+    """Looks at each write when its turn comes."""
+
+    def write(self, writes):
+        for w in writes:
+            super().write([w])
+
+
 class PartialDelete(MemoryStore):
     def delete(self, paths):
         self._check_writable()
@@ -449,7 +457,7 @@ _MEMORY = (
     AliasingRead, AliasingWrite, CopiedView, DroppedDuplicates, WrongOrder,
     IgnoredIndex, IgnoredStep, ClippedIndex, SortedRows, IgnoredOut, SilentMissing, NamelessMissing, FlippedBfloat16,
     NormalisedZero,
-    FirstWins, PartialDelete, ForgottenFill, ResizeToZero, KeptOnCreate, JoinedKeys, AnyOption, MergedHeader,
+    FirstWins, OneByOne, PartialDelete, ForgottenFill, ResizeToZero, KeptOnCreate, JoinedKeys, AnyOption, MergedHeader,
     LostHeader, OpenAfterClose, NaiveRename,
 )  # fmt: skip
 _BYTES = (

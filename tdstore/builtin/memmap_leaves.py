@@ -28,6 +28,7 @@ from tdstore.header import Header
 from tdstore.indexing import gather
 from tdstore.keys import encode_file_name
 from tdstore.lifetime import Ending
+from tdstore.ranges import check_values
 from tdstore.rows import check_indices, runs
 from tdstore.session import Lease
 from tdstore.store import Cap
@@ -226,6 +227,7 @@ class MemmapLeaves(ResidentStore):
         self._check_writable()
         wanted = [(self._leaf(w.path), w) for w in writes]
         check_indices((w.index, leaf.shape) for leaf, w in wanted)
+        check_values((w, leaf.shape, leaf.dtype) for leaf, w in wanted)
         wanted = [(leaf, w) for leaf, w in wanted if leaf.nbytes and w.value.numel()]
         if not self._hold.building:
             for leaf, w in wanted:  # all, before the first row of any is overwritten

@@ -13,6 +13,7 @@ from tdstore.builtin.readcheck import ReadCheck
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import KeyNotFoundError, ReadOnlyError, StoreClosedError
 from tdstore.indexing import gather, last_wins
+from tdstore.ranges import check_values
 from tdstore.rows import check_indices
 from tdstore.store import Store
 from tdstore.types import LeafSpec, Path, Read, StoreIndex, Write, path_text
@@ -64,6 +65,7 @@ class ResidentStore(Store):
         self._check_writable()
         views = [self.view(w.path) for w in writes]
         check_indices((w.index, leaf.shape) for w, leaf in zip(writes, views, strict=True))
+        check_values((w, leaf.shape, leaf.dtype) for w, leaf in zip(writes, views, strict=True))
         for leaf, w in zip(views, writes, strict=True):
             put(leaf, w.index, w.value)
 

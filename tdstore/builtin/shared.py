@@ -34,6 +34,7 @@ from tdstore.files import SAFE, io_errors
 from tdstore.header import Header
 from tdstore.lifetime import Ending
 from tdstore.pickling import rebuild
+from tdstore.ranges import check_values
 from tdstore.registry import split_scheme
 from tdstore.rows import check_indices
 from tdstore.store import Cap
@@ -253,6 +254,7 @@ class SharedStore(ResidentStore):
         self._check_writable()
         leaves = [self.view(w.path) for w in writes]
         check_indices((w.index, leaf.shape) for w, leaf in zip(writes, leaves, strict=True))
+        check_values((w, leaf.shape, leaf.dtype) for w, leaf in zip(writes, leaves, strict=True))
         words = self._arena.words
         mark = self._marks.take()
         try:

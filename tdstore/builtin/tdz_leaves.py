@@ -22,6 +22,7 @@ from tdstore.builtin.window import Window
 from tdstore.errors import ConflictError, KeyNotFoundError, OptionError
 from tdstore.header import Header
 from tdstore.holes import HOLES, Holes, reserve
+from tdstore.ranges import check_values
 from tdstore.rows import check_indices
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
@@ -203,8 +204,13 @@ class TdzLeaves(ResidentStore):
         self._check_writable()
         entries = [self._entry(w.path) for w in writes]
         check_indices((w.index, entry.shape) for w, entry in zip(writes, entries, strict=True))
+        check_values((w, entry.shape, entry.dtype) for w, entry in zip(writes, entries, strict=True))
         wanted = [(leaf, w) for leaf, w in zip(entries, writes, strict=True) if leaf.nbytes and w.value.numel()]
         self._check_current()
+        for leaf, w in wanted if HOLES else ():  # all, before the first row of any is overwritten
+            if not leaf.building:
+                with files.io_errors(self.url, f"taking room for leaf {path_text(w.path)}"):
+                    reserve(self._tensor(leaf), w.index)
         for leaf, w in wanted:
             with files.io_errors(self.url, f"writing leaf {path_text(w.path)}"):
                 first = _first_row(leaf, w.index)

@@ -5,12 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tdstore.errors import KeyNotFoundError
+from tdstore.errors import KeyNotFoundError, StoreError
 from tdstore.store import Cap
-from tdstore.testing.comparing import check_same, raises
+from tdstore.testing.comparing import check_leaves, check_same, raises
 from tdstore.testing.samples import INDICES, OUTSIDE, assign, pick, rows, sample
-from tdstore.testing.setup import Location, StoreSetup, fill, numbers
+from tdstore.testing.setup import Location, StoreSetup, fill, numbers, read_all
 from tdstore.types import LeafSpec, Read, Write
+
+LAST = {
+    "an absent leaf": Write(("absent-leaf",), (), numbers(6)),
+    "another shape": Write(("c",), (), numbers(7)),
+    "another number of dimensions": Write(("c",), (), numbers(6, 2)),
+    "another dtype": Write(("c",), (), numbers(6).long()),
+    "rows of another shape": Write(("c",), (slice(0, 4, 1),), numbers(3)),
+}
+"""Writes that a store with a leaf "c" of six float32 cannot do."""
 
 
 class WriteTests(StoreSetup):
@@ -112,6 +121,23 @@ class WriteTests(StoreSetup):
                 store.write([Write(("b",), (), torch.zeros(6, 4, 3)), Write(("a",), index, value)])
             for leaf in store.read([Read(("a",)), Read(("b",))]):
                 check_same(leaf, before, f"written, though an index was outside: {case}")
+
+    def test_write_refused_for_its_last(self, location: Location) -> None:
+        """A call that is refused for the last of its writes has changed nothing: of the other leaves neither."""
+        self.needs(Cap.WRITE)
+        old = {("a",): numbers(6, 2), ("g", "b"): numbers(6).long(), ("c",): numbers(6)}
+        good = [Write(("a",), (), -numbers(6, 2)), Write(("g", "b"), (), -numbers(6).long())]
+        for name, last in LAST.items():
+            if name == "rows of another shape" and Cap.PARTIAL_WRITE not in self.caps:
+                continue
+            store = self.holding(location, old)
+            try:
+                store.write([*good, last])
+            except (LookupError, ValueError, TypeError, RuntimeError, StoreError):
+                check_leaves(read_all(store), old, f"after a write that was refused for {name}")
+            else:
+                assert name != "an absent leaf", "a write to a leaf that is not there raised nothing"
+            store.close()
 
     def test_write_last_wins(self, location: Location) -> None:
         """Where an index names a row twice, the last value in its order stays."""
