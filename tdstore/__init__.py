@@ -11,45 +11,33 @@ from typing import Any
 
 from tdstore import errors
 from tdstore.base import TensorDictBase
-from tdstore.builtin.tdz_pack import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
-from tdstore.container.attributes import TensorAttrs
-from tdstore.container.comparing import assert_allclose_td, assert_close
-from tdstore.container.copying import copy_dataset as copy
-from tdstore.container.defaults import get_defaults_to_none, set_get_defaults_to_none
-from tdstore.container.handle import StoreHandle
-from tdstore.container.keyvalue import LazyStackedTensorDictStore, TensorDictStore
-from tdstore.container.kinds import (
-    default_is_leaf,
-    is_batchedtensor,
-    is_leaf_nontensor,
-    is_non_tensor,
-    is_tensor_collection,
+from tdstore.builtin.tdz.packing import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
+from tdstore.container.core.defaults import get_defaults_to_none, set_get_defaults_to_none
+from tdstore.container.core.tensor_attrs import TensorAttrs
+from tdstore.container.display.options import get_printoptions, set_printoptions
+from tdstore.container.entries.unbatched import UnbatchedTensor
+from tdstore.container.functions.compare import assert_allclose_td, assert_close
+from tdstore.container.functions.construct_and_join import (
+    cat,
+    lazy_legacy,
+    lazy_stack,
+    maybe_dense_stack,
+    set_lazy_legacy,
+    stack,
 )
-from tdstore.container.lazy import LazyStackedTensorDict
-from tdstore.container.making import cat, lazy_legacy, lazy_stack, maybe_dense_stack, set_lazy_legacy, stack
-from tdstore.container.merging import merge_tensordicts
-from tdstore.container.methodnames import name_methods
-from tdstore.container.nontensor import MetaData, NonTensorData, NonTensorStack
-from tdstore.container.opening import open_container
-from tdstore.container.options import (
-    capture_non_tensor_stack,
-    list_to_stack,
-    set_capture_non_tensor_stack,
-    set_list_to_stack,
-)
-from tdstore.container.padding import dense_stack_tds, pad, pad_sequence
-from tdstore.container.plain import register_codec, register_enum
-from tdstore.container.printing import get_printoptions, set_printoptions
-from tdstore.container.pytrees import register_nodes
-from tdstore.container.rebuilding import register_kinds
-from tdstore.container.tensordict import TensorDict
-from tdstore.container.torchfn import teach_collate
-from tdstore.container.unbatched import UnbatchedTensor
-from tdstore.container.vmapping import teach_vmap
-from tdstore.convert.arrays import from_struct_array
-from tdstore.convert.arrow import from_arrow
-from tdstore.convert.frames import from_pandas
-from tdstore.convert.python import (
+from tdstore.container.functions.merge import merge_tensordicts
+from tdstore.container.functions.padding import dense_stack_tds, pad, pad_sequence
+from tdstore.container.functions.pytree import register_nodes
+from tdstore.container.functions.torch_functions import teach_collate
+from tdstore.container.functions.vmap import teach_vmap
+from tdstore.container.storage.copy_dataset import copy_dataset as copy
+from tdstore.container.storage.handle import StoreHandle
+from tdstore.container.storage.open_and_save import open_container
+from tdstore.container.values.codecs import register_codec, register_enum
+from tdstore.container.values.nontensor import MetaData, NonTensorData, NonTensorStack
+from tdstore.convert.checkpoints.safetensors_files import from_safetensors
+from tdstore.convert.objects.arrays import from_struct_array
+from tdstore.convert.objects.python import (
     from_any,
     from_dict,
     from_list,
@@ -58,10 +46,11 @@ from tdstore.convert.python import (
     fromkeys,
     make_tensordict,
 )
-from tdstore.convert.pytree import from_pytree
-from tdstore.convert.reprtext import parse_tensor_dict_string
-from tdstore.convert.tablefiles import from_csv, from_json, from_parquet
-from tdstore.convert.tensorfiles import from_safetensors
+from tdstore.convert.objects.pytree import from_pytree
+from tdstore.convert.objects.reprs import parse_tensor_dict_string
+from tdstore.convert.tables.arrow import from_arrow
+from tdstore.convert.tables.files import from_csv, from_json, from_parquet
+from tdstore.convert.tables.pandas import from_pandas
 from tdstore.header import Header
 from tdstore.hookspecs import Backend, Codec, hookimpl
 from tdstore.io.verifying import verify
@@ -70,6 +59,12 @@ from tdstore.modules.methods import from_module, from_modules
 from tdstore.nn import TensorDictParams
 from tdstore.persistent import PersistentTensorDict
 from tdstore.registry import BackendStatus, registry
+from tdstore.settings import (
+    capture_non_tensor_stack,
+    list_to_stack,
+    set_capture_non_tensor_stack,
+    set_list_to_stack,
+)
 from tdstore.store import Cap, Store
 from tdstore.tensorclass.base import TensorClass
 from tdstore.tensorclass.making import from_dataclass, is_tensorclass, tensorclass
@@ -80,6 +75,18 @@ from tdstore.tensorclass.wrapping import (
     unwrap_tensorclass,
     wrap_tensorclass,
 )
+from tdstore.tensordicts.kinds import (
+    default_is_leaf,
+    is_batchedtensor,
+    is_leaf_nontensor,
+    is_non_tensor,
+    is_tensor_collection,
+)
+from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
+from tdstore.tensordicts.method_names import name_methods
+from tdstore.tensordicts.rebuild import register_kinds
+from tdstore.tensordicts.redis_names import LazyStackedTensorDictStore, TensorDictStore
+from tdstore.tensordicts.resident.tensordict import TensorDict
 from tdstore.types import Fault, LeafSpec, Mode, NestedKey, Read, Write
 from tdstore.utils import unravel_key, unravel_key_list
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from tdstore.container.access import NO_DEFAULT
-from tdstore.container.base import TensorDictBase
-from tdstore.container.defaults import get_defaults_to_none, set_get_defaults_to_none
-from tdstore.container.kinds import (
+from tdstore.container.core.defaults import get_defaults_to_none, set_get_defaults_to_none
+from tdstore.container.methods.access import NO_DEFAULT
+from tdstore.tensordicts.base import TensorDictBase
+from tdstore.tensordicts.kinds import (
     default_is_leaf,
     is_leaf_nontensor,
     is_tensor_collection,
 )
-from tdstore.container.kinds import (
+from tdstore.tensordicts.kinds import (
     is_leaf_nontensor as _is_leaf_nontensor,  # noqa: F401 - torchrl imports this name
 )
 from tdstore.types import NestedKey

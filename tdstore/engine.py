@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
 
 from tdstore.errors import UnsupportedError
-from tdstore.ranges import Range
+from tdstore.index.ranges import Range
 
 Buffer = bytes | bytearray | memoryview
 
@@ -80,7 +80,7 @@ class Engine(ABC):
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
         """The bytes of each range, in order, fetched concurrently: one round, however many there are.
 
-        Ranges are fetched as they are asked for (`tdstore.ranges.Batch` merges and splits them); each
+        Ranges are fetched as they are asked for (`tdstore.index.ranges.Batch` merges and splits them); each
         answer is as long as its range, or `CorruptStoreError` tells that the object ends before.
         """
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tdstore.container.merging import merge_tensordicts
-from tdstore.container.padding import dense_stack_tds, pad, pad_sequence
-from tdstore.convert.python import make_tensordict
+from tdstore.container.functions.merge import merge_tensordicts
+from tdstore.container.functions.padding import dense_stack_tds, pad, pad_sequence
+from tdstore.convert.objects.python import make_tensordict
 
 __all__ = [
     "dense_stack_tds",

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdstore.container.allocated import is_blank
-from tdstore.container.core import Container
-from tdstore.container.lazy import LazyStackedTensorDict
-from tdstore.container.nontensor import MetaData, NonTensor, NonTensorData, NonTensorStack
-from tdstore.container.tensordict import TensorDict
-from tdstore.container.typed import Typed, full_name, lookup, register
-from tdstore.container.unbatched import UnbatchedTensor, is_batched
-from tdstore.convert.pickles import load_pickle as load_pickle
+from tdstore.container.core.container import Container
+from tdstore.container.core.preallocation import is_blank
+from tdstore.container.core.tensorclasses import Typed, full_name, lookup, register
+from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
+from tdstore.container.values.nontensor import MetaData, NonTensor, NonTensorData, NonTensorStack
 from tdstore.errors import MissingDependencyError, OptionError
-from tdstore.modules.params import TensorDictParams
 from tdstore.tensorclass.making import tensorclass
+from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
+from tdstore.tensordicts.params import TensorDictParams
+from tdstore.tensordicts.resident.tensordict import TensorDict
+from tdstore.tensordicts.tensordict_pickles import load_pickle as load_pickle
 
 
 def _tensordict() -> Any:

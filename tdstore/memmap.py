@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tdstore.builtin.mmtensor import MemoryMappedTensor
+from tdstore.builtin.memmap.tensor import MemoryMappedTensor
 
 __all__ = [
     "MemoryMappedTensor",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tdstore.modules.params import TensorDictParams
+from tdstore.tensordicts.params import TensorDictParams
 
 __all__ = [
     "TensorDictParams",

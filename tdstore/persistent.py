@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tdstore.container.persistent import PersistentTensorDict
+from tdstore.tensordicts.persistent.persistent import PersistentTensorDict
 
 __all__ = [
     "PersistentTensorDict",

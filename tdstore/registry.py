@@ -29,9 +29,9 @@ from tdstore.errors import (
     UnknownBackendError,
 )
 from tdstore.hookspecs import Backend, Codec
-from tdstore.localengine import LocalEngine
 from tdstore.replacing import check_replaceable
 from tdstore.store import Store
+from tdstore.storekit.local_engine import LocalEngine
 from tdstore.types import MODES, Mode
 from tdstore.values import PICKLE
 

@@ -23,14 +23,14 @@ from torch import Tensor
 from tdstore import lifetime
 from tdstore.errors import UnsupportedError
 from tdstore.header import Header
-from tdstore.ranges import check_values as check_values  # for backends, whose `write` calls it
-from tdstore.rows import check_indices as check_indices  # for backends, whose `read` and `write` call it
-from tdstore.tracing import keep_out
+from tdstore.index.ranges import check_values as check_values  # for backends, whose `write` calls it
+from tdstore.index.rows import check_indices as check_indices  # for backends, whose `read` and `write` call it
+from tdstore.index.tracing import keep_out
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Write
 
 if TYPE_CHECKING:
-    from tdstore.container.keyvalue import LazyStackedTensorDictStore as LazyStackedTensorDictStore
-    from tdstore.container.keyvalue import TensorDictStore as TensorDictStore
+    from tdstore.tensordicts.redis_names import LazyStackedTensorDictStore as LazyStackedTensorDictStore
+    from tdstore.tensordicts.redis_names import TensorDictStore as TensorDictStore
 
 _CONTAINERS = frozenset({"LazyStackedTensorDictStore", "TensorDictStore"})
 """Names that code imports from here. They live above this module, so they are looked up when they are asked for."""

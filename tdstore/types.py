@@ -19,6 +19,9 @@ Path = tuple[str, ...]
 NestedKey = str | tuple[Any, ...]
 """A key as users write it: a string or a (nested) tuple of strings."""
 
+Names = tuple[str | None, ...] | None
+"""Batch dimension names; None when no dimension has one."""
+
 StoreIndex = tuple["slice | Tensor", ...]
 """What reaches a store, one term per leading dimension (missing ones are full).
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from torch.nn import Buffer
 
-from tdstore.container.broadcasting import expand_as_right, expand_right
-from tdstore.container.comparing import assert_allclose_td, assert_close
-from tdstore.container.duplicates import isin, remove_duplicates
-from tdstore.container.kinds import is_non_tensor
-from tdstore.container.linked import LinkedList
-from tdstore.container.making import lazy_legacy, set_lazy_legacy
-from tdstore.container.options import (
+from tdstore.container.core.paths import is_nested_key, is_seq_of_nested_key, unravel_key, unravel_key_list
+from tdstore.container.display.options import get_printoptions, set_printoptions
+from tdstore.container.functions.broadcast import expand_as_right, expand_right
+from tdstore.container.functions.compare import assert_allclose_td, assert_close
+from tdstore.container.functions.construct_and_join import lazy_legacy, set_lazy_legacy
+from tdstore.container.values.linked_lists import LinkedList
+from tdstore.convert.objects.reprs import parse_tensor_dict_string
+from tdstore.io.filetree import print_directory_tree
+from tdstore.lifetime import logger
+from tdstore.settings import (
     capture_non_tensor_stack,
     list_to_stack,
     set_capture_non_tensor_stack,
     set_list_to_stack,
 )
-from tdstore.container.paths import is_nested_key, is_seq_of_nested_key, unravel_key, unravel_key_list
-from tdstore.container.printing import get_printoptions, set_printoptions
-from tdstore.convert.reprtext import parse_tensor_dict_string
-from tdstore.io.filetree import print_directory_tree
-from tdstore.lifetime import logger
 from tdstore.tensorclass.making import is_tensorclass
+from tdstore.tensordicts.deduplicate import isin, remove_duplicates
+from tdstore.tensordicts.kinds import is_non_tensor
 from tdstore.types import NestedKey
 
 __all__ = [

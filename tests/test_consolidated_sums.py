@@ -19,7 +19,8 @@ import tdstore
 from tdstore import TensorDict, from_consolidated, lifetime
 from tdstore.builtin import readcheck
 from tdstore.errors import CorruptStoreError, OptionError
-from tdstore.io import consolidated, sealing
+from tdstore.io.consolidated import file as consolidated_file
+from tdstore.io.consolidated import sums
 
 ROWS = 3000
 
@@ -100,7 +101,7 @@ def test_rows_of_a_large_file_are_compared_when_they_are_read(tmp_path: Path, mo
     flip_row(place, td, 1700)  # in a block of 64 KiB, rows 1696 to 1711
     with pytest.raises(CorruptStoreError, match=r"'x'.*64 KiB from byte 6946816"):
         from_consolidated(place)
-    monkeypatch.setattr(consolidated, "OPENED", 1 << 20)
+    monkeypatch.setattr(consolidated_file, "OPENED", 1 << 20)
     monkeypatch.setattr(readcheck, "SMALL", 1 << 20)
     with pytest.raises(CorruptStoreError, match="'x'"):
         from_consolidated(place, verify="full")
@@ -122,7 +123,7 @@ def test_rows_of_a_large_file_are_compared_when_they_are_read(tmp_path: Path, mo
 def test_private_writes_are_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "x.td"
     large(place)
-    monkeypatch.setattr(consolidated, "OPENED", 1 << 20)
+    monkeypatch.setattr(consolidated_file, "OPENED", 1 << 20)
     opened = from_consolidated(place)
     opened["x"].numpy()[7] = 3
     assert opened.read([7])["x"].unique().tolist() == [3]
@@ -180,8 +181,8 @@ def test_a_writer_that_wrote_nothing_reads_nothing(tmp_path: Path, monkeypatch: 
     small(place)
     before = place.read_bytes()
     td = from_consolidated(place, mode="r+", verify="none")
-    monkeypatch.setattr(consolidated, "is_store_noticed", lambda *_: True)
-    monkeypatch.setattr(sealing, "crcs_of", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(consolidated_file, "is_store_noticed", lambda *_: True)
+    monkeypatch.setattr(sums, "crcs_of", lambda *_: pytest.fail("read"))
     del td
     lifetime.settle()
     assert place.read_bytes() == before

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tdstore.builtin.memmap import MemmapStore, open_memmap
+from tdstore.builtin.memmap.store import MemmapStore, open_memmap
 from tdstore.errors import StoreNotFoundError
 from tdstore.store import Store
 from tdstore.testing import CrashTests
 from tdstore.testing.crash import in_child
-from tdstore.testing.syscalls import needs_strace, traced, unsynced
+from tdstore.testing.processes.syscalls import needs_strace, traced, unsynced
 from tests import wrong_files
 
 IN_MEMORY = True

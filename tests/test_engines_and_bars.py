@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import tdstore
-from tdstore.builtin.memmap import MemmapStore
+from tdstore.builtin.memmap.store import MemmapStore
 from tdstore.engine import Engine
 from tdstore.errors import StoreError, StoreNotFoundError, UnknownBackendError
+from tdstore.index.ranges import Range
 from tdstore.io import progress
 from tdstore.io.progress import Progress
-from tdstore.localengine import LocalEngine
-from tdstore.ranges import Range
 from tdstore.registry import registry
+from tdstore.storekit.local_engine import LocalEngine
 
 # -- engines --------------------------------------------------------------------------------
 

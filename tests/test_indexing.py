@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tdstore.indexing import (
+from tdstore.index.selection import (
     Selection,
     as_rows,
     gather,

@@ -15,7 +15,7 @@ from tdstore.builtin.memory import open_memory
 from tdstore.errors import TransientError
 from tdstore.header import Header
 from tdstore.testing import CountingStore, FlakyStore, SlowStore, StoreTests, WrappedStore
-from tdstore.testing.warm import python
+from tdstore.testing.processes.warm import python
 from tdstore.types import LeafSpec, Read, Write
 from tests import wrong_stores
 

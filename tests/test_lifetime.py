@@ -16,7 +16,7 @@ import torch
 import tdstore
 from tdstore import lifetime
 from tdstore.lifetime import Ending
-from tdstore.testing import warm
+from tdstore.testing.processes import warm
 
 
 class Owner:

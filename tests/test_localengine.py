@@ -17,9 +17,9 @@ from tdstore.errors import (
     UnknownBackendError,
     UnsupportedError,
 )
-from tdstore.localengine import LocalEngine
-from tdstore.ranges import Range
+from tdstore.index.ranges import Range
 from tdstore.registry import Registry
+from tdstore.storekit.local_engine import LocalEngine
 
 
 @pytest.fixture

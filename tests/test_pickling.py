@@ -17,7 +17,7 @@ import tdstore
 from tdstore import MemoryMappedTensor, NonTensorData, NonTensorStack, PersistentTensorDict, TensorDict, lazy_stack
 from tdstore.errors import ReadOnlyError, StoreNotFoundError, UntrustedDataError
 from tdstore.pickling import rebuild
-from tdstore.testing.warm import python
+from tdstore.testing.processes.warm import python
 
 BY_VALUE = ["memory", "locked", "consolidated", "lazy", "anonymous", "shared", "fields"]
 BY_PLACE = ["memmap", "tdz", "h5", "zarr", "window", "rows"]

@@ -19,7 +19,7 @@ import torch
 
 import tdstore
 from tdstore import Codec, NonTensorData, TensorDict
-from tdstore.container.packed import COLUMN_FROM
+from tdstore.container.varlen.columns import COLUMN_FROM
 from tdstore.errors import UntrustedDataError
 from tdstore.registry import registry
 from tdstore.values import decode_value, encode_value

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tdstore.ranges import Batch, byte_ranges, cover, cover_objects, index_shape, join
+from tdstore.index.ranges import Batch, byte_ranges, cover, cover_objects, index_shape, join
 from tdstore.types import StoreIndex
 
 

@@ -23,7 +23,7 @@ from tdstore.errors import (
 )
 from tdstore.hookspecs import Backend
 from tdstore.registry import KNOWN, Registry, registry, split_scheme
-from tdstore.testing.warm import python
+from tdstore.testing.processes.warm import python
 
 PLUGINS = Path(__file__).parent / "plugins"
 PRELUDE = """

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tdstore.dtypes import NAME_TO_DTYPE
-from tdstore.indexing import Selection, gather, last_wins, runs, scatter, sorted_unique
-from tdstore.rows import put, put_rows
+from tdstore.index.rows import put, put_rows
+from tdstore.index.selection import Selection, gather, last_wins, runs, scatter, sorted_unique
 
 ROWS = st.lists(st.integers(0, 30), max_size=40).map(lambda r: torch.tensor(r, dtype=torch.int64))
 

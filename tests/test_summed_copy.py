@@ -12,7 +12,7 @@ import torch
 
 from tdstore.builtin import summedcopy
 from tdstore.builtin.summedcopy import copy_summed, is_aligned
-from tdstore.checksums import crcs_of
+from tdstore.storekit.checksums import crcs_of
 
 KIB = 1 << 10
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tdstore import NonTensorStack, TensorDict
-from tdstore.container.taken import MANY, Lent
+from tdstore.container.values.lazy_gather import MANY, Lent
 
 N = 4 * MANY
 ROWS = torch.arange(N).flip(0)[: 2 * MANY]

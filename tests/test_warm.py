@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tdstore.testing.warm import python
+from tdstore.testing.processes.warm import python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is sys.executable itself")
 SEEN = """
@@ -70,13 +70,13 @@ def test_a_killed_command_takes_its_program_along() -> None:
 
 
 def test_a_program_can_start_others() -> None:
-    code = "import subprocess; from tdstore.testing.warm import python; "
+    code = "import subprocess; from tdstore.testing.processes.warm import python; "
     code += "print(python()[-1], subprocess.run([*python(), '-c', 'print(5)'], capture_output=True).stdout)"
     assert run("-c", code).stdout == f"{python()[-1]} b'5\\n'\n"
 
 
 def test_the_server_ends_with_its_process() -> None:
-    code = "import os; from tdstore.testing.warm import python; print(os.path.dirname(python()[-1]))"
+    code = "import os; from tdstore.testing.processes.warm import python; print(os.path.dirname(python()[-1]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "tdstore-warm-" in done.stdout
     assert not os.path.exists(done.stdout.strip())

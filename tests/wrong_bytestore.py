@@ -32,7 +32,7 @@ from tdstore.errors import (
     StoreNotFoundError,
 )
 from tdstore.header import Header, header_from_builtins, header_to_builtins
-from tdstore.rows import check_indices
+from tdstore.index.rows import check_indices
 from tdstore.store import Cap, Store
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
 from tdstore.values import decode_value, encode_value

@@ -17,7 +17,7 @@ from tdstore.builtin.memory import MemoryStore
 from tdstore.builtin.resident import full
 from tdstore.errors import KeyNotFoundError, StoreNotFoundError
 from tdstore.header import Header
-from tdstore.indexing import gather
+from tdstore.index.selection import gather
 from tdstore.store import Cap, Store
 from tdstore.testing import StoreTests
 from tdstore.types import Read

@@ -32,14 +32,14 @@ def tdstore_backends() -> Iterable[Backend]:
     )
     yield Backend(
         name="shared",
-        opener="tdstore.builtin.shared:open_shared",
+        opener="tdstore.builtin.shared.store:open_shared",
         schemes=("shm",),
         summary="shared memory: anonymous for child processes, shm://name for unrelated ones",
         caps=_RESIDENT | Cap.SHARED | Cap.CONCURRENT_WRITE,
     )
     yield Backend(
         name="memmap",
-        opener="tdstore.builtin.memmap:open_memmap",
+        opener="tdstore.builtin.memmap.store:open_memmap",
         schemes=("memmap",),
         markers=("tdstore.json", "meta.json"),
         summary="a directory of raw memory-mapped files, one per leaf",
@@ -48,7 +48,7 @@ def tdstore_backends() -> Iterable[Backend]:
     )
     yield Backend(
         name="tdz",
-        opener="tdstore.builtin.tdz:open_tdz",
+        opener="tdstore.builtin.tdz.store:open_tdz",
         schemes=("tdz",),
         suffixes=(".tdz",),
         magic=(b"PK\x03\x04",),

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from tdstore.builtin.summedcopy import copy_summed, is_aligned
-from tdstore.builtin.tdz_read import as_bytes
-from tdstore.checksums import Sums, block_text
+from tdstore.builtin.tdz.reading import as_bytes
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError
-from tdstore.rows import gather
-from tdstore.tracing import traced
+from tdstore.index.rows import gather
+from tdstore.index.tracing import traced
+from tdstore.storekit.checksums import Sums, block_text
 from tdstore.types import Path, StoreIndex, path_text
 
 OPENED = 16 << 20

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.builtin.memmap_layout import LeafFile
+from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.readcheck import ReadCheck
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import KeyNotFoundError, ReadOnlyError, StoreClosedError
-from tdstore.indexing import gather, last_wins
-from tdstore.ranges import check_values
-from tdstore.rows import check_indices
+from tdstore.index.ranges import check_values
+from tdstore.index.rows import check_indices
+from tdstore.index.selection import gather, last_wins
 from tdstore.store import Store
 from tdstore.types import LeafSpec, Path, Read, StoreIndex, Write, path_text
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import google_crc32c
 import torch
 
-from tdstore.checksums import Memory, crcs_of
+from tdstore.storekit.checksums import Memory, crcs_of
 
 PIECE = 448 << 10
 """Bytes that are copied and then summed. They stay in the cache in between, and are too few for torch to share their

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdstore import files
-from tdstore.checksums import BLOCK
 from tdstore.dtypes import to_numpy
+from tdstore.storekit import files
+from tdstore.storekit.checksums import BLOCK
 
 
 def write_tensor(fd: int, value: Tensor, offset: int) -> None:

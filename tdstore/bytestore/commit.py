@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from tdstore.bytestore.manifest import OBJECT_NAME, Document, Retired, decode_objects
 from tdstore.engine import Blob, Engine, EngineCap
 from tdstore.errors import (
     ConflictError,
@@ -17,8 +18,7 @@ from tdstore.errors import (
     TransientError,
     UnsupportedError,
 )
-from tdstore.manifest import MAX_FILE_BYTES, NAME
-from tdstore.objects import OBJECT_NAME, Document, Retired, decode_objects
+from tdstore.storekit.documents import MAX_FILE_BYTES, NAME
 
 ATTEMPTS = 3
 LONG_UPLOAD = 3600.0

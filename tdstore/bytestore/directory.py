@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from tdstore.builtin.memmap_layout import LeafFile
-from tdstore.builtin.peer_memmap import INNER, MAX_META, MAX_PICKLE, META, PICKLES, PeerReader, peer_name
+from tdstore.builtin.memmap.layout import LeafFile
+from tdstore.builtin.memmap.tensordict_layout import INNER, MAX_META, MAX_PICKLE, META, PICKLES, PeerReader, peer_name
+from tdstore.bytestore.manifest import Retired
 from tdstore.bytestore.table import NOTHING, UNCHECKED, Extents, Leaf, Pieces, StoredObject, Table
-from tdstore.checksums import BLOCK
 from tdstore.engine import Engine, EngineCap
 from tdstore.errors import CorruptStoreError, StoreNotFoundError
 from tdstore.header import MAX_GROUPS, Header
-from tdstore.manifest import NAME, decode_manifest, is_plain_name
-from tdstore.objects import Retired
-from tdstore.ranges import Range
-from tdstore.session import FileParts
+from tdstore.index.ranges import Range
+from tdstore.storekit.checksums import BLOCK
+from tdstore.storekit.documents import NAME, decode_manifest, is_plain_name
+from tdstore.storekit.session import FileParts
 from tdstore.types import Path
 
 DIRECTORY_HINT = "a directory of files that was uploaded can be read only: save it anew somewhere else to change it"

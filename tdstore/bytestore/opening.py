@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from tdstore import files
 from tdstore.bytestore.commit import NOTHING_THERE, Publisher, Seen, fetch_manifest, generation_of
 from tdstore.bytestore.directory import DIRECTORY_HINT, read_uploaded
+from tdstore.bytestore.manifest import Document, decode_objects
 from tdstore.bytestore.read import Check
 from tdstore.bytestore.store import ByteStore, Limits, Reopen, Verify
 from tdstore.bytestore.table import Table, check_table
@@ -16,9 +16,9 @@ from tdstore.bytestore.write import DATA
 from tdstore.engine import Blob, Engine, EngineCap
 from tdstore.errors import CorruptStoreError, OptionError, ReadOnlyError, StoreExistsError, StoreNotFoundError
 from tdstore.header import Header
-from tdstore.localengine import LocalEngine
-from tdstore.manifest import NAME, OBJECTS_START
-from tdstore.objects import Document, decode_objects
+from tdstore.storekit import files
+from tdstore.storekit.documents import NAME, OBJECTS_START
+from tdstore.storekit.local_engine import LocalEngine
 from tdstore.types import MODES, Mode
 
 

@@ -25,10 +25,10 @@ from tdstore.bytestore.table import (
     place,
     spread,
 )
-from tdstore.checksums import crc32c
 from tdstore.engine import Buffer, Engine
 from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError
-from tdstore.ranges import GAP, PART, Ints, Range, cover
+from tdstore.index.ranges import GAP, PART, Ints, Range, cover
+from tdstore.storekit.checksums import crc32c
 from tdstore.types import Path, path_text
 
 ROUND = 128 << 20

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tdstore.bytestore.commit import Publisher, Seen, fetch_manifest, generation_of
 from tdstore.bytestore.directory import DIRECTORY_HINT, Uploaded
+from tdstore.bytestore.manifest import MAX_GRAIN, Document, decode_objects, encode_objects, new_generation
 from tdstore.bytestore.read import Check, Want, drive
 from tdstore.bytestore.table import Leaf, Table, check_table, fill_bytes, to_document
 from tdstore.bytestore.tidy import crowded, wasteful
@@ -37,9 +38,8 @@ from tdstore.errors import (
     StoreNotFoundError,
 )
 from tdstore.header import Header
-from tdstore.objects import MAX_GRAIN, Document, decode_objects, encode_objects, new_generation
-from tdstore.ranges import Ints, index_shape
-from tdstore.rows import check_indices
+from tdstore.index.ranges import Ints, index_shape
+from tdstore.index.rows import check_indices
 from tdstore.store import Cap, Store
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Write, path_text
 

@@ -11,12 +11,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tdstore.budget import check_declared
+from tdstore.bytestore.manifest import (
+    MAX_GRAIN,
+    SUMS_BLOCK,
+    Document,
+    LeafRecord,
+    ObjectRecord,
+    no_collection,
+    sums_crc,
+)
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name, to_numpy
 from tdstore.errors import CorruptStoreError
 from tdstore.header import Header
-from tdstore.objects import MAX_GRAIN, SUMS_BLOCK, Document, LeafRecord, ObjectRecord, no_collection, sums_crc
-from tdstore.ranges import Ints, cover
+from tdstore.index.ranges import Ints, cover
+from tdstore.storekit.budget import check_declared
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore.values import decode_value, encode_value
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tdstore.bytestore.table import Extents, Leaf, Table, coalesce
-from tdstore.ranges import Ints
+from tdstore.index.ranges import Ints
 from tdstore.types import Path
 
 WINDOW = 1 << 20

@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
 from tdstore.builtin.resident import full
+from tdstore.bytestore.manifest import Document
 from tdstore.bytestore.read import Check, Fetcher, Rounds, Want, covered, drive
 from tdstore.bytestore.table import Bytes, Leaf, Table, stored_bytes
-from tdstore.checksums import TIP, crc32c, tip_ranges
 from tdstore.engine import Engine
 from tdstore.errors import CorruptStoreError, StoreError
 from tdstore.header import Header
-from tdstore.objects import Document
-from tdstore.ranges import Ints, Range, byte_ranges, index_shape
-from tdstore.rows import gather
+from tdstore.index.ranges import Ints, Range, byte_ranges, index_shape
+from tdstore.index.rows import gather
+from tdstore.storekit.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
+from tdstore.storekit.checksums import TIP, crc32c, tip_ranges
 from tdstore.types import LeafSpec, Path, Read, StoreIndex, path_text
 
 SMALL_LEAF = 256 << 10

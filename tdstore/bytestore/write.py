@@ -20,10 +20,10 @@ from tdstore.bytestore.table import (
     locate,
     overlay,
 )
-from tdstore.checksums import crc32c
 from tdstore.dtypes import to_numpy
-from tdstore.ranges import Ints, byte_ranges
-from tdstore.rows import last_wins, take
+from tdstore.index.ranges import Ints, byte_ranges
+from tdstore.index.rows import last_wins, take
+from tdstore.storekit.checksums import crc32c
 from tdstore.types import Path, StoreIndex
 
 ALIGN = 64

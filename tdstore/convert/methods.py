@@ -7,8 +7,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from tdstore.container.core import Container
-from tdstore.convert import arrays, arrow, frames, mds, padded, python, pytree, tablefiles, tensorfiles
+from tdstore.container.core.container import Container
+from tdstore.convert.checkpoints import safetensors_files
+from tdstore.convert.objects import arrays, python, pytree
+from tdstore.convert.objects import padding as objects_padding
+from tdstore.convert.tables import arrow, files, mds, pandas
 
 
 def _maker(fn: Callable[..., Any]) -> Any:
@@ -39,11 +42,11 @@ class ConvertMixin(Container):
     from_pytree = _maker(pytree.from_pytree)
     from_struct_array = _maker(arrays.from_struct_array)
     from_arrow = _maker(arrow.from_arrow)
-    from_pandas = _maker(frames.from_pandas)
-    from_parquet = _maker(tablefiles.from_parquet)
-    from_csv = _maker(tablefiles.from_csv)
-    from_json = _maker(tablefiles.from_json)
-    from_safetensors = _maker(tensorfiles.from_safetensors)
+    from_pandas = _maker(pandas.from_pandas)
+    from_parquet = _maker(files.from_parquet)
+    from_csv = _maker(files.from_csv)
+    from_json = _maker(files.from_json)
+    from_safetensors = _maker(safetensors_files.from_safetensors)
 
     # -- Python ------------------------------------------------------------------------------
     def from_dict_instance(
@@ -146,7 +149,7 @@ class ConvertMixin(Container):
         Raises:
             ValueError: nested entries and no separator. BatchSizeError: no rows.
         """
-        return frames.to_pandas(self, separator)
+        return pandas.to_pandas(self, separator)
 
     def to_parquet(self, path: Any, *, separator: str | None = None, **kwargs: Any) -> None:
         """Write a parquet file with a row per element of the first batch dimension, in blocks of bounded memory.
@@ -161,11 +164,11 @@ class ConvertMixin(Container):
             ValueError: nested entries and no separator. BatchSizeError: no rows.
             UnsupportedError: complex numbers, or values that do not fit into one column.
         """
-        tablefiles.to_parquet(self, path, separator, kwargs)
+        files.to_parquet(self, path, separator, kwargs)
 
     def to_csv(self, path: Any, *, separator: str | None = None, **kwargs: Any) -> None:
         """Write a csv file, likewise; `kwargs` are those of `pandas.DataFrame.to_csv`."""
-        tablefiles.to_csv(self, path, separator, kwargs)
+        files.to_csv(self, path, separator, kwargs)
 
     def to_json(self, path: Any, *, separator: str | None = None, lines: bool = False, **kwargs: Any) -> None:
         """Write a json file of records, likewise, or with `lines` of a record a line.
@@ -173,7 +176,7 @@ class ConvertMixin(Container):
         Numbers are written in full, NaN as null. `kwargs` are those of `pandas.DataFrame.to_json`; with any of them
         pandas writes the file, from one frame.
         """
-        tablefiles.to_json(self, path, separator, lines, kwargs)
+        files.to_json(self, path, separator, lines, kwargs)
 
     def to_mds(
         self,
@@ -221,7 +224,7 @@ class ConvertMixin(Container):
         Raises:
             UntrustedDataError: a value that is not plain data. ValueError: two entries with one name.
         """
-        tensorfiles.to_safetensors(self, path, separator, metadata)
+        safetensors_files.to_safetensors(self, path, separator, metadata)
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: Any = None) -> Any:
         """A TensorDict whose ragged entries (nested tensors, and entries of lazy stacks that differ) are padded.
@@ -233,4 +236,4 @@ class ConvertMixin(Container):
         Raises:
             RuntimeError: `mask_key`, and the batch size is not ragged.
         """
-        return padded.to_padded_tensor(self, padding, mask_key)
+        return objects_padding.to_padded_tensor(self, padding, mask_key)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tdstore.checksums import crc32c
 from tdstore.errors import CorruptStoreError
 from tdstore.io.blocks import Batch, index_shape, padded
 from tdstore.io.mapped import drop_behind
 from tdstore.io.partial import bits
 from tdstore.io.progress import Progress
 from tdstore.store import Cap, Store
+from tdstore.storekit.checksums import crc32c
 from tdstore.types import LeafSpec, Path, Read, StoreIndex, Write, path_text
 
 Outs = Sequence[Tensor] | None

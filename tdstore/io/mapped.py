@@ -9,7 +9,7 @@ import sys
 import torch
 from torch import Tensor
 
-from tdstore.builtin.mmtensor import MappedFile, MemoryMappedTensor
+from tdstore.builtin.memmap.tensor import MappedFile, MemoryMappedTensor
 from tdstore.store import Cap, Store
 from tdstore.types import Path, StoreIndex
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from tdstore.errors import DirtyStoreError, OptionError
-from tdstore.io.consolidated import is_consolidated_file, verify_file
+from tdstore.io.consolidated.file import is_consolidated_file, verify_file
 from tdstore.io.opening import Location, Storage, open_store
 from tdstore.types import Fault
 

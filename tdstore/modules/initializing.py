@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
 
-from tdstore.container.uninitialized import MappedUninitialized, is_uninitialized
+from tdstore.container.entries.uninitialized import MappedUninitialized, is_uninitialized
 
 
 class Initialization:

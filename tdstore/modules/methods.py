@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tdstore.container.core import Container
-from tdstore.container.uninitialized import is_uninitialized
+from tdstore.container.core.container import Container
+from tdstore.container.entries.uninitialized import is_uninitialized
 from tdstore.modules.optimizers import load_optimizer, optimizer_tree
 from tdstore.modules.swapping import Loan, load_state, stacked, state_of, tensors_of
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdstore.container.core import Container
-from tdstore.container.nontensor import NonTensor, NonTensorData
+from tdstore.container.core.container import Container
+from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import KeyNotFoundError
 
 KIND = "__kind__"

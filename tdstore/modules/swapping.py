@@ -9,15 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from tdstore.container.core import Container
-from tdstore.container.locks import READONLY
-from tdstore.container.making import stack
-from tdstore.container.nontensor import NonTensor, NonTensorData
-from tdstore.container.uninitialized import MappedUninitialized, StackedMixin, is_uninitialized, stack_uninitialized
+from tdstore.container.core.container import Container
+from tdstore.container.core.locks import READONLY
+from tdstore.container.entries.uninitialized import (
+    MappedUninitialized,
+    StackedMixin,
+    is_uninitialized,
+    stack_uninitialized,
+)
+from tdstore.container.functions.construct_and_join import stack
+from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.index.tracing import traced
 from tdstore.keys import unravel
 from tdstore.modules.initializing import Initialization
-from tdstore.tracing import traced
 from tdstore.types import Path
 
 

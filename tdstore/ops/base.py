@@ -9,8 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-Names = tuple[str | None, ...] | None
-"""Batch dimension names; None when no dimension has one."""
+from tdstore.types import Names
 
 
 # Not an ABC: `isinstance` would go through its hook, and the walks over trees ask at every entry.

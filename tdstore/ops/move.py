@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from tdstore.errors import BatchSizeError
+from tdstore.index.shapes import as_dim, as_size, chunk_size, expand_shape, flat_args, split_sizes, view_shape
 from tdstore.ops import nested
-from tdstore.ops.base import Names, OpsBase
-from tdstore.shapes import as_dim, as_size, chunk_size, expand_shape, flat_args, split_sizes, view_shape
+from tdstore.ops.base import OpsBase
+from tdstore.types import Names
 
 
 def _without(names: Names, dims: Sequence[int]) -> Names:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tdstore.errors import BatchSizeError
-from tdstore.ops.base import Names
+from tdstore.index.shapes import as_dim, flat_args
 from tdstore.ops.move import MoveOps
-from tdstore.shapes import as_dim, flat_args
+from tdstore.types import Names
 
 
 def _dims(dims: Any, n: int) -> tuple[int, ...]:

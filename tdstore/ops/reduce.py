@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from tdstore.index.shapes import as_dim
 from tdstore.ops import reductions as how
-from tdstore.ops.base import Names, OpsBase
+from tdstore.ops.base import OpsBase
 from tdstore.ops.reductions import Reduction
-from tdstore.shapes import as_dim
+from tdstore.types import Names
 
 FEATURE = "feature"
 

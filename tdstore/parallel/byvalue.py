@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdstore.builtin.mmtensor import MemoryMappedTensor
+from tdstore.builtin.memmap.tensor import MemoryMappedTensor
 
 PLAIN = (Tensor, MemoryMappedTensor)
 """The classes that travel as bytes; others know better how to be pickled."""

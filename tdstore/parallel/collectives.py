@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tdstore.errors import MismatchError, UnsupportedError
 from tdstore.io.blocks import index_shape, pieces
-from tdstore.io.buffer import arrange
+from tdstore.io.consolidated.buffer import arrange
 from tdstore.parallel.links import Flight, Link, Transfer, as_bytes
 from tdstore.parallel.wire import error_text, schema_text
 from tdstore.types import LeafSpec, Path, StoreIndex, path_text

@@ -16,7 +16,7 @@ from tdstore.dtypes import as_dtype, dtype_name
 from tdstore.errors import CorruptStoreError, MismatchError
 from tdstore.header import Group, Header, header_from_builtins, header_to_builtins
 from tdstore.io.blocks import padded
-from tdstore.io.buffer import BufferStore, Slot
+from tdstore.io.consolidated.buffer import BufferStore, Slot
 from tdstore.types import LeafSpec, Path, path_text
 
 URL = "a TensorDict that another rank sent"

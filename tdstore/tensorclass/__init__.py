@@ -5,10 +5,10 @@ The values that are no tensors come with them, since code imports those from her
 
 from __future__ import annotations
 
-from tdstore.container.kinds import is_non_tensor
-from tdstore.container.nontensor import MetaData, NonTensorData, NonTensorStack
+from tdstore.container.values.nontensor import MetaData, NonTensorData, NonTensorStack
 from tdstore.tensorclass.base import TensorClass
 from tdstore.tensorclass.making import from_dataclass, is_tensorclass, tensorclass
+from tdstore.tensordicts.kinds import is_non_tensor
 
 __all__ = [
     "MetaData",

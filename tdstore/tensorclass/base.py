@@ -13,16 +13,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tdstore import pickling
-from tdstore.container import torchfn
-from tdstore.container.access import AS_SET
-from tdstore.container.base import TensorDictBase
-from tdstore.container.core import GROUP, Container
-from tdstore.container.locks import LOCKED
-from tdstore.container.paths import entry_path, is_key
-from tdstore.container.printing import level_lines, ordered_lines
-from tdstore.container.repr import entry_text, indent
-from tdstore.container.tensordict import TensorDict
-from tdstore.container.typed import Typed, class_of, inside, maker_of, register, stamp
+from tdstore.container.core.container import GROUP, Container
+from tdstore.container.core.locks import LOCKED
+from tdstore.container.core.paths import entry_path, is_key
+from tdstore.container.core.tensorclasses import Typed, class_of, inside, maker_of, register, stamp
+from tdstore.container.display.options import level_lines, ordered_lines
+from tdstore.container.display.text import entry_text, indent
+from tdstore.container.functions import torch_functions
+from tdstore.container.methods.access import AS_SET
 from tdstore.errors import KeyNotFoundError, LockedError, OptionError, StoreClosedError
 from tdstore.tensorclass.below import NAMING, UPDATING, check_schema, guarded, unmark
 from tdstore.tensorclass.casting import as_container, cast_of
@@ -44,6 +42,8 @@ from tdstore.tensorclass.fields import (
 from tdstore.tensorclass.protocols import cast_back, follow_protocols
 from tdstore.tensorclass.static import Fields, Surface
 from tdstore.tensorclass.surface import OnClass, again, flatten, install, late, unflatten
+from tdstore.tensordicts.base import TensorDictBase
+from tdstore.tensordicts.resident.tensordict import TensorDict
 
 if TYPE_CHECKING:
     from typing import Never
@@ -568,7 +568,7 @@ class TensorClass(Surface, metaclass=Fields):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return torchfn.dispatch(func, types, args, kwargs)
+        return torch_functions.dispatch(func, types, args, kwargs)
 
     @property
     def _worn(self) -> Any:

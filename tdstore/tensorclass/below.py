@@ -7,11 +7,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tdstore.container.base import TensorDictBase
-from tdstore.container.core import GROUP, Container
-from tdstore.container.paths import entry_path
-from tdstore.container.typed import Typed
-from tdstore.convert.pytree import MARK
+from tdstore.container.core.container import GROUP, Container
+from tdstore.container.core.paths import entry_path
+from tdstore.container.core.tensorclasses import Typed
+from tdstore.convert.objects.pytree import MARK
+from tdstore.tensordicts.base import TensorDictBase
 
 
 def _closed(hint: Any) -> bool:

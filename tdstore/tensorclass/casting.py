@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.container.core import Container
-from tdstore.container.nontensor import NonTensor, NonTensorData, NonTensorStack
-from tdstore.container.tensordict import TensorDict
-from tdstore.container.typed import Typed
+from tdstore.container.core.container import Container
+from tdstore.container.core.tensorclasses import Typed
+from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.dtypes import torch_ready
 from tdstore.tensorclass.fields import Flags, Plan
+from tdstore.tensordicts.resident.tensordict import TensorDict
 
 Cast = Callable[[Plan, str, Any, torch.Size], Any]
 _NUMBERS = (bool, int, float, complex)

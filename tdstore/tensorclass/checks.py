@@ -9,9 +9,9 @@ from typing import Annotated, Any, TypeVar, Union
 
 from torch import Tensor
 
-from tdstore.container.core import GROUP, LEAF, Container
-from tdstore.container.paths import is_key
-from tdstore.container.typed import Typed, inside
+from tdstore.container.core.container import GROUP, LEAF, Container
+from tdstore.container.core.paths import is_key
+from tdstore.container.core.tensorclasses import Typed, inside
 from tdstore.tensorclass.fields import resolved
 from tdstore.types import Path, path_text
 

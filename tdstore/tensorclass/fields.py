@@ -14,10 +14,10 @@ from typing import Any, Union
 import torch
 from torch import Tensor
 
-from tdstore.container.core import Container
-from tdstore.container.nontensor import NonTensor
-from tdstore.container.tensordict import TensorDict
-from tdstore.container.typed import known
+from tdstore.container.core.container import Container
+from tdstore.container.core.tensorclasses import known
+from tdstore.container.values.nontensor import NonTensor
+from tdstore.tensordicts.resident.tensordict import TensorDict
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform, overload
 
-from tdstore.container.tensordict import TensorDict
-from tdstore.container.typed import Typed
-from tdstore.convert import python as converting
+from tdstore.container.core.tensorclasses import Typed
+from tdstore.convert.objects import python as converting
 from tdstore.tensorclass.base import TensorClass
 from tdstore.tensorclass.typeddict import TypedTensorDict
+from tdstore.tensordicts.resident.tensordict import TensorDict
 
 T = TypeVar("T")
 

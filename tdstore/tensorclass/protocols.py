@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tdstore.container.core import Container
+from tdstore.container.core.container import Container
 
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
 _ANY_WAY = inspect.Parameter.POSITIONAL_OR_KEYWORD

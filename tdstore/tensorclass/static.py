@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, dataclass_transform
 
-from tdstore.container.tensordict import TensorDict
-from tdstore.container.typed import Typed
+from tdstore.container.core.tensorclasses import Typed
+from tdstore.tensordicts.resident.tensordict import TensorDict
 
 if TYPE_CHECKING:
     from abc import ABCMeta

@@ -23,9 +23,9 @@ from concurrent.futures import Future
 from types import FunctionType, MemberDescriptorType
 from typing import Any
 
-from tdstore.container.core import Container
-from tdstore.container.saving import later
-from tdstore.container.typed import Typed, inside
+from tdstore.container.core.container import Container
+from tdstore.container.core.tensorclasses import Typed, inside
+from tdstore.container.persistence.saving import later
 
 _OWN = {"__new__", "__init__", "__init_subclass__", "__class_getitem__", "__getattr__", "__setattr__", "__delattr__"}
 

@@ -7,16 +7,16 @@ import re
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self, get_origin, overload
 
-from tdstore.container.base import TensorDictBase
-from tdstore.container.core import Container
-from tdstore.container.lazy import LazyStackedTensorDict
-from tdstore.container.paths import is_key
-from tdstore.container.tensordict import TensorDict
-from tdstore.container.typed import inside
+from tdstore.container.core.container import Container
+from tdstore.container.core.paths import is_key
+from tdstore.container.core.tensorclasses import inside
 from tdstore.tensorclass.base import TensorClass
 from tdstore.tensorclass.fields import FieldAccess, Flags, named
 from tdstore.tensorclass.static import FieldsByName
 from tdstore.tensorclass.surface import again, forwarded
+from tdstore.tensordicts.base import TensorDictBase
+from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
+from tdstore.tensordicts.resident.tensordict import TensorDict
 
 _OPTIONAL = re.compile(r"(\w+\.)*NotRequired\[")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdstore.container.typed import Typed, full_name, inside, lookup, redressed
+from tdstore.container.core.tensorclasses import Typed, full_name, inside, lookup, redressed
 
 
 def unwrap_tensorclass(value: Any) -> Any:

@@ -21,6 +21,7 @@ from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreError, Store
 from tdstore.header import Header
 from tdstore.store import Store
 from tdstore.testing.comparing import check_leaves
+from tdstore.testing.processes.syscalls import needs_strace, traced, unsynced
 from tdstore.testing.setup import (
     Leaves,
     Location,
@@ -33,7 +34,6 @@ from tdstore.testing.setup import (
     same_leaves,
 )
 from tdstore.testing.setup import save as save_leaves
-from tdstore.testing.syscalls import needs_strace, traced, unsynced
 from tdstore.types import LeafSpec, Read, Write
 
 Work = Callable[[], object]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from tdstore.testing.catalogue import CatalogueTests
-from tdstore.testing.declaration import DeclarationTests
-from tdstore.testing.discarding import DiscardTests
-from tdstore.testing.endings import EndingTests
-from tdstore.testing.headers import HeaderTests
-from tdstore.testing.machine import MachineTests
-from tdstore.testing.modes import ModeTests
-from tdstore.testing.reading import ReadTests
-from tdstore.testing.sharing import SharingTests
-from tdstore.testing.writing import WriteTests
+from tdstore.testing.checks.catalogue import CatalogueTests
+from tdstore.testing.checks.declaration import DeclarationTests
+from tdstore.testing.checks.discarding import DiscardTests
+from tdstore.testing.checks.endings import EndingTests
+from tdstore.testing.checks.headers import HeaderTests
+from tdstore.testing.checks.machine import MachineTests
+from tdstore.testing.checks.modes import ModeTests
+from tdstore.testing.checks.reading import ReadTests
+from tdstore.testing.checks.sharing import SharingTests
+from tdstore.testing.checks.writing import WriteTests
 
 
 # pytest runs the tests of the last base first, and the state machine fails for everything: it comes last.

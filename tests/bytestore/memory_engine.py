@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
 from tdstore.errors import ConflictError, CorruptStoreError, StoreNotFoundError, TransientError
-from tdstore.ranges import Range
+from tdstore.index.ranges import Range
 
 ALL = EngineCap.WRITE | EngineCap.LIST | EngineCap.CONDITIONAL
 

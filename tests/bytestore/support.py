@@ -8,7 +8,7 @@ import torch
 
 from tdstore.bytestore import ByteStore, open_objects
 from tdstore.header import Group, Header
-from tdstore.localengine import LocalEngine
+from tdstore.storekit.local_engine import LocalEngine
 from tdstore.types import LeafSpec, Mode, Path, Read, Write
 from tests.bytestore.memory_engine import Bucket, MemoryEngine
 

@@ -23,7 +23,7 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.header import Header
-from tdstore.localengine import LocalEngine
+from tdstore.storekit.local_engine import LocalEngine
 from tdstore.types import LeafSpec, Read, Write
 from tests.bytestore.memory_engine import ALL, MemoryEngine
 from tests.bytestore.support import contents, equal, numbered, save

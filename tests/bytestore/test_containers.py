@@ -11,9 +11,9 @@ import torch
 
 import tdstore
 from tdstore.hookspecs import Backend
-from tdstore.localengine import LocalEngine
 from tdstore.registry import registry
-from tdstore.testing.warm import python
+from tdstore.storekit.local_engine import LocalEngine
+from tdstore.testing.processes.warm import python
 from tests.bytestore.support import contents, numbered, open_local, save
 
 BACKEND = Backend(
@@ -59,7 +59,7 @@ import sys, torch
 from tdstore.bytestore import open_objects
 from tdstore.errors import ConflictError
 from tdstore.header import Header
-from tdstore.localengine import LocalEngine
+from tdstore.storekit.local_engine import LocalEngine
 from tdstore.types import Read, Write
 told = 0
 for _ in range(15):

@@ -7,12 +7,12 @@ from pathlib import Path as FsPath
 import pytest
 import torch
 
-from tdstore.builtin.memmap import open_memmap
+from tdstore.builtin.memmap.store import open_memmap
 from tdstore.bytestore import ByteStore, open_directory, open_objects
 from tdstore.engine import EngineCap
 from tdstore.errors import CorruptStoreError, ReadOnlyError, StoreNotFoundError
 from tdstore.header import Group, Header
-from tdstore.localengine import LocalEngine
+from tdstore.storekit.local_engine import LocalEngine
 from tdstore.types import LeafSpec, Read, Write
 from tdstore.values import pickled_form
 from tests.bytestore.memory_engine import Bucket, MemoryEngine

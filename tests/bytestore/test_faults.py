@@ -13,10 +13,10 @@ import torch
 
 from tdstore.bytestore import open_objects
 from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError, TransientError
-from tdstore.files import is_temp
 from tdstore.header import Header
-from tdstore.localengine import LocalEngine
-from tdstore.testing.warm import python
+from tdstore.storekit.files import is_temp
+from tdstore.storekit.local_engine import LocalEngine
+from tdstore.testing.processes.warm import python
 from tdstore.types import LeafSpec, Read, Write
 from tests.bytestore.memory_engine import Bucket, MemoryEngine
 from tests.bytestore.support import contents, equal, numbered, save
@@ -151,7 +151,7 @@ WRITERS = """
 import os, sys, torch
 from tdstore.bytestore import open_objects
 from tdstore.header import Group, Header
-from tdstore.localengine import LocalEngine
+from tdstore.storekit.local_engine import LocalEngine
 from tdstore.types import Write
 
 def write_for_ever(location):

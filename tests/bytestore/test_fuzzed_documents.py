@@ -16,7 +16,7 @@ import tdstore
 from tdstore import TensorDict
 from tdstore.errors import CorruptStoreError, StoreError
 from tdstore.header import decode_header, encode_header
-from tdstore.manifest import NAME, seal
+from tdstore.storekit.documents import NAME, seal
 from tests.faults.fault_media import body_of, look_at_everything
 
 _TAGS = (

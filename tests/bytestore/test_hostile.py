@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from tdstore.builtin.memmap import open_memmap
+from tdstore.builtin.memmap.store import open_memmap
 from tdstore.bytestore import open_objects
+from tdstore.bytestore.manifest import decode_objects, encode_objects
 from tdstore.errors import CorruptStoreError, StoreError, StoreIOError
 from tdstore.header import Group, Header
-from tdstore.manifest import NAME, decode_manifest, seal
-from tdstore.objects import decode_objects, encode_objects
+from tdstore.storekit.documents import NAME, decode_manifest, seal
 from tdstore.types import LeafSpec, Read
 from tests.bytestore.memory_engine import Bucket, MemoryEngine
 from tests.bytestore.support import contents, open_local, save

@@ -20,7 +20,7 @@ from tdstore.bytestore import open_objects
 from tdstore.bytestore import tidy as bytestore_tidy
 from tdstore.bytestore.table import NOTHING, Extents, coalesce, locate, overlay, select
 from tdstore.header import Header
-from tdstore.manifest import NAME
+from tdstore.storekit.documents import NAME
 from tdstore.testing.samples import assign, pick, same, sample, store_indices
 from tdstore.types import LeafSpec, Read, Write
 from tests.bytestore.memory_engine import Bucket, MemoryEngine

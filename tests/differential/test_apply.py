@@ -336,7 +336,7 @@ def test_a_locked_out_keeps_its_leaves() -> None:
 @pytest.mark.parametrize("rows", [3, 5000])
 def test_a_stored_out_takes_other_dtypes(tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the results would go in blocks."""
-    monkeypatch.setattr("tdstore.container.streaming.row_ranges", lambda n, size: [(0, 2), (2, n)])
+    monkeypatch.setattr("tdstore.container.storage.block_writer.row_ranges", lambda n, size: [(0, 2), (2, n)])
     stored = TensorDict(i=torch.arange(rows), batch_size=[rows]).to_h5(tmp_path / "a.h5")
     assert stored.apply(lambda x: x.float() + 0.5, out=stored) is stored
     assert stored["i"].dtype is torch.float32

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tdstore
-import tdstore.container.stored as stored
+import tdstore.tensordicts.persistent.reading as stored
 from tdstore.io.blocks import row_ranges
 
 from .cases import seed

@@ -17,7 +17,7 @@ import torch
 
 from tdstore import TensorDict
 from tdstore.errors import StoreError
-from tdstore.manifest import seal
+from tdstore.storekit.documents import seal
 
 MEDIA = ("memmap", "h5", "shared")
 PATIENCE = 60
@@ -97,7 +97,7 @@ def put_document(td: Any, medium: str, location: str, change: Callable[[bytes], 
 
 def _put_h5(location: str, change: Callable[[bytes], bytes]) -> None:
     import h5py
-    from tdstore_h5.document import MANIFEST, get_attribute, put_attribute
+    from tdstore_h5.file.document import MANIFEST, get_attribute, put_attribute
 
     with h5py.File(location, "r+") as file:
         text = get_attribute(file, MANIFEST, location)

@@ -17,11 +17,11 @@ from typing import Any
 import h5py
 import pytest
 import torch
-from tdstore_redis.wire import Wire
+from tdstore_redis.connection import Wire
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.builtin.shared import remove
+from tdstore.builtin.shared.store import remove
 from tdstore.errors import DirtyStoreError
 
 OPEN = {"durable": "none"}

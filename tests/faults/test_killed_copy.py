@@ -18,7 +18,7 @@ import tdstore
 from tdstore import TensorDict
 from tdstore.errors import DirtyStoreError, StoreNotFoundError
 from tdstore.io.copying import StoreReader
-from tdstore.testing.warm import python
+from tdstore.testing.processes.warm import python
 
 ROWS = 512
 

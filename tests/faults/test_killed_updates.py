@@ -11,7 +11,7 @@ import torch
 
 from tdstore import TensorDict
 from tdstore.errors import DirtyStoreError
-from tdstore.testing.warm import python
+from tdstore.testing.processes.warm import python
 
 ROWS = 4096
 

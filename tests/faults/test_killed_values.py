@@ -14,7 +14,7 @@ import torch
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.container.packed import COLUMN_FROM
+from tdstore.container.varlen.columns import COLUMN_FROM
 from tdstore.errors import TDStoreError
 
 ROWS = COLUMN_FROM

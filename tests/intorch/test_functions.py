@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.container import torchfn
+from tdstore.container.functions import torch_functions
 
 from .containers import CONTAINERS, content, sample
 
@@ -202,7 +202,7 @@ def test_the_table_holds_what_the_peer_lists():
         "swapdims tile unbind unflatten unsqueeze zeros_like masked_select maximum mean sum std var where transpose"
     ).split()
     known = {getattr(torch, name) for name in names} | {F.l1_loss, F.mse_loss, F.smooth_l1_loss, torch.autograd.grad}
-    assert known <= set(torchfn.TABLE)
+    assert known <= set(torch_functions.TABLE)
     assert len(known) == 44
 
 

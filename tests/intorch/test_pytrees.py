@@ -121,7 +121,7 @@ def test_a_stored_dataset_is_read_at_once(tmp_path):
 
 
 def test_others_may_wrap_a_tensordict():
-    from tdstore.container.pytrees import register_wrapper
+    from tdstore.container.functions.pytree import register_wrapper
 
     class Wrapped:
         def __init__(self, td):

@@ -11,7 +11,7 @@ import torch
 
 import tdstore
 from tdstore import TensorDict, lazy_stack
-from tdstore.container import reprhtml
+from tdstore.container.display import html
 
 from .containers import CONTAINERS, sample
 
@@ -168,7 +168,7 @@ def test_nothing_is_read_or_fetched(tmp_path, monkeypatch):
         assert "'text'" in page(stored).text
     source = td._repr_html_()
     assert not re.search(r"src=|href=|url\(|@import|http", source)
-    assert reprhtml.ROWS_OF_A_LEVEL <= reprhtml.ROWS_IN_ALL
+    assert html.ROWS_OF_A_LEVEL <= html.ROWS_IN_ALL
 
 
 def test_html_says_how_zarr_keeps_a_leaf(tmp_path):

@@ -7,7 +7,7 @@ import torch
 
 import tdstore
 from tdstore import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
-from tdstore.container.vmapping import Box
+from tdstore.container.functions.vmap import Box
 from tdstore.errors import UnsupportedError
 
 from .containers import CONTAINERS, content, sample

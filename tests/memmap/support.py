@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tdstore import files
-from tdstore.builtin.memmap import open_memmap
+from tdstore.builtin.memmap.store import open_memmap
+from tdstore.storekit import files
 from tdstore.testing.crash import die, in_child, killed_after, small_disk
 from tdstore.testing.samples import bits
 from tdstore.testing.setup import header_for as header_of
@@ -67,7 +67,7 @@ CHANGING = frozenset("open mkdir pwrite write ftruncate posix_fallocate rename u
 
 
 class FaultyOs:
-    """Stands for the `os` of `tdstore.files`: counts the calls that change a disk, and acts from the k-th on."""
+    """Stands for the `os` of `tdstore.storekit.files`: counts calls that change a disk, acts from the k-th on."""
 
     def __init__(self, at: int, act: Callable[[str], None], only: frozenset[str] = CHANGING) -> None:
         self.at = at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tdstore.builtin.memmap import open_memmap
+from tdstore.builtin.memmap.store import open_memmap
 from tdstore.store import Cap
 from tdstore.testing import StoreTests
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import tdstore
-from tdstore.builtin.memmap import open_memmap
-from tdstore.checksums import crc32c
+from tdstore.builtin.memmap.store import open_memmap
 from tdstore.errors import CorruptStoreError, StoreError, StoreExistsError, UnsupportedError, UntrustedDataError
+from tdstore.storekit.checksums import crc32c
 
 from .support import save
 

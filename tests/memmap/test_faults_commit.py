@@ -14,9 +14,9 @@ from pathlib import Path as FsPath
 import pytest
 import torch
 
-from tdstore import files
-from tdstore.builtin.memmap import open_memmap
+from tdstore.builtin.memmap.store import open_memmap
 from tdstore.errors import StoreIOError
+from tdstore.storekit import files
 from tdstore.types import LeafSpec, Write
 
 from .support import (

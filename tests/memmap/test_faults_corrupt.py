@@ -9,8 +9,8 @@ from pathlib import Path as FsPath
 import pytest
 import torch
 
-from tdstore.builtin import memmap_open
-from tdstore.builtin.memmap import open_memmap
+from tdstore.builtin.memmap import opening
+from tdstore.builtin.memmap.store import open_memmap
 from tdstore.errors import CorruptStoreError, StoreError
 from tdstore.types import Read
 
@@ -125,7 +125,7 @@ def test_recover_takes_a_foreign_change(location: FsPath) -> None:
 
 
 def test_verify_finds_what_opening_let_pass(location: FsPath, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memmap_open, "OPENED", 0)  # as of a large dataset
+    monkeypatch.setattr(opening, "OPENED", 0)  # as of a large dataset
     data = bytearray((location / "big.memmap").read_bytes())
     data[4 << 20] ^= 1
     (location / "big.memmap").write_bytes(data)

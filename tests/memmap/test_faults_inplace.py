@@ -13,7 +13,7 @@ from pathlib import Path as FsPath
 import pytest
 import torch
 
-from tdstore.builtin.memmap import MemmapStore, open_memmap
+from tdstore.builtin.memmap.store import MemmapStore, open_memmap
 from tdstore.errors import DirtyStoreError, StoreIOError
 from tdstore.lifetime import settle
 from tdstore.types import LeafSpec, Read, Write
@@ -146,7 +146,7 @@ def test_every_way_to_write_is_sealed(tmp_path: FsPath, change: Callable[[Memmap
 EXIT = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])
-from tdstore.builtin.memmap import open_memmap
+from tdstore.builtin.memmap.store import open_memmap
 store = open_memmap(sys.argv[2], mode="r+")
 view = store.view(("b",))
 view.add_(5)

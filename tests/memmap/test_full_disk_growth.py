@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import tdstore
-from tdstore import TensorDict, files
+from tdstore import TensorDict
 from tdstore.errors import StoreIOError
+from tdstore.storekit import files
 
 from .support import in_child, small_disk
 

@@ -9,8 +9,8 @@ from pathlib import Path as FsPath
 import pytest
 import torch
 
-from tdstore.builtin.memmap import open_memmap
-from tdstore.builtin.mmtensor import scratch_dir
+from tdstore.builtin.memmap.store import open_memmap
+from tdstore.builtin.memmap.tensor import scratch_dir
 from tdstore.errors import OptionError, StoreNotFoundError, UnsupportedError
 from tdstore.lifetime import settle
 from tdstore.types import LeafSpec, Read, Write

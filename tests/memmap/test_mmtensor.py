@@ -11,8 +11,8 @@ import pytest
 import tensordict
 import torch
 
-from tdstore.builtin.memmap import open_memmap
-from tdstore.builtin.mmtensor import MemoryMappedTensor as MMT
+from tdstore.builtin.memmap.store import open_memmap
+from tdstore.builtin.memmap.tensor import MemoryMappedTensor as MMT
 from tdstore.errors import CorruptStoreError, StoreExistsError, StoreNotFoundError
 
 from .support import OLD, load, save

@@ -15,7 +15,7 @@ import tensordict
 import torch
 
 from tdstore import MemoryMappedTensor, TensorDict
-from tdstore.builtin.mmtensor import reopened_part
+from tdstore.builtin.memmap.tensor import reopened_part
 from tdstore.errors import CorruptStoreError, StoreNotFoundError
 
 SLICES: dict[str, Callable[[Any], Any]] = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tdstore
-from tdstore.builtin.memmap import open_memmap
+from tdstore.builtin.memmap.store import open_memmap
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import UntrustedDataError
 from tdstore.header import Group, Header

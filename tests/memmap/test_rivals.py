@@ -12,7 +12,7 @@ from pathlib import Path as FsPath
 import pytest
 import torch
 
-from tdstore.builtin.memmap import open_memmap
+from tdstore.builtin.memmap.store import open_memmap
 from tdstore.errors import StoreBusyError, StoreClosedError, StoreExistsError, TDStoreError
 from tdstore.lifetime import settle
 from tdstore.types import LeafSpec, Read, Write

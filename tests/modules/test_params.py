@@ -13,7 +13,7 @@ from torch import nn
 
 from tdstore import TensorDict, TensorDictParams
 from tdstore.errors import LockedError, UnsupportedError, UntrustedDataError
-from tdstore.modules import params as params_module
+from tdstore.tensordicts import params as params_module
 
 
 def params(value: float = 1.0, **kwargs: Any) -> TensorDictParams:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tdstore.testing.warm import python
+from tdstore.testing.processes.warm import python
 
 from .world import KINDS, SCENARIOS, SIZE, plain, rich, told, tree
 

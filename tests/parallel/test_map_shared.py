@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tdstore import TensorDict
-from tdstore.container import travelling
+from tdstore.container.distribute import row_tasks
 
 
 def told(rows):
@@ -28,14 +28,14 @@ def processes():
 
 def test_large_chunks_are_shared(processes, monkeypatch):
     sent = []
-    cut = travelling.near_chunk
+    cut = row_tasks.near_chunk
 
     def watched(source, at):
         chunk = cut(source, at)
         sent.append(chunk.at is None)
         return chunk
 
-    monkeypatch.setattr("tdstore.container.mapping.near_chunk", watched)
+    monkeypatch.setattr("tdstore.container.distribute.map.near_chunk", watched)
     td = TensorDict({"x": torch.ones(4, 1 << 17), "n": {"y": torch.zeros(4)}}, [4], names=["t"])
     with_values = TensorDict({"x": torch.ones(4, 1 << 17), "s": "hi"}, [4])
     for source, shared in ((td, True), (td[:, None].squeeze(1)[:1], False), (with_values, False)):

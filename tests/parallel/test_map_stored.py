@@ -12,9 +12,9 @@ import torch
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.builtin.shared import remove
-from tdstore.container.mapping import _Plan, _writable_by_workers
-from tdstore.container.travelling import Chunk, place_of
+from tdstore.builtin.shared.store import remove
+from tdstore.container.distribute.map import _Plan, _writable_by_workers
+from tdstore.container.distribute.row_tasks import Chunk, place_of
 from tdstore.parallel.executors import Crew, PoolExecutor
 
 from . import work

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tdstore import TensorDict
-from tdstore.container.describe import describe
+from tdstore.container.storage.describe import describe
 from tdstore.errors import CorruptStoreError, MismatchError
 from tdstore.parallel import wire
 

@@ -10,7 +10,7 @@ import time
 import torch
 
 from tdstore import TensorDict
-from tdstore.container import travelling
+from tdstore.container.distribute import row_tasks
 
 
 def plus_one(td):
@@ -104,7 +104,7 @@ def other_key(td):
 
 def opened(td):
     """How many containers this worker holds open."""
-    return torch.full(td.shape, len(travelling._open))
+    return torch.full(td.shape, len(row_tasks._open))
 
 
 def kind(td):

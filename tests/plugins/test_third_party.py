@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 
 from tdstore.testing.__main__ import main as kit
-from tdstore.testing.warm import python
+from tdstore.testing.processes.warm import python
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tdstore-safetensors"
 

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tdstore import TensorDict
 from tdstore.rl import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
-from tdstore.testing import warm
+from tdstore.testing.processes import warm
 
 BATCH, FRAME = 256, 84 * 84
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from tdstore.builtin.shared import SharedStore, attach_shared, open_shared
+from tdstore.builtin.shared.store import SharedStore, attach_shared, open_shared
 from tdstore.header import Group, Header
 from tdstore.types import LeafSpec, Write
 
@@ -61,7 +61,7 @@ def rival(name: str, barrier, answers) -> None:
 
 def python(code: str, *, fresh: bool = False, **options) -> subprocess.CompletedProcess[str]:
     """Run code in an unrelated process; `fresh` where it matters how an interpreter itself ends."""
-    from tdstore.testing import warm  # not above: spawned children import this module
+    from tdstore.testing.processes import warm  # not above: spawned children import this module
 
     start = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom shm_children import *\n"
     return subprocess.run(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tdstore.builtin.shared import SharedStore
+from tdstore.builtin.shared.store import SharedStore
 from tdstore.testing import StoreTests
 
 

@@ -12,9 +12,9 @@ import time
 import pytest
 from shm_children import forked, made, python, rival, set_row
 
-from tdstore.builtin.shared import open_shared, sweep
-from tdstore.builtin.shm import names
-from tdstore.builtin.shm.process import Process, alive, boot_id, this_process
+from tdstore.builtin.shared import names
+from tdstore.builtin.shared.process import Process, alive, boot_id, this_process
+from tdstore.builtin.shared.store import open_shared, sweep
 from tdstore.errors import StoreNotFoundError
 from tdstore.lifetime import settle
 

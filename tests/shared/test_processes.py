@@ -12,8 +12,8 @@ import pytest
 import torch.multiprocessing
 from shm_children import HEADER, forked, made, make_and_send, python, read_and_write, send_tensor, set_row
 
-from tdstore.builtin.shared import SharedHandle, SharedStore, attach_shared, open_shared
-from tdstore.builtin.shm import handoff
+from tdstore.builtin.shared import handoff
+from tdstore.builtin.shared.store import SharedHandle, SharedStore, attach_shared, open_shared
 from tdstore.errors import StoreNotFoundError
 from tdstore.header import Group, Header
 from tdstore.types import LeafSpec

@@ -20,9 +20,9 @@ from shm_children import HEADER, forked, made, python, set_row
 
 import tdstore
 from tdstore import lifetime
-from tdstore.builtin.shared import open_shared, remove, sweep
-from tdstore.builtin.shm import arena as arena_module
-from tdstore.builtin.shm import catalogue as catalogue_module
+from tdstore.builtin.shared import arena as arena_module
+from tdstore.builtin.shared import catalogue as catalogue_module
+from tdstore.builtin.shared.store import open_shared, remove, sweep
 from tdstore.errors import (
     CorruptStoreError,
     DirtyStoreError,
@@ -115,7 +115,7 @@ def test_a_writer_killed_in_the_middle_of_writing_leaves_named(shm, monkeypatch)
     store.save_header(HEADER)
 
     def write():
-        import tdstore.builtin.shared as module
+        import tdstore.builtin.shared.store as module
 
         mine = open_shared("shm://x", mode="r+")
         put, done = module.put, []
@@ -236,7 +236,7 @@ print("fine")
 def test_a_small_tmpfs_really_full(tmp_path):
     unshare = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
     script = tmp_path / "small.py"
-    script.write_text("from tdstore.builtin.shared import remove\n" + SMALL)
+    script.write_text("from tdstore.builtin.shared.store import remove\n" + SMALL)
     command = f"mount -t tmpfs -o size=8m tmpfs /mnt && exec {shlex.quote(sys.executable)} {shlex.quote(str(script))}"
     done = subprocess.run([*unshare, "sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)
     if "unshare failed" in done.stderr or "permission denied" in done.stderr.lower():

@@ -9,7 +9,7 @@ import torch
 from shm_children import HEADER, made, set_row
 
 from tdstore import lifetime
-from tdstore.builtin.shared import attach_shared, open_shared, remove
+from tdstore.builtin.shared.store import attach_shared, open_shared, remove
 from tdstore.errors import (
     OptionError,
     ReadOnlyError,

@@ -13,7 +13,7 @@ import torch
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.builtin.shared import remove
+from tdstore.builtin.shared.store import remove
 
 # Spawned children import the functions that they run by the name of their module.
 sys.path.insert(0, str(Path(__file__).parents[1]))

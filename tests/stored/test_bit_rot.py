@@ -11,9 +11,12 @@ import pytest
 import torch
 
 import tdstore
-from tdstore import TensorDict, checksums
-from tdstore.builtin import memmap_open, readcheck, tdz
+from tdstore import TensorDict
+from tdstore.builtin import readcheck
+from tdstore.builtin.memmap import opening
+from tdstore.builtin.tdz import store as tdz_store
 from tdstore.errors import CorruptStoreError
+from tdstore.storekit import checksums
 from tdstore.types import Read, Write
 
 ROWS = 3000
@@ -22,8 +25,8 @@ ROWS = 3000
 @pytest.fixture(autouse=True)
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let datasets of some MiB be opened as large ones are."""
-    monkeypatch.setattr(memmap_open, "OPENED", 1 << 20)
-    monkeypatch.setattr(tdz, "OPENED", 1 << 20)
+    monkeypatch.setattr(opening, "OPENED", 1 << 20)
+    monkeypatch.setattr(tdz_store, "OPENED", 1 << 20)
 
 
 def saved(path: FsPath) -> TensorDict:
@@ -135,7 +138,7 @@ def test_a_writer_compares_what_nobody_wrote(tmp_path: FsPath, name: str, monkey
     flip(path, td, 1700)
     if path.is_dir():
         os.utime(path / "x.memmap", (1e9, 1e9))
-        monkeypatch.setattr(memmap_open, "is_store_noticed", lambda *_: True)  # also where the folder is in memory
+        monkeypatch.setattr(opening, "is_store_noticed", lambda *_: True)  # also where the folder is in memory
     writer = tdstore.open(path, mode="r+")
     writer["n", "y"][5] = 7
     with pytest.raises(CorruptStoreError, match=r"'x'.*byte 6946816"):

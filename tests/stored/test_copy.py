@@ -14,7 +14,7 @@ from tdstore_h5.options import preset_chunks
 
 import tdstore
 from tdstore import LeafSpec, StoreHandle, TensorDict
-from tdstore.builtin.memmap import MemmapStore
+from tdstore.builtin.memmap.store import MemmapStore
 from tdstore.errors import CorruptStoreError, KeyNotFoundError, OptionError, StoreExistsError
 from tdstore.io.progress import MAKERS, Progress, _make_rich, _make_tqdm, _Plain
 

@@ -15,10 +15,10 @@ import torch
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.container.describe import describe
-from tdstore.container.handle import StoreHandle
-from tdstore.container.nestedleaves import leaf_below
-from tdstore.container.opening import over
+from tdstore.container.storage.describe import describe
+from tdstore.container.storage.handle import StoreHandle
+from tdstore.container.storage.open_and_save import over
+from tdstore.container.varlen.nested_leaves import leaf_below
 from tdstore.errors import TransientError
 from tdstore.header import Header
 from tdstore.registry import registry

@@ -14,7 +14,7 @@ import torch
 
 import tdstore
 from tdstore import TensorDict, lazy_stack
-from tdstore.builtin.shared import remove
+from tdstore.builtin.shared.store import remove
 from tdstore.errors import (
     BatchSizeError,
     KeyNotFoundError,

@@ -10,7 +10,6 @@ import torch
 
 import tdstore
 from tdstore import LazyStackedTensorDict, PersistentTensorDict, TensorDict
-from tdstore.container.keyvalue import LazyStackedTensorDictStore, TensorDictStore
 from tdstore.errors import (
     BatchSizeError,
     OptionError,
@@ -20,6 +19,7 @@ from tdstore.errors import (
     UnknownDatasetError,
     UnsupportedError,
 )
+from tdstore.tensordicts.redis_names import LazyStackedTensorDictStore, TensorDictStore
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import torch
 
 import tdstore
 from tdstore import TensorDict, lazy_stack
-from tdstore.builtin.shared import remove
+from tdstore.builtin.shared.store import remove
 from tdstore.errors import CorruptStoreError, StoreNotFoundError, UnsupportedError
 from tdstore.store import Store
 
@@ -380,8 +380,8 @@ def test_rows_that_lie_over_one_another(tmp_path: Path) -> None:
 
 
 def _over(store: Store) -> Any:
-    from tdstore.container.handle import StoreHandle
-    from tdstore.container.opening import over
+    from tdstore.container.storage.handle import StoreHandle
+    from tdstore.container.storage.open_and_save import over
     from tdstore.registry import registry
 
     return over(StoreHandle(store, registry().get("h5"), None, "r", {}))

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tdstore_h5.raw
-import tdstore_h5.undo
-import tdstore_redis.plans
-import tdstore_redis.rowwrites
-import tdstore_redis.writer
+import tdstore_h5.rows.contiguous
+import tdstore_h5.rows.undo
+import tdstore_redis.cells.plans
+import tdstore_redis.transactions.row_writes
+import tdstore_redis.transactions.writer
 import torch
+from tdstore_redis.connection import Wire
 from tdstore_redis.faults import ServerError
-from tdstore_redis.wire import Wire
 
 import tdstore
 from tdstore import TensorDict
@@ -80,9 +80,9 @@ def refusing(kind: str, td: Any, refused: int) -> Iterator[Medium]:
     medium = Medium(refused)
     with pytest.MonkeyPatch.context() as patch:
         if kind == "h5 large":  # each call is more than is remembered until the commit
-            patch.setattr(tdstore_h5.undo, "MOST", 2000)
+            patch.setattr(tdstore_h5.rows.undo, "MOST", 2000)
         if kind.startswith("h5"):
-            real = tdstore_h5.raw.write_at
+            real = tdstore_h5.rows.contiguous.write_at
 
             def write_at(fd: int, data: memoryview, at: int) -> None:
                 if medium.turn():
@@ -90,26 +90,26 @@ def refusing(kind: str, td: Any, refused: int) -> Iterator[Medium]:
                     raise OSError(errno.EIO, "the medium fails")
                 real(fd, data, at)
 
-            patch.setattr(tdstore_h5.raw, "write_at", write_at)
+            patch.setattr(tdstore_h5.rows.contiguous, "write_at", write_at)
         elif kind.startswith("redis"):
-            sending = tdstore_redis.writer.Writer.sending
+            sending = tdstore_redis.transactions.writer.Writer.sending
 
             def refuse(self: Any, wire: Wire, commands: Any) -> Any:
                 if not medium.turn():
                     return sending(self, wire, commands)
                 error = ServerError("OOM command not allowed when used memory > 'maxmemory'")
-                if commands[0] == tdstore_redis.writer._MULTI:  # a server carries out all of them, or none
+                if commands[0] == tdstore_redis.transactions.writer._MULTI:  # a server carries out all of them, or none
                     return [error, *[None] * (len(commands) - 1)]
                 half = len(commands) // 2
                 return [*sending(self, wire, commands[:half]), *[error] * (len(commands) - half)]
 
-            patch.setattr(tdstore_redis.writer.Writer, "sending", refuse)
+            patch.setattr(tdstore_redis.transactions.writer.Writer, "sending", refuse)
             if kind != "redis":
-                patch.setattr(tdstore_redis.rowwrites, "STEP", 1000)
-                patch.setattr(tdstore_redis.rowwrites, "GROUP", 9000)
-                patch.setattr(tdstore_redis.plans, "PIECE", 5000)
+                patch.setattr(tdstore_redis.transactions.row_writes, "STEP", 1000)
+                patch.setattr(tdstore_redis.transactions.row_writes, "GROUP", 9000)
+                patch.setattr(tdstore_redis.cells.plans, "PIECE", 5000)
             if kind == "redis copied":
-                patch.setattr(tdstore_redis.rowwrites, "INLINE", 1000)
+                patch.setattr(tdstore_redis.transactions.row_writes, "INLINE", 1000)
         else:
             engine = td._handle.store.engine if kind == "file" else td._handle.store._session.engine.base
             put, put_many = engine.put, engine.put_many

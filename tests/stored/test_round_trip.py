@@ -11,7 +11,7 @@ import torch
 
 import tdstore
 from tdstore import PersistentTensorDict, TensorDict
-from tdstore.testing.warm import python
+from tdstore.testing.processes.warm import python
 
 from .conftest import assert_same
 

@@ -10,7 +10,7 @@ import torch
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.container import saving
+from tdstore.container.persistence import saving
 
 WAYS = {
     "save": lambda td, to: td.save(to, return_early=True),

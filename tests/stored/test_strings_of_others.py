@@ -13,13 +13,13 @@ import pytest
 import torch
 import zarr
 from numcodecs import zstd
-from tdstore_h5.enginefile import EngineFile
-from tdstore_h5.remote import RemoteH5Store
+from tdstore_h5.remote.engine_file import EngineFile
+from tdstore_h5.remote.store import RemoteH5Store
 
 import tdstore
 from tdstore import TensorDict
 from tdstore.errors import CorruptStoreError, UnsupportedError
-from tdstore.localengine import LocalEngine
+from tdstore.storekit.local_engine import LocalEngine
 
 N = 300
 """As many as leaves need."""

@@ -10,8 +10,8 @@ import torch
 
 import tdstore
 from tdstore import NonTensorData, TensorDict
-from tdstore.container import packed
-from tdstore.container.plain import pickling
+from tdstore.container.values.codecs import pickling
+from tdstore.container.varlen import columns
 from tdstore.errors import UntrustedDataError
 from tdstore.pickling import rebuild
 
@@ -44,14 +44,14 @@ def weights(found):
 
 def test_a_file_of_weights_cannot_say_that_it_is_trusted():
     with pickling(True):
-        leaves = packed.pack([Bomb(), 1, 2], torch.Size([3]))
+        leaves = columns.pack([Bomb(), 1, 2], torch.Size([3]))
     spans, text = leaves.values()
     RAN.clear()
     stack = weights(Claims(rebuild, "PackedStack", spans, text, True))
     with pytest.raises(UntrustedDataError, match="it is pickled"):
         stack.tolist()
     found = weights(Claims(rebuild, "Text", text, 0, "the text", None, True))
-    assert type(found) is packed.Text and not found.trusted
+    assert type(found) is columns.Text and not found.trusted
     assert not RAN
 
 

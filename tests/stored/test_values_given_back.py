@@ -10,7 +10,7 @@ import torch
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.container.packed import COLUMN_FROM
+from tdstore.container.varlen.columns import COLUMN_FROM
 from tdstore.errors import CorruptStoreError, ReadOnlyError, UnsupportedError
 
 ROWS = COLUMN_FROM
@@ -159,4 +159,4 @@ def test_few_values_are_written_through_a_slice(tmp_path: Path, where: str) -> N
             again[1:]["c"][0] = "x"
     saved.close()
     if where == "shm":
-        tdstore.builtin.shared.remove(name)
+        tdstore.builtin.shared.store.remove(name)

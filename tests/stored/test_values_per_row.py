@@ -14,8 +14,8 @@ import torch
 
 import tdstore
 from tdstore import LazyStackedTensorDict, NonTensorData, NonTensorStack, PersistentTensorDict, TensorDict
-from tdstore.builtin.shared import remove
-from tdstore.container.packed import COLUMN_FROM
+from tdstore.builtin.shared.store import remove
+from tdstore.container.varlen.columns import COLUMN_FROM
 from tdstore.errors import CorruptStoreError, ReadOnlyError, UntrustedDataError
 
 FEW, MANY = 6, COLUMN_FROM + 4

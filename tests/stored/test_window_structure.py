@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import tdstore
 from tdstore import NonTensorData, PersistentTensorDict, TensorDict, UnbatchedTensor
-from tdstore.container.packed import COLUMN_FROM
+from tdstore.container.varlen.columns import COLUMN_FROM
 from tdstore.errors import BatchSizeError, LockedError, UnsupportedError, UntrustedDataError
 from tests.differential.oracle import differences
 from tests.surface.test_surface import seen

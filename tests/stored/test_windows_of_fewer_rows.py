@@ -8,7 +8,7 @@ import torch
 import tdstore
 from tdstore import TensorDict
 from tdstore.errors import BatchSizeError
-from tdstore.indexing import Selection
+from tdstore.index.selection import Selection
 
 PLACES = ["x.h5", "x.zarr", "file://"]
 ROWS = {

@@ -14,9 +14,9 @@ import torch
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.builtin import tdz
-from tdstore.checksums import sums_of_zeros
+from tdstore.builtin.tdz import store
 from tdstore.errors import CorruptStoreError
+from tdstore.storekit.checksums import sums_of_zeros
 from tdstore.types import Read
 
 from .test_archives import META, crafted, directory, refused, refused_to_open
@@ -188,7 +188,7 @@ def test_a_leaf_of_holes_is_not_allocated(tmp_path, monkeypatch, mode):
     """64 GiB that were declared and never written are opened and read by rows; not copied whole."""
     path, rows = tmp_path / "x.tdz", 1 << 14
     with monkeypatch.context() as quick:  # nobody reads the holes, which an attacker has no need to
-        quick.setattr(tdz, "sums_of_range", lambda fd, start, nbytes: (0, sums_of_zeros(nbytes)))
+        quick.setattr(store, "sums_of_range", lambda fd, start, nbytes: (0, sums_of_zeros(nbytes)))
         TensorDict.from_schema({"huge": ((1 << 20,), torch.float32)}, batch_size=[rows], location=path).close()
     assert path.stat().st_blocks < 8192
     opened = tdstore.open(path, mode=mode)

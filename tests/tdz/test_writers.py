@@ -14,11 +14,12 @@ import pytest
 import torch
 
 import tdstore
-from tdstore import TensorDict, files
-from tdstore.builtin.tdz import open_tdz
+from tdstore import TensorDict
+from tdstore.builtin.tdz.store import open_tdz
 from tdstore.errors import ConflictError, StoreIOError
 from tdstore.header import Header
 from tdstore.store import Cap
+from tdstore.storekit import files
 from tdstore.testing.crash import CrashTests, in_child, killed_after, small_disk
 from tdstore.types import LeafSpec, Write
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tdstore
 from tdstore import TensorClass, TensorDict, TypedTensorDict, lazy_stack, tensorclass
-from tdstore.container import typed
+from tdstore.container.core import tensorclasses
 from tdstore.errors import LockedError
 
 from .classes import PLACES, Counted, Frozen, Inner, Outer, outer
@@ -88,7 +88,7 @@ def unknown(monkeypatch, place):
     parts = [Part(x=torch.arange(2), batch_size=[2]) for _ in range(3)]
     TensorDict({"w": Whole(*parts, batch_size=[2])}, [2]).save(place).close()
     for name in ("gone.Part", "gone.Whole"):
-        monkeypatch.delitem(typed._known, name)
+        monkeypatch.delitem(tensorclasses._known, name)
 
 
 @pytest.mark.parametrize("kind", ["memmap", "h5", "zarr"])

@@ -12,8 +12,8 @@ import torch
 
 import tdstore
 from tdstore import TensorDict, TensorDictBase, lazy_stack, tensorclass
-from tdstore.container import typed
-from tdstore.container.typed import full_name, lookup, register
+from tdstore.container.core import tensorclasses
+from tdstore.container.core.tensorclasses import full_name, lookup, register
 
 from .classes import PLACES, Counted, Inner, Outer, outer
 
@@ -138,7 +138,7 @@ def test_an_unknown_class_is_a_tensordict_and_a_warning(place, monkeypatch, tmp_
     made.save(place).close()
     TensorDict({"m": made}).save(f"{place}2").close()
     assert lookup("unseen.Unseen") is type(made)
-    monkeypatch.delitem(typed._known, "unseen.Unseen")
+    monkeypatch.delitem(tensorclasses._known, "unseen.Unseen")
     with pytest.warns(UserWarning, match="'unseen.Unseen' is not declared"), tdstore.open(place) as td:
         assert isinstance(td, TensorDictBase) and td["x"].tolist() == [0, 1]
     with pytest.warns(UserWarning, match="'unseen.Unseen' is not declared"), tdstore.open(f"{place}2") as td:
@@ -187,7 +187,7 @@ def test_a_directory_of_the_peer(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="test_stored.Peer(Outer|Inner)"):
         assert type(tdstore.load(tmp_path / "one")) is TensorDict
     for ours, peer in ((Outer, PeerOuter), (Inner, PeerInner)):
-        monkeypatch.setitem(typed._known, full_name(peer), ours)
+        monkeypatch.setitem(tensorclasses._known, full_name(peer), ours)
     same(tdstore.load(tmp_path / "one"), outer())
     same(tdstore.load(tmp_path / "two")["m"], outer())
 

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 import tdstore
 from tdstore import TensorClass, TensorDict, TensorDictBase, lazy_stack
-from tdstore.container.access import NO_DEFAULT
-from tdstore.container.typed import Typed
+from tdstore.container.core.tensorclasses import Typed
+from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.errors import KeyNotFoundError
 from tdstore.tensorclass.surface import install
 

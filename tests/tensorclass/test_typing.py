@@ -18,7 +18,7 @@ SAMPLE, PROGRAM = "typed_sample.py", "typed_program.py"
 # torch itself is left out, which takes most of the time: its tensors are Any here.
 # Of tdstore too, all is left out that no class of the sample is made of.
 PARTS = {cls.__module__ for cls in (*TensorClass.__mro__, *TensorDict.__mro__) if cls.__module__.startswith("tdstore.")}
-PARTS |= {"tdstore", "tdstore.tensorclass.*", "tdstore.container.making"}
+PARTS |= {"tdstore", "tdstore.tensorclass.*", "tdstore.container.functions.construct_and_join"}
 MYPY = f"""
 [mypy]
 strict = true

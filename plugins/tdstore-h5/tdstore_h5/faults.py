@@ -7,7 +7,7 @@ import re
 from types import TracebackType
 
 from tdstore.errors import CorruptStoreError, OptionError, StoreBusyError, StoreError, StoreIOError, TDStoreError
-from tdstore.files import raise_io
+from tdstore.storekit.files import raise_io
 
 # HDF5 keeps the errno of a failed system call in its text only.
 _ERRNO = re.compile(r"errno = (\d+)")

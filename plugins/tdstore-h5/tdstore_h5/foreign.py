@@ -15,8 +15,8 @@ from tdstore.header import Group, Header
 from tdstore.types import Path, path_text
 from tdstore.values import encode_value
 from tdstore_h5 import strings
+from tdstore_h5.file.tree import FREE, Contents
 from tdstore_h5.strings import Raw
-from tdstore_h5.tree import FREE, Contents
 
 
 def foreign_header(

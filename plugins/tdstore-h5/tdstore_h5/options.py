@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tdstore.strings import TEXT
+from tdstore.storekit.foreign_strings import TEXT
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore_h5.faults import option_error
 

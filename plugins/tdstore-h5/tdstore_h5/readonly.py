@@ -10,7 +10,7 @@ import h5py
 from h5py import h5f, h5fd, h5p
 
 from tdstore_h5.faults import h5_errors
-from tdstore_h5.handle import Handle
+from tdstore_h5.file.handle import Handle
 
 
 class CommittedBytes(io.RawIOBase):

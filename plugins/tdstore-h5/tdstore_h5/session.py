@@ -19,14 +19,14 @@ import h5py
 import numpy as np
 
 from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreBusyError, StoreError
-from tdstore.files import io_errors
 from tdstore.header import Header
-from tdstore.strings import leaves_of_values
+from tdstore.storekit.files import io_errors
+from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.types import Fault, LeafSpec, Path, path_text
-from tdstore_h5 import cooked, datasets
-from tdstore_h5.aside import Aside
-from tdstore_h5.copies import write_copies
-from tdstore_h5.document import (
+from tdstore_h5.faults import h5_errors
+from tdstore_h5.file import datasets
+from tdstore_h5.file.copies import write_copies
+from tdstore_h5.file.document import (
     DIRTY,
     MANIFEST,
     Document,
@@ -36,17 +36,18 @@ from tdstore_h5.document import (
     get_attribute,
     put_attribute,
 )
-from tdstore_h5.faults import h5_errors
-from tdstore_h5.handle import Handle
-from tdstore_h5.journal import Journal
-from tdstore_h5.names import encode_path
+from tdstore_h5.file.handle import Handle
+from tdstore_h5.file.journal import Journal
+from tdstore_h5.file.names import encode_path
+from tdstore_h5.file.publish import publish
+from tdstore_h5.file.tree import Contents, Leaf, Walker, check_believable, differences
 from tdstore_h5.options import growing_chunks
-from tdstore_h5.publish import publish
-from tdstore_h5.raw import Bytes, Ints, RawFile, blocks_of
 from tdstore_h5.readonly import ReadOnlyFile
-from tdstore_h5.sums import LeafSums, ReadCopy, Sums
-from tdstore_h5.tree import Contents, Leaf, Walker, check_believable, differences
-from tdstore_h5.undo import Undo
+from tdstore_h5.rows import chunked
+from tdstore_h5.rows.checksums import LeafSums, ReadCopy, Sums
+from tdstore_h5.rows.contiguous import Bytes, Ints, RawFile, blocks_of
+from tdstore_h5.rows.uncommitted import Aside
+from tdstore_h5.rows.undo import Undo
 
 
 @dataclass(eq=False)
@@ -133,7 +134,7 @@ class Session:
             pattern = datasets.fill_pattern(leaf.spec, self.url)
             return np.tile(np.frombuffer(pattern, np.uint8), leaf.spec.nbytes // len(pattern))[start:stop]
         with h5_errors(self.url, f"reading {path_text(path)}"):
-            return cooked.read_bytes(self.dataset(path), leaf.spec, start, stop)
+            return chunked.read_bytes(self.dataset(path), leaf.spec, start, stop)
 
     def faults(self, paths: Iterable[Path]) -> list[Fault]:
         """Leaves whose bytes are not those of the last commit."""
@@ -205,7 +206,7 @@ class Session:
             for first, last in [] if leaf.plain else self.sums.written(path, spec):
                 index = (slice(first, last, 1),) if spec.shape else ()
                 with h5_errors(self.url, f"reading {path_text(path)}"):
-                    self.aside.put(path, spec, first, last, cooked.read(self.dataset(path), spec, index, None))
+                    self.aside.put(path, spec, first, last, chunked.read(self.dataset(path), spec, index, None))
 
     def _put_back(self) -> None:
         """Write rows that were put aside again, after structure was dropped."""
@@ -216,7 +217,7 @@ class Session:
             self.pending = True
             self.sums.touch(path, spec, *blocks_of(spec.shape, index))
             with self.handle.writing(f"writing {path_text(path)}"):
-                cooked.write(self.dataset(path), spec, index, value)
+                chunked.write(self.dataset(path), spec, index, value)
 
     def overlaid(self) -> None:
         """Let HDF5 write: not to the file, which keeps the last commit until the next one."""
@@ -334,7 +335,7 @@ class Session:
                 datasets.copy_bytes(self.raw, leaf.offset, fresh.offset, common)
         elif common:
             source, target = self.handle.file[leaf.name], self.handle.file[temp]
-            step = cooked.block_rows(target, spec)
+            step = chunked.block_rows(target, spec)
             for start in range(0, rows, step):
                 stop = min(start + step, rows)
                 target[start:stop] = source[start:stop]

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
 from tdstore.builtin.resident import full
 from tdstore.dtypes import to_numpy
 from tdstore.errors import (
@@ -29,27 +28,30 @@ from tdstore.errors import (
     StoreNotFoundError,
     UnsupportedError,
 )
-from tdstore.files import io_errors
 from tdstore.header import Header
-from tdstore.indexing import gather, last_wins
+from tdstore.index.rows import check_indices, take
+from tdstore.index.selection import gather, last_wins
+from tdstore.index.tracing import fake_mode
 from tdstore.registry import split_scheme
-from tdstore.rows import check_indices, take
 from tdstore.store import Cap, Store
-from tdstore.strings import leaves_of_values
-from tdstore.tracing import fake_mode
+from tdstore.storekit.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
+from tdstore.storekit.files import io_errors
+from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
-from tdstore_h5 import cooked, datasets, options
+from tdstore_h5 import options
 from tdstore_h5.faults import h5_errors, is_memory, of_medium
+from tdstore_h5.file import datasets
+from tdstore_h5.file.names import encode_path
+from tdstore_h5.file.opening import open_session
+from tdstore_h5.file.publish import new_file
+from tdstore_h5.file.tree import Leaf
 from tdstore_h5.foreign import foreign_header
-from tdstore_h5.names import encode_path
-from tdstore_h5.opening import open_session
-from tdstore_h5.publish import new_file
-from tdstore_h5.raw import Arrived, Bytes, Ints, blocks_of, shape_of
-from tdstore_h5.remote import RemoteH5Store, is_url, open_remote_h5
-from tdstore_h5.rowwrites import Rows, compare_before, write_rows
+from tdstore_h5.remote.store import RemoteH5Store, is_url, open_remote_h5
+from tdstore_h5.rows import chunked
+from tdstore_h5.rows.checksums import ReadCopy, constant_sums
+from tdstore_h5.rows.contiguous import Arrived, Bytes, Ints, blocks_of, shape_of
+from tdstore_h5.rows.writing import Rows, compare_before, write_rows
 from tdstore_h5.session import Session
-from tdstore_h5.sums import ReadCopy, constant_sums
-from tdstore_h5.tree import Leaf
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -383,12 +385,12 @@ class H5Store(Store):
                 session.handle.check_medium()
                 dataset = session.dataset(r.path)
                 try:
-                    return cooked.read(dataset, spec, r.index, r.out)
+                    return chunked.read(dataset, spec, r.index, r.out)
                 except (OSError, RuntimeError) as error:
                     if is_memory(error) or (isinstance(error, OSError) and of_medium(error)):
                         raise
-                    cooked.need_memory(dataset)
-                    bad = cooked.unreadable_rows(dataset, spec, r.index)
+                    chunked.need_memory(dataset)
+                    bad = chunked.unreadable_rows(dataset, spec, r.index)
                     if not bad:
                         raise
                     rows = ", ".join(f"{a} to {b - 1}" for a, b in bad[:5]) + ("" if len(bad) < 6 else ", and more")

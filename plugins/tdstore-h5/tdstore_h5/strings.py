@@ -12,11 +12,11 @@ import numpy as np
 from h5py import h5d
 from torch import Tensor
 
-from tdstore.strings import MOST, Strings, blocks, entry, refused
+from tdstore.storekit.foreign_strings import MOST, Strings, blocks, entry, refused
 from tdstore.types import Path, path_text
 from tdstore_h5.faults import of_medium
-from tdstore_h5.raw import Bytes
-from tdstore_h5.tree import FREE, RATIO
+from tdstore_h5.file.tree import FREE, RATIO
+from tdstore_h5.rows.contiguous import Bytes
 
 Raw = Callable[[int, int], "bytes | memoryview | Bytes"]
 BLOCK = 1 << 16

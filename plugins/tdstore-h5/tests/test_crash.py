@@ -12,7 +12,7 @@ import pytest
 import torch
 from h5help import OLD, fill, header_of, load, same, save
 from h5py import h5d
-from tdstore_h5.journal import journal_path
+from tdstore_h5.file.journal import journal_path
 from tdstore_h5.store import H5Store, open_h5
 
 from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreIOError

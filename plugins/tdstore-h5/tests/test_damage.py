@@ -11,15 +11,16 @@ from typing import Any
 import h5py
 import pytest
 import torch
-from tdstore_h5 import raw, sums
-from tdstore_h5.document import DIRTY, MANIFEST
+from tdstore_h5.file.document import DIRTY, MANIFEST
+from tdstore_h5.rows import checksums
+from tdstore_h5.rows import contiguous as raw
 from tdstore_h5.store import open_h5
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.checksums import BLOCK, crc32c
 from tdstore.errors import CorruptStoreError, StoreError
-from tdstore.manifest import seal
+from tdstore.storekit.checksums import BLOCK, crc32c
+from tdstore.storekit.documents import seal
 from tdstore.types import Read, Write
 
 IN_MEMORY = True
@@ -173,8 +174,8 @@ def test_nothing_is_compared_twice(file: FsPath, monkeypatch: pytest.MonkeyPatch
     td = _dataset()
     td.save(file).close()
     hashed: list[int] = []
-    real = sums.crcs_of
-    monkeypatch.setattr(sums, "crcs_of", lambda data, size: hashed.append(len(data)) or real(data, size))
+    real = checksums.crcs_of
+    monkeypatch.setattr(checksums, "crcs_of", lambda data, size: hashed.append(len(data)) or real(data, size))
     with open_h5(file) as store:
         store.read([Read(("wide",), (torch.arange(0, ROWS, 7),))])
         assert 0 < sum(hashed) <= td["wide"].nbytes
@@ -200,9 +201,9 @@ def test_a_long_read_is_compared_while_it_arrives(
     wanted = td["wide"][slice(*span)]
     out = torch.empty_like(wanted)
     hashed: list[int] = []
-    real = sums.crcs_of
+    real = checksums.crcs_of
     with monkeypatch.context() as counting, open_h5(file) as store:
-        counting.setattr(sums, "crcs_of", lambda data, size: hashed.append(len(data)) or real(data, size))
+        counting.setattr(checksums, "crcs_of", lambda data, size: hashed.append(len(data)) or real(data, size))
         assert torch.equal(store.read([Read(("wide",), index)])[0], wanted)
         first, last = span[0] // 9, -(-span[1] // 9)
         assert sum(hashed) == min(last * 9, ROWS) * 2000 - first * 9 * 2000  # each byte once

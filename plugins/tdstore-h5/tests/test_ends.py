@@ -10,7 +10,7 @@ import torch
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.testing.warm import python
+from tdstore.testing.processes.warm import python
 
 OPENED = {
     "r": "td = tdstore.open(file, 'r'); td[0]['x']",

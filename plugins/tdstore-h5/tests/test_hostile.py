@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from h5help import everything, header_of, load, save
-from tdstore_h5.document import decode_document, encode_document
+from tdstore_h5.file.document import decode_document, encode_document
+from tdstore_h5.rows.checksums import LeafSums
 from tdstore_h5.store import open_h5
-from tdstore_h5.sums import LeafSums
 
 from tdstore.errors import (
     CorruptStoreError,

@@ -13,7 +13,7 @@ import torch
 from h5help import bits, fill, header_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tdstore_h5.raw import RawFile, blocks_of, groups_of, shape_of
+from tdstore_h5.rows.contiguous import RawFile, blocks_of, groups_of, shape_of
 from tdstore_h5.store import H5Store, open_h5
 
 from tdstore.types import LeafSpec, Read, StoreIndex, Write

@@ -125,7 +125,7 @@ def test_no_file_is_lost(file: FsPath, layout: str, change: str) -> None:
 
 def test_a_journal_fits_its_own_file_only(file: FsPath, tmp_path: FsPath) -> None:
     """A complete journal beside a file that was put there instead is not applied to it."""
-    from tdstore_h5.journal import journal_path
+    from tdstore_h5.file.journal import journal_path
 
     _rows(0.0).save(file).close()
 

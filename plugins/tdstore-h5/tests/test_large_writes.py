@@ -9,7 +9,7 @@ from pathlib import Path as FsPath
 
 import pytest
 import torch
-from tdstore_h5 import raw, undo
+from tdstore_h5.rows import contiguous, undo
 
 import tdstore
 from tdstore import TensorDict
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 def _refuse(patch: pytest.MonkeyPatch, nth: int) -> None:
     """Let the nth write of rows put half of its bytes, and fail; the others succeed."""
-    count, real = [0], raw.write_at
+    count, real = [0], contiguous.write_at
 
     def write_at(fd: int, data: memoryview, at: int) -> None:
         count[0] += 1
@@ -30,7 +30,7 @@ def _refuse(patch: pytest.MonkeyPatch, nth: int) -> None:
             raise OSError(errno.EIO, "the medium fails")
         real(fd, data, at)
 
-    patch.setattr(raw, "write_at", write_at)
+    patch.setattr(contiguous, "write_at", write_at)
 
 
 def test_80_mib_of_rows_that_the_medium_refuses(tmp_path: FsPath) -> None:
@@ -66,7 +66,7 @@ def disk(tmp_path: FsPath) -> Iterator[FsPath]:
 def test_rows_that_nothing_has_room_to_remember(disk: FsPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk without room for old rows, and more of them than memory may take: refused before the first is written."""
     monkeypatch.setattr(undo, "MOST", MIB)
-    monkeypatch.setattr("tdstore_h5.rowwrites._OF_ONE_CALL", 1000)
+    monkeypatch.setattr("tdstore_h5.rows.writing._OF_ONE_CALL", 1000)
     file = disk / "t.h5"
     old = TensorDict({"a": torch.randint(0, 255, (1000, 4000), dtype=torch.uint8), "b": torch.arange(1000)}, [1000])
     old.save(file).close()
@@ -94,7 +94,7 @@ def test_what_was_remembered_for_a_call_is_let_go(
 ) -> None:
     """No file stays open after a call, whether it succeeded or not."""
     monkeypatch.setattr(undo, "MOST", MIB)
-    monkeypatch.setattr("tdstore_h5.rowwrites._OF_ONE_CALL", 1000)
+    monkeypatch.setattr("tdstore_h5.rows.writing._OF_ONE_CALL", 1000)
     file = tmp_path / "t.h5"
     TensorDict({"a": torch.zeros(100, 40_000, dtype=torch.uint8)}, [100]).save(file).close()
     td = tdstore.open(file, mode="r+")

@@ -14,7 +14,7 @@ from h5help import NEW, OLD, bits, everything, fill, header_of, load, same, save
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tdstore_h5 import tdstore_backends
-from tdstore_h5.names import MAX_NAME, decode_name, encode_key
+from tdstore_h5.file.names import MAX_NAME, decode_name, encode_key
 from tdstore_h5.store import open_h5
 
 from tdstore.dtypes import NAME_TO_DTYPE
@@ -28,7 +28,7 @@ from tdstore.errors import (
     StoreIOError,
 )
 from tdstore.header import Header
-from tdstore.testing.warm import python
+from tdstore.testing.processes.warm import python
 from tdstore.types import LeafSpec, Read, Write
 
 IN_MEMORY = True

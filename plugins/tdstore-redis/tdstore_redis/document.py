@@ -18,7 +18,7 @@ from tdstore.errors import CorruptStoreError, StoreError, UnsupportedError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore.values import decode_value, encode_value
-from tdstore_redis.layout import CHECK, MAX_VALUE, Array
+from tdstore_redis.cells.layout import CHECK, MAX_VALUE, Array
 
 VERSION = 1
 MAX_LEAVES = 1_000_000

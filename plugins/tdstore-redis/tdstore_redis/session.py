@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from tdstore.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
 from tdstore.errors import (
     CorruptStoreError,
     DirtyStoreError,
     StoreError,
     StoreNotFoundError,
 )
+from tdstore.storekit.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
 from tdstore.types import Path, path_text
-from tdstore_redis import keyspace
-from tdstore_redis.cells import Damaged, fetch
+from tdstore_redis.cells.fetch import Damaged, fetch
+from tdstore_redis.cells.layout import Array, Ids
+from tdstore_redis.cells.plans import Fetch, everything
+from tdstore_redis.connection import Line, Wire, pack
 from tdstore_redis.document import DATASET, MAX_MANIFEST, Document, decode
 from tdstore_redis.faults import ServerError
-from tdstore_redis.keyspace import Keys, Writing
-from tdstore_redis.layout import Array, Ids
-from tdstore_redis.plans import Fetch, everything
-from tdstore_redis.wire import Line, Wire, pack
+from tdstore_redis.transactions import keyspace
+from tdstore_redis.transactions.keyspace import Keys, Writing
 
 _TRIES = 3
 

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tdstore.budget import allocating
 from tdstore.errors import (
     KeyNotFoundError,
     OptionError,
@@ -23,18 +22,19 @@ from tdstore.errors import (
     StoreNotFoundError,
 )
 from tdstore.header import Header
-from tdstore.rows import check_indices
+from tdstore.index.rows import check_indices
 from tdstore.store import Cap, Store
+from tdstore.storekit.budget import allocating
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore.values import encode_value
-from tdstore_redis import commit, rowwrites
 from tdstore_redis.address import parse
-from tdstore_redis.layout import BLOCK, MAX_VALUE, TARGET_CELL, Array, new_array
-from tdstore_redis.peer import PeerStore, find_peer
-from tdstore_redis.plans import Fetch, plan_read, shape_of
+from tdstore_redis.cells.layout import BLOCK, MAX_VALUE, TARGET_CELL, Array, new_array
+from tdstore_redis.cells.plans import Fetch, plan_read, shape_of
+from tdstore_redis.connection import Line, pack
 from tdstore_redis.session import Session
-from tdstore_redis.wire import Line, pack
-from tdstore_redis.writer import Writer
+from tdstore_redis.tensordict_datasets import PeerStore, find_peer
+from tdstore_redis.transactions import commit, row_writes
+from tdstore_redis.transactions.writer import Writer
 
 CAPS = (
     Cap.WRITE
@@ -348,7 +348,7 @@ class RedisStore(Store):
                         f"{path_text(w.path)} takes shape {list(expected)} and dtype {array.spec.dtype} at this index, "
                         f"not {list(w.value.shape)} and {w.value.dtype}"
                     )
-            rowwrites.write(writer, writes)
+            row_writes.write(writer, writes)
 
     def delete(self, paths: Sequence[Path]) -> None:
         with self._lock:

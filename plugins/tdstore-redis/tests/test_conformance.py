@@ -10,11 +10,11 @@ from redishelp import blocks, dump
 
 from tdstore.store import Cap
 from tdstore.testing import StoreTests
-from tdstore.testing.catalogue import CatalogueTests
-from tdstore.testing.machine import MachineTests
-from tdstore.testing.reading import ReadTests
+from tdstore.testing.checks.catalogue import CatalogueTests
+from tdstore.testing.checks.machine import MachineTests
+from tdstore.testing.checks.reading import ReadTests
+from tdstore.testing.checks.writing import WriteTests
 from tdstore.testing.setup import StoreSetup
-from tdstore.testing.writing import WriteTests
 
 CAPS = (
     Cap.WRITE

@@ -32,7 +32,7 @@ from redishelp import (
     save,
     span,
 )
-from tdstore_redis import wire
+from tdstore_redis import connection
 from tdstore_redis.store import open_redis
 
 from tdstore.errors import (
@@ -72,7 +72,7 @@ def update_structure(place: str) -> None:
 def die_at(kill_at: int) -> None:
     """From now on count what is sent, and die before or after the `kill_at`-th time."""
     count = [0]
-    send = wire.Wire.send
+    send = connection.Wire.send
 
     def counted(self: Any, data: bytes) -> None:
         for when in (0, 1):
@@ -82,7 +82,7 @@ def die_at(kill_at: int) -> None:
             if not when:
                 send(self, data)
 
-    wire.Wire.send = counted  # type: ignore[method-assign]
+    connection.Wire.send = counted  # type: ignore[method-assign]
 
 
 def outcome(place: str, new: Leaves) -> str:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from redis import Redis
 from redishelp import Leaves, blocks, dump, everything, header_of, load, same, save, span
-from tdstore_redis.keyspace import Keys
 from tdstore_redis.store import open_redis
+from tdstore_redis.transactions.keyspace import Keys
 
-from tdstore.budget import SUSPECT_BYTES
 from tdstore.errors import CorruptStoreError, StoreError, StoreIOError
 from tdstore.header import Header
+from tdstore.storekit.budget import SUSPECT_BYTES
 from tdstore.types import LeafSpec, Read, Write
 
 LEAVES: Leaves = {("a",): torch.arange(4000).view(400, 10), ("n", "b"): torch.arange(30.0), ("c",): torch.ones(5)}
@@ -119,7 +119,7 @@ def test_a_read_does_not_allocate_what_only_was_declared(place: str, monkeypatch
         assert store.read([Read(("x",), span(1, 5))])[0].tolist() == [0, 0, 1, 1]
         with pytest.raises(CorruptStoreError, match="'y'"):
             store.read([Read(("y",))])
-    monkeypatch.setattr("tdstore.budget.memory_bytes", lambda: 4 * gib)
+    monkeypatch.setattr("tdstore.storekit.budget.memory_bytes", lambda: 4 * gib)
     with open_redis(place, max_bytes=1 << 60) as store:
         with pytest.raises(StoreIOError, match=r"no memory for 'y'"):
             store.read([Read(("y",))])

@@ -14,8 +14,8 @@ import torch
 from redis import Redis
 from redishelp import Leaves, everything, header_of, rows, same, save
 from tdstore_redis.document import Document, decode
-from tdstore_redis.keyspace import Keys, Pending, Writing, record
 from tdstore_redis.store import open_redis
+from tdstore_redis.transactions.keyspace import Keys, Pending, Writing, record
 
 from tdstore.errors import StoreError, TDStoreError
 from tdstore.types import LeafSpec, Write

@@ -15,8 +15,8 @@ import torch
 from redis import Redis
 from redishelp import Leaves, blocks, dump, everything, header_of, load, rows, same, save, span
 from tdstore_redis import document
-from tdstore_redis.keyspace import Keys
 from tdstore_redis.store import open_redis
+from tdstore_redis.transactions.keyspace import Keys
 
 from tdstore.errors import CorruptStoreError, StoreError
 from tdstore.store import Store

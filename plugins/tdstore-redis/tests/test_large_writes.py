@@ -11,10 +11,11 @@ import pytest
 import torch
 from redis import Redis
 from redishelp import Leaves, deaths, die, dump, everything, header_of, load, same, save, span
-from tdstore_redis import plans, rowwrites
+from tdstore_redis.cells import plans
+from tdstore_redis.connection import Wire
 from tdstore_redis.store import open_redis
-from tdstore_redis.wire import Wire
-from tdstore_redis.writer import Writer
+from tdstore_redis.transactions import row_writes
+from tdstore_redis.transactions.writer import Writer
 
 from tdstore.errors import StoreError, StoreIOError, TDStoreError
 from tdstore.types import LeafSpec, Read, Write
@@ -31,11 +32,11 @@ LEAVES: Leaves = {
 @pytest.fixture(params=["staged", "copied"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every call is too large for one transaction; `copied`: also what is of blocks that are changed in part."""
-    monkeypatch.setattr(rowwrites, "STEP", 600)
-    monkeypatch.setattr(rowwrites, "GROUP", 150_000)
+    monkeypatch.setattr(row_writes, "STEP", 600)
+    monkeypatch.setattr(row_writes, "GROUP", 150_000)
     monkeypatch.setattr(plans, "PIECE", 40_000)
     if request.param == "copied":
-        monkeypatch.setattr(rowwrites, "INLINE", 600)
+        monkeypatch.setattr(row_writes, "INLINE", 600)
     return str(request.param)
 
 
@@ -326,14 +327,14 @@ def test_rows_that_somebody_appends_are_kept(place: str) -> None:
 def test_staged_rows_that_the_server_loses(client: Redis, filled: str, way: str) -> None:
     """A server that evicts keys: the call is refused, not done by half."""
     store = open_redis(filled, mode="r+")
-    prepare = rowwrites._Staging.prepare
+    prepare = row_writes._Staging.prepare
 
     def lose(self: Any, wire: Wire) -> None:
         client.delete(next(key for key in staged_keys(client) if not key.endswith(b"pending")))
         prepare(self, wire)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rowwrites._Staging, "prepare", lose)
+        patch.setattr(row_writes._Staging, "prepare", lose)
         with pytest.raises(StoreError, match="evict"):
             store.write(large())
     assert same(load(filled), LEAVES)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tdstore_redis import layout
 from tdstore_redis.address import parse
+from tdstore_redis.cells import layout
+from tdstore_redis.cells.layout import Array, Bytes, new_array
+from tdstore_redis.cells.plans import Run
+from tdstore_redis.connection import Wire
 from tdstore_redis.faults import Lost, ServerError
-from tdstore_redis.layout import Array, Bytes, new_array
-from tdstore_redis.plans import Run
-from tdstore_redis.wire import Wire
 
 from tdstore.types import LeafSpec
 

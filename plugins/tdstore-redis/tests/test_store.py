@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 from redishelp import Leaves, blocks, dump, everything, fill, header_of, in_child, load, rows, same, save, span
-from tdstore_redis import wire
+from tdstore_redis import connection
 from tdstore_redis.address import parse
-from tdstore_redis.keyspace import Keys
-from tdstore_redis.layout import new_array
+from tdstore_redis.cells.layout import new_array
 from tdstore_redis.store import open_redis
+from tdstore_redis.transactions.keyspace import Keys
 
 import tdstore
 from tdstore.dtypes import NAME_TO_DTYPE
@@ -190,8 +190,8 @@ def test_round_trips(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     leaves: Leaves = {(f"k{i}",): torch.arange(512 * 64.0).view(512, 64) + i for i in range(24)}
     save(place, leaves)
     sent: list[int] = []
-    send = wire.Wire.send
-    monkeypatch.setattr(wire.Wire, "send", lambda self, data: (sent.append(len(data)), send(self, data))[1])
+    send = connection.Wire.send
+    monkeypatch.setattr(connection.Wire, "send", lambda self, data: (sent.append(len(data)), send(self, data))[1])
 
     def cost(what: Any) -> int:
         sent.clear()

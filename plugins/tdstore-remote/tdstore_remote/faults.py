@@ -14,7 +14,7 @@ from tdstore.errors import (
     TDStoreError,
     UnsupportedError,
 )
-from tdstore_remote.credentials import missing_credentials
+from tdstore_remote.engines.credentials import missing_credentials
 
 
 class Again(Exception):

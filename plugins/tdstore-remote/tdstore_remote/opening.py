@@ -9,16 +9,16 @@ from typing import Any
 
 from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
 from tdstore.errors import MissingDependencyError, OptionError, UnsupportedError
-from tdstore.localengine import LocalEngine
-from tdstore.ranges import Range
+from tdstore.index.ranges import Range
 from tdstore.registry import split_scheme
-from tdstore_remote.cache import CachedEngine
-from tdstore_remote.forks import obstore_is_dead
-from tdstore_remote.fsspec_engine import FsspecEngine
+from tdstore.storekit.local_engine import LocalEngine
+from tdstore_remote.cache.pages import CachedEngine
+from tdstore_remote.engines.forks import obstore_is_dead
+from tdstore_remote.engines.fsspec_engine import FsspecEngine
+from tdstore_remote.engines.obstore_engine import ObstoreEngine
 from tdstore_remote.libraries import PACKAGES, load_fsspec, pip_line
-from tdstore_remote.obstore_engine import ObstoreEngine
 from tdstore_remote.options import HTTP, OBSTORE, Settings, for_obstore, split_settings
-from tdstore_remote.places import scheme_of, shown, take_apart
+from tdstore_remote.urls import scheme_of, shown, take_apart
 
 LOCAL = ("", "file", "local")
 

@@ -11,14 +11,14 @@ from typing import Any, Literal, NamedTuple
 from tdstore.bytestore import DIRECTORY_HINT, open_directory, open_objects
 from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
 from tdstore.errors import MissingDependencyError, OptionError, ReadOnlyError, StoreNotFoundError, UnsupportedError
-from tdstore.ranges import Range
+from tdstore.index.ranges import Range
 from tdstore.registry import registry
 from tdstore.store import Store
 from tdstore.types import MODES, Mode
 from tdstore_remote.faults import BucketNotFoundError
 from tdstore_remote.opening import LOCAL, open_engine
 from tdstore_remote.options import HTTP, StorageOptions
-from tdstore_remote.places import last_name, parent_and_name, scheme_of, shown
+from tdstore_remote.urls import last_name, parent_and_name, scheme_of, shown
 
 Format = Literal["auto", "raw", "zarr", "h5"]
 FORMATS = ("auto", "raw", "zarr", "h5")

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 from remotehelp import name, same, sample
-from tdstore_remote.cache import CachedEngine
-from tdstore_remote.diskcache import DiskCache
+from tdstore_remote.cache.disk import DiskCache
+from tdstore_remote.cache.pages import CachedEngine
 from tdstore_remote.opening import open_engine
 
 import tdstore
 from tdstore.errors import CorruptStoreError, OptionError, StoreNotFoundError
-from tdstore.localengine import LocalEngine
-from tdstore.ranges import Range
-from tdstore.testing.warm import python
+from tdstore.index.ranges import Range
+from tdstore.storekit.local_engine import LocalEngine
+from tdstore.testing.processes.warm import python
 from tests.servers import FaultProxy, S3Server
 
 PAGE = 100
@@ -154,9 +154,9 @@ def test_a_folder_that_cannot_be_written_is_no_failure(
 
 WORKER = """
 import sys
-from tdstore_remote.cache import CachedEngine
-from tdstore.localengine import LocalEngine
-from tdstore.ranges import Range
+from tdstore_remote.cache.pages import CachedEngine
+from tdstore.storekit.local_engine import LocalEngine
+from tdstore.index.ranges import Range
 root, folder, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
 engine = CachedEngine(LocalEngine(root), folder=folder, most=6000, page=100)
 data = bytes(i % 251 for i in range(1050))

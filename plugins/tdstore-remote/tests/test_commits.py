@@ -160,9 +160,9 @@ def test_of_two_writers_one_wins(server: str, request: pytest.FixtureRequest) ->
 
 
 def test_a_server_without_conditions_wants_one_writer(rgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tdstore_remote import conditional
+    from tdstore_remote.engines import conditional_puts
 
-    monkeypatch.setattr(conditional, "of", lambda *_: conditional.Conditions(False))
+    monkeypatch.setattr(conditional_puts, "of", lambda *_: conditional_puts.Conditions(False))
     where, options = f"{rgw.url}/{name()}", rgw.fsspec_options
     with pytest.raises(Exception, match="single_writer"):
         sample().save(where, storage_options=options)

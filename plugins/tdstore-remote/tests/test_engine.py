@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from remotehelp import name
-from tdstore_remote import conditional
+from tdstore_remote.engines import conditional_puts
 from tdstore_remote.opening import open_engine
 
 from tdstore.engine import Engine, Entry
@@ -23,7 +23,7 @@ from tdstore.errors import (
     StoreNotFoundError,
     UnsupportedError,
 )
-from tdstore.ranges import Range
+from tdstore.index.ranges import Range
 
 DATA = bytes(range(256)) * 8
 
@@ -232,33 +232,33 @@ class Bucket:
 )
 def test_what_is_found_out_about_a_bucket(bucket: Bucket, works: bool, quoted: bool) -> None:
     where = name()
-    found = conditional.of(where, bucket.put, bucket.delete, bucket.list)
+    found = conditional_puts.of(where, bucket.put, bucket.delete, bucket.list)
     assert found.works == works
     if works:
         assert found.quoted == quoted
     assert bucket.objects == {}
     before = bucket.requests
-    assert conditional.of(where, bucket.put, bucket.delete, bucket.list) == found
+    assert conditional_puts.of(where, bucket.put, bucket.delete, bucket.list) == found
     assert bucket.requests == before, "asked twice"
 
 
 def test_what_killed_processes_left_of_probes_is_swept() -> None:
     bucket = Bucket()
-    old, young, other = conditional.FOLDER + "old", conditional.FOLDER + "young", "data/x"
+    old, young, other = conditional_puts.FOLDER + "old", conditional_puts.FOLDER + "young", "data/x"
     for key in (old, young, other):
         bucket.objects[key] = b"1"
-    bucket.ages = {old: time.time() - 2 * conditional.LEFT, other: 0.0}
-    conditional.of(name(), bucket.put, bucket.delete, bucket.list)
+    bucket.ages = {old: time.time() - 2 * conditional_puts.LEFT, other: 0.0}
+    conditional_puts.of(name(), bucket.put, bucket.delete, bucket.list)
     assert sorted(bucket.objects) == [other, young]
 
     def refused(prefix: str) -> list[Entry]:
         raise StoreIOError("no permission to list")
 
-    assert conditional.of(name(), bucket.put, bucket.delete, refused).works
+    assert conditional_puts.of(name(), bucket.put, bucket.delete, refused).works
 
 
 def test_a_bucket_that_cannot_says_so(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conditional, "of", lambda *_: conditional.Conditions(False))
+    monkeypatch.setattr(conditional_puts, "of", lambda *_: conditional_puts.Conditions(False))
     with open_engine(f"{s3.url}/{name()}", s3.fsspec_options) as engine:
         assert not engine.conditional()
         with pytest.raises(UnsupportedError):

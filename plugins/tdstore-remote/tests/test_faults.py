@@ -22,7 +22,7 @@ from tdstore.errors import (
     StoreNotFoundError,
     TransientError,
 )
-from tdstore.ranges import Range
+from tdstore.index.ranges import Range
 from tests.servers import AzureServer, FaultProxy, S3Server
 
 TIMEOUT = 2.5

@@ -69,7 +69,7 @@ def test_forked_workers_without_s3fs_say_what_to_change(where: str, s3: S3Server
 ENGINE = """
 import os, sys
 from tdstore_remote.opening import open_engine
-from tdstore.ranges import Range
+from tdstore.index.ranges import Range
 engine = open_engine({url!r}, {options!r})
 engine.put("a", b"0123456789")
 pid = os.fork()

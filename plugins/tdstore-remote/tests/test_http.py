@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from remotehelp import name, open_remote, same, sample
-from tdstore_remote import obstore_engine
+from tdstore_remote.engines import obstore_engine
 from tdstore_remote.opening import open_engine
 
 import tdstore
 from tdstore.engine import EngineCap
 from tdstore.errors import ReadOnlyError, StoreIOError, StoreNotFoundError, UnsupportedError
-from tdstore.ranges import Range
+from tdstore.index.ranges import Range
 from tests.servers import WebServer, http_nginx
 
 

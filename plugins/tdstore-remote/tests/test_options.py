@@ -7,10 +7,10 @@ import pickle
 from typing import Any
 
 import pytest
-from tdstore_remote.credentials import s3_config
+from tdstore_remote.engines.credentials import s3_config
 from tdstore_remote.opening import open_engine
 from tdstore_remote.options import StorageOptions, Target, for_fsspec, for_obstore, split_settings, without_secrets
-from tdstore_remote.places import last_name, parent_and_name, shown, take_apart
+from tdstore_remote.urls import last_name, parent_and_name, shown, take_apart
 
 from tdstore.errors import OptionError, StoreIOError
 
@@ -129,7 +129,7 @@ def test_profiles_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> No
 
 
 def test_profiles_are_read_without_botocore(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr("tdstore_remote.credentials.load_botocore", lambda: None)
+    monkeypatch.setattr("tdstore_remote.engines.credentials.load_botocore", lambda: None)
     file = tmp_path / "credentials"
     file.write_text("[default]\naws_access_key_id = k\naws_secret_access_key = s%%\nregion = r\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))

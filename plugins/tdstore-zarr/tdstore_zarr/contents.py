@@ -16,24 +16,24 @@ import numpy as np
 from torch import Tensor
 
 from tdstore import lifetime
-from tdstore.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
 from tdstore.dtypes import numpy_dtype
 from tdstore.engine import EngineCap
 from tdstore.errors import CorruptStoreError, StoreBusyError, StoreNotFoundError
 from tdstore.header import Header
-from tdstore.ranges import index_shape
+from tdstore.index.ranges import index_shape
+from tdstore.storekit.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
 from tdstore.types import Fault, Path, Read, path_text
-from tdstore_zarr import bridge
-from tdstore_zarr.buffers import Buffers, seal_of
-from tdstore_zarr.codecs import ChunkError
-from tdstore_zarr.document import NAME, Document, Mark, decode_root
+from tdstore_zarr.codec import bridge
+from tdstore_zarr.codec.buffers import Buffers, seal_of
+from tdstore_zarr.codec.codecs import ChunkError
 from tdstore_zarr.foreign import Foreign, relist
-from tdstore_zarr.leaf import TAIL, UNKNOWN, Leaf, Stored
-from tdstore_zarr.names import Names
-from tdstore_zarr.place import Place, dirty
-from tdstore_zarr.pool import Pool
-from tdstore_zarr.reader import Job, Reader
-from tdstore_zarr.redolog import LoggedEngine, Put, without_log
+from tdstore_zarr.layout.document import NAME, Document, Mark, decode_root
+from tdstore_zarr.layout.leaf import TAIL, UNKNOWN, Leaf, Stored
+from tdstore_zarr.layout.names import Names
+from tdstore_zarr.place.base import Place, dirty
+from tdstore_zarr.place.redo_log import LoggedEngine, Put, without_log
+from tdstore_zarr.place.thread_pool import Pool
+from tdstore_zarr.reading.reader import Job, Reader
 
 _log = logging.getLogger("tdstore")
 MAX_ASKED = 10_000

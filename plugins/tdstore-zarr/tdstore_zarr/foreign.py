@@ -12,14 +12,14 @@ from torch import Tensor
 from tdstore.engine import Engine, EngineCap
 from tdstore.errors import CorruptStoreError, StoreError, StoreNotFoundError, UntrustedDataError
 from tdstore.header import MAX_DEPTH, Group, Header
-from tdstore.ranges import Range
+from tdstore.index.ranges import Range
 from tdstore.types import Path, path_text
 from tdstore.values import PICKLE, encode_value, pickled_form
-from tdstore_zarr.arrays import FREE, RATIO, parse_array
-from tdstore_zarr.document import MAX_NODES, NAME, PEER, PEER_VALUE, Document
-from tdstore_zarr.leaf import UNKNOWN, Leaf, Stored
-from tdstore_zarr.names import decode_nodes
-from tdstore_zarr.place import Place
+from tdstore_zarr.codec.metadata import FREE, RATIO, parse_array
+from tdstore_zarr.layout.document import MAX_NODES, NAME, PEER, PEER_VALUE, Document
+from tdstore_zarr.layout.leaf import UNKNOWN, Leaf, Stored
+from tdstore_zarr.layout.names import decode_nodes
+from tdstore_zarr.place.base import Place
 from tdstore_zarr.strings import StringArray, kind_of, refuse
 
 MAX_NODE_BYTES = 16 << 20

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from tdstore.dtypes import from_numpy
-from tdstore.strings import leaves_of_values
+from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.types import LeafSpec
-from tdstore_zarr import layout
-from tdstore_zarr.grid import strides
-from tdstore_zarr.leaf import Leaf
+from tdstore_zarr.layout import chunking
+from tdstore_zarr.layout.grid import strides
+from tdstore_zarr.layout.leaf import Leaf
 from tdstore_zarr.session import Session
 
 BLOCK = 32 << 20
@@ -64,7 +64,7 @@ def _lay_out_anew(session: Session, leaf: Leaf, length: int) -> None:
         compressors=compressors, checksum=meta.pipeline.crc,
     )  # fmt: skip
     columns = leaves_of_values({p: other.spec for p, other in session.document.leaves.items()})
-    fresh = layout.fit(spec, {}, session.url, path, meta.keys, column=path in columns)
+    fresh = chunking.fit(spec, {}, session.url, path, meta.keys, column=path in columns)
     fresh.fill, fresh.attributes = meta.fill, meta.attributes
     session.unlink(path)
     session.names.put(path, node)

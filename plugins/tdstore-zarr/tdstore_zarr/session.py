@@ -19,13 +19,13 @@ from tdstore.dtypes import to_numpy
 from tdstore.errors import StoreError
 from tdstore.header import Header
 from tdstore.types import Path, path_text
-from tdstore_zarr import bridge
+from tdstore_zarr.codec import bridge
 from tdstore_zarr.contents import Contents, Rows
-from tdstore_zarr.document import NAME, Document, encode_root, unmarked
-from tdstore_zarr.leaf import Leaf
-from tdstore_zarr.names import Names
-from tdstore_zarr.nodes import put_copies, wanted_nodes
-from tdstore_zarr.redolog import Put, encode_logged
+from tdstore_zarr.layout.document import NAME, Document, encode_root, unmarked
+from tdstore_zarr.layout.leaf import Leaf
+from tdstore_zarr.layout.names import Names
+from tdstore_zarr.layout.nodes import put_copies, wanted_nodes
+from tdstore_zarr.place.redo_log import Put, encode_logged
 
 _log = logging.getLogger("tdstore")
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from zarr.abc.store import Store as ZarrPythonStore
 
-from tdstore.budget import allocating
 from tdstore.dtypes import to_numpy
 from tdstore.engine import Engine, EngineCap
 from tdstore.errors import (
@@ -29,27 +28,28 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.header import Header
+from tdstore.index.ranges import index_shape
+from tdstore.index.rows import check_indices, gather
 from tdstore.lifetime import Ending
-from tdstore.ranges import index_shape
 from tdstore.registry import registry, split_scheme
 from tdstore.replacing import check_replaceable
-from tdstore.rows import check_indices, gather
 from tdstore.store import Cap, Store
-from tdstore.strings import leaves_of_values
+from tdstore.storekit.budget import allocating
+from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
-from tdstore_zarr import layout as layouts
-from tdstore_zarr import storeobjects
-from tdstore_zarr.buffers import LIMIT
-from tdstore_zarr.folderplace import FolderPlace
-from tdstore_zarr.grid import full_index, unique
-from tdstore_zarr.leaf import Leaf
-from tdstore_zarr.memory import MemoryEngine, ZipEngine, engine_of
-from tdstore_zarr.objectplace import ObjectPlace
-from tdstore_zarr.place import Place
-from tdstore_zarr.reader import Job
+from tdstore_zarr import store_objects
+from tdstore_zarr.codec.buffers import LIMIT
+from tdstore_zarr.layout import chunking as layouts
+from tdstore_zarr.layout.grid import full_index, unique
+from tdstore_zarr.layout.leaf import Leaf
+from tdstore_zarr.place.base import Place
+from tdstore_zarr.place.folder import FolderPlace
+from tdstore_zarr.place.memory_engines import MemoryEngine, ZipEngine, engine_of
+from tdstore_zarr.place.objects import ObjectPlace
+from tdstore_zarr.place.zipfile import ZipPlace
+from tdstore_zarr.reading.reader import Job
 from tdstore_zarr.resizing import resize
 from tdstore_zarr.session import Session
-from tdstore_zarr.zipplace import ZipPlace
 
 LOOKS = 100
 """How often a reader looks again because a writer committed meanwhile."""
@@ -146,7 +146,7 @@ def open_zarr(
 
 
 def _open_object(location: object, mode: Mode, defaults: dict[str, Any], arguments: dict[str, Any]) -> ZarrStore:
-    place, mode = storeobjects.place_of(location, mode)
+    place, mode = store_objects.place_of(location, mode)
     if mode == "w":  # the registry looks at paths and URLs only
 
         def look() -> ZarrStore:
@@ -160,12 +160,12 @@ def _open_object(location: object, mode: Mode, defaults: dict[str, Any], argumen
     try:
         store = _open_local(place, mode, defaults, arguments)
     except CorruptStoreError as error:
-        error.hint = storeobjects.hint_of(location) or error.hint
+        error.hint = store_objects.hint_of(location) or error.hint
         raise
     if store.writable:
-        store.after_commit = partial(storeobjects.open_zip, location, replaced=True)
+        store.after_commit = partial(store_objects.open_zip, location, replaced=True)
     else:
-        storeobjects.open_zip(location, replaced=False)
+        store_objects.open_zip(location, replaced=False)
     return store
 
 

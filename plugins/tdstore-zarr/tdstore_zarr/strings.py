@@ -13,13 +13,13 @@ from torch import Tensor
 
 from tdstore.engine import Engine
 from tdstore.errors import StoreError
-from tdstore.ranges import Range
-from tdstore.strings import MOST, Strings, blocks, entry, refused
+from tdstore.index.ranges import Range
+from tdstore.storekit.foreign_strings import MOST, Strings, blocks, entry, refused
 from tdstore.types import Path, path_text
-from tdstore_zarr.arrays import FREE, RATIO, parse_array
-from tdstore_zarr.codecs import Pipeline, configuration, zstd_size
-from tdstore_zarr.grid import region
-from tdstore_zarr.leaf import Leaf
+from tdstore_zarr.codec.codecs import Pipeline, configuration, zstd_size
+from tdstore_zarr.codec.metadata import FREE, RATIO, parse_array
+from tdstore_zarr.layout.grid import region
+from tdstore_zarr.layout.leaf import Leaf
 
 VARIABLE = "string"
 FIXED = {"fixed_length_utf32": 4, "null_terminated_bytes": 1}

@@ -6,7 +6,7 @@ from pathlib import Path as FsPath
 
 import pytest
 import torch
-from tdstore_zarr.buffers import LIMIT
+from tdstore_zarr.codec.buffers import LIMIT
 from tdstore_zarr.store import open_zarr
 from zarrhelp import header_of, load
 

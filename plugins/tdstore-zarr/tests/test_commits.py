@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from tdstore_zarr.memory import MemoryEngine
-from tdstore_zarr.redolog import LoggedEngine
+from tdstore_zarr.place.memory_engines import MemoryEngine
+from tdstore_zarr.place.redo_log import LoggedEngine
 from tdstore_zarr.store import ZarrStore, open_on, open_zarr
 from zarrhelp import NEW, OLD, everything, fill, header_of, load, same, save
 
@@ -115,7 +115,7 @@ def test_a_replaced_leaf_whose_write_fails_is_the_old_one(place: FsPath, monkeyp
         store = open_zarr(place, mode="r+")
         store.create({("a",): LeafSpec((100,), "float64"), ("new",): LeafSpec((100,), "int8")})
         with monkeypatch.context() as patch:
-            patch.setattr("tdstore.files.write_at", _no_space)
+            patch.setattr("tdstore.storekit.files.write_at", _no_space)
             with pytest.raises(StoreIOError):
                 store.write([Write(("a",), (), torch.ones(100, dtype=torch.float64))])
                 store.flush()
@@ -309,7 +309,7 @@ def test_a_zip_file_that_cannot_be_packed_again_is_the_old_one(
     fill(store, OLD)
     store.save_header(header_of(OLD))
     with monkeypatch.context() as patch:
-        patch.setattr("tdstore.files.create_empty", _no_space)
+        patch.setattr("tdstore.storekit.files.create_empty", _no_space)
         store.create({("a",): LeafSpec((2,), "int8")})
         store.write([Write(("n", "b"), (), NEW["n", "b"])])
         with pytest.raises(StoreIOError):

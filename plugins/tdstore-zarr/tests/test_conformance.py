@@ -6,16 +6,16 @@ from pathlib import Path as FsPath
 from typing import Any
 
 import pytest
-from tdstore_zarr.memory import memory_engine
+from tdstore_zarr.place.memory_engines import memory_engine
 from tdstore_zarr.store import ZarrStore, open_on, open_zarr
 
 from tdstore.header import Header
 from tdstore.store import Cap, Store
 from tdstore.testing import StoreTests
-from tdstore.testing.machine import MachineTests
-from tdstore.testing.reading import ReadTests
+from tdstore.testing.checks.machine import MachineTests
+from tdstore.testing.checks.reading import ReadTests
+from tdstore.testing.checks.writing import WriteTests
 from tdstore.testing.setup import Location, fill
-from tdstore.testing.writing import WriteTests
 from tdstore.types import Mode
 
 CAPS = ZarrStore.caps

@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tdstore_zarr import folderplace
-from tdstore_zarr.memory import MemoryEngine
+from tdstore_zarr.place import folder
+from tdstore_zarr.place.memory_engines import MemoryEngine
 from tdstore_zarr.store import ZarrStore, open_on, open_zarr
 from zarrhelp import NEW, OLD, everything, fill, header_of, load, same, save
 
-from tdstore import files
 from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreIOError, StoreNotFoundError
 from tdstore.store import Store
+from tdstore.storekit import files
 from tdstore.testing import CrashTests
 from tdstore.types import LeafSpec, Write
 
@@ -289,5 +289,5 @@ def test_holders_do_not_outlive_their_store(place: FsPath) -> None:
     save(place, OLD)
     with open_zarr(place, mode="r+") as store:
         store.write([Write(("n", "b"), (), NEW[("n", "b")])])
-        assert len(folderplace._HOLDERS) == 1
-    assert not folderplace._HOLDERS
+        assert len(folder._HOLDERS) == 1
+    assert not folder._HOLDERS

@@ -18,14 +18,13 @@ import pytest
 import torch
 import zarr
 from numcodecs import blosc, zstd
-from tdstore_zarr.arrays import parse_array
-from tdstore_zarr.codecs import ChunkError, Pipeline, parse_pipeline
-from tdstore_zarr.document import decode_root, encode_root
-from tdstore_zarr.leaf import Stored
+from tdstore_zarr.codec.codecs import ChunkError, Pipeline, parse_pipeline
+from tdstore_zarr.codec.metadata import parse_array
+from tdstore_zarr.layout.document import decode_root, encode_root
+from tdstore_zarr.layout.leaf import Stored
 from tdstore_zarr.store import open_zarr
 from zarrhelp import everything, header_of, load, save
 
-from tdstore.checksums import crc32c
 from tdstore.errors import (
     CorruptStoreError,
     OptionError,
@@ -36,6 +35,7 @@ from tdstore.errors import (
     UnsupportedError,
     UntrustedDataError,
 )
+from tdstore.storekit.checksums import crc32c
 from tdstore.types import LeafSpec, Read
 
 GOOD: dict[str, Any] = {

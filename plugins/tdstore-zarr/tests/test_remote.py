@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from tdstore_zarr.memory import MemoryEngine
-from tdstore_zarr.objectplace import CLAIM
+from tdstore_zarr.place.memory_engines import MemoryEngine
+from tdstore_zarr.place.objects import CLAIM
 from tdstore_zarr.store import open_on, open_zarr
 from zarrhelp import NEW, OLD, everything, fill, header_of, load, same, save
 
@@ -27,7 +27,7 @@ from tdstore.errors import (
     StoreNotFoundError,
     UnsupportedError,
 )
-from tdstore.ranges import Range
+from tdstore.index.ranges import Range
 from tdstore.types import LeafSpec, Read, Write
 
 ROWS = 3000

@@ -19,7 +19,7 @@ from zarrhelp import NEW, OLD, everything, fill, header_of, same
 import tdstore
 from tdstore import TensorDict
 from tdstore.errors import StoreBusyError
-from tdstore.testing import warm
+from tdstore.testing.processes import warm
 from tdstore.types import Mode, Write
 from tests.servers import S3Server
 
@@ -115,7 +115,7 @@ def test_a_second_writer_is_told_and_nothing_hangs(rgw: S3Server) -> None:
 
 FINALIZERS = """
 import gc
-from tdstore_remote.loop import run
+from tdstore_remote.engines.loop import run
 gc.disable()
 class Cycle:
     pass

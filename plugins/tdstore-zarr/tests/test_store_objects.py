@@ -13,7 +13,7 @@ import pytest
 import tensordict
 import torch
 import zarr
-from tdstore_zarr.storeobjects import StoreEngine
+from tdstore_zarr.store_objects import StoreEngine
 from zarr.storage import LocalStore, LoggingStore, MemoryStore, ZipStore
 
 import tdstore
@@ -29,7 +29,7 @@ from tdstore.errors import (
     StoreNotFoundError,
     UnsupportedError,
 )
-from tdstore.ranges import Range
+from tdstore.index.ranges import Range
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -17,7 +17,7 @@ from tdstore.rl.transitions import (
     RolloutBuffer,
     Transition,
 )
-from tdstore.testing import warm
+from tdstore.testing.processes import warm
 
 
 def rows(*values, **more):

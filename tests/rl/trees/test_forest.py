@@ -11,7 +11,7 @@ import torch
 import tdstore
 from tdstore import TensorDict
 from tdstore.rl.trees import DataMap, MCTSForest, NodeMap, Tree, row_hashes
-from tdstore.testing import warm
+from tdstore.testing.processes import warm
 
 
 def rollout(states, actions):

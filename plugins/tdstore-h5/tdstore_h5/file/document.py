@@ -1,0 +1,157 @@
+"""The manifest of a file, in one attribute of the root: header, specs and checksums, sealed as `tdstore.json` is."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import h5py
+import msgspec
+import numpy as np
+
+from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
+from tdstore.errors import CorruptStoreError
+from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
+from tdstore.storekit.checksums import BLOCK
+from tdstore.storekit.documents import seal, unseal
+from tdstore.types import LeafSpec, Path, path_text
+from tdstore_h5.rows.checksums import LeafSums, count_of
+
+MANIFEST = "tdstore"
+DIRTY = "tdstore_dirty"
+MAX_LEAVES = 1_000_000
+
+
+class _Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    path: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    crc: str = ""
+    grain: int = BLOCK
+
+
+class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    generation: int
+    header: Any
+    leaves: list[_Record]
+
+
+@dataclass
+class Document:
+    """What the last commit said."""
+
+    generation: int = 0
+    header: Header = field(default_factory=Header)
+    specs: dict[Path, LeafSpec] = field(default_factory=dict)
+    sums: dict[Path, LeafSums] = field(default_factory=dict)
+
+
+def encode_document(
+    generation: int, header: Header, leaves: Iterable[tuple[Path, LeafSpec, LeafSums]], *, url: str
+) -> bytes:
+    """The attribute's text: the first line of `tdstore.storekit.documents.seal`, and JSON; ASCII only.
+
+    Raises:
+        ValueError: beyond the limits that a reader accepts.
+    """
+    records = [
+        _Record(
+            path,
+            dtype_name(spec.dtype),
+            spec.shape,
+            base64.b64encode(sums.crcs.astype("<u4").tobytes()).decode(),
+            sums.grain,
+        )
+        for path, spec, sums in leaves
+    ]
+    plain = msgspec.to_builtins(_Body(generation, header_to_builtins(header), records))
+    body = json.dumps(plain, separators=(",", ":")).encode("ascii")
+    if len(body) > MAX_BYTES or len(records) > MAX_LEAVES:
+        raise ValueError(
+            f"{url} would have a manifest of {len(body)} bytes and {len(records)} leaves; "
+            f"the limits are {MAX_BYTES} and {MAX_LEAVES}"
+        )
+    return seal(body)
+
+
+def decode_document(text: bytes | str, *, url: str) -> Document:
+    """Parse and check what `encode_document` wrote.
+
+    Raises:
+        CorruptStoreError: damaged, or describing what cannot be. UnsupportedError: of a newer version.
+    """
+    raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
+    data = unseal(raw, url=url, what=f"the root attribute {MANIFEST!r}", hint=_RESTORE)
+    try:
+        body = msgspec.json.decode(data, type=_Body)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise CorruptStoreError(f"{url}: the manifest is not readable: {error}", url=url) from error
+    found = Document(body.generation, header_from_builtins(body.header, url=url))
+    if len(body.leaves) > MAX_LEAVES:
+        raise CorruptStoreError(f"{url} has {len(body.leaves)} leaves, more than {MAX_LEAVES}", url=url)
+    for record in body.leaves:
+        _add(found, record, url)
+    return found
+
+
+def _add(found: Document, record: _Record, url: str) -> None:
+    dtype = NAME_TO_DTYPE.get(record.dtype)
+    where = f"{url}: leaf {path_text(record.path)}"
+    if dtype is None or not 1 <= len(record.path) <= MAX_DEPTH or record.path in found.specs:
+        raise CorruptStoreError(f"{where} is described twice, too deep or of unknown dtype {record.dtype!r}", url=url)
+    if len(record.shape) > 32 or any(n < 0 for n in record.shape):
+        raise CorruptStoreError(f"{where} has the impossible shape {record.shape[:8]}", url=url)
+    try:
+        crcs = np.frombuffer(base64.b64decode(record.crc, validate=True), "<u4").astype(np.uint32)
+    except ValueError:
+        raise CorruptStoreError(f"{where} has checksums that are not base64", url=url) from None
+    spec = LeafSpec(record.shape, dtype)
+    if record.grain < 1 or len(crcs) != count_of(spec, record.grain):
+        raise CorruptStoreError(f"{where} has {len(crcs)} checksums for {spec.nbytes} bytes", url=url)
+    found.specs[record.path] = spec
+    found.sums[record.path] = LeafSums(record.grain, crcs)
+
+
+def encode_dirty(paths: Iterable[Path]) -> bytes:
+    """The mark that a session leaves before it writes in place."""
+    return json.dumps([list(p) for p in paths], separators=(",", ":")).encode("ascii")
+
+
+def decode_dirty(text: bytes | str, *, url: str) -> set[Path]:
+    """The leaves that a session was about to write."""
+    try:
+        return set(msgspec.json.decode(text, type=list[tuple[str, ...]]))
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise CorruptStoreError(
+            f"{url}: a writer ended in the middle, and its mark is not readable: {error}", url=url, hint=_RESTORE
+        ) from error
+
+
+def get_attribute(file: h5py.File, name: str, url: str) -> bytes | str | None:
+    """A text attribute of the root, or None."""
+    if name not in file.attrs:
+        return None
+    if file.attrs.get_id(name).get_storage_size() > MAX_BYTES + 64:
+        raise CorruptStoreError(f"{url}: the attribute {name!r} is larger than {MAX_BYTES} bytes", url=url)
+    value = file.attrs[name]
+    if isinstance(value, (bytes, str)):
+        return value
+    raise CorruptStoreError(f"{url}: the attribute {name!r} is not text", url=url, hint=_RESTORE)
+
+
+def put_attribute(file: h5py.File, name: str, text: bytes) -> None:
+    """Set a text attribute of the root, of any length."""
+    try:
+        # Fixed length: HDF5 takes the room back when it is replaced.
+        file.attrs.create(name, np.bytes_(text), dtype=h5py.string_dtype("utf-8", len(text)))
+    except OSError as error:
+        if "too large" not in str(error):
+            raise
+        # A file in the oldest format keeps long attributes of variable length only.
+        file.attrs.create(name, text.decode("ascii"), dtype=h5py.string_dtype())
+
+
+_RESTORE = "restore the file from a copy; h5py can still read the datasets that are whole"

@@ -1,0 +1,139 @@
+"""New files: written beside the old one under a temporary name, and put in its place by one rename (or link)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tdstore.errors import StoreExistsError, StoreNotFoundError
+from tdstore.storekit import files
+from tdstore_h5.file.handle import Handle, open_plain, own_writers
+from tdstore_h5.file.journal import journal_path, unlink_journal
+
+
+@contextmanager
+def folder_lock(path: str, url: str, timeout: float, locking: bool | None) -> Iterator[int]:
+    """Hold the folder of a file: publishing, sweeping and making temporary files happen one at a time."""
+    parent = os.path.dirname(path)
+    with files.io_errors(url, "making its folder"):
+        os.makedirs(parent, exist_ok=True)
+    try:
+        fd = files.open_dir(parent)
+    except OSError as error:
+        files.raise_io(error, url, "opening its folder")
+    try:
+        if locking is not False:
+            files.lock(fd, exclusive=True, timeout=timeout, url=url)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def new_file(path: str, url: str, *, timeout: float, locking: bool | None) -> Handle:
+    """Make an empty, locked temporary file beside `path`, and remove those of dead processes."""
+    folder, name = os.path.split(path)
+    prefix = f".{_cut(name)}.tdstore-"
+    with folder_lock(path, url, timeout, locking):
+        sweep(folder, prefix)
+        temp = os.path.join(folder, prefix + secrets.token_hex(6))
+        try:
+            fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            files.raise_io(error, url, "making a temporary file")
+        handle = Handle(temp, fd, url, write=True, locking=locking)
+        handle.temporary = True
+        # Even with locking=False: this lock tells a sweeper that we are alive.
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        handle.alone = True
+    return handle
+
+
+def publish(
+    handle: Handle, path: str, *, exclusive: bool, timeout: float, durable: bool, then: Callable[[], None]
+) -> None:
+    """Put the flushed temporary file in place of `path`, and do `then` before anybody else can replace it.
+
+    Raises:
+        StoreExistsError: `exclusive`, and something is there by now.
+        StoreBusyError: another process writes in place what is there, and is not through after `timeout` seconds.
+    """
+    with folder_lock(path, handle.url, timeout, handle.locking) as folder:
+        old = None if exclusive else _old_file(path, handle)
+        try:
+            if old is not None:
+                _wait_for_writers(old, timeout)
+                _like(handle.fd, old.fd)
+            if durable:
+                handle.sync()
+            with files.io_errors(handle.url, "publishing"):
+                if exclusive:
+                    _link(handle.path, path, handle.url)
+                else:
+                    os.replace(handle.path, path)
+            handle.temporary = False
+            handle.path = path
+            unlink_journal(journal_path(path), handle.url)  # of a dead writer of the old file; it fits no other
+            if old is not None:
+                for rival in own_writers(os.fstat(old.fd)):
+                    rival.replaced = True
+            if durable:
+                with files.io_errors(handle.url, "syncing its folder"):
+                    files.fsync(folder)
+            then()
+            if durable:  # HDF5 writes its superblock once more when it closes the file
+                handle.sync()
+        finally:
+            if old is not None:
+                old.release()
+
+
+def _old_file(path: str, handle: Handle) -> Handle | None:
+    try:
+        return open_plain(path, handle.url, write=False, locking=handle.locking)
+    except StoreNotFoundError:
+        return None
+
+
+def _wait_for_writers(old: Handle, timeout: float) -> None:
+    # Readers share the lock and keep the old file. A writer of this very process may be the source
+    # of what is saved: it is cut off instead of waited for.
+    if not own_writers(os.fstat(old.fd)):
+        old.lock(alone=False, timeout=timeout, why="to replace it")
+
+
+def _like(fd: int, old: int) -> None:
+    mode = os.fstat(old).st_mode & 0o777
+    if os.fstat(fd).st_mode & 0o777 != mode:
+        os.fchmod(fd, mode)
+
+
+def _link(temp: str, path: str, url: str) -> None:
+    try:
+        os.link(temp, path)
+    except FileExistsError:
+        raise StoreExistsError(f"{url} exists", url=url, hint="mode='w' replaces it") from None
+    os.unlink(temp)
+
+
+def sweep(folder: str, prefix: str) -> None:
+    """Remove temporary files whose writer is dead. The caller holds the folder's lock."""
+    for name in os.listdir(folder):
+        if not name.startswith(prefix):
+            continue
+        temp = os.path.join(folder, name)
+        try:
+            fd = os.open(temp, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue  # gone, or not a file of ours
+        try:
+            if files.try_lock(fd, exclusive=True):
+                os.unlink(temp)
+        finally:
+            os.close(fd)
+
+
+def _cut(name: str) -> str:
+    return os.fsencode(name)[:200].decode("utf-8", "replace").replace("\ufffd", "_")

@@ -1,0 +1,433 @@
+"""HDF5 behind a URL, to read: rows of all leaves come in one round of requests; h5py finds and decodes them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.builtin.resident import full
+from tdstore.dtypes import from_numpy, numpy_dtype
+from tdstore.engine import Engine
+from tdstore.errors import (
+    CorruptStoreError,
+    DirtyStoreError,
+    KeyNotFoundError,
+    OptionError,
+    ReadOnlyError,
+    StoreClosedError,
+    StoreError,
+)
+from tdstore.header import Header
+from tdstore.index.ranges import Batch, Ints, byte_ranges, cover, index_shape
+from tdstore.index.rows import check_indices, gather
+from tdstore.registry import registry
+from tdstore.store import Cap, Store
+from tdstore.storekit.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
+from tdstore.types import Fault, LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
+from tdstore_h5.faults import h5_errors
+from tdstore_h5.file.document import DIRTY, MANIFEST, Document, decode_dirty, decode_document, get_attribute
+from tdstore_h5.file.tree import Contents, Leaf, Walker, check_believable
+from tdstore_h5.foreign import foreign_header
+from tdstore_h5.remote.engine_file import EngineFile
+from tdstore_h5.rows import chunked
+from tdstore_h5.rows.checksums import LeafSums, Sums, hashed
+from tdstore_h5.rows.contiguous import Bytes, blocks_of
+
+_NO_ROWS: Ints = np.empty((0, 2), np.int64)
+_NO_GRAINS: Ints = np.empty(0, np.int64)
+VERIFY_BYTES = 32 << 20
+"""Bytes of a round of `verify`."""
+SLACK = 256 << 10
+"""Bytes that a read of a leaf may fetch beside its own, or as many as its own, to compare whole grains."""
+
+
+def is_url(location: object) -> bool:
+    """Whether a location is reached through an engine."""
+    if not isinstance(location, str):
+        return False
+    return "::" in location or ("://" in location and location.partition("://")[0] not in ("h5", "file"))
+
+
+def open_remote_h5(
+    location: str,
+    *,
+    mode: Mode,
+    storage_options: Mapping[str, Any] | None,
+    verify: str,
+    recover: str | None,
+    trust: bool,
+    max_bytes: int | None = None,
+) -> RemoteH5Store:
+    """Open an HDF5 file behind a URL, with the engine that a plugin brings for it."""
+    if mode != "r":
+        raise ReadOnlyError(
+            f"{_plain(location)}: HDF5 files behind a URL are read only",
+            url=_plain(location),
+            hint="write it locally and upload it",
+        )
+    parent, name = parent_and_name(location)
+    source = EngineFile(registry().engine(parent, storage_options), name)
+    try:
+        store = RemoteH5Store(source, trust=trust, reopen=(location, storage_options, verify, recover, max_bytes))
+        store.load()
+        check_declared(sum(spec.nbytes for spec in store.specs(list(store.paths()))), max_bytes, store.url)
+        store.compare_manifest(verify=verify, accept=recover == "accept")
+    except BaseException:
+        source.close()
+        raise
+    return store
+
+
+def parent_and_name(location: str) -> tuple[str, str]:
+    """`s3://bucket/d/x.h5` -> `s3://bucket/d` and `x.h5`; in a chain, of the first link that has a path."""
+    chain = location.split("::")
+    at = next((i for i, link in enumerate(chain) if link.partition("://")[2].strip("/")), None)
+    head, _, name = chain[at].rstrip("/").rpartition("/") if at is not None else ("", "", "")
+    if at is None or not name or head.endswith(":/"):
+        raise OptionError(f"{_plain(location)} names no file", hint="a URL such as 's3://bucket/data.h5'")
+    return "::".join([*chain[:at], head, *chain[at + 1 :]]), name
+
+
+def _plain(location: str) -> str:
+    return location.partition("?")[0]
+
+
+class RemoteH5Store(Store):
+    """The datasets of one HDF5 file as leaves, read only. Made by `open_h5` for a URL."""
+
+    caps = Cap.PARTIAL_READ | Cap.PERSISTENT | Cap.CONCURRENT_READ
+
+    def __init__(self, source: EngineFile, *, trust: bool, reopen: tuple[Any, ...]) -> None:
+        self.url = source.url
+        self.writable = False
+        self._source = source
+        self._trust = trust
+        self._reopen = reopen
+        self._contents = Contents()
+        self._document = Document()
+        self._ours = False
+        self._mark: set[Path] | None = None
+        self._sums = Sums()
+        """Checksums of what is still to be compared."""
+        self._file: h5py.File | None = None
+        self._chunks: dict[Path, dict[tuple[int, ...], tuple[int, int]]] = {}
+        # h5py works on one file object, and what is held for it is that of one read.
+        self._lock = threading.Lock()
+
+    @property
+    def engine(self) -> Engine:
+        """What brings the bytes."""
+        return self._source.engine
+
+    # -- opening -------------------------------------------------------------------------
+    def load(self) -> None:
+        """Read structure and manifest."""
+        with self._h5("reading its structure"):
+            file = self._file = h5py.File(self._source, "r")
+            text, mark = get_attribute(file, MANIFEST, self.url), get_attribute(file, DIRTY, self.url)
+            # Whatever is trusted: a file from elsewhere must not lead to files of this machine.
+            self._contents = Walker(file, self.url, trust=False).walk()
+            if text is not None:
+                self._ours, self._document = True, decode_document(text, url=self.url)
+            self._mark = None if mark is None else decode_dirty(mark, url=self.url)
+
+    def compare_manifest(self, *, verify: str, accept: bool) -> None:
+        """Compare with the manifest."""
+        leaves, specs = self._contents.leaves, self._document.specs
+        if not self._ours and not self._trust:
+            check_believable(self._contents, self.url)
+        for leaf in leaves.values():
+            if leaf.offset is not None and leaf.offset + leaf.spec.nbytes > self._source.size:
+                self._source.read_at(0, leaf.offset + leaf.spec.nbytes)  # says that the file was cut short
+        if accept:
+            return
+        if self._mark:
+            names = sorted(self._mark)
+            raise DirtyStoreError(
+                f"a writer of {self.url} ended in the middle of writing {', '.join(map(path_text, names[:5]))}",
+                leaves=tuple(names),
+                url=self.url,
+                hint="recover='accept' opens it as it is: those leaves may hold old and new rows",
+            )
+        if self._ours and verify != "none":
+            for path in leaves.keys() | specs.keys():
+                if path not in leaves or path not in specs or leaves[path].spec != specs[path]:
+                    raise CorruptStoreError(
+                        f"{self.url}: {path_text(path)} is not what the manifest says",
+                        url=self.url,
+                        hint="if another program changed the file on purpose, recover='accept' takes it as it is",
+                    )
+        if verify == "size":
+            for path in leaves.keys() & self._document.sums.keys():
+                self._sums.put(path, self._document.sums[path])
+        if verify == "full":
+            for fault in self.verify():
+                raise CorruptStoreError(f"{self.url}: {path_text(fault.path)}: {fault.reason}", url=self.url)
+
+    # -- catalogue -----------------------------------------------------------------------
+    def paths(self) -> Iterator[Path]:
+        return iter(tuple(self._open().leaves))
+
+    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
+        self._open()
+        return [self._leaf(path).spec for path in paths]
+
+    def load_header(self) -> Header:
+        contents = self._open()
+        if self._ours:
+            return self._document.header
+        with self._lock, self._h5("reading values"):
+            assert self._file is not None
+            header = foreign_header(self._file, contents, self.url, self._source.read_at)
+            if self._source.failure is not None:  # what HDF5 then took for damage is none
+                raise self._source.failure
+            return header
+
+    # -- data ----------------------------------------------------------------------------
+    def read(self, reads: Sequence[Read]) -> list[Tensor]:
+        self._open()
+        with self._lock:
+            check_indices((r.index, self._leaf(r.path).spec.shape) for r in reads)
+            self._refuse_absent(reads)
+            plans = [self._plan(self._leaf(r.path), r) for r in reads]
+            grains = [self._grains(self._leaf(r.path), r) for r in reads]
+            further = [self._plan_grains(self._leaf(r.path), r.path, g) for r, g in zip(reads, grains, strict=True)]
+            batch = self._source.fetch([*plans, *further])
+            pairs = zip((*plans, *further), (*reads, *reads), strict=True)
+            self._source.hold(batch, [p for p, r in pairs if not self._leaf(r.path).plain])
+            try:
+                for r, some in zip(reads, grains, strict=True):
+                    self._compare(self._leaf(r.path), r.path, some, batch)
+                return [self._one(self._leaf(r.path), r, p, batch) for r, p in zip(reads, plans, strict=True)]
+            finally:
+                self._source.hold(batch, [])
+
+    def _refuse_absent(self, reads: Sequence[Read]) -> None:
+        """Refuse what would allocate far more than the file has, unless that is allowed."""
+        if self._reopen[-1] is not None:
+            return
+        specs = [self._leaf(r.path).spec for r in reads]
+        sizes = [math.prod(index_shape(s.shape, r.index)) * s.dtype.itemsize for s, r in zip(specs, reads, strict=True)]
+        if sum(sizes) > SUSPECT_BYTES and is_suspect(sum(sizes), self._source.size):
+            raise refuse_absent(reads[sizes.index(max(sizes))].path, sum(sizes), self._source.size, self.url)
+
+    # -- checksums of what is read ---------------------------------------------------------
+    def _grains(self, leaf: Leaf, r: Read) -> Ints:
+        """Grains to compare: those that a read covers whole, and the others where that fetches few more bytes."""
+        if not self._sums.some_unseen(r.path) or (leaf.plain and leaf.offset is None):
+            return _NO_GRAINS
+        starts, size = blocks_of(leaf.spec.shape, r.index)
+        found = self._sums.unseen(r.path, leaf.spec, starts, size)
+        if not len(found):
+            return found
+        partly = np.intersect1d(found, self._sums.partly(r.path, leaf.spec, starts, size))
+        if len(partly) * self._sums.leaves[r.path].grain > max(SLACK, len(starts) * size * leaf.spec.dtype.itemsize):
+            return np.setdiff1d(found, partly)
+        return found
+
+    def _plan_grains(self, leaf: Leaf, path: Path, grains: Ints) -> Ints:
+        """Which bytes of the file grains need."""
+        if not len(grains):
+            return _NO_ROWS
+        grain, spec = self._sums.leaves[path].grain, leaf.spec
+        spans = np.stack([grains * grain, np.minimum((grains + 1) * grain, spec.nbytes)], 1)
+        if leaf.plain:
+            return spans + leaf.offset
+        if not spec.shape:
+            return self._plan(leaf, Read(path))
+        row = spec.nbytes // spec.shape[0]
+        rows = np.concatenate([np.arange(a // row, -(-b // row)) for a, b in spans.tolist()])
+        return self._plan(leaf, Read(path, (torch.from_numpy(np.unique(rows)),)))
+
+    def _compare(self, leaf: Leaf, path: Path, grains: Ints, batch: Batch[str]) -> None:
+        def read(_: Path, start: int, stop: int) -> Bytes:
+            if leaf.plain and leaf.offset is not None:
+                return np.frombuffer(batch.take(self._source.key, leaf.offset + start, leaf.offset + stop), np.uint8)
+            with self._h5(f"reading {path_text(path)}"):
+                return chunked.read_bytes(self._dataset(leaf), leaf.spec, start, stop)
+
+        if not len(grains):
+            return
+        wrong = self._sums.compare(path, leaf.spec, grains, read, self._sums.leaves[path].grain)
+        if wrong is not None:
+            raise CorruptStoreError(
+                f"{self.url}: {path_text(path)} is damaged in {self._sums.leaves[path].rows(wrong, leaf.spec)}: "
+                "the bytes have another checksum than was committed",
+                url=self.url,
+                hint="other rows can be read; verify='none' reads all bytes as they are; restore the file from a copy",
+            )
+
+    def _plan(self, leaf: Leaf, r: Read) -> Ints:
+        """Which bytes of the file a read needs."""
+        spec = leaf.spec
+        if leaf.plain:
+            if leaf.offset is None:
+                return _NO_ROWS
+            return byte_ranges(spec.shape, spec.dtype.itemsize, r.index) + leaf.offset
+        if 0 in index_shape(spec.shape, r.index):
+            return _NO_ROWS
+        with self._h5(f"locating {path_text(r.path)}"):
+            dataset = self._dataset(leaf)
+            if dataset.chunks is None:
+                offset = dataset.id.get_offset()
+                if offset is None:
+                    return _NO_ROWS
+                # h5py reads what lies between near rows as well
+                return cover(byte_ranges(spec.shape, dataset.dtype.itemsize, r.index) + offset, 64 << 10)
+            return self._chunk_ranges(r.path, dataset, r.index)
+
+    def _chunk_ranges(self, path: Path, dataset: h5py.Dataset, index: StoreIndex) -> Ints:
+        if path not in self._chunks:
+            found: dict[tuple[int, ...], tuple[int, int]] = {}
+
+            def add(info: Any) -> None:
+                found[tuple(info.chunk_offset)] = (info.byte_offset, info.byte_offset + info.size)
+
+            dataset.id.chunk_iter(add)
+            self._chunks[path] = found
+        known = self._chunks[path]
+        axes = []
+        for dim, (size, chunk) in enumerate(zip(dataset.shape, dataset.chunks, strict=True)):
+            term = index[dim] if dim < len(index) else slice(0, size, 1)
+            rows = term.numpy() if isinstance(term, Tensor) else np.arange(term.start, term.stop, term.step)
+            axes.append((np.unique(rows // chunk) * chunk).tolist())
+        if math.prod(map(len, axes)) > 4 * len(known):
+            wanted = [set(axis) for axis in axes]
+            places = [r for at, r in known.items() if all(a in w for a, w in zip(at, wanted, strict=True))]
+        else:
+            places = [known[at] for at in itertools.product(*axes) if at in known]  # the others hold the fill value
+        return np.array(places, np.int64).reshape(-1, 2)
+
+    def _one(self, leaf: Leaf, r: Read, ranges: Ints, batch: Batch[str]) -> Tensor:
+        spec = leaf.spec
+        if not leaf.plain:
+            with self._h5(f"reading {path_text(r.path)}"):
+                value = chunked.read(self._dataset(leaf), spec, r.index, r.out)
+        elif leaf.offset is None:
+            blank = full(LeafSpec((1,), spec.dtype, fill_value=spec.fill_value)).expand(spec.shape)
+            value = gather(blank, r.index, r.out)
+        else:
+            value = self._assemble(spec, r, ranges, batch)
+        if spec.dtype is torch.bool:
+            value.view(torch.uint8).clamp_(max=1)  # a bool of any other byte breaks torch
+        return value
+
+    def _assemble(self, spec: LeafSpec, r: Read, ranges: Ints, batch: Batch[str]) -> Tensor:
+        shape = index_shape(spec.shape, r.index)
+        buffer = bytearray(math.prod(shape) * spec.dtype.itemsize)
+        view, at = memoryview(buffer), 0
+        for start, stop in ranges.tolist():
+            view[at : at + stop - start] = batch.take(self._source.key, start, stop)
+            at += stop - start
+        array = np.frombuffer(buffer, numpy_dtype(spec.dtype)).reshape(shape)
+        value = from_numpy(array, spec.dtype)
+        if r.out is None:
+            return value
+        if r.out.shape != value.shape or r.out.dtype != value.dtype:
+            raise ValueError(f"out= has shape {list(r.out.shape)} and dtype {r.out.dtype}, not those of what is read")
+        return r.out.copy_(value)
+
+    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        self._refuse()
+
+    def write(self, writes: Sequence[Write]) -> None:
+        self._refuse()
+
+    def delete(self, paths: Sequence[Path]) -> None:
+        self._refuse()
+
+    def save_header(self, header: Header) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        self._open()
+        raise ReadOnlyError(
+            f"{self.url} is read only: HDF5 files behind a URL are", url=self.url, hint="copy it to a local path first"
+        )
+
+    # -- life ----------------------------------------------------------------------------
+    def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
+        contents = self._open()
+        found = []
+        for path in contents.leaves if paths is None else paths:
+            leaf, sums = self._leaf(path), self._document.sums.get(path)
+            if sums is None:
+                continue
+            with self._lock:
+                grain = self._wrong_grain(path, leaf, sums)
+            if grain is not None:
+                rows = sums.rows(grain, leaf.spec)
+                found.append(Fault(path, f"{rows}: the bytes have another checksum than was committed"))
+        return found
+
+    def _wrong_grain(self, path: Path, leaf: Leaf, sums: LeafSums) -> int | None:
+        def read(_: Path, start: int, stop: int) -> Bytes:
+            if leaf.plain and leaf.offset is not None:
+                a, b = leaf.offset + start, leaf.offset + stop
+                batch = self._source.fetch([np.array([(a, b)], np.int64)])
+                return np.frombuffer(batch.take(self._source.key, a, b), np.uint8)
+            with self._h5(f"reading {path_text(path)}"):
+                return chunked.read_bytes(self._dataset(leaf), leaf.spec, start, stop)
+
+        for grain, crc in hashed(sums, path, leaf.spec, np.arange(len(sums.crcs)), read, VERIFY_BYTES):
+            if crc != sums.crcs[grain]:
+                return grain
+        return None
+
+    def nbytes_stored(self) -> int | None:
+        self._open()
+        return self._source.size
+
+    def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
+        location, options, verify, recover, max_bytes = self._reopen
+        given = {"storage_options": options, "verify": verify, "recover": recover, "max_bytes": max_bytes}
+        given["trust"] = "h5" if self._trust else None
+        return location, "r", {name: value for name, value in given.items() if value is not None}
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with self._h5("closing"):
+                file.close()
+        self._source.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_file", None) is not None:
+            self.close()
+
+    def _open(self) -> Contents:
+        if self._file is None:
+            raise StoreClosedError(f"{self.url} was closed", url=self.url)
+        return self._contents
+
+    def _leaf(self, path: Path) -> Leaf:
+        try:
+            return self._contents.leaves[path]
+        except KeyError:
+            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
+
+    def _dataset(self, leaf: Leaf) -> h5py.Dataset:
+        assert self._file is not None
+        return self._file[leaf.name]
+
+    @contextlib.contextmanager
+    def _h5(self, doing: str) -> Iterator[None]:
+        """Map HDF5's errors; where the engine failed below it, its error is the one to tell."""
+        self._source.failure = None
+        try:
+            with h5_errors(self.url, doing):
+                yield
+        except StoreError as error:
+            failure = self._source.failure
+            if failure is not None and failure is not error:
+                raise failure from None
+            raise

@@ -1,0 +1,1 @@
+"""Rows of datasets: read, written in place, put back, compared with their checksums."""

@@ -1,0 +1,358 @@
+"""Checksums of leaves: one per grain, compared when a grain is first read, and computed anew when it was written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tdstore.errors import CorruptStoreError, StoreError
+from tdstore.storekit.checksums import BLOCK, crc32c, crcs_of
+from tdstore.types import LeafSpec, Path
+from tdstore_h5.rows.contiguous import Bytes, Ints
+
+ReadBytes = Callable[[Path, int, int], Bytes]
+Crcs = np.ndarray[Any, np.dtype[np.uint32]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+SMALLEST = 16 << 10
+MOST = 8192
+"""Checksums of one leaf: they are in the manifest, which every commit writes."""
+
+
+@dataclass
+class LeafSums:
+    """The checksums of one leaf."""
+
+    grain: int
+    """Bytes to a checksum."""
+    crcs: Crcs
+
+    def span(self, grain: int, spec: LeafSpec) -> tuple[int, int]:
+        """The bytes of a grain."""
+        return grain * self.grain, min((grain + 1) * self.grain, spec.nbytes)
+
+    def rows(self, grain: int, spec: LeafSpec) -> str:
+        """Rows that a grain has a part of, for messages."""
+        row = spec.nbytes // max(1, spec.shape[0]) if spec.shape else spec.nbytes
+        start, stop = self.span(grain, spec)
+        first, last = start // row, (stop - 1) // row
+        return f"row {first}" if first == last else f"rows {first} to {last}"
+
+
+def grain_of(spec: LeafSpec) -> int:
+    """Bytes to a checksum of a new leaf: whole rows, of 16 KiB to 4 MiB (or parts of longer rows).
+
+    Example:
+        >>> grain_of(LeafSpec((100, 84, 84), "uint8"))
+        21168
+    """
+    row = spec.dtype.itemsize * math.prod(spec.shape[1:])
+    wanted = min(BLOCK, max(SMALLEST, -(-spec.nbytes // MOST)))
+    return BLOCK if row >= BLOCK else -(-wanted // max(1, row)) * max(1, row)
+
+
+def count_of(spec: LeafSpec, grain: int) -> int:
+    """How many checksums a leaf has."""
+    return -(-spec.nbytes // grain)
+
+
+def constant_sums(spec: LeafSpec, pattern: bytes) -> LeafSums:
+    """The checksums of a leaf that holds one element's bytes all over."""
+    grain = grain_of(spec)
+    crcs = np.full(count_of(spec, grain), crc32c(pattern * (min(grain, spec.nbytes) // len(pattern))), np.uint32)
+    if rest := spec.nbytes % grain:
+        crcs[-1] = crc32c(pattern * (rest // len(pattern)))
+    return LeafSums(grain, crcs)
+
+
+def hashed(
+    sums: LeafSums, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes, most: int = BLOCK
+) -> Iterator[tuple[int, int]]:
+    """Grains, ascending, with the checksums that their bytes have now; about `most` bytes are read at a time."""
+    at = 0
+    while at < len(grains):
+        first = int(grains[at])
+        run = grains[at : at + max(1, most // sums.grain)]
+        run = run[run - first == np.arange(len(run))]
+        start, stop = first * sums.grain, sums.span(int(run[-1]), spec)[1]
+        data = np.ascontiguousarray(read(path, start, stop))
+        yield from zip(run.tolist(), crcs_of(data, sums.grain), strict=True)
+        del data  # the next block is read without this one in memory
+        at += len(run)
+
+
+class ReadCopy:
+    """One block of a leaf that is read, and the checksums of its whole grains, taken while its bytes arrive.
+
+    Args:
+        low: the first byte of the block in the leaf.
+    """
+
+    def __init__(self, sums: LeafSums, spec: LeafSpec, low: int) -> None:
+        self.sums = sums
+        self.first = -(-low // sums.grain)
+        """The first grain."""
+        self.crcs: list[int] = []
+        """Those of the grains that arrived; `add` need not have been called for all."""
+        self.data: Bytes = np.empty(0, np.uint8)
+        self._nbytes, self._low = spec.nbytes, low
+        self._at = self.first * sums.grain - low
+
+    def add(self, data: Bytes, got: int) -> None:
+        """Take the checksums of grains that became whole.
+
+        Args:
+            data: memory for the block, of which the first `got` bytes are there.
+        """
+        grain = self.sums.grain
+        until = got if self._low + got == self._nbytes else self._at + (got - self._at) // grain * grain
+        if until > self._at:
+            self.crcs += crcs_of(data[self._at : until], grain)
+            self._at = until
+
+
+def _slice(data: Bytes, low: int, path: Path, start: int, stop: int) -> Bytes:
+    return data[start - low : stop - low]
+
+
+class Sums:
+    """Checksums by leaf, and a mark on each grain that was written since the commit, or compared since the opening."""
+
+    def __init__(self) -> None:
+        self.leaves: dict[Path, LeafSums] = {}
+        self._stale: dict[Path, Mask] = {}
+        self._fine: dict[Path, Mask] = {}
+        self._all_fine: set[Path] = set()
+        """Leaves of which nothing is left to compare."""
+
+    def put(self, path: Path, sums: LeafSums) -> None:
+        """Set the checksums of a leaf."""
+        self.drop(path)
+        self.leaves[path] = sums
+
+    def drop(self, path: Path) -> None:
+        """Forget a leaf."""
+        self.leaves.pop(path, None)
+        self._stale.pop(path, None)
+        self._fine.pop(path, None)
+        self._all_fine.discard(path)
+
+    def move(self, old: Path, new: Path) -> None:
+        """Follow a leaf that was renamed."""
+        self.drop(new)
+        for table in (self.leaves, self._stale, self._fine):
+            if old in table:
+                table[new] = table.pop(old)  # type: ignore[assignment]
+        if old in self._all_fine:
+            self._all_fine.remove(old)
+            self._all_fine.add(new)
+
+    # -- writing -------------------------------------------------------------------------
+    def touch(self, path: Path, spec: LeafSpec, starts: Ints, size: int) -> None:
+        """Blocks of elements were written (`raw.blocks_of`)."""
+        if size and len(starts):
+            self._mask(path, spec)[self._grains(path, spec, starts, size)] = True
+
+    def resize(self, path: Path, old: LeafSpec, new: LeafSpec) -> None:
+        """A leaf changed its length: what follows the common part is stale."""
+        before = self.leaves.get(path)
+        if before is None or count_of(new, before.grain) > 4 * MOST:
+            self.touch_all(path, new)
+            return
+        keep = min(old.nbytes, new.nbytes) // before.grain
+        mask = self._mask(path, old)
+        count = count_of(new, before.grain)
+        crcs, stale = np.zeros(count, np.uint32), np.ones(count, np.bool_)
+        crcs[:keep] = before.crcs[:keep]
+        stale[:keep] = mask[:keep]
+        self.put(path, LeafSums(before.grain, crcs))
+        self._stale[path] = stale
+
+    def touch_all(self, path: Path, spec: LeafSpec) -> None:
+        """Nothing is known of a leaf."""
+        grain = grain_of(spec)
+        self.put(path, LeafSums(grain, np.zeros(count_of(spec, grain), np.uint32)))
+        self._stale[path] = np.ones(count_of(spec, grain), np.bool_)
+
+    def doubt(self, path: Path, spec: LeafSpec) -> None:
+        """Believe a leaf as it is, whatever its checksums say."""
+        if path not in self.leaves:
+            self.touch_all(path, spec)
+        self._stale[path] = np.ones(len(self.leaves[path].crcs), np.bool_)
+
+    def refresh(self, path: Path, spec: LeafSpec, read: ReadBytes, broken: Callable[[], bool]) -> LeafSums:
+        """The checksums of a leaf, those of written grains computed anew.
+
+        Args:
+            broken: asked when grains cannot be read: True leaves them their old checksums.
+        """
+        if path not in self.leaves:
+            self.touch_all(path, spec)
+        stale = self._stale.pop(path, None)
+        sums = self.leaves[path]
+        if stale is not None and stale.any():
+            sums = LeafSums(sums.grain, sums.crcs.copy())
+            fine = self._fine.setdefault(path, np.zeros(len(sums.crcs), np.bool_))
+            for grain, crc in self._readable(sums, path, spec, np.flatnonzero(stale), read, broken):
+                sums.crcs[grain] = crc
+                fine[grain] = True
+            self.leaves[path] = sums
+        return sums
+
+    def _readable(
+        self, sums: LeafSums, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes, broken: Callable[[], bool]
+    ) -> Iterator[tuple[int, int]]:
+        try:
+            yield from hashed(sums, path, spec, grains, read)
+        except StoreError:
+            if not broken():
+                raise
+            if len(grains) > 1:  # one alone keeps its old checksum, and reading it says so
+                half = len(grains) // 2
+                yield from self._readable(sums, path, spec, grains[:half], read, broken)
+                yield from self._readable(sums, path, spec, grains[half:], read, broken)
+
+    def written(self, path: Path, spec: LeafSpec) -> list[tuple[int, int]]:
+        """Rows that have parts of grains written since the commit, some MiB at a time (one row without dimensions)."""
+        stale = self._stale.get(path)
+        if stale is None or not stale.any():
+            return []
+        if not spec.shape:
+            return [(0, 1)]
+        row, grain = spec.nbytes // spec.shape[0], self.leaves[path].grain
+        spans: list[tuple[int, int]] = []
+        for number in np.flatnonzero(stale).tolist():
+            first, last = number * grain // row, min(-(-(number + 1) * grain // row), spec.shape[0])
+            if spans and spans[-1][1] >= first and (last - spans[-1][0]) * row <= max(BLOCK, row):
+                spans[-1] = spans[-1][0], last
+            else:
+                spans.append((first, last))
+        return spans
+
+    # -- reading -------------------------------------------------------------------------
+    def some_unseen(self, path: Path) -> bool:
+        """Whether some of a leaf was not compared yet."""
+        return path in self.leaves and path not in self._all_fine
+
+    def unseen(self, path: Path, spec: LeafSpec, starts: Ints, size: int) -> Ints:
+        """Of the grains of some blocks, those that were not compared yet; nothing of what was written since."""
+        if path in self._all_fine or not size or not len(starts) or path not in self.leaves:
+            return _NOTHING
+        fine = self._fine.get(path)
+        if fine is None:
+            fine = self._fine[path] = np.zeros(len(self.leaves[path].crcs), np.bool_)
+        grains = self._grains(path, spec, starts, size)
+        grains = np.unique(grains[~fine[grains]])
+        stale = self._stale.get(path)
+        return grains if stale is None else grains[~stale[grains]]
+
+    def partly(self, path: Path, spec: LeafSpec, starts: Ints, size: int) -> Ints:
+        """Grains of which some blocks cover a part, and together not all."""
+        if not size or not len(starts) or path not in self.leaves:
+            return _NOTHING
+        grain, itemsize = self.leaves[path].grain, spec.dtype.itemsize
+        low = np.unique(starts) * itemsize
+        high = low + size * itemsize
+        first, last = low // grain, (high - 1) // grain
+        parts = [(first, np.minimum(high, (first + 1) * grain) - low)]
+        further = last > first
+        parts.append((last[further], (high - last * grain)[further]))
+        grains, inverse = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
+        covered = np.bincount(inverse, np.concatenate([part[1] for part in parts]), len(grains))
+        some: Ints = grains[covered < np.minimum((grains + 1) * grain, spec.nbytes) - grains * grain]
+        return some
+
+    def verify(
+        self, path: Path, spec: LeafSpec, starts: Ints, size: int, read: ReadBytes, copy: ReadCopy | None
+    ) -> str | None:
+        """Compare what was read, or is about to be, where that was not done yet. Gives rows that are wrong, or None.
+
+        Args:
+            starts, size: the elements, as of `raw.blocks_of`.
+            copy: what was read, if that is one block: its whole grains are not read again.
+        """
+        grains = self.unseen(path, spec, starts, size)
+        if not len(grains):
+            return None
+        low, sums = int(starts[0]) * spec.dtype.itemsize, self.leaves[path]
+        inside = np.zeros(len(grains), np.bool_)
+        wrong = None
+        if copy is not None:
+            high = low + len(copy.data)
+            inside = (grains * sums.grain >= low) & (np.minimum((grains + 1) * sums.grain, spec.nbytes) <= high)
+            whole = grains[inside]
+            if copy.crcs and copy.sums is sums:
+                crcs = np.array(copy.crcs, np.uint32)[whole - copy.first]
+                bad = whole[crcs != sums.crcs[whole]]
+                if len(bad):
+                    wrong = int(bad[0])
+                else:
+                    self._mark_compared(path, whole)
+            else:
+                wrong = self.compare(path, spec, whole, partial(_slice, copy.data, low))
+        if wrong is None:
+            wrong = self._compare_readable(path, spec, grains[~inside], read)
+        return None if wrong is None else sums.rows(wrong, spec)
+
+    def _compare_readable(self, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes) -> int | None:
+        """As `compare`; a grain that cannot be decoded is passed over, since it has rows that are not asked for."""
+        try:
+            return self.compare(path, spec, grains, read)
+        except CorruptStoreError:
+            if len(grains) < 2:
+                return None
+            half = len(grains) // 2
+            wrong = self._compare_readable(path, spec, grains[:half], read)
+            return self._compare_readable(path, spec, grains[half:], read) if wrong is None else wrong
+
+    def compare(self, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes, most: int = BLOCK) -> int | None:
+        """Compare grains, about `most` bytes at a time; the first that is wrong, or None."""
+        sums = self.leaves[path]
+        found = hashed(sums, path, spec, grains, read, most)
+        for (grain, crc), expected in zip(found, sums.crcs[grains].tolist(), strict=True):
+            if crc != expected:
+                return grain
+        self._mark_compared(path, grains)
+        return None
+
+    def _mark_compared(self, path: Path, grains: Ints) -> None:
+        fine = self._fine.setdefault(path, np.zeros(len(self.leaves[path].crcs), np.bool_))
+        fine[grains] = True
+        if path not in self._stale and fine.all():
+            self._all_fine.add(path)
+
+    def wrong_grain(self, path: Path, spec: LeafSpec, read: ReadBytes) -> int | None:
+        """The first grain whose bytes are not those of the last commit (grains written since are passed over)."""
+        sums = self.leaves.get(path)
+        if sums is None:
+            return None
+        stale = self._stale.get(path)
+        return self.compare(path, spec, np.arange(len(sums.crcs)) if stale is None else np.flatnonzero(~stale), read)
+
+    def _grains(self, path: Path, spec: LeafSpec, starts: Ints, size: int) -> Ints:
+        grain, itemsize = self.leaves[path].grain, spec.dtype.itemsize
+        first = starts * itemsize // grain
+        last = ((starts + size) * itemsize - 1) // grain
+        if len(starts) == 1:
+            return np.arange(first[0], last[0] + 1)
+        most = int((last - first).max()) + 1
+        if most == 1:
+            return first
+        every = first[:, None] + np.arange(most)
+        return every[every <= last[:, None]]
+
+    def _mask(self, path: Path, spec: LeafSpec) -> Mask:
+        if path not in self.leaves:
+            self.touch_all(path, spec)
+        if path not in self._stale:
+            self._stale[path] = np.zeros(len(self.leaves[path].crcs), np.bool_)
+            self._all_fine.discard(path)
+        return self._stale[path]
+
+
+_NOTHING: Ints = np.empty(0, np.int64)

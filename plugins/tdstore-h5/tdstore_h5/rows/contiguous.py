@@ -1,0 +1,300 @@
+"""Contiguous datasets as plain bytes of the file: reads through a mapping, writes by `pwrite`, h5py out of the way.
+
+HDF5 caches nothing of a contiguous dataset that it does not read or write itself, and we never
+let it: so a mapping of the file, other processes and a later h5py all see the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.builtin.summedcopy import take_pages
+from tdstore.builtin.tensorbytes import byte_blocks
+from tdstore.dtypes import from_numpy, numpy_dtype, to_numpy
+from tdstore.errors import CorruptStoreError
+from tdstore.index.selection import gather
+from tdstore.storekit.checksums import BLOCK
+from tdstore.storekit.files import write_at
+from tdstore.types import LeafSpec, StoreIndex
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+GROUP = 1 << 20
+"""Most bytes read, changed and written back in one go."""
+GAP = 4096
+"""Blocks nearer than this are written as one."""
+PIECE = 1 << 20
+"""Bytes of a long stretch that are read at once: they are in the processor's cache when they are compared."""
+Arrived = Callable[[Bytes, int], None]
+"""Is given the memory for a stretch, and how many of its bytes are there."""
+LONG = 8 << 20
+"""Stretches from here on are read without the mapping."""
+
+
+def blocks_of(shape: tuple[int, ...], index: StoreIndex) -> tuple[Ints, int]:
+    """An index as contiguous blocks: their first elements in index order, and the elements of each.
+
+    >>> starts, size = blocks_of((4, 3), (slice(1, 3, 1), slice(0, 2, 1)))
+    >>> starts.tolist(), size
+    ([3, 6], 2)
+    """
+    strides = [1] * (len(shape) + 1)
+    for dim in range(len(shape) - 1, -1, -1):
+        strides[dim] = strides[dim + 1] * shape[dim]
+    last = len(index) - 1
+    while last >= 0 and _is_full(index[last], shape[last]):
+        last -= 1
+    if last < 0:
+        return np.zeros(1, np.int64), strides[0]
+    term = index[last]
+    if isinstance(term, slice) and term.step == 1:
+        starts, size = np.array([term.start * strides[last + 1]]), (term.stop - term.start) * strides[last + 1]
+    else:
+        starts, size = _rows(term) * strides[last + 1], strides[last + 1]
+    for dim in range(last - 1, -1, -1):
+        starts = np.add.outer(_rows(index[dim]) * strides[dim + 1], starts).reshape(-1)
+    return starts, size
+
+
+def _is_full(term: slice | Tensor, size: int) -> bool:
+    return isinstance(term, slice) and term.start == 0 and term.stop == size and term.step == 1
+
+
+def _rows(term: slice | Tensor) -> Ints:
+    if isinstance(term, slice):
+        return np.arange(term.start, term.stop, term.step, dtype=np.int64)
+    return term.numpy()
+
+
+def groups_of(starts: Ints, size: int, itemsize: int) -> Iterator[tuple[int, int, bool]]:
+    """Cut sorted blocks into `(i, j, solid)`: blocks i to j are one stretch, without gaps if `solid`."""
+    step = np.diff(starts)
+    solid = step == size
+    # Small blocks near each other: one read, one write, instead of thousands of either.
+    near = solid | ((step - size) * itemsize <= min(GAP, 64 * size * itemsize)) if size * itemsize < GAP else solid
+    cuts = np.concatenate(([0], np.flatnonzero(~near) + 1, [len(starts)])).tolist()
+    # A stretch with gaps is read and written whole, at most GAP bytes of gap to a block.
+    most = max(1, GROUP // (size * itemsize))
+    for a, b in pairwise(cuts):
+        if solid[a : b - 1].all():
+            yield a, b, True
+        else:
+            for i in range(a, b, most):
+                j = min(i + most, b)
+                yield i, j, bool(solid[i : j - 1].all())
+
+
+class RawFile:
+    """The bytes of one file, by a descriptor that the store owns."""
+
+    def __init__(self, fd: int, url: str) -> None:
+        self.fd = fd
+        self.url = url
+        self._map: Bytes = np.empty(0, np.uint8)
+        self._sparse = _on_tmpfs(fd)
+
+    def forget(self) -> None:
+        """Let the mapping go."""
+        self._map = np.empty(0, np.uint8)
+
+    def size(self) -> int:
+        """Length of the file."""
+        return os.fstat(self.fd).st_size
+
+    def stored(self) -> int:
+        """Bytes of the file that are on the medium: all but its holes."""
+        return os.fstat(self.fd).st_blocks * 512
+
+    def need(self, end: int) -> None:
+        """Check that the file has `end` bytes: a mapping of what is not there would kill the process."""
+        if (size := self.size()) < end:
+            raise CorruptStoreError(
+                f"{self.url} has {size} bytes, its datasets need {end}", url=self.url, hint="the file was cut short"
+            )
+
+    def read(
+        self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None, arrived: Arrived | None = None
+    ) -> Tensor:
+        """`leaf[index]` of the leaf at `offset`.
+
+        Args:
+            arrived: called for each piece of a long stretch; not called for anything else.
+        """
+        if (whole := self._read_long(offset, spec, index, out, arrived)) is not None:
+            return whole
+        if self._sparse and self._has_hole(offset, spec.nbytes):
+            return self._read_by_call(offset, spec, index, out)
+        memory = self._mapped(offset, spec.nbytes)
+        if offset % spec.dtype.itemsize == 0:
+            return gather(from_numpy(memory.view(numpy_dtype(spec.dtype)).reshape(spec.shape), spec.dtype), index, out)
+        # Misaligned (another program's file): move bytes, which may lie anywhere.
+        rows = gather(torch.from_numpy(memory.reshape(*spec.shape, spec.dtype.itemsize)), index, None)
+        value = rows.reshape(-1).view(spec.dtype).reshape(rows.shape[:-1])
+        return value if out is None else out.copy_(value)
+
+    def write(self, offset: int, spec: LeafSpec, starts: Ints, size: int, value: Tensor) -> None:
+        """Write the blocks of `blocks_of` (each start once) from `value`, in their order."""
+        if not value.numel():
+            return
+        itemsize = spec.dtype.itemsize
+        if len(starts) == 1 and not value.is_contiguous():  # an expanded row may stand for more than fits in memory
+            at = offset + int(starts[0]) * itemsize
+            for block in byte_blocks(value):
+                write_at(self.fd, block.data, at)
+                at += len(block)
+            return
+        data = to_numpy(value.contiguous()).reshape(len(starts), size)
+        if len(starts) > 1 and (np.diff(starts) < 0).any():
+            order = np.argsort(starts)
+            starts, data = starts[order], data[order]
+        for i, j, solid in groups_of(starts, size, itemsize):
+            at = offset + int(starts[i]) * itemsize
+            if solid:
+                write_at(self.fd, data[i:j].reshape(-1).view(np.uint8).data, at)
+                continue
+            count = int(starts[j - 1] - starts[i]) + size
+            stretch = self.bytes_at(at, count * itemsize).view(f"V{itemsize}")
+            where = (starts[i:j] - starts[i])[:, None] + np.arange(size)
+            stretch[where] = data[i:j].view(f"V{itemsize}")
+            write_at(self.fd, stretch.view(np.uint8).data, at)
+
+    def fill(self, offset: int, pattern: bytes, nbytes: int) -> None:
+        """Write a repeated pattern, in blocks."""
+        block = memoryview(pattern * max(1, BLOCK // len(pattern)))
+        for start in range(0, nbytes, len(block)):
+            write_at(self.fd, block[: nbytes - start], offset + start)
+
+    def _read_long(
+        self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None, arrived: Arrived | None
+    ) -> Tensor | None:
+        """One long stretch, by `pread`: through the mapping all its pages would count as memory of the process."""
+        if spec.nbytes < LONG or any(isinstance(term, Tensor) or term.step != 1 for term in index):
+            return None
+        shape = shape_of(spec.shape, index)
+        if math.prod(shape) * spec.dtype.itemsize < LONG:
+            return None
+        cut = max((dim for dim, size in enumerate(shape) if size < spec.shape[dim]), default=0)
+        if math.prod(shape[:cut]) != 1:
+            return None  # several stretches
+        if out is not None and not (tuple(out.shape) == shape and out.dtype == spec.dtype and out.is_contiguous()):
+            return None
+        if out is not None and (out.is_conj() or out.is_neg()):
+            return None  # numpy would be given a copy to fill
+        starts, _ = blocks_of(spec.shape, index)
+        value = torch.empty(shape, dtype=spec.dtype) if out is None else out
+        buffer = to_numpy(value).reshape(-1).view(np.uint8)
+        at = offset + int(starts[0]) * spec.dtype.itemsize
+        address = buffer.ctypes.data
+        for start in range(0, len(buffer), PIECE):
+            piece = buffer[start : start + PIECE]
+            if out is None:
+                take_pages(address + start, len(piece))
+            self._read_into(piece, at + start)
+            if arrived is not None:
+                arrived(buffer, start + len(piece))
+        return value
+
+    def bytes_at(self, offset: int, size: int) -> Bytes:
+        """Bytes of the file, read by `pread`."""
+        buffer = np.empty(size, np.uint8)
+        self._read_into(buffer, offset)
+        return buffer
+
+    def _read_into(self, buffer: Bytes, offset: int) -> None:
+        size = len(buffer)
+        view, got = buffer.data, 0
+        while got < size:
+            n = os.preadv(self.fd, [view[got:]], offset + got)
+            if not n:
+                self.need(offset + size)
+                raise CorruptStoreError(f"{self.url} ends at {offset + got}", url=self.url)
+            got += n
+
+    def is_hole(self, offset: int, size: int) -> bool:
+        """Whether the file system knows that these bytes were never written."""
+        try:
+            return os.lseek(self.fd, offset, os.SEEK_DATA) >= offset + size
+        except OSError as error:
+            return error.errno == 6 and offset + size <= self.size()  # ENXIO: no data after `offset`
+
+    def _mapped(self, offset: int, size: int) -> Bytes:
+        if offset + size > len(self._map):
+            self.need(offset + size)
+            self._map = _map(self.fd, self.size())
+        return self._map[offset : offset + size]
+
+    def _has_hole(self, offset: int, size: int) -> bool:
+        return os.lseek(self.fd, offset, os.SEEK_HOLE) < offset + size if size else False
+
+    def _read_by_call(self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None) -> Tensor:
+        starts, size = blocks_of(spec.shape, index)
+        order = np.argsort(starts, kind="stable")
+        ordered = starts[order]
+        itemsize = spec.dtype.itemsize
+        data = np.empty((len(starts), size), f"V{itemsize}")
+        unique, first = np.unique(ordered, return_index=True)
+        bounds = [*first.tolist(), len(ordered)]
+        for i, j, _ in groups_of(unique, size, itemsize) if size and len(starts) else ():
+            count = int(unique[j - 1] - unique[i]) + size
+            stretch = self.bytes_at(offset + int(unique[i]) * itemsize, count * itemsize).view(f"V{itemsize}")
+            mine = slice(bounds[i], bounds[j])
+            data[order[mine]] = stretch[(ordered[mine] - unique[i])[:, None] + np.arange(size)]
+        shape = shape_of(spec.shape, index)
+        value = from_numpy(data.view(numpy_dtype(spec.dtype)).reshape(shape), spec.dtype)
+        return value if out is None else out.copy_(value)
+
+
+def shape_of(shape: tuple[int, ...], index: StoreIndex) -> tuple[int, ...]:
+    """The shape of `leaf[index]`."""
+    head = (len(range(t.start, t.stop, t.step)) if isinstance(t, slice) else len(t) for t in index)
+    return (*head, *shape[len(index) :])
+
+
+class _Address:
+    """Memory of a read-only mapping that claims to be writable: torch warns about the other kind.
+
+    Nobody outside this module gets a tensor over it.
+    """
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self._mapping = mapping
+        address = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
+        self.__array_interface__ = {"shape": (len(mapping),), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def _map(fd: int, size: int) -> Bytes:
+    # A Python mapping keeps a copy of its descriptor, and a copy keeps the lock: map another opening of the file.
+    own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) if os.path.isdir("/proc/self/fd") else os.dup(fd)
+    try:
+        return _mapping(own, size)
+    finally:
+        os.close(own)
+
+
+def _mapping(fd: int, size: int) -> Bytes:
+    return np.asarray(_Address(mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)))
+
+
+def _on_tmpfs(fd: int) -> bool:
+    """Whether touching a hole through a mapping takes memory, so that a full file system would kill the process."""
+    device = os.fstat(fd).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                head, _, tail = line.partition(" - ")
+                if head.split()[2] == number:
+                    return tail.split()[0] in ("tmpfs", "ramfs", "hugetlbfs")
+    except OSError:
+        return False  # not Linux
+    return False

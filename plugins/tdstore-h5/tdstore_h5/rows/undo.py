@@ -1,0 +1,128 @@
+"""What rows were before they were written in place: the way back to the last commit, or to before one write."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import NamedTuple
+
+import numpy as np
+
+from tdstore.dtypes import numpy_dtype
+from tdstore.storekit.files import allocate, write_at
+from tdstore.types import LeafSpec
+from tdstore_h5.file.journal import read_exact
+from tdstore_h5.rows.contiguous import Bytes, Ints, RawFile, groups_of
+
+IN_MEMORY = 1 << 20
+"""Bytes from which on they are in a temporary file; also the bytes that are copied at a time."""
+MOST = 64 << 20
+"""Bytes that are remembered until the commit, outside of a change of structure: one call, and a change of structure,
+can be taken back whatever its size. Also bytes in memory where the medium has no room for a temporary file."""
+
+
+class _Stretch(NamedTuple):
+    start: int
+    size: int
+    data: Bytes | None
+    """None: they are in the temporary file, or were a hole."""
+    position: int
+    """In the temporary file; negative: it was a hole."""
+
+
+class Undo:
+    """Old bytes of one file, in the order in which they were overwritten.
+
+    Args:
+        folder: where a temporary file goes.
+        in_memory: bytes from which on there is one.
+    """
+
+    def __init__(self, raw: RawFile, folder: str, *, in_memory: int = IN_MEMORY) -> None:
+        self.raw = raw
+        self.folder = folder
+        self.in_memory = in_memory
+        self.complete = True
+        """Whether nothing was left out."""
+        self._stretches: list[_Stretch] = []
+        self._file = -1
+        self._file_size = 0
+        self._held = 0
+        """Bytes in memory."""
+
+    def remember(self, offset: int, spec: LeafSpec, starts: Ints, size: int, *, bounded: bool) -> None:
+        """Keep the bytes of blocks of a leaf that are about to be overwritten; take room where they are holes.
+
+        Args:
+            bounded: give up when it becomes too much; `complete` says so then.
+
+        Raises:
+            OSError: the medium has no room for the new bytes, or for the old ones. Nothing was changed.
+        """
+        itemsize = numpy_dtype(spec.dtype).itemsize
+        ordered = np.sort(starts)
+        if bounded and self._held + self._file_size + len(ordered) * size * itemsize > MOST:
+            self.forget()
+            self.complete = False
+        for i, j, _ in groups_of(ordered, size, itemsize):
+            count = (int(ordered[j - 1] - ordered[i]) + size) * itemsize
+            start = offset + int(ordered[i]) * itemsize
+            for at in range(0, count, IN_MEMORY):
+                self._add(start + at, min(IN_MEMORY, count - at))
+
+    def _add(self, start: int, size: int) -> None:
+        if self.raw.is_hole(start, size):
+            allocate(self.raw.fd, start, size)
+            if self.complete:
+                self._stretches.append(_Stretch(start, size, None, -1))
+        elif self.complete:
+            self._stretches.append(self._kept(start, self.raw.bytes_at(start, size)))
+
+    def _kept(self, start: int, data: Bytes) -> _Stretch:
+        if self._held + len(data) > self.in_memory:
+            try:
+                return _Stretch(start, len(data), None, self._put(data))
+            except OSError:
+                if self._held + len(data) > MOST:
+                    raise
+        self._held += len(data)
+        return _Stretch(start, len(data), data, -1)
+
+    def _put(self, data: Bytes) -> int:
+        if self._file < 0:
+            self._file, name = tempfile.mkstemp(dir=self.folder)
+            os.unlink(name)
+        write_at(self._file, data.data, self._file_size)
+        self._file_size += len(data)
+        return self._file_size - len(data)
+
+    def now(self) -> int:
+        """A moment that `back_to` goes back to."""
+        return len(self._stretches)
+
+    def back_to(self, moment: int) -> None:
+        """Put everything back that was overwritten since, the last first."""
+        for stretch in reversed(self._stretches[moment:]):
+            write_at(self.raw.fd, self._old(stretch).data, stretch.start)
+        del self._stretches[moment:]
+
+    def restore(self) -> None:
+        """Put everything back."""
+        self.back_to(0)
+        self.forget()
+
+    def _old(self, stretch: _Stretch) -> Bytes:
+        if stretch.data is not None:
+            return stretch.data
+        if stretch.position < 0:
+            return np.zeros(stretch.size, np.uint8)
+        return read_exact(self._file, stretch.position, stretch.size)
+
+    def forget(self) -> None:
+        """What was written is committed."""
+        fd, self._file = self._file, -1
+        if fd >= 0:
+            os.close(fd)
+        self._stretches.clear()
+        self._held = self._file_size = 0
+        self.complete = True

@@ -1,0 +1,142 @@
+"""Rows that are put into leaves in place: all that one call writes, or, where an error is raised, none of it.
+
+Rows of contiguous leaves go to the file at once; what they replace is remembered first. Rows of other leaves go through
+HDF5 into the overlay, which drops nothing while the medium is full: the next write, or the commit, says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from tdstore.errors import TDStoreError
+from tdstore.storekit.files import io_errors
+from tdstore.types import Path, StoreIndex, path_text
+from tdstore_h5.file.tree import Leaf
+from tdstore_h5.rows import chunked
+from tdstore_h5.rows.contiguous import Ints, blocks_of
+from tdstore_h5.rows.undo import Undo
+from tdstore_h5.session import Session
+
+_OF_ONE_CALL = 4 << 20
+"""Bytes of old rows in memory during a call after which they are not needed; more are in a temporary file."""
+
+
+class Rows(NamedTuple):
+    """One write. No row is there twice."""
+
+    path: Path
+    leaf: Leaf
+    at: StoreIndex
+    value: Tensor
+
+    @property
+    def past_hdf5(self) -> bool:
+        """Whether they go to the file at once."""
+        return self.leaf.plain and self.leaf.offset is not None and not self.leaf.held
+
+    def blocks(self) -> tuple[Ints, int]:
+        """As of `raw.blocks_of`."""
+        return blocks_of(self.leaf.spec.shape, self.at)
+
+
+def compare_before(session: Session, path: Path, leaf: Leaf, starts: Ints, size: int) -> None:
+    """Compare grains that are about to be changed in part, where that was not done yet: their sums are taken anew.
+
+    Raises:
+        CorruptStoreError: the rest of such a grain is damaged. Nothing was changed.
+    """
+    if session.handle.temporary or leaf.committed is None or not session.some_unseen(path):
+        return
+    grains = session.sums.partly(path, leaf.spec, starts, size)
+    if len(grains):
+        first = grains * session.sums.leaves[path].grain // leaf.spec.dtype.itemsize
+        session.verify_read(path, leaf, first, 1)
+
+
+def write_rows(session: Session, writes: Sequence[Rows]) -> None:
+    """Put rows into leaves.
+
+    Raises:
+        StoreError: the medium refused. The leaves read as before; where they cannot, a note of the error says so.
+    """
+    handle = session.handle
+    plain = [w for w in writes if w.past_hdf5]
+    others = [w for w in writes if not w.past_hdf5]
+    if others:
+        session.overlaid()
+        handle.need_room()
+    pending = session.pending
+    undo, moment = _remember(session, plain)
+    try:
+        _put(session, plain, others)
+    except BaseException as error:
+        _put_back(session, undo, moment, error)
+        if others and not (pending or session.structure or handle.temporary):
+            _drop(session, error)  # HDF5 wrote nothing but this since the last commit
+        raise
+    finally:
+        if undo is not session.undo:
+            undo.forget()
+
+
+def _put(session: Session, plain: Sequence[Rows], others: Sequence[Rows]) -> None:
+    handle = session.handle
+    for w in plain:
+        starts, size = w.blocks()
+        session.sums.touch(w.path, w.leaf.spec, starts, size)
+        assert w.leaf.offset is not None
+        with io_errors(session.url, f"writing {path_text(w.path)}"):
+            session.raw.write(w.leaf.offset, w.leaf.spec, starts, size, w.value)
+    for w in others:
+        session.sums.touch(w.path, w.leaf.spec, *w.blocks())
+        handle.unflushed = session.pending = True
+        with handle.writing(f"writing {path_text(w.path)}"):
+            _through_hdf5(session, w)
+
+
+def _through_hdf5(session: Session, w: Rows) -> None:
+    dataset = session.dataset(w.path)
+    try:
+        chunked.write(dataset, w.leaf.spec, w.at, w.value)
+    except (OSError, RuntimeError):
+        chunked.need_memory(dataset)
+        raise
+
+
+def _remember(session: Session, writes: Sequence[Rows]) -> tuple[Undo, int]:
+    """Keep what leaves of the last commit have where they are about to be written, and take room for it."""
+    known = [w for w in writes if w.leaf.committed is not None and not session.handle.temporary]
+    undo, moment = session.undo, session.undo.now()
+    if known and not undo.complete:  # more than is remembered until the commit: then for this call only
+        undo, moment = Undo(session.raw, os.path.dirname(session.path), in_memory=_OF_ONE_CALL), 0
+    bounded = undo is session.undo and not session.structure
+    try:
+        with io_errors(session.url, "keeping old rows"):
+            for w in known:
+                assert w.leaf.offset is not None
+                undo.remember(w.leaf.offset, w.leaf.spec, *w.blocks(), bounded=bounded)
+                if not undo.complete:
+                    return _remember(session, writes)
+    except BaseException:
+        if undo is not session.undo:
+            undo.forget()
+        raise
+    return undo, moment
+
+
+def _put_back(session: Session, undo: Undo, moment: int, error: BaseException) -> None:
+    try:
+        undo.back_to(moment)
+    except OSError as second:
+        error.add_note(f"{session.url}: old rows could not be put back: {second}")
+
+
+def _drop(session: Session, error: BaseException) -> None:
+    try:
+        session.discard(rows=False)
+    except TDStoreError as second:
+        error.add_note(f"{session.url}: it could not be taken back: {second}; open it again")

@@ -1,0 +1,1 @@
+"""Leaves as cells with checksums, in numbered blocks."""

@@ -1,0 +1,393 @@
+"""The two commits: a new dataset takes the place of the old one; changes in place become the next revision."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable
+
+import numpy as np
+
+from tdstore.errors import CorruptStoreError, StoreBusyError, StoreError, StoreExistsError
+from tdstore.header import Header
+from tdstore_redis.cells.layout import Array
+from tdstore_redis.connection import Wire, pack
+from tdstore_redis.document import DATASET, Document, encode
+from tdstore_redis.session import dead_writers, fetch_document, first_error, new_dataset
+from tdstore_redis.transactions import keyspace
+from tdstore_redis.transactions.keyspace import Writing, waste
+from tdstore_redis.transactions.row_writes import put_back
+from tdstore_redis.transactions.writer import Writer
+
+
+def begin(writer: Writer, *, exclusive: bool) -> None:
+    """Start a new dataset, which nobody sees before `publish`; dead writers' leftovers go.
+
+    Raises:
+        StoreExistsError: something is there, and `exclusive`.
+    """
+    with writer.line.errors("opening"):
+        replaces = writer.line.idempotent(lambda wire: _tidy(writer, wire))
+    if exclusive and replaces is not None:
+        raise exists(writer)
+    writer.replaces = replaces
+    writer.exclusive = exclusive
+    writer.document = writer.base = Document(new_dataset(), arrays={})
+
+
+def exists(writer: Writer) -> StoreExistsError:
+    """The error of mode "x" where something is."""
+    return StoreExistsError(f"{writer.url} exists", url=writer.url, hint="mode='w' replaces it, mode='r+' changes it")
+
+
+def tidy(writer: Writer) -> None:
+    """Remove what dead writers left of a dataset that is there."""
+    with writer.line.errors("opening"):
+        writer.line.idempotent(lambda wire: _tidy(writer, wire))
+
+
+def _tidy(writer: Writer, wire: Wire) -> bytes | None:
+    dataset, left = wire.raising([pack(b"HGET", writer.keys.head, b"dataset"), pack(b"EXISTS", writer.keys.pending)])
+    if left:
+        try:
+            document = fetch_document(wire, writer.keys, writer.url)
+        except CorruptStoreError:
+            return bytes(dataset or b"?")  # which arrays are in use cannot be told: nothing is removed
+        keep = [] if document is None else [(document.dataset, a.number) for a in document.arrays.values()]
+        keyspace.clean(wire, writer.keys, writer.url, keep)
+    return None if dataset is None else bytes(dataset)
+
+
+def forgive(writer: Writer) -> None:
+    """Take leaves as dead writers left them: each step of theirs was whole, so their checksums fit."""
+    with writer.line.errors("opening"):
+        wire = writer.wire()
+        (reply,) = wire.raising([pack(b"HGETALL", writer.keys.writers)], limit=keyspace.MAX_RECORDS_BYTES)
+        found = keyspace.records(reply, Writing, writer.url, writer.keys.writers)
+        dead = [record.session for record in dead_writers(wire, list(found.values()))]
+        if dead:
+            wire.call(b"HDEL", writer.keys.writers, *[session.encode() for session in dead])
+
+
+# -- the first commit ---------------------------------------------------------------------
+
+
+def publish(writer: Writer, header: Header) -> None:
+    """Put the new dataset in the place of what is there, in one step; then remove that.
+
+    Raises:
+        StoreExistsError: mode "x", and somebody was faster.
+        StoreBusyError: somebody else published since this store was opened, or still writes in place.
+    """
+    document = writer.document.copy()
+    document.header, document.revision = header, 1
+    with writer.line.errors("committing"):
+        if not writer.private():
+            writer.make({})  # the note that shows, in the transaction, that the server remembers us
+        sealed = {id(a): (a.sealed, a.written) for a in document.arrays.values()}
+        bitmaps = _settle(document.arrays.values())
+        try:
+            manifest = encode(document, url=writer.url)
+            old = _swap(writer, document, manifest, bitmaps)
+        except BaseException:
+            for array in document.arrays.values():
+                array.sealed, array.written = sealed[id(array)]
+            raise
+        for array in document.arrays.values():
+            array.mine = None
+        writer.document, writer.base = document, document.copy()
+        writer.published, writer.known, writer._noted = True, header, False
+        if old is not None:
+            _sweep(writer, old)
+
+
+def _settle(arrays: Iterable[Array]) -> list[bytes]:
+    """Say of each new array what is written; commands that store the bitmaps of those that have gaps."""
+    commands = []
+    for array in arrays:
+        if array.mine is None:
+            continue
+        count = int(np.count_nonzero(array.mine))
+        array.sealed, array.written = (array.cells, 0) if count == array.cells else (0, count)
+        if array.sealed < array.cells and count:
+            commands.append(pack(b"SET", array.bits_key, np.packbits(array.mine).tobytes()))
+    return commands
+
+
+def _swap(writer: Writer, document: Document, manifest: bytes, bitmaps: list[bytes]) -> bytes | None:
+    """The transaction. Returns the field in `pending` that lists what was replaced."""
+    keys, mine = writer.keys, writer.session.encode()
+    until = time.monotonic() + writer.lock_timeout
+    while True:
+        wire = writer.wire()
+        _, state, note, notes = wire.raising(
+            [
+                pack(b"WATCH", keys.head, keys.pending, keys.writers),
+                pack(b"HMGET", keys.head, b"dataset", b"owner"),
+                pack(b"HEXISTS", keys.pending, mine),
+                pack(b"HGETALL", keys.writers),
+            ],
+            limit=keyspace.MAX_RECORDS_BYTES,
+        )
+        try:
+            if not note:
+                raise writer.lose("the server forgot what was written: it was restarted, or its data were removed")
+            if state[0] != writer.replaces:
+                if writer.exclusive:
+                    raise exists(writer)
+                raise StoreBusyError(
+                    f"{writer.url}: another writer replaced or removed the dataset since this one began",
+                    url=writer.url,
+                    hint="what the other saved is there; save again to replace it",
+                )
+            others = _others(writer, wire, state[1], notes)
+            if not others:
+                field, listed = _replaced_arrays(writer, wire, state[0])
+                commands = [
+                    pack(b"MULTI"),
+                    *bitmaps,
+                    pack(b"DEL", keys.head, keys.writers),
+                    pack(b"HSET", keys.head, b"dataset", document.dataset.encode(), b"revision", b"1"),
+                    pack(b"HSET", keys.head, b"manifest", manifest),
+                    pack(b"HDEL", keys.pending, mine),
+                    *([pack(b"HSET", keys.pending, field, listed)] if listed is not None else []),
+                    pack(b"EXEC"),
+                ]
+                replies = writer.sending(wire, commands)
+                error = first_error([*replies, *(replies[-1] if isinstance(replies[-1], list) else [])])
+                if error is not None:
+                    raise error
+                if replies[-1] is not None:
+                    return field if listed is not None else None
+        except BaseException:
+            writer._disarm(wire)
+            raise
+        if others and time.monotonic() > until:
+            writer._disarm(wire)
+            raise StoreBusyError(
+                f"{writer.url} is open for writing in {', '.join(sorted(others))}; waited {writer.lock_timeout:g} s",
+                url=writer.url,
+                hint="close it there, save to another name, or pass a longer lock_timeout=",
+            )
+        if time.monotonic() > until + 5:
+            raise StoreBusyError(f"{writer.url}: other writers are too busy with it", url=writer.url)
+        time.sleep(random.uniform(0.002, 0.02))
+
+
+def _others(writer: Writer, wire: Wire, owner: bytes | None, notes: list[bytes]) -> set[str]:
+    """Who in other processes has written in place, and not committed."""
+    found = list(keyspace.records(notes, Writing, writer.url, writer.keys.writers).values())
+    if owner is not None:
+        found.append(keyspace.record(owner, Writing, writer.url, writer.keys.head, b"owner"))
+    strangers = [record for record in found if not record.here]
+    alive = keyspace.living(wire, strangers) if strangers else set()
+    return {record.who for record in strangers if alive is not None and record.session in alive}
+
+
+def _replaced_arrays(writer: Writer, wire: Wire, dataset: bytes | None) -> tuple[bytes, bytes | None]:
+    if dataset is None or not DATASET.match(dataset.decode("latin-1")):
+        return b"", None
+    try:
+        old = fetch_document(wire, writer.keys, writer.url)
+    except CorruptStoreError:
+        return b"", None  # what a damaged manifest would have us delete is left alone
+    if old is None or not old.arrays:
+        return b"", None
+    return b"old-" + dataset, waste(old.dataset, list(old.arrays.values()))
+
+
+def _sweep(writer: Writer, field: bytes) -> None:
+    """Remove the arrays of a note. If we die on the way the next writer goes on."""
+    wire = writer.wire()
+    listed = wire.call(b"HGET", writer.keys.pending, field)
+    if listed is not None:
+        keyspace.remove(wire, keyspace.record(listed, keyspace.Pending, writer.url, writer.keys.pending, field))
+        wire.call(b"HDEL", writer.keys.pending, field)
+
+
+# -- later commits ------------------------------------------------------------------------
+
+
+def commit(writer: Writer, header: Header) -> None:
+    """Make what was changed in place the next revision.
+
+    Raises:
+        StoreBusyError: another writer changed the structure too. Nothing of ours is visible then.
+    """
+    with writer.line.errors("committing"):
+        writer.unstage()
+        until = time.monotonic() + writer.lock_timeout
+        document, changed = writer.document, header != writer.known
+        structure = changed or writer.private() or writer.dropped or _moved(writer)
+        if not structure and not writer.marks and not writer.owns:
+            return
+        if structure:
+            writer.own_structure()
+            if changed and writer.base.header != writer.known:
+                raise writer.conflict()
+        while not _commit(writer, header, bool(structure)):
+            if time.monotonic() > until:
+                raise StoreBusyError(f"{writer.url} is changed too often to commit", url=writer.url)
+            time.sleep(random.uniform(0, 0.01))
+        writer.known = header
+        writer.replaced_rows.clear()
+        dropped, writer.dropped = writer.dropped, []
+        for array in document.arrays.values():
+            array.mine = None
+        if dropped:
+            _sweep(writer, b"old-%d-" % writer.base.revision + document.dataset.encode())
+
+
+def _moved(writer: Writer) -> bool:
+    return not Document("", header=writer.base.header, arrays=writer.document.arrays).same_structure(writer.base)
+
+
+def _commit(writer: Writer, header: Header, structure: bool) -> bool:
+    keys, mine = writer.keys, writer.session.encode()
+    wire = writer.wire()
+    writer._disarm(wire)
+    _, state, note, pending = wire.raising(
+        [
+            pack(b"WATCH", keys.head, *([keys.pending] if writer._noted else [])),
+            pack(b"HMGET", keys.head, b"dataset", b"revision"),
+            pack(b"HEXISTS", keys.writers, mine),
+            pack(b"HEXISTS", keys.pending, mine),
+        ]
+    )
+    try:
+        if state[0] != writer.document.dataset.encode():
+            raise writer.replaced()
+        if (writer.marks and not note) or (writer._noted and not pending):
+            raise writer.lose("the server forgot what was written: it was restarted, or its data were removed")
+        if state[1] != b"%d" % writer.base.revision:
+            writer._follow(wire)
+        full = _completed(writer, wire)
+        bitmaps = _settle(writer.document.arrays.values())
+        commands = [pack(b"MULTI"), *bitmaps]
+        after = writer.document.copy()
+        if structure or full is not None:
+            after.revision = writer.base.revision + 1
+            after.header = header if structure and header != writer.known else writer.base.header
+            commands.append(
+                pack(
+                    b"HSET", keys.head, b"revision", b"%d" % after.revision, b"manifest", encode(after, url=writer.url)
+                )
+            )
+        if writer.owns:
+            commands.append(pack(b"HDEL", keys.head, b"owner"))
+        if writer.marks:
+            commands.append(pack(b"HDEL", keys.writers, mine))
+        if writer._noted:
+            commands.append(pack(b"HDEL", keys.pending, mine))
+        if writer.dropped:
+            field = b"old-%d-" % after.revision + after.dataset.encode()
+            commands.append(pack(b"HSET", keys.pending, field, waste(after.dataset, writer.dropped)))
+        if full:
+            commands.append(pack(b"UNLINK", *full))
+        replies = writer.sending(wire, [*commands, pack(b"EXEC")])
+        error = first_error([*replies, *(replies[-1] if isinstance(replies[-1], list) else [])])
+        if error is not None:
+            raise error
+    except BaseException:
+        writer._disarm(wire)
+        raise
+    if replies[-1] is None:
+        return False
+    writer.document, writer.base = after, after.copy()
+    writer.marks, writer.owns, writer._noted = set(), False, False
+    return True
+
+
+def _completed(writer: Writer, wire: Wire) -> list[bytes] | None:
+    """Bitmaps that are of no more use since every cell is written. None when there is nothing to say."""
+    gaps = [
+        writer.document.arrays[path]
+        for path in sorted(writer.marks)
+        if path in writer.document.arrays and writer.document.arrays[path].mine is None
+    ]
+    gaps = [a for a in gaps if a.sealed < a.cells]
+    if not gaps:
+        return None
+    full: list[bytes] = []
+    counts = wire.raising([pack(b"BITCOUNT", a.bits_key) for a in gaps])
+    news = False
+    for array, count in zip(gaps, counts, strict=True):
+        before = (array.sealed, array.written)
+        first = np.arange(0, array.sealed, dtype=np.int64)
+        if count == array.cells or (len(first) and _all_written(wire, array)):
+            array.sealed, array.written = array.cells, 0
+            full.append(array.bits_key)
+        else:
+            array.written = max(array.written, count)
+        news |= before != (array.sealed, array.written)
+    return full if news else None
+
+
+def _all_written(wire: Wire, array: Array) -> bool:
+    """Whether the bitmap has all that lies beyond the sealed cells."""
+    first = array.sealed // 8
+    bits = wire.call(b"GETRANGE", array.bits_key, b"%d" % first, b"%d" % ((array.cells - 1) // 8))
+    octets = np.frombuffer(bytes(bits).ljust((array.cells - 1) // 8 + 1 - first, b"\0"), np.uint8)
+    return bool(np.unpackbits(octets)[array.sealed - first * 8 :][: array.cells - array.sealed].all())
+
+
+def finish(writer: Writer) -> None:
+    """Commit the rows that were written since the last commit; a change of structure that it did not see is dropped."""
+    if writer._lost is not None:
+        return
+    writer.replaced_rows.clear()
+    if writer.owns:
+        take_back(writer)
+    commit(writer, writer.known)
+
+
+def take_back(writer: Writer) -> None:
+    """Go back to the leaves of the last commit, and to the rows that were written while these changed.
+
+    What is left on a server that does not answer goes when the next writer comes.
+
+    Raises:
+        StoreError: rows could not be put back, none of them; calling it again tries that again.
+    """
+    try:
+        if writer.replaced_rows and writer._lost is None:
+            put_back(writer)
+    finally:
+        private, following = writer.private(), writer.document.next
+        if writer.published:
+            writer.document = writer.base.copy()
+        else:
+            writer.document = Document(writer.document.dataset, arrays={})
+        writer.document.next = following  # numbers are never used again
+        writer.dropped = []
+        _release(writer, private)
+
+
+def _release(writer: Writer, private: list[Array]) -> None:
+    """Remove arrays that nobody will know, and let others change the structure."""
+    if writer._lost is not None:
+        return
+    try:
+        with writer.line.errors("taking back changes"):
+            wire = writer.wire()
+            writer.drop(private)
+            field = writer.session.encode()
+            commands = [pack(b"HDEL", writer.keys.pending, field)] if writer._noted else []
+            commands += [pack(b"HDEL", writer.keys.head, b"owner")] if writer.owns else []
+            if commands:
+                wire.raising(commands)
+    except StoreError:
+        return  # nobody sees what is left, and the next writer removes it
+    writer._noted = writer.owns = writer._armed = False
+
+
+def discard(writer: Writer) -> None:
+    """Forget a dataset, or arrays, that were never committed. Where the connection is lost the next writer does."""
+    if not writer._noted or writer._lost is not None or writer._wire is None or not writer._wire.alive():
+        return
+    with writer.line.errors("closing"):
+        wire = writer.wire()
+        for array in writer.private():
+            writer.drop([array])
+        wire.call(b"HDEL", writer.keys.pending, writer.session.encode())
+        writer._noted = False

@@ -1,0 +1,1 @@
+"""Pages of remote objects, in memory and on disk."""

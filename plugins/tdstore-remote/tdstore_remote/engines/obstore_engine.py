@@ -1,0 +1,515 @@
+"""The engine for s3, gs, az and http: obstore, one request for each range, all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import builtins
+import math
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
+
+from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
+from tdstore.errors import (
+    ConflictError,
+    CorruptStoreError,
+    ReadOnlyError,
+    StoreNotFoundError,
+    TDStoreError,
+    UnsupportedError,
+)
+from tdstore.index.ranges import Range
+from tdstore_remote.engines import conditional_puts as conditions_of
+from tdstore_remote.engines import loop
+from tdstore_remote.engines.credentials import s3_config
+from tdstore_remote.faults import Again, BucketNotFoundError, Call, NoRangesError, TooShort, of_obstore, short
+from tdstore_remote.libraries import load_obstore
+from tdstore_remote.options import AZURE, HTTP, S3, Settings, Target
+from tdstore_remote.retry import Patience
+from tdstore_remote.urls import Place, shown
+
+T = TypeVar("T")
+
+GROUP = 8
+"""Ranges handed to obstore in one call, which fetches up to ten at a time: a third of the CPU of one call each."""
+IN_FLIGHT = 256 << 20
+"""Bytes asked for at a time: more would only wait in line for the wire, and run into their deadlines."""
+PUT_IN_FLIGHT = 128 << 20
+MULTIPART = 64 << 20
+"""Larger objects go up in parts of `PART`."""
+PART = 16 << 20
+WHOLE = 64 << 20
+"""Objects of a server that knows no ranges are fetched whole up to this size, and kept."""
+BULK = 1000
+"""Objects that one request removes."""
+DELETED = 50
+"""Objects a second that a server removes at least."""
+
+
+class Version(NamedTuple):
+    """Which bytes an object has at the moment."""
+
+    size: int
+    tag: str | None
+
+
+class ObstoreEngine(Engine):
+    """Objects below a URL of S3, GCS, Azure or a web server. Made by `tdstore_remote.opening.open_engine`."""
+
+    pins = True
+    """Ranges of a version, or an error: see `versions`."""
+
+    def __init__(self, url: str, place: Place, target: Target, settings: Settings) -> None:
+        self.url = shown(url).rstrip("/")
+        self.settings = settings
+        self._place = place
+        self._patience = Patience(settings)
+        self._obstore = load_obstore()
+        self._reader = self._store(target, reading=True)
+        # reqwest counts the time that an upload takes as a stall.
+        self._writer = self._store(target, reading=False)
+        self._whole: dict[str, bytes] = {}
+        self._gates: dict[str, asyncio.Lock] = {}
+        self._pins: dict[str, str] = {}
+        self._probe_id = (place.scheme, str(target.config.get("endpoint")), place.bucket)
+        self._read_only = place.scheme in HTTP
+
+    def __repr__(self) -> str:
+        return f"ObstoreEngine({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("an engine is not pickled: open it again from its URL")
+
+    def _store(self, target: Target, *, reading: bool) -> Any:
+        stores, place, settings = self._obstore.store, self._place, self.settings
+        connect = timedelta(seconds=min(10.0, settings.stall))
+        client = {"connect_timeout": connect, "timeout": timedelta(days=1), "http1_only": True, **target.client}
+        if reading:
+            client.setdefault("read_timeout", timedelta(seconds=settings.stall))
+        shared: dict[str, Any] = {"retry_config": {"max_retries": 0, "retry_timeout": timedelta(days=1)}}
+        call = Call(self.url, "opening")
+        try:
+            if place.scheme in HTTP:
+                client.setdefault("allow_http", place.scheme == "http")
+                scheme, _, host = place.bucket.partition("://")
+                user, _, host = host.rpartition("@")
+                if user:
+                    word = base64.b64encode(unquote(user).encode()).decode()
+                    client["default_headers"] = {**client.get("default_headers", {}), "authorization": f"Basic {word}"}
+                base = f"{scheme}://{host}/{place.prefix}"
+                return stores.HTTPStore(base, client_options=client, **shared)
+            if place.scheme in S3:
+                config, provider = s3_config(target, self.url)
+                client.setdefault("allow_http", config.get("endpoint", "").startswith("http://"))
+                if provider is not None:
+                    shared["credential_provider"] = provider
+                return stores.S3Store(
+                    place.bucket, prefix=place.prefix or None, client_options=client, **config, **shared
+                )
+            config = dict(target.config)
+            if place.scheme in AZURE:
+                config.pop("container_name", None)
+                if place.account:
+                    config.setdefault("account_name", place.account)
+                endpoint = str(config.get("endpoint", ""))
+                client.setdefault("allow_http", endpoint.startswith("http://") or bool(config.get("use_emulator")))
+                return stores.AzureStore(
+                    place.bucket, prefix=place.prefix or None, client_options=client, **config, **shared
+                )
+            client.setdefault("allow_http", str(config.pop("base_url", "")).startswith("http://"))
+            return stores.GCSStore(place.bucket, prefix=place.prefix or None, client_options=client, **config, **shared)
+        except self._errors() as error:
+            raise _final(of_obstore(error, call), call) from error
+
+    def _errors(self) -> tuple[type[BaseException], ...]:
+        # A stream that is cut off can surface as any of the built-in ones.
+        return (self._obstore.exceptions.BaseError, OSError, ValueError, TypeError, NotImplementedError, RuntimeError)
+
+    # -- what it can do ------------------------------------------------------------------
+    @property
+    def can(self) -> EngineCap:
+        """As `Engine.can`; CONDITIONAL is a question of its own, because only the server knows."""
+        return EngineCap.ASYNC if self._read_only else EngineCap.ASYNC | EngineCap.LIST | EngineCap.WRITE
+
+    def conditional(self) -> bool:
+        """Conditional puts are tried out once for each bucket, with a small object that is removed again."""
+        return not self._read_only and self._conditions().works
+
+    def _conditions(self) -> conditions_of.Conditions:
+        return conditions_of.of(self._probe_id, self._plain_put, self.delete, self.list)
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise ReadOnlyError(
+                f"{self.url} is read only: a web server takes no writes",
+                url=self.url,
+                hint="write to s3://, gs://, az:// or a local path",
+            )
+
+    # -- reading -------------------------------------------------------------------------
+    def get(self, key: str, limit: int | None = None) -> Blob:
+        """As `Engine.get`."""
+        return loop.run(self._get(key, limit))
+
+    async def _get(self, key: str, limit: int | None) -> Blob:
+        call = self._call(key, "reading")
+        return await self._patience.attempt(call, lambda: self._get_once(call, key, limit))
+
+    async def _get_once(self, call: Call, key: str, limit: int | None) -> Blob:
+        async def work() -> Blob:
+            found = await self._obstore.get_async(self._reader, key)
+            size = int(found.meta["size"])
+            if limit is not None and size > limit:
+                raise CorruptStoreError(f"{call.url} has {size} bytes, more than the {limit} it may have", url=call.url)
+            async with asyncio.timeout(self._patience.deadline(size)):
+                data = memoryview(await found.bytes_async())
+            if len(data) != size:
+                raise Again(f"got {len(data)} of {size} bytes")
+            return Blob(data, found.meta["e_tag"])
+
+        return await self._mapped(call, work())
+
+    def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
+        """As `Engine.get_ranges`. An object that is not found is asked for again, for a second."""
+        return loop.run(self._get_ranges(ranges))
+
+    async def aget_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
+        """As `get_ranges`, without blocking the event loop."""
+        return await asyncio.wrap_future(loop.submit(self._get_ranges(ranges)))
+
+    async def _get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
+        answers: list[Buffer] = [b""] * len(ranges)
+        plain: dict[str, list[int]] = {}
+        odd: list[int] = []
+        largest = total = 0
+        for at, (key, start, stop) in enumerate(ranges):
+            if stop is None:
+                odd.append(at)
+            elif stop > start:
+                plain.setdefault(key, []).append(at)
+                largest, total = max(largest, stop - start), total + stop - start
+        slots = self.settings.concurrency
+        if largest:
+            slots = max(1, min(slots, max(16, IN_FLIGHT // largest)))
+        under_way = min(total, slots * largest)
+        # Few ranges each travel alone; many go in groups, which cost less.
+        size = min(GROUP, max(1, math.ceil(len(ranges) / slots), len(ranges) // 16))
+        gate = asyncio.Semaphore(max(1, slots // size))
+        jobs: list[Coroutine[Any, Any, None]] = [self._one_end(ranges[at], at, answers, gate) for at in odd]
+        for places in plain.values():
+            jobs += [
+                self._one_group(ranges, places[i : i + size], answers, gate, under_way)
+                for i in range(0, len(places), size)
+            ]
+        await _all(jobs)
+        return answers
+
+    async def _one_end(self, asked: Range, at: int, answers: list[Buffer], gate: asyncio.Semaphore) -> None:
+        key, start, _ = asked
+        call = self._call(key, f"reading {f'the last {-start} bytes' if start < 0 else f'from byte {start}'}")
+
+        async def work() -> memoryview:
+            wanted = {"suffix": -start} if start < 0 else {"offset": start}
+            found = await self._obstore.get_async(self._reader, key, options={"range": wanted} if start else None)
+            data = memoryview(await found.bytes_async())
+            first, last = found.range
+            if len(data) != last - first:
+                raise Again(f"got {len(data)} of {last - first} bytes")
+            return data
+
+        async with gate:
+            try:
+                answers[at] = await self._patience.attempt(call, lambda: self._mapped(call, work()), patient=True)
+            except NoRangesError:
+                whole = await self._get_whole(key)
+                answers[at] = whole[max(len(whole) + start, 0) :] if start < 0 else whole[start:]
+            except UnsupportedError:  # Azure knows no suffix
+                size = (await self._version(key, patient=True)).size
+                first = max(size + start, 0) if start < 0 else start
+                if first < size:
+                    await self._one_group([Range(key, first, size)], [0], end := [b""], asyncio.Semaphore(1), 0)
+                    answers[at] = end[0]
+
+    async def _one_group(
+        self,
+        ranges: Sequence[Range],
+        places: Sequence[int],
+        answers: list[Any],
+        gate: asyncio.Semaphore,
+        under_way: int,
+    ) -> None:
+        """Fetch ranges of one object; those that come short are asked for again."""
+        key = ranges[places[0]].key
+        left = list(places)
+        call = self._call(key, f"reading {_bytes_of(ranges, left)}")
+
+        async def work() -> None:
+            starts, ends = [ranges[at].start for at in left], [ranges[at].stop for at in left]
+            if key in self._pins:
+                found = await _all([self._pinned(key, a, b) for a, b in zip(starts, ends, strict=True)])
+            elif len(left) == 1:
+                found = [await self._obstore.get_range_async(self._reader, key, start=starts[0], end=ends[0])]
+            else:
+                found = await self._obstore.get_ranges_async(self._reader, key, starts=starts, ends=ends, coalesce=0)
+            short_ones = []
+            for at, data in zip(left, found, strict=True):
+                view = memoryview(data)
+                if len(view) == (ranges[at].stop or 0) - ranges[at].start:
+                    answers[at] = view
+                else:
+                    short_ones.append((at, len(view)))
+            if short_ones:
+                left[:] = [at for at, _ in short_ones]
+                at, got = short_ones[0]
+                raise TooShort(f"got {got} bytes of {ranges[at].start} to {ranges[at].stop}")
+
+        async def once() -> None:
+            if key in self._whole:
+                raise NoRangesError(key)
+            try:
+                await self._mapped(call, work())
+            except TooShort:
+                # The answer was cut, or the object ends there: its size tells.
+                size = (await self._version_once(call, key)).size
+                if ends := [at for at in left if (ranges[at].stop or 0) > size]:
+                    raise _ends(call.url, size, ranges[ends[0]]) from None
+                raise
+
+        async with gate:
+            try:
+                await self._patience.attempt(call, once, nbytes=under_way, patient=True)
+            except NoRangesError:
+                whole = await self._get_whole(key)
+                for at in left:
+                    _, start, stop = ranges[at]
+                    if stop is not None and stop > len(whole):
+                        raise _ends(call.url, len(whole), ranges[at]) from None
+                    answers[at] = whole[start:stop]
+
+    async def _pinned(self, key: str, start: int, stop: int | None) -> memoryview:
+        options = {"range": (start, stop), "if_match": self._pins[key]}
+        try:
+            found = await self._obstore.get_async(self._reader, key, options=options)
+        except self._obstore.exceptions.PreconditionError:
+            where = self.where(key)
+            raise CorruptStoreError(
+                f"{where} was replaced since it was opened", url=where, hint="open it again"
+            ) from None
+        return memoryview(await found.bytes_async())
+
+    async def _get_whole(self, key: str) -> memoryview:
+        """An object of a server that sends the whole whatever one asks for."""
+        async with self._gates.setdefault(key, asyncio.Lock()):
+            return await self._fetch_whole(key)
+
+    async def _fetch_whole(self, key: str) -> memoryview:
+        if key not in self._whole:
+            where = self.where(key)
+            try:
+                blob = await self._get(key, WHOLE)
+            except CorruptStoreError:
+                raise UnsupportedError(
+                    f"{where}: the server cannot send parts of objects, and this one has more than {WHOLE} bytes",
+                    url=where,
+                    hint=f"simplecache::{where} downloads it whole first",
+                ) from None
+            while self._whole and sum(map(len, self._whole.values())) + len(blob.data) > WHOLE:
+                self._whole.pop(next(iter(self._whole)))
+            self._whole[key] = bytes(blob.data)
+        return memoryview(self._whole[key])
+
+    def size(self, key: str) -> int:
+        """As `Engine.size`."""
+        return loop.run(self._version(key)).size
+
+    def versions(self, keys: Sequence[str], *, pin: bool = False) -> builtins.list[Version]:
+        """Size and tag of each, asked for at once; with `pin` reads carry `If-Match` from now on."""
+
+        async def work() -> builtins.list[Version]:
+            return await _all([self._version(key, patient=True) for key in keys])
+
+        found = loop.run(work())
+        if pin:
+            self._pins.update({key: v.tag for key, v in zip(keys, found, strict=True) if v.tag})
+        return found
+
+    def pin(self, keys: Sequence[str]) -> builtins.list[int]:
+        """As `Engine.pin`."""
+        return [v.size for v in self.versions(keys, pin=True)]
+
+    async def _version(self, key: str, *, patient: bool = False) -> Version:
+        call = self._call(key, "asking for its size")
+        return await self._patience.attempt(call, lambda: self._version_once(call, key), patient=patient)
+
+    async def _version_once(self, call: Call, key: str) -> Version:
+        async def work() -> Version:
+            meta = await self._obstore.head_async(self._reader, key)
+            return Version(int(meta["size"]), meta["e_tag"])
+
+        return await self._mapped(call, work())
+
+    # -- writing -------------------------------------------------------------------------
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
+        """As `Engine.put`."""
+        self._check_writable()
+        self._pins.pop(key, None)
+        if not (if_absent or if_match is not None):
+            return loop.run(self._put(key, data, None))
+        conditions = self._conditions()
+        if not conditions.works:
+            raise self.unsupported(EngineCap.CONDITIONAL)
+        return self._plain_put(key, data, "create" if if_absent else conditions.match(if_match or ""))
+
+    def _plain_put(self, key: str, data: Buffer, mode: Any) -> str | None:
+        return loop.run(self._put(key, data, mode))
+
+    async def _put(self, key: str, data: Buffer, mode: Any, *, under_way: int = 0) -> str | None:
+        call = self._call(key, "writing", writing=True)
+        view = memoryview(data).cast("B")
+        multipart = mode is None and len(view) > MULTIPART
+
+        async def work() -> str | None:
+            try:
+                done = await self._obstore.put_async(
+                    self._writer, key, view, mode=mode, use_multipart=multipart, chunk_size=PART
+                )
+            except FileNotFoundError:
+                if isinstance(mode, dict):  # there is nothing that could match
+                    raise ConflictError(f"{call.url} is gone; another writer removed it", url=call.url) from None
+                raise
+            tag: str | None = done["e_tag"]
+            return tag
+
+        nbytes = max(under_way, len(view))
+        try:
+            return await self._patience.attempt(
+                call, lambda: self._mapped(call, work()), nbytes=nbytes, each=self._patience.one_try(nbytes)
+            )
+        except BucketNotFoundError:
+            raise
+        except StoreNotFoundError as error:
+            if isinstance(mode, dict):
+                raise ConflictError(f"{call.url} is gone; another writer removed it", url=call.url) from None
+            raise BucketNotFoundError(error.message, url=call.url) from error
+
+    def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
+        """As `Engine.put_many`, concurrently."""
+        self._check_writable()
+        loop.run(self._put_many(items))
+
+    async def _put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
+        sizes = [memoryview(data).nbytes for _, data in items]
+        largest = max(sizes, default=0)
+        slots = max(4, min(self.settings.concurrency, PUT_IN_FLIGHT // max(1, largest)))
+        gate = asyncio.Semaphore(slots)
+
+        async def one(key: str, data: Buffer) -> None:
+            async with gate:
+                await self._put(key, data, None, under_way=min(sum(sizes), slots * largest))
+
+        await _all([one(key, data) for key, data in items])
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """As `Engine.delete`, in bulk where the store can."""
+        self._check_writable()
+        if keys:
+            loop.run(self._delete(list(keys)))
+
+    async def _delete(self, keys: builtins.list[str]) -> None:
+        gate = asyncio.Semaphore(64)
+
+        async def several(some: builtins.list[str]) -> None:
+            call = self._call(some[0], "removing", writing=True)
+
+            async def work() -> None:
+                await self._obstore.delete_async(self._writer, some if len(some) > 1 else some[0])
+
+            async with gate:
+                try:
+                    each = self._patience.one_try() + len(some) / DELETED
+                    await self._patience.attempt(call, lambda: self._mapped(call, work()), each=each)
+                except BucketNotFoundError:
+                    raise
+                except StoreNotFoundError:
+                    return  # gone already
+
+        if self._place.scheme in S3 and len(keys) > 1:
+            try:
+                await _all([several(keys[i : i + BULK]) for i in range(0, len(keys), BULK)])
+            except (UnsupportedError, ReadOnlyError):
+                await _all([several([key]) for key in keys])  # no bulk deletion there
+        else:
+            await _all([several([key]) for key in keys])
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """As `Engine.list`."""
+        if self._read_only:
+            raise self.unsupported(EngineCap.LIST)
+        folder = prefix.rpartition("/")[0]
+        last: str | None = None
+        stream: Any = None
+        call = self._call(prefix, "listing")
+
+        async def more() -> Any:
+            nonlocal stream
+            if stream is None:  # (again) after what we have
+                stream = self._obstore.list(self._reader, prefix=folder or None, offset=last, chunk_size=1000)
+            try:
+                return await anext(stream, None)
+            except BaseException:
+                stream = None
+                raise
+
+        while True:
+            batch = loop.run(self._patience.attempt(call, lambda: self._mapped(call, more())))
+            if batch is None:
+                return
+            for meta in batch:
+                last = key = meta["path"]
+                if key.startswith(prefix):
+                    yield Entry(key, int(meta["size"]), meta["last_modified"].timestamp())
+
+    # -- inside --------------------------------------------------------------------------
+    def _call(self, key: str, doing: str, *, writing: bool = False) -> Call:
+        return Call(self.where(key), doing, writing)
+
+    async def _mapped(self, call: Call, work: Awaitable[T]) -> T:
+        try:
+            return await work
+        except (TDStoreError, Again, NoRangesError, TimeoutError):
+            raise
+        except self._errors() as error:
+            raise of_obstore(error, call) from error
+
+    def close(self) -> None:
+        """Connections end with the last engine that uses them."""
+        self._whole.clear()
+
+
+def _final(error: Exception, call: Call) -> Exception:
+    """An error of opening, where nothing is tried again."""
+    return StoreNotFoundError(f"{call.url}: {short(error)}", url=call.url) if isinstance(error, Again) else error
+
+
+def _ends(url: str, size: int, wanted: Range) -> CorruptStoreError:
+    return CorruptStoreError(f"{url} ends at byte {size}, and bytes up to {wanted.stop} were expected", url=url)
+
+
+def _bytes_of(ranges: Sequence[Range], places: Sequence[int]) -> str:
+    _, start, stop = ranges[places[0]]
+    more = f" and {len(places) - 1} more ranges" if len(places) > 1 else ""
+    return f"bytes {start} to {stop}{more}"
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> builtins.list[T]:
+    """Await all; the first error cancels the others, and is raised when they have ended."""
+    tasks = [asyncio.ensure_future(w) for w in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

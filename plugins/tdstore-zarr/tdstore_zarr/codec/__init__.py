@@ -1,0 +1,1 @@
+"""Arrays as bytes: metadata, codecs, chunks gathered before they are written."""

@@ -1,0 +1,1 @@
+"""Leaves on a grid of chunks, and groups as nodes with documents."""

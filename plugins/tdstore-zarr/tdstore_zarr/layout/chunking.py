@@ -1,0 +1,225 @@
+"""How a leaf is cut into shards and chunks, and compressed, when nobody says, and when somebody does."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tdstore.dtypes import dtype_name, is_bit_pattern, numpy_dtype
+from tdstore.errors import OptionError
+from tdstore.storekit.foreign_strings import TEXT
+from tdstore.types import LeafSpec, Path, path_text
+from tdstore_zarr.codec.codecs import ChunkError, parse_pipeline
+from tdstore_zarr.codec.metadata import DTYPE_ATTRIBUTE, MAX_CHUNK, MAX_INNER, SAFE_CODECS, ArrayMeta, fill_pattern
+
+OPTIONS = ("layout", "chunks", "shards", "compressors", "checksum")
+LAYOUTS = ("random", "scan")
+ROW = 4096
+"""Rows of this size are chunks of their own: who reads random rows decodes nothing else."""
+SMALLEST = 8 << 10
+INNER = {"random": 32 << 10, "scan": 1 << 20}
+WIDEST = 4 << 20
+LEAST_SHARD, MOST_SHARD, SHARDS = 4 << 20, 64 << 20, 64
+
+
+def fit(
+    spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, keys: tuple[str, str], *, column: bool = False
+) -> ArrayMeta:
+    """The metadata of a new leaf: its own options over the store's, cut to its shape.
+
+    `column`: it is one of the two leaves of values per row.
+
+    Raises:
+        OptionError: an unknown option, or a value that cannot be.
+    """
+    check_names(spec.options, url, path)
+    if column:
+        defaults = _column_options(path[-1], spec, defaults)
+    options = {k: v for k, v in {**defaults, **spec.options}.items() if v is not None}
+    where = path_text(path)
+    layout = options.get("layout", "random")
+    if layout not in LAYOUTS:
+        raise _wrong(url, where, "layout", layout, f"one of {', '.join(map(repr, LAYOUTS))}")
+    checksum = options.get("checksum", True)
+    if type(checksum) is not bool:
+        raise _wrong(url, where, "checksum", checksum, "True or False")
+    shape, itemsize = spec.shape, spec.dtype.itemsize
+    data_type = str(numpy_dtype(spec.dtype))
+    attributes = {DTYPE_ATTRIBUTE: dtype_name(spec.dtype)} if is_bit_pattern(spec.dtype) else {}
+    inner = _inner(options.get("chunks"), shape, itemsize, layout, url, where)
+    chunks = _shard(options.get("shards"), "chunks" in options, inner, shape, itemsize, url, where)
+    codecs = _codecs(options.get("compressors"), data_type, checksum, url, where)
+    pipeline = parse_pipeline(codecs)
+    meta = ArrayMeta(
+        shape, spec.dtype, data_type, fill_pattern(spec, url), chunks, inner, chunks != inner, pipeline, codecs,
+        keys=keys, attributes=attributes,
+    )  # fmt: skip
+    if meta.sharded:
+        meta.codecs = [sharding(inner, codecs)]
+    if pipeline is None:
+        meta.inner, meta.sharded = chunks, False
+    if math.prod(meta.per_object) > MAX_INNER or meta.inner_bytes > MAX_CHUNK:
+        raise OptionError(
+            f"{url}: {where} of shape {shape} would have shards of {math.prod(meta.per_object)} chunks of "
+            f"{meta.inner_bytes} bytes; the limits are {MAX_INNER} and {MAX_CHUNK}",
+            url=url,
+            hint="choose other chunks= and shards=",
+        )
+    return meta
+
+
+def _column_options(name: str, spec: LeafSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Chunks that cost little to decode: of random rows, nearly every one touches a chunk of its own.
+
+    What was given for rows says nothing about a text, whose "rows" are bytes.
+    """
+    found = {k: v for k, v in given.items() if v is not None and (name != TEXT or k not in ("chunks", "shards"))}
+    if found.get("layout", "random") != "random":
+        return found
+    nbytes = min(max(SMALLEST, spec.nbytes >> 20), INNER["random"])
+    fine = {"chunks": max(1, nbytes // (math.prod(spec.shape[1:]) * spec.dtype.itemsize)), "shards": True}
+    return {"compressors": "none"} | ({} if {"chunks", "shards"} & {*found, *spec.options} else fine) | found
+
+
+def sharding(inner: tuple[int, ...], codecs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The metadata of the sharding codec."""
+    little = {"name": "bytes", "configuration": {"endian": "little"}}
+    return {
+        "name": "sharding_indexed",
+        "configuration": {
+            "chunk_shape": list(inner),
+            "codecs": codecs,
+            "index_codecs": [little, {"name": "crc32c"}],
+            "index_location": "end",
+        },
+    }
+
+
+def check_names(options: Mapping[str, Any], url: str, path: Path | None = None) -> None:
+    """Refuse options that this backend does not have, with the nearest name."""
+    for name in options:
+        if name not in OPTIONS:
+            near = difflib.get_close_matches(name, OPTIONS, 1)
+            where = "" if path is None else f" (for {path_text(path)})"
+            raise OptionError(
+                f"{url}: no leaf option {name!r}{where}; there are {', '.join(OPTIONS)}",
+                url=url,
+                hint=f"did you mean {near[0]!r}?" if near else None,
+            )
+
+
+def default_inner(shape: tuple[int, ...], itemsize: int, layout: str) -> tuple[int, ...]:
+    """Chunks of one row where rows are large, of some rows where they are small, of part of a row where it is huge."""
+    if not shape:
+        return ()
+    row = math.prod(shape[1:]) * itemsize
+    rest = tuple(max(1, n) for n in shape[1:])
+    if row > WIDEST:
+        return _block(shape, itemsize, WIDEST)
+    rows = 1 if layout == "random" and row >= ROW else max(1, INNER[layout] // max(1, row))
+    return (max(1, min(rows, shape[0])), *rest)
+
+
+def _block(shape: tuple[int, ...], itemsize: int, target: int) -> tuple[int, ...]:
+    """The longest run in C order of at most `target` bytes that is a block."""
+    block = [1] * len(shape)
+    for dim in reversed(range(len(shape))):
+        fits = max(1, target // (math.prod(block) * itemsize))
+        block[dim] = max(1, min(shape[dim], fits))
+        if block[dim] < shape[dim]:
+            break
+    return tuple(block)
+
+
+def _inner(value: Any, shape: tuple[int, ...], itemsize: int, layout: str, url: str, where: str) -> tuple[int, ...]:
+    if value is None or value is True:
+        return default_inner(shape, itemsize, layout)
+    given = _sizes(value, "chunks", url, where)[: len(shape)]
+    return tuple(max(1, min(n, c)) for n, c in zip(shape, (*given, *shape[len(given) :]), strict=True))
+
+
+def _shard(
+    value: Any, chunked: bool, inner: tuple[int, ...], shape: tuple[int, ...], itemsize: int, url: str, where: str
+) -> tuple[int, ...]:
+    if not shape or value is False or (value is None and chunked):
+        return inner
+    if value is not None and value is not True:
+        given = _sizes(value, "shards", url, where)[: len(shape)]
+        whole = (*given, *shape[len(given) :])
+        return tuple(-(-max(1, min(n, s)) // i) * i for n, s, i in zip(shape, whole, inner, strict=True))
+    nbytes = math.prod(shape) * itemsize
+    target = min(MOST_SHARD, max(LEAST_SHARD, nbytes // SHARDS))
+    shard = list(inner)
+    for dim in reversed(range(len(shape))):
+        there = -(-shape[dim] // inner[dim])
+        fits = max(1, target // max(1, math.prod(shard) * itemsize))
+        shard[dim] = inner[dim] * max(1, min(there, fits, MAX_INNER // 64))
+        if fits < there:
+            break
+    return tuple(shard)
+
+
+def _codecs(value: Any, data_type: str, checksum: bool, url: str, where: str) -> list[dict[str, Any]]:
+    itemsize = np.dtype(data_type).itemsize
+    end = [{"name": "crc32c"}] if checksum else []
+    start = [{"name": "bytes", "configuration": {"endian": "little"}} if itemsize > 1 else {"name": "bytes"}]
+    if value is None or value is True or value == "auto":
+        value = "lz4"
+    if value is False or value == "none" or value == ():
+        return [*start, *end]
+    items = list(value) if isinstance(value, (list, tuple)) else [value]
+    found = [_codec(item, itemsize, url, where) for item in items]
+    if any(codec["name"] in ("bytes", "sharding_indexed") for codec in found):
+        raise _wrong(url, where, "compressors", value, "codecs that compress bytes: chunks= and shards= are apart")
+    codecs = [*start, *found, *(end if found[-1:] != end else [])]
+    try:
+        parse_pipeline(codecs)
+    except ChunkError as error:
+        raise OptionError(f"{url}: compressors of {where}: {error}", url=url) from None
+    return codecs
+
+
+def _codec(item: Any, itemsize: int, url: str, where: str) -> dict[str, Any]:
+    names = {"lz4": "lz4", "blosc": "lz4", "lz4hc": "lz4hc", "blosc-zstd": "zstd"}
+    if isinstance(item, str) and item in names:
+        shuffle = "shuffle" if itemsize > 1 else "noshuffle"
+        settings = {"typesize": itemsize, "cname": names[item], "clevel": 5, "shuffle": shuffle, "blocksize": 0}
+        return {"name": "blosc", "configuration": settings}
+    if item == "zstd":
+        return {"name": "zstd", "configuration": {"level": 0, "checksum": False}}
+    if item == "gzip":
+        return {"name": "gzip", "configuration": {"level": 5}}
+    to_dict = getattr(item, "to_dict", None)  # zarr-python's codecs
+    if callable(to_dict):
+        item = to_dict()
+    if not isinstance(item, Mapping) or not isinstance(item.get("name"), str):
+        raise _wrong(
+            url, where, "compressors", item,
+            "'lz4', 'lz4hc', 'blosc-zstd', 'zstd', 'gzip', 'none', a zarr codec, its metadata, or a list of these",
+        )  # fmt: skip
+    if item["name"] not in SAFE_CODECS:
+        raise OptionError(
+            f"{url}: compressors of {where}: the codec {item['name']!r} is not one that can be read back", url=url
+        )
+    settings = dict(item.get("configuration") or {})
+    if item["name"] == "blosc":
+        settings = {key: getattr(v, "value", v) for key, v in settings.items()}
+        settings["typesize"] = settings.get("typesize") or itemsize
+        if settings.get("shuffle") in (None, "auto"):
+            settings["shuffle"] = "shuffle" if itemsize > 1 else "noshuffle"
+    return {"name": item["name"], "configuration": settings} if settings else {"name": item["name"]}
+
+
+def _sizes(value: Any, name: str, url: str, where: str) -> tuple[int, ...]:
+    items: Any = (value,) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(items, (tuple, list)) or not all(type(n) is int and n > 0 for n in items):
+        raise _wrong(url, where, name, value, "a positive integer, or a tuple of them")
+    return tuple(items)
+
+
+def _wrong(url: str, where: str, name: str, value: Any, wanted: str) -> OptionError:
+    return OptionError(f"{url}: {name} of {where} must be {wanted}, not {value!r}", url=url)

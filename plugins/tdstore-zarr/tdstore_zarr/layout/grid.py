@@ -1,0 +1,152 @@
+"""Where an index falls on a grid of chunks. Pure.
+
+Along each dimension an index is cut into pieces, one for each chunk that it touches; a chunk of the
+grid is needed where a piece of every dimension meets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from tdstore.index.rows import last_wins, take
+from tdstore.types import StoreIndex
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Piece(NamedTuple):
+    """What an index takes of one chunk, along one dimension."""
+
+    chunk: int
+    inside: Any
+    """Slice or rows within the chunk."""
+    outside: Any
+    """Slice or positions in the result."""
+    taken: int
+    """How many elements."""
+
+
+class Part(NamedTuple):
+    """What an index takes of one chunk."""
+
+    place: tuple[int, ...]
+    """The chunk's coordinates in the grid."""
+    inside: tuple[Any, ...]
+    outside: tuple[Any, ...]
+    counts: tuple[int, ...]
+
+
+def pieces(size: int, chunk: int, term: slice | Tensor) -> list[Piece]:
+    """Cut one term of an index by the chunks of its dimension; rows may come in any order and repeat.
+
+    Example:
+        >>> [(p.chunk, p.inside, p.outside) for p in pieces(10, 8, slice(2, 10, 3))]
+        [(0, slice(2, 8, 3), slice(0, 2, None)), (1, slice(0, 2, 3), slice(2, 3, None))]
+    """
+    if isinstance(term, slice):
+        return _slice_pieces(chunk, term)
+    rows = term.numpy()
+    if not len(rows):
+        return []
+    chunks = rows // chunk
+    order = np.argsort(chunks, kind="stable")
+    ordered = chunks[order]
+    inside = rows[order] - ordered * chunk
+    edges = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    starts = [0, *edges.tolist()]
+    stops = [*edges.tolist(), len(rows)]
+    if len(starts) == len(rows):
+        return [
+            Piece(c, slice(r, r + 1), slice(o, o + 1), 1)
+            for c, r, o in zip(ordered.tolist(), inside.tolist(), order.tolist(), strict=True)
+        ]
+    return [Piece(int(ordered[a]), inside[a:b], order[a:b], b - a) for a, b in zip(starts, stops, strict=True)]
+
+
+def _slice_pieces(chunk: int, term: slice) -> list[Piece]:
+    start, stop, step = term.start, term.stop, term.step
+    found = []
+    at, out = start, 0
+    while at < stop:
+        number = at // chunk
+        base = number * chunk
+        end = min(stop, base + chunk)
+        count = len(range(at, end, step))
+        found.append(Piece(number, slice(at - base, end - base, step), slice(out, out + count), count))
+        out += count
+        at += count * step
+    return found
+
+
+def full_index(shape: Sequence[int], index: StoreIndex) -> list[slice | Tensor]:
+    """The index with a term for every dimension."""
+    return [*index, *(slice(0, n, 1) for n in shape[len(index) :])]
+
+
+def count_chunks(shape: Sequence[int], chunks: Sequence[int], index: StoreIndex) -> int:
+    """An upper bound of how many chunks an index touches, without listing them."""
+    total = 1
+    for size, chunk, term in zip(shape, chunks, full_index(shape, index), strict=True):
+        if isinstance(term, Tensor):
+            touched = min(len(term), -(-size // chunk))
+        else:
+            length = len(range(term.start, term.stop, term.step))
+            touched = min(length, -(-term.stop // chunk) - term.start // chunk) if length else 0
+        total *= touched
+    return total
+
+
+def parts(shape: Sequence[int], chunks: Sequence[int], index: StoreIndex) -> Iterator[Part]:
+    """Every chunk that an index touches, in order, with what it takes of it and where that goes."""
+    cut = [pieces(n, c, term) for n, c, term in zip(shape, chunks, full_index(shape, index), strict=True)]
+    if len(cut) > 1 and all(len(p) == 1 for p in cut[1:]):
+        rest = tuple(p[0].chunk for p in cut[1:])
+        inside = tuple(p[0].inside for p in cut[1:])
+        outside = tuple(p[0].outside for p in cut[1:])
+        counts = tuple(p[0].taken for p in cut[1:])
+        for c, i, o, n in cut[0]:
+            yield Part((c, *rest), (i, *inside), (o, *outside), (n, *counts))
+        return
+    for combined in itertools.product(*cut):
+        yield Part(
+            tuple(p.chunk for p in combined),
+            tuple(p.inside for p in combined),
+            tuple(p.outside for p in combined),
+            tuple(p.taken for p in combined),
+        )
+
+
+def strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    """C-order strides of a grid, in chunks."""
+    return tuple(math.prod(sizes[d + 1 :]) for d in range(len(sizes)))
+
+
+def region(number: int, sizes: Sequence[int], chunk: Sequence[int]) -> tuple[slice, ...]:
+    """The elements of the chunk with that C-order number, in an array of `sizes` chunks."""
+    place = []
+    for size in reversed(sizes):
+        number, rest = divmod(number, size)
+        place.append(rest)
+    return tuple(slice(p * c, (p + 1) * c) for p, c in zip(reversed(place), chunk, strict=True))
+
+
+def rows_of(term: slice | Tensor) -> Ints:
+    """The positions that a term selects."""
+    return term.numpy() if isinstance(term, Tensor) else np.arange(term.start, term.stop, term.step, dtype=np.int64)
+
+
+def unique(index: StoreIndex, value: Tensor) -> tuple[StoreIndex, Tensor]:
+    """Drop repeated rows: the last value wins."""
+    at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
+    if at is None:
+        return index, value
+    rows, positions = last_wins(index[at])  # type: ignore[arg-type]
+    if positions is None:
+        return index, value
+    return (*index[:at], rows, *index[at + 1 :]), take(value, at, positions)

@@ -1,0 +1,331 @@
+"""A store behind an engine: an object store, memory. No rename there, and zarr gives every chunk a fixed name.
+
+What makes commits atomic all the same:
+
+* A new store is written under chunk keys that the one before it does not use (zarr allows four spellings:
+  `c/0/1`, `c.0.1`, `0.1`, `0/1`), and the root's `zarr.json`, whose consolidated metadata says which, is put
+  last, on the condition that it is still the one that was read. Then the old chunks go.
+* In place, changes go to a redo log (`redolog`), which the root names, on the same condition.
+* Who writes, anew or in place, holds the object `tdstore.claim`, so that a rival learns of it before it writes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from tdstore.engine import Engine, EngineCap
+from tdstore.errors import (
+    ConflictError,
+    CorruptStoreError,
+    StoreBusyError,
+    StoreError,
+    StoreExistsError,
+    StoreNotFoundError,
+    UnsupportedError,
+)
+from tdstore.types import Path
+from tdstore_zarr.codec.metadata import KEY_ENCODINGS, ArrayMeta, parse_array
+from tdstore_zarr.layout.document import MAX_ROOT, NAME, Document, Mark, decode_root, mark_now
+from tdstore_zarr.layout.leaf import Leaf
+from tdstore_zarr.place.base import Place
+from tdstore_zarr.place.redo_log import LoggedEngine
+
+CLAIM = "tdstore.claim"
+THIS = "this process"
+
+
+class ObjectPlace(Place):
+    """Objects below one URL."""
+
+    def __init__(self, engine: Engine, url: str, *, timeout: float, take_over: bool, single: bool) -> None:
+        self.engine = LoggedEngine(engine)
+        self.url = url
+        self.timeout = timeout
+        self.pid = os.getpid()
+        self._take_over = take_over
+        self._single = single
+        self._tag: str | None = None
+        self._exclusive = False
+        self._token = ""
+        """Of our claim; empty while we have none."""
+        self._lost = False
+        """Whether somebody else wrote though we had the claim."""
+        self._there = False
+        """Whether a root was there when this store was begun."""
+        self._old: dict[str, ArrayMeta] = {}
+        """Metadata of the arrays that a new store replaces."""
+        self._groups: list[str] = []
+        self._leaves: dict[Path, Leaf] = {}
+        self._written: Callable[[], Iterable[str]] = tuple
+
+    @classmethod
+    def existing(cls, engine: Engine, url: str, *, timeout: float, take_over: bool, single: bool) -> ObjectPlace:
+        """A store that is there."""
+        place = cls(engine, url, timeout=timeout, take_over=take_over, single=single)
+        place.engine.active = True
+        return place
+
+    @classmethod
+    def new(
+        cls, engine: Engine, url: str, *, timeout: float, exclusive: bool, take_over: bool, single: bool
+    ) -> ObjectPlace:
+        """Begin a new store.
+
+        Raises:
+            StoreExistsError: `exclusive`, and one is there. StoreBusyError: somebody else is building one.
+        """
+        place = cls(engine, url, timeout=timeout, take_over=take_over, single=single)
+        if EngineCap.WRITE not in engine.can:
+            raise engine.unsupported(EngineCap.WRITE)
+        place.published = False
+        place._exclusive = exclusive
+        if (who := place._try_claim()) is not None:
+            raise place._busy(who)
+        try:
+            place._look()
+        except BaseException:
+            place.close()
+            raise
+        return place
+
+    def wrote(self, keys: Callable[[], Iterable[str]]) -> None:
+        """Say how to learn what was put so far: it goes again when the store is given up."""
+        self._written = keys
+
+    @property
+    def _conditional(self) -> bool:
+        return self.engine.conditional()
+
+    # -- the claim -------------------------------------------------------------------------
+    def _try_claim(self) -> str | None:
+        """Become the one writer; else who that is."""
+        mark = mark_now()
+        data = msgspec.json.encode(mark)
+        conditional = self._conditional
+        if not conditional and not self._single:
+            raise UnsupportedError(
+                f"{self.url} has no conditional put here, so writers cannot keep out of each other's way",
+                url=self.url,
+                hint="if nobody else writes there, say so: single_writer=True; a process that was forked from one that "
+                "uses obstore has none either: use spawn or forkserver",
+            )
+        try:
+            if not conditional and (who := self.holder(None)) is not None:
+                return who
+            self.engine.base.put(CLAIM, data, if_absent=conditional)
+        except ConflictError:
+            there, tag = self._claimant()
+            if there is None or there.token != mark.token:  # else only the answer was lost
+                if there is not None and not self._take_over and (who := _live(there)) is not None:
+                    return who
+                try:
+                    self.engine.base.put(CLAIM, data, if_match=tag, if_absent=tag is None)
+                except ConflictError:
+                    return "another writer"
+        self._token = mark.token
+        _TOKENS.add(mark.token)
+        return None
+
+    def _claimant(self) -> tuple[Mark | None, str | None]:
+        """Who holds the claim, and the tag of that object."""
+        try:
+            blob = self.engine.get(CLAIM, 1 << 20)
+        except StoreNotFoundError:
+            return None, None
+        try:
+            return msgspec.json.decode(bytes(blob.data), type=Mark), blob.tag
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None, blob.tag
+
+    def holder(self, mark: Mark | None) -> str | None:
+        if mark is not None and mark.is_here() and not mark.is_dead():
+            return mark.who
+        there, _ = self._claimant()
+        return None if there is None or self._take_over else _live(there)
+
+    def _busy(self, who: str) -> StoreBusyError:
+        return StoreBusyError(
+            f"{self.url} is being written by {who}",
+            url=self.url,
+            hint=f"commit or close it there; if that writer is dead, pass recover='accept', "
+            f"or delete the object {CLAIM!r}",
+        )
+
+    def _look(self) -> None:
+        """Find what is there, and keys that it does not use."""
+        try:
+            blob = self.engine.get(NAME, MAX_ROOT)
+        except StoreNotFoundError:
+            return
+        self._there, self._tag = True, blob.tag
+        if self._exclusive:
+            raise StoreExistsError(
+                f"{self.url} exists", url=self.url, hint="mode='w' replaces it, mode='r+' changes it"
+            )
+        try:
+            self._old = self._arrays(bytes(blob.data))
+        except (CorruptStoreError, UnsupportedError) as error:
+            raise StoreExistsError(
+                f"{self.url} holds something that cannot be told from other data: {error.message}",
+                url=self.url,
+                hint="nothing was deleted; remove it yourself if it is of no use",
+            ) from error
+        used = {meta.keys for meta in self._old.values()}
+        free = [keys for keys in KEY_ENCODINGS if keys not in used]
+        if not free:
+            raise StoreExistsError(
+                f"{self.url} uses every spelling of chunk keys; it cannot be replaced in one step",
+                url=self.url,
+                hint="delete it first, or choose another name",
+            )
+        self.keys = free[0]
+
+    def _arrays(self, data: bytes) -> dict[str, ArrayMeta]:
+        document = decode_root(data, url=self.url)
+        nodes = document.metadata
+        if not document.consolidated and EngineCap.LIST in self.engine.can:
+            keys = [e.key for e in self.engine.list() if e.key.endswith("/" + NAME)]
+            nodes = {key[: -len(NAME) - 1]: msgspec.json.decode(bytes(self.engine.get(key).data)) for key in keys}
+        arrays = {n: d for n, d in nodes.items() if isinstance(d, dict) and d.get("node_type") == "array"}
+        self._groups = [node for node in nodes if node not in arrays]
+        self._leaves = document.leaves
+        return {node: parse_array(d, repr(node), self.url, trust=True) for node, d in arrays.items()}
+
+    # -- the root --------------------------------------------------------------------------
+    def read_root(self) -> bytes:
+        try:
+            blob = self.engine.get(NAME, MAX_ROOT)
+        except StoreNotFoundError:
+            raise StoreNotFoundError(f"{self.url} holds no zarr v3 group: there is no {NAME}", url=self.url) from None
+        self._tag = blob.tag
+        return bytes(blob.data)
+
+    def take(self) -> None:
+        if self._token:
+            return
+        if EngineCap.WRITE not in self.engine.can:
+            raise self.engine.unsupported(EngineCap.WRITE)
+        deadline = time.monotonic() + self.timeout
+        while (who := self._try_claim()) is not None:
+            if time.monotonic() >= deadline or who == THIS:
+                raise self._busy(who)
+            time.sleep(0.05)
+        try:
+            tag = self.engine.get(NAME, MAX_ROOT).tag
+        except StoreNotFoundError:
+            tag = ""
+        if tag != self._tag:
+            self.release()
+            raise self._changed_error()
+
+    def release(self) -> None:
+        if not self._token:
+            return
+        token, self._token = self._token, ""
+        _TOKENS.discard(token)
+        if self._lost:
+            there, _ = self._claimant()
+            if there is not None and there.token != token:
+                return
+        self.engine.base.delete([CLAIM])
+
+    def _changed_error(self) -> StoreBusyError:
+        return StoreBusyError(
+            f"{self.url} was changed by another writer since it was opened here",
+            url=self.url,
+            hint="nothing of this change is visible; open it again",
+        )
+
+    def stale(self) -> bool:
+        try:
+            return self.engine.get(NAME, MAX_ROOT).tag != self._tag
+        except StoreNotFoundError:
+            return True
+
+    def put_root(self, data: bytes, *, sync: bool) -> None:
+        self._put(data)
+
+    def _put(self, data: bytes, *, absent: bool = False) -> None:
+        conditional = self._conditional
+        try:
+            if conditional and absent:
+                self._tag = self.engine.put(NAME, data, if_absent=True)
+            elif conditional and self._tag is not None:
+                self._tag = self.engine.put(NAME, data, if_match=self._tag)
+            else:
+                self._tag = self.engine.base.put(NAME, data)
+        except ConflictError as error:
+            if self._is_ours(data):
+                return  # the put went through and its answer was lost
+            self._lost = True
+            raise self._changed_error() from error
+
+    def _is_ours(self, data: bytes) -> bool:
+        try:
+            blob = self.engine.get(NAME, MAX_ROOT)
+        except StoreError:
+            return False
+        if bytes(blob.data) != data:
+            return False
+        self._tag = blob.tag
+        return True
+
+    def publish(self, data: bytes, *, sync: bool) -> None:
+        try:
+            self._put(data, absent=not self._there)
+        except StoreBusyError as error:
+            if self._exclusive:
+                raise StoreExistsError(f"{self.url} exists by now", url=self.url) from error
+            raise
+        self.published = self.engine.active = True
+
+    def settled(self, document: Document) -> None:
+        """Remove what the store before this one left, and the claim."""
+        gone: list[str] = []
+        new = {leaf.node: leaf.meta.keys for leaf in document.leaves.values()}
+        for node, meta in self._old.items():
+            if new.get(node) != meta.keys:
+                gone += self._chunk_keys(node, meta)
+            if node not in document.metadata:
+                gone.append(f"{node}/{NAME}")
+        gone += [f"{node}/{NAME}" for node in self._groups if node and node not in document.metadata]
+        self._old, self._groups = {}, []
+        self.engine.base.delete(gone)
+
+    def _chunk_keys(self, node: str, meta: ArrayMeta) -> list[str]:
+        known = next((leaf for leaf in self._leaves.values() if leaf.node == node), None)
+        if known is not None:
+            return [known.key(number) for number in known.objects]
+        if EngineCap.LIST not in self.engine.can:
+            return []
+        start = f"{node}/" if node else ""
+        return [e.key for e in self.engine.list(start) if meta.number_of(e.key[len(start) :]) is not None]
+
+    def close(self) -> None:
+        try:
+            if self._token and self.pid == os.getpid():
+                if not self.published:
+                    self.engine.delete(list(self._written()))
+                self.release()
+        finally:
+            self.engine.close()
+
+
+_TOKENS: set[str] = set()
+"""Of the claims that stores of this process hold."""
+
+
+def _live(mark: Mark) -> str | None:
+    """The writer that holds a claim, unless it is dead. Of another machine nobody can tell."""
+    if mark.is_dead():
+        return None
+    if mark.is_here() and mark.pid == os.getpid():
+        return THIS if mark.token in _TOKENS or not mark.token else None
+    return mark.who
+
+
+os.register_at_fork(after_in_child=_TOKENS.clear)

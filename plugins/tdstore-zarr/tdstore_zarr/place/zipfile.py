@@ -1,0 +1,85 @@
+"""A new zip file: its store is built in a folder beside it, then packed and put in place in one step."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import zipfile
+
+from tdstore.errors import StoreExistsError
+from tdstore.storekit import files
+from tdstore_zarr.layout.document import NAME
+from tdstore_zarr.place.folder import FolderPlace
+
+
+class ZipPlace(FolderPlace):
+    """A folder that is packed at every commit, with what waits to come to its place there."""
+
+    redo = False
+
+    def __init__(self, path: str, url: str, *, timeout: float, exclusive: bool) -> None:
+        super().__init__(path, url, timeout=timeout, writable=True)
+        self.published = False
+        self._exclusive = exclusive
+        self._look()
+        self._begin()
+
+    def _look(self) -> None:
+        if not os.path.lexists(self.path):
+            return
+        if self._exclusive:
+            raise StoreExistsError(f"{self.url} exists", url=self.url, hint="mode='w' replaces it")
+        if not os.path.isfile(self.path):
+            raise StoreExistsError(f"{self.url} is not a file", url=self.url, hint="remove it, or choose another name")
+        with files.io_errors(self.url, "looking at it"), open(self.path, "rb") as file:
+            head = file.read(4)
+        if head and head[:2] != b"PK":
+            raise StoreExistsError(
+                f"{self.url} is a file of another kind", url=self.url, hint="remove it, or choose another name"
+            )
+
+    def take(self) -> None:
+        """Nobody else sees the folder."""
+
+    def release(self) -> None:
+        """As `take`."""
+
+    def publish(self, data: bytes, *, sync: bool) -> None:
+        """Pack the folder; it stays, so that the store can be written on. Every commit packs it again."""
+        self.put_root(data, sync=sync)
+        self.published = self.engine.active = True
+
+    def put_root(self, data: bytes, *, sync: bool) -> None:
+        site = self._site
+        assert site is not None
+        temp = f"{site.temp}-{secrets.token_hex(4)}.zip"
+        with files.io_errors(self.url, "publishing"):
+            try:
+                self._pack(temp, site.parent, data, sync=sync)
+                with site.locked():
+                    if self._exclusive:
+                        try:
+                            files.link(temp, site.parent, site.name, site.parent)
+                        except FileExistsError:
+                            raise StoreExistsError(f"{self.url} exists by now", url=self.url) from None
+                        self._exclusive = False
+                    else:
+                        self._look()
+                        files.rename(temp, site.parent, site.name, site.parent)
+                    if sync:
+                        files.fsync(site.parent)
+            finally:
+                files.unlink_if_there(temp, site.parent)
+        site.keep_parents()
+
+    def _pack(self, name: str, parent: int, root: bytes, *, sync: bool) -> None:
+        fd = files.create_empty(name, parent)
+        with open(fd, "wb") as file:
+            # Stored, not deflated: chunks are compressed already, and are read by ranges.
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as packed:
+                packed.writestr(zipfile.ZipInfo(NAME), root)
+                for entry in sorted(self.engine.list()):
+                    packed.writestr(zipfile.ZipInfo(entry.key), bytes(self.engine.get(entry.key).data))
+            file.flush()
+            if sync:
+                files.fsync(file.fileno())

@@ -1,0 +1,1 @@
+"""Rows of many leaves in one round of byte ranges."""

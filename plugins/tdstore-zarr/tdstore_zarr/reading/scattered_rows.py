@@ -1,0 +1,75 @@
+"""Scattered rows of small chunks: planned and gathered all at once, and not chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from tdstore.types import StoreIndex
+from tdstore_zarr.layout.leaf import Leaf
+
+SMALL = 64 << 10
+"""Chunks up to this size are decoded into memory that many share."""
+TOGETHER = 2 << 20
+"""Bytes of chunks that are decoded before rows are taken from them."""
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of the first dimension, by the chunk that they lie in."""
+
+    chunks: Ints
+    """The chunks that are touched, in order."""
+    edges: Ints
+    """Where the rows of each begin among `inside` and `outside`; one more at the end."""
+    inside: Ints
+    """Where each row lies in its chunk."""
+    outside: Ints
+    """Where it goes."""
+    per_chunk: int
+    nbytes: int
+    """Of a chunk."""
+
+    @staticmethod
+    def of(index: StoreIndex, out: np.ndarray[Any, Any], leaf: Leaf) -> Rows | None:
+        """The rows that an index names; None where chunks are large, or hold anything but whole rows."""
+        inner, shape = leaf.cut.inner, leaf.meta.shape
+        if not index or not isinstance(index[0], Tensor) or leaf.cut.nbytes > SMALL or leaf.cut.pipeline is None:
+            return None
+        if inner[0] < 2 or inner[1:] != shape[1:] or out.shape[1:] != shape[1:] or leaf.cut.pipeline.big:
+            return None
+        if not out.flags.c_contiguous or not out.flags.writeable or not all(_whole(t) for t in index[1:]):
+            return None
+        rows = index[0].numpy()
+        chunks = rows // inner[0]
+        order = np.argsort(chunks, kind="stable")
+        ordered = chunks[order]
+        starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+        edges = np.append(starts, len(rows))
+        return Rows(ordered[starts], edges, rows[order] - ordered * inner[0], order, inner[0], leaf.cut.nbytes)
+
+    def fill(self, out: np.ndarray[Any, Any], decode: Callable[[int, Bytes], None], begin: int, end: int) -> None:
+        """Put the rows of `chunks[begin:end]` where they go; `decode(i, buffer)` makes the chunk `chunks[i]`."""
+        row = self.nbytes // self.per_chunk
+        to = out.reshape(-1).view(np.uint8).view(f"V{row}") if row > 1 else out.reshape(-1).view(np.uint8)
+        lot = max(1, min(TOGETHER // self.nbytes, end - begin))
+        buffer = np.empty((lot, self.nbytes), np.uint8)
+        source = buffer.reshape(-1).view(to.dtype)
+        for first in range(begin, end, lot):
+            last = min(first + lot, end)
+            for at in range(first, last):
+                decode(at, buffer[at - first])
+            a, b = int(self.edges[first]), int(self.edges[last])
+            base = np.repeat(np.arange(last - first) * self.per_chunk, np.diff(self.edges[first : last + 1]))
+            to[self.outside[a:b]] = source[base + self.inside[a:b]]
+
+
+def _whole(term: slice | Tensor) -> bool:
+    return isinstance(term, slice) and term.start == 0 and term.step == 1

@@ -1,0 +1,217 @@
+"""Store objects of zarr-python as places: the path that one has, or an engine that brings its bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, MemoryStore, ZipStore
+
+from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
+from tdstore.errors import (
+    ConflictError,
+    CorruptStoreError,
+    OptionError,
+    ReadOnlyError,
+    StoreIOError,
+    StoreNotFoundError,
+    TDStoreError,
+)
+from tdstore.index.ranges import Range
+from tdstore.types import Mode
+
+T = TypeVar("T")
+
+
+def place_of(store: object, mode: Mode) -> tuple[str | Engine, Mode]:
+    """What to open for a store object, and the mode: its path if it has one, else an engine.
+
+    Raises:
+        OptionError: it is no store of zarr. ReadOnlyError: it is read-only, and `mode` is not "r".
+    """
+    if not isinstance(store, Store):
+        raise OptionError(
+            f"the 'zarr' backend opens a path, a URL or a store of zarr, not a {type(store).__name__}",
+            hint="a group of zarr is opened by PersistentTensorDict(group=...)",
+        )
+    if store.read_only and mode != "r":
+        raise ReadOnlyError(
+            f"{store} was made for reading only, and mode {mode!r} writes",
+            url=str(store),
+            hint="pass a store that can be written, or its path",
+        )
+    if isinstance(store, LocalStore):
+        return str(store.root), mode
+    if isinstance(store, ZipStore):
+        exclusive = mode == "w" and store.__getstate__().get("_zmode") == "x"
+        return str(store.path), "x" if exclusive else mode
+    return StoreEngine(store), mode
+
+
+def open_zip(store: object, *, replaced: bool) -> None:
+    """Open a `ZipStore` whose file is there, as zarr does when it uses one first: one not opened cannot be closed.
+
+    One with mode "w" would empty the file when zarr opens it next, and one that is open has still the file that a save
+    `replaced`. It goes on as one with mode "a" on the file that is there, by the methods that unpickle it.
+    """
+    if isinstance(store, ZipStore) and (replaced or not store.__getstate__()["_is_open"]):
+        fresh = store if store.read_only else ZipStore(store.path, mode="a", compression=store.compression)
+        store.__setstate__(fresh.__getstate__())
+
+
+def hint_of(store: object) -> str | None:
+    """What to do where the file of a store object cannot be read: its `ZipStore` may have it open for writing."""
+    if isinstance(store, ZipStore) and not store.read_only:
+        return "close the ZipStore first: its file is complete when it is closed"
+    return None
+
+
+class StoreEngine(Engine):
+    """Objects of a zarr store that is no local path.
+
+    `MemoryStore` honours the conditions of `put`: its methods never give way to another coroutine of the loop.
+    Others cannot be relied on to, so who writes there says `single_writer=True`.
+
+    Args:
+        store: it stays the caller's, and is not closed.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.url = str(store)
+        self._store = store
+
+    @property
+    def can(self) -> EngineCap:
+        """What the store declares."""
+        store, found = self._store, EngineCap.NONE
+        if store.supports_listing:
+            found |= EngineCap.LIST
+        if store.supports_writes and store.supports_deletes and not store.read_only:
+            found |= EngineCap.WRITE
+            if isinstance(store, MemoryStore):
+                found |= EngineCap.CONDITIONAL
+        return found
+
+    def _run(self, coroutine: Coroutine[Any, Any, T], what: str) -> T:
+        try:
+            return sync(coroutine)  # on the event loop of zarr, to which stores of other libraries are bound
+        except (TDStoreError, MemoryError):
+            raise
+        except Exception as error:  # each library behind a store has its own
+            raise StoreIOError(f"{what} {self.url} failed: {type(error).__name__}: {error}", url=self.url) from error
+
+    # Coroutines return None for what is missing, and raise nothing that is expected: zarr's `sync` makes a cycle of
+    # an exception and the frames that it went through, which would keep the caller's containers alive.
+    async def _bytes(self, key: str, wanted: ByteRequest | None = None) -> bytes | None:
+        found = await self._store.get(key, default_buffer_prototype(), wanted)
+        return None if found is None else found.to_bytes()
+
+    def _missing(self, key: str) -> StoreNotFoundError:
+        return StoreNotFoundError(f"{self.where(key)}: there is no such object", url=self.where(key))
+
+    def get(self, key: str, limit: int | None = None) -> Blob:
+        """As `Engine.get`; the tag is a digest of the bytes."""
+        data = self._run(self._bytes(key), "reading")
+        if data is None:
+            raise self._missing(key)
+        if limit is not None and len(data) > limit:
+            raise CorruptStoreError(f"{self.where(key)} has {len(data)} bytes, more than {limit}", url=self.where(key))
+        return Blob(data, _tag(data))
+
+    def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
+        """As `Engine.get_ranges`."""
+        found: list[Buffer] = []
+        for data, (key, start, stop) in zip(self._run(self._gather(ranges), "reading"), ranges, strict=True):
+            if data is None:
+                raise self._missing(key)
+            if stop is not None and len(data) != stop - start:
+                raise CorruptStoreError(f"{self.where(key)} ends before byte {stop}", url=self.where(key))
+            found.append(data)
+        return found
+
+    async def _gather(self, ranges: Sequence[Range]) -> Sequence[bytes | None]:
+        return await asyncio.gather(*[self._bytes(r.key, _request(r)) for r in ranges])
+
+    def size(self, key: str) -> int:
+        """As `Engine.size`."""
+        size = self._run(self._size(key), "asking")
+        if size is None:
+            raise self._missing(key)
+        return size
+
+    async def _size(self, key: str) -> int | None:
+        try:
+            return await self._store.getsize(key)
+        except FileNotFoundError:
+            return None
+
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
+        """As `Engine.put`."""
+        if (if_absent or if_match is not None) and EngineCap.CONDITIONAL not in self.can:
+            raise self.unsupported(EngineCap.CONDITIONAL)
+        if EngineCap.WRITE not in self.can:
+            raise self.unsupported(EngineCap.WRITE)
+        tag = self._run(self._put(key, bytes(data), if_absent, if_match), "writing")
+        if tag is None:
+            raise ConflictError(f"{self.where(key)} was written by somebody else", url=self.where(key))
+        return tag
+
+    async def _put(self, key: str, data: bytes, if_absent: bool, if_match: str | None) -> str | None:
+        if if_absent or if_match is not None:
+            there = await self._bytes(key)
+            if there is not None if if_absent else there is None or _tag(there) != if_match:
+                return None
+        await self._store.set(key, default_buffer_prototype().buffer.from_bytes(data))
+        return _tag(data)
+
+    def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
+        """As `Engine.put_many`."""
+        if EngineCap.WRITE not in self.can:
+            raise self.unsupported(EngineCap.WRITE)
+
+        async def put_all() -> None:
+            await asyncio.gather(*[self._put(key, bytes(data), False, None) for key, data in items])
+
+        self._run(put_all(), "writing")
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """As `Engine.delete`."""
+        if EngineCap.WRITE not in self.can:
+            raise self.unsupported(EngineCap.WRITE)
+
+        async def delete_all() -> None:
+            await asyncio.gather(*[self._store.delete(key) for key in keys])
+
+        self._run(delete_all(), "deleting in")
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """As `Engine.list`. Stores do not say when an object was written: all count as new."""
+        if EngineCap.LIST not in self.can:
+            raise self.unsupported(EngineCap.LIST)
+        return iter(self._run(self._list(prefix), "listing"))
+
+    async def _list(self, prefix: str) -> Sequence[Entry]:
+        folder = prefix.rpartition("/")[0]
+        every = self._store.list_prefix(folder + "/") if folder else self._store.list()
+        keys = [key async for key in every if key.startswith(prefix)]
+        sizes = await asyncio.gather(*[self._size(key) for key in keys])
+        now = time.time()
+        return [Entry(key, size, now) for key, size in zip(keys, sizes, strict=True) if size is not None]
+
+
+def _tag(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _request(wanted: Range) -> ByteRequest | None:
+    if wanted.start < 0:
+        return SuffixByteRequest(-wanted.start)
+    if wanted.stop is None:
+        return OffsetByteRequest(wanted.start) if wanted.start else None
+    return RangeByteRequest(wanted.start, wanted.stop)

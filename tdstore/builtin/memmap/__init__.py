@@ -1,0 +1,1 @@
+"""The `memmap` backend: a folder with one file per leaf, mapped."""

@@ -1,0 +1,225 @@
+"""Where the leaves of a directory store lie: names of files and folders, and what is known about each leaf's file."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
+from tdstore.header import NESTED_SHAPES, NESTED_SPANS, NESTED_VALUES
+from tdstore.keys import encode_file_name, encode_names, fold
+from tdstore.storekit.checksums import EMPTY, Sums
+from tdstore.storekit.documents import LeafRecord, leaf_record
+from tdstore.storekit.session import FileParts
+from tdstore.storekit.sparse import Holes
+from tdstore.types import LeafSpec, Path
+from tdstore.values import decode_value, encode_value
+
+SUFFIX = ".memmap"
+REHASH_LIMIT = 256 << 20
+"""Up to this size a mapped leaf is hashed when its session ends: numpy aliases write unnoticed by torch."""
+
+
+class LeafFile:
+    """One leaf of an open store and its file. Holds no tensor that was handed out."""
+
+    __slots__ = (
+        "__weakref__",
+        "changed",
+        "dtype",
+        "elders",
+        "fd",
+        "file",
+        "fill",
+        "floor",
+        "grown",
+        "handed",
+        "holes",
+        "known",
+        "nbytes",
+        "path",
+        "probe",
+        "shape",
+        "sparse",
+        "sums",
+        "temp",
+        "unsynced",
+        "version",
+    )
+
+    path: Path
+    file: FileParts
+    """Components of its published name; empty without elements."""
+    temp: str | None
+    """Name in the root while it is not part of the store yet."""
+    sums: Sums | None
+    """None once the data may have changed since."""
+    known: Sums
+    """While `sums` is None: those of the leading blocks that have not changed since they were summed."""
+    elders: list[tuple[weakref.ref[Tensor], LeafFile]]
+    """This leaf as it was before it grew, while somebody may write through the tensor that was handed out then."""
+    holes: Holes | None
+    """None when every byte has a block on the medium, so that stores through the mapping cannot fail."""
+    sparse: bool
+    """Whether its file had holes when it was opened."""
+    changed: int
+    """When its file was last written, in ns since 1970, as it was opened for writing; 0 if that would not tell."""
+    fd: int
+    probe: Tensor | None
+    """The mapped tensor; shares its version counter with what was handed out."""
+    version: int
+    handed: bool
+    """A view was handed out: data may change unseen."""
+    grown: bool
+    """Its file is longer than the manifest says, until the next commit."""
+    floor: int
+    """While it is: how many bytes the manifest says."""
+    unsynced: bool
+
+    def __init__(self, path: Path, shape: Iterable[int], dtype: torch.dtype, fill: Any, file: FileParts) -> None:
+        self.path = path
+        self.shape = torch.Size(shape)
+        self.dtype = dtype
+        self.fill = fill
+        self.nbytes = self.shape.numel() * dtype.itemsize
+        self.file = file if self.nbytes else ()
+        self.temp = None
+        self.sums = None if self.nbytes else EMPTY
+        self.holes = None
+        self.fd = -1
+        self.probe = None
+        self.version = self.floor = self.changed = 0
+        self.known = EMPTY
+        self.elders = []
+        self.handed = self.grown = self.unsynced = self.sparse = False
+
+    @classmethod
+    def from_record(cls, record: LeafRecord) -> LeafFile:
+        """A leaf of a checked manifest."""
+        fill = decode_value(record.fill) if record.fill else 0
+        leaf = cls(record.path, record.shape, NAME_TO_DTYPE[record.dtype], fill, record.file)
+        if leaf.nbytes:
+            leaf.sums = record.sums()
+        return leaf
+
+    def record(self) -> LeafRecord:
+        """As the manifest keeps it; the sums must be known."""
+        assert self.sums is not None, self.path
+        fill = encode_value(self.fill) if self.fill else 0
+        return leaf_record(
+            self.path, dtype_name(self.dtype), tuple(self.shape), self.nbytes, self.file, self.sums, fill
+        )
+
+    def spec(self) -> LeafSpec:
+        """Shape, dtype and fill value."""
+        return LeafSpec(self.shape, self.dtype, fill_value=self.fill)
+
+    def seen(self) -> int:
+        """The version of the mapped memory, as torch counts in-place operations."""
+        try:
+            return 0 if self.probe is None else self.probe._version
+        except RuntimeError:  # mapped under inference_mode, which does not count
+            return -1
+
+    def written(self) -> bool:
+        """Whether the data is known to have changed since its sums were taken."""
+        return self.sums is None or self.written_to()
+
+    def written_to(self) -> bool:
+        """Whether torch wrote through the mapping, or through one of before the leaf grew, since sums were taken."""
+        if self.probe is not None and (self.seen() != self.version or self.version == -1):
+            return True
+        return any(elder.written_to() for _, elder in self.elders)
+
+    def leading(self) -> Sums:
+        """The sums of the leading whole blocks that hold what was summed."""
+        if self.written_to():
+            return EMPTY
+        return self.known if self.sums is None else self.sums.leading(self.nbytes)
+
+    def changes_from(self, start: int) -> None:
+        """Bytes from `start` on are about to change."""
+        self.known = self.leading().leading(start)
+        self.sums = None
+
+    def follow(self, old: LeafFile, view: Tensor | None) -> None:
+        """Take over the sums of this leaf before it changed its length, and watch the tensor that was handed out."""
+        self.known = old.leading().leading(min(old.nbytes, self.nbytes))
+        self.elders = [pair for pair in old.elders if pair[0]() is not None]
+        if old.handed and view is not None and not old.temp:
+            old.elders = []
+            self.elders.append((weakref.ref(view), old))
+
+    def suspect(self) -> bool:
+        """Whether the data may have changed since: written, or small enough that looking is cheap."""
+        return self.written() or (self.probe is not None and self.nbytes <= REHASH_LIMIT)
+
+
+# The names of the files of a nested tensor, as the peer gives them to elements and shapes.
+_PARTS = {NESTED_VALUES: "", NESTED_SPANS: ".spans", NESTED_SHAPES: ".shape"}
+
+
+def _is_part(path: Path) -> bool:
+    """Whether a leaf is one of those of a nested tensor."""
+    return len(path) > 1 and path[-1] in _PARTS
+
+
+class Layout:
+    """Gives every group a folder and every leaf a file: injective, also where case does not count.
+
+    A leaf's `NAME.memmap` and a group's folder never meet (`keys.encode_file_name`), so the two kinds
+    of names are kept apart here.
+    """
+
+    def __init__(self) -> None:
+        self._folders: dict[Path, FileParts] = {(): ()}
+        self._files: dict[Path, FileParts] = {}
+        self._taken: dict[tuple[FileParts, bool], dict[str, str]] = {}
+
+    def adopt(self, path: Path, file: FileParts) -> None:
+        """Take over the place of a leaf that is there."""
+        self._files[path] = file
+        if _is_part(path):
+            path = path[:-1]  # its file lies where the peer has that of the entry
+        groups = range(1, len(path)) if len(file) == len(path) else (len(path) - 1,)
+        for depth in groups:
+            self._folders.setdefault(path[:depth], file[: depth - len(path)])
+        for depth in range(len(file) - 1):
+            self._take(file[:depth], file[depth], group=True)
+        self._take(file[:-1], file[-1].removesuffix(SUFFIX), group=False)
+
+    def file(self, path: Path) -> FileParts:
+        """The file of a leaf; the same each time."""
+        if path not in self._files:
+            *above, name = path[:-1] if _is_part(path) else path
+            stem = name + _PARTS[path[-1]] if _is_part(path) else name
+            folder = self.folder(tuple(above))
+            self._files[path] = (*folder, self._fresh(folder, stem, group=False) + SUFFIX)
+        return self._files[path]
+
+    def folder(self, path: Path) -> FileParts:
+        """The folder of a group; the same each time."""
+        if path not in self._folders:
+            parent = self.folder(path[:-1])
+            self._folders[path] = (*parent, self._fresh(parent, path[-1], group=True))
+        return self._folders[path]
+
+    def is_free(self, folder: FileParts, name: str) -> bool:
+        """Whether no group has this folder."""
+        return fold(name) not in self._taken.get((folder, True), {})
+
+    def _take(self, folder: FileParts, name: str, *, group: bool) -> None:
+        self._taken.setdefault((folder, group), {})[fold(name)] = name
+
+    def _fresh(self, folder: FileParts, key: str, *, group: bool) -> str:
+        taken = self._taken.setdefault((folder, group), {})
+        # Not portable to Windows, where nothing of this backend runs: so the peer finds a key such as "aux".
+        name = encode_file_name(key, group=group, portable=False)
+        if fold(name) in taken:
+            name = encode_names([key], groups=(key,) if group else (), taken=taken.values(), portable=False)[key]
+        taken[fold(name)] = name
+        return name

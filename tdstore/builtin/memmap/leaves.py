@@ -1,0 +1,321 @@
+"""The leaves of an open directory store: what they are, read and written where they lie, new ones made aside."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore.builtin.memmap.layout import Layout, LeafFile
+from tdstore.builtin.memmap.resources import Hold
+from tdstore.builtin.memmap.tensor import MemoryMappedTensor
+from tdstore.builtin.memmap.writing import LeafWriter, read_runs
+from tdstore.builtin.resident import ResidentStore, rows_of
+from tdstore.errors import (
+    KeyNotFoundError,
+    OptionError,
+    StoreClosedError,
+    UnsupportedError,
+)
+from tdstore.header import Header
+from tdstore.index.ranges import check_values
+from tdstore.index.rows import check_indices, runs
+from tdstore.index.selection import gather
+from tdstore.keys import encode_file_name
+from tdstore.lifetime import Ending
+from tdstore.store import Cap
+from tdstore.storekit import files
+from tdstore.storekit.budget import check_holes
+from tdstore.storekit.session import Lease
+from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
+
+_PREALLOCATED = 256 << 20
+
+
+class MemmapLeaves(ResidentStore):
+    """Everything of a directory store but how it is opened, committed and closed."""
+
+    caps = (
+        Cap.WRITE
+        | Cap.PARTIAL_READ
+        | Cap.PARTIAL_WRITE
+        | Cap.RESIZE
+        | Cap.VIEW
+        | Cap.SHARED
+        | Cap.PERSISTENT
+        | Cap.CONCURRENT_READ
+        | Cap.CONCURRENT_WRITE
+        | Cap.DISCARD
+    )
+
+    def __init__(self, location: str | None, mode: Mode, options: dict[str, Any]) -> None:
+        self.location = location
+        self.url = location or "an anonymous memmap store"
+        self.writable = mode != "r"
+        if location is None:
+            # It ends with the store, and what is deleted is gone at once.
+            self.caps = MemmapLeaves.caps & ~(Cap.PERSISTENT | Cap.DISCARD)  # type: ignore[misc]
+        self._mode: Mode = mode
+        self._options = options
+        self._sync = options["durable"] == "commit"
+        self._leaves = {}
+        self._header = Header()
+        self._raw = b""
+        self._meta: dict[tuple[str, ...], bytes] = {}
+        self._layout = Layout()
+        self._hold = Hold(self.url, sync=self._sync)
+        self._hold.private = mode == "r"
+        self._files = self._hold.files
+        self._committed: dict[Path, tuple[LeafFile, tuple[str, ...]]] = {}
+        """The leaves of the last commit, and where their files are."""
+        self._committed_meta: dict[tuple[str, ...], bytes] = {}
+        self._grown: dict[int, LeafFile] = {}
+        """By the id of a leaf that grew in place: the leaf that it became. Both are kept, here or by the commit."""
+        self._in_memory: bool | None = None
+        self._writer = LeafWriter(self._hold)
+        # Tensors hold the lease, so that a session lasts as long as anything can be written through it.
+        self._lease = Lease()
+        # A reader has nothing to commit, and only lets go of descriptors.
+        self._end: Callable[[], object] = (
+            Ending(self._lease, self._hold.end, self.url)
+            if self.writable
+            else weakref.finalize(self._lease, self._hold.end)
+        )
+
+    # -- catalogue -----------------------------------------------------------------------
+    def paths(self) -> Iterator[Path]:
+        self._check_open()
+        return iter(tuple(self._files))
+
+    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
+        return [self._leaf(path).spec() for path in paths]
+
+    def load_header(self) -> Header:
+        self._check_open()
+        return self._header
+
+    def leaf_file(self, path: Path) -> str:
+        """Absolute name of a leaf's file, as it is once the store is committed.
+
+        Raises:
+            UnsupportedError: the store is anonymous, or the leaf has no elements and so no file.
+        """
+        leaf = self._leaf(path)
+        if self.location is None or not leaf.file:
+            raise UnsupportedError(f"leaf {path_text(path)} of {self.url} has no file of its own", url=self.url)
+        return os.path.join(self.location, *leaf.file)
+
+    def group_location(self, path: Path) -> str:
+        if self.location is None:
+            return self.url
+        return os.path.join(self.location, *(encode_file_name(key, group=True, portable=False) for key in path))
+
+    def reopen_token(self) -> tuple[str, Mode, dict[str, Any]] | None:
+        if self.location is None:
+            raise UnsupportedError(
+                f"{self.url} is temporary: no other process can open it", url=self.url, hint="give memmap() a prefix"
+            )
+        return self.location, "r+" if self.writable else "r", dict(self._options, recover=None)
+
+    def _summed(self, path: Path) -> LeafFile:
+        return self._leaf(path)
+
+    def _leaf(self, path: Path) -> LeafFile:
+        self._check_open()
+        try:
+            return self._files[path]
+        except KeyError:
+            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
+
+    # -- data ----------------------------------------------------------------------------
+    def view(self, path: Path) -> Tensor:
+        tensor = self._mapped(path)
+        leaf = self._files[path]
+        leaf.handed = True
+        if self.writable and leaf.nbytes and (leaf.temp is not None or self._hold.building):
+            leaf.changes_from(0)  # what is not committed yet is looked at once, then
+        return tensor
+
+    def read(self, reads: Sequence[Read]) -> list[Tensor]:
+        leaves = [self._mapped(r.path) for r in reads]
+        check_indices((r.index, leaf.shape) for r, leaf in zip(reads, leaves, strict=True))
+        for r, leaf in zip(reads, leaves, strict=True):
+            if r.out is None:
+                self._refuse_holes(r.path, rows_of(leaf.shape, r.index))
+        return [
+            self._read_file(r) if self._lacks_blocks(r.path) else self._gather(leaf, r)
+            for leaf, r in zip(leaves, reads, strict=True)
+        ]
+
+    def _lacks_blocks(self, path: Path) -> bool:
+        """Whether reading a leaf through its mapping may end the process: on a full tmpfs, a hole finds no page."""
+        leaf = self._files[path]
+        holes = leaf.holes is not None and leaf.holes.left
+        if not holes and (self.writable or not leaf.sparse):
+            return False
+        if self._in_memory is None:
+            self._in_memory = files.is_in_memory(os.fstat(self._hold.root).st_dev)
+        return self._in_memory
+
+    def _read_file(self, r: Read) -> Tensor:
+        leaf = self._files[r.path]
+        if self._reading is not None:
+            self._reading.check(leaf, r.index[0] if r.index else slice(None))
+        with files.io_errors(self.url, f"reading leaf {path_text(r.path)}", writing=False):
+            fd = self._writer.open_to_read(leaf)
+            try:
+                first = r.index[0] if r.index else slice(0, leaf.shape[0] if leaf.shape else 1, 1)
+                if isinstance(first, Tensor):
+                    numbers, first = torch.unique(first, return_inverse=True)
+                    wanted = runs(numbers)
+                else:
+                    wanted = [(first.start, max(first.start, first.stop))]
+                    first = slice(0, wanted[0][1] - first.start, first.step)
+                rows = read_runs(fd, wanted, leaf)
+                return gather(rows, (first, *r.index[1:]) if r.index else (), r.out)
+            finally:
+                os.close(fd)
+
+    def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
+        if rows is not None:
+            for path in paths:
+                self._refuse_holes(path, rows_of(self._leaf(path).shape, (rows,)))
+        super().check(paths, rows)
+
+    def _refuse_holes(self, path: Path, rows: int) -> None:
+        """Refuse to copy rows that take far more memory than the leaf takes on the medium, unless that is allowed."""
+        leaf = self._leaf(path)
+        if self._options["max_bytes"] is None:
+            with files.io_errors(self.url, "looking at leaves", writing=False):
+                stored = partial(self._writer.bytes_of, leaf)
+                check_holes(path, leaf.shape, leaf.nbytes, rows, stored, self.url)
+
+    def _mapped(self, path: Path) -> Tensor:
+        leaf = self._leaf(path)
+        tensor = self._leaves.get(path)
+        if tensor is None:
+            if leaf.probe is None:
+                with files.io_errors(self.url, f"mapping leaf {path_text(path)}"):
+                    self._writer.map(leaf)
+                leaf.version = leaf.seen()
+            tensor = self._leaves[path] = self._wrap(leaf)
+        return tensor
+
+    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        self._check_writable()
+        for path, spec in leaves.items():
+            if unknown := set(spec.options) - {"preallocate"}:
+                raise OptionError(
+                    f"{self.url} has no leaf option {sorted(unknown)[0]!r}; its option is preallocate", url=self.url
+                )
+            if not path:
+                raise ValueError(f"a leaf of {self.url} needs a name")
+        with files.io_errors(self.url, "making leaves"):
+            for path, spec in leaves.items():
+                self._discard(path)
+                leaf = LeafFile(path, spec.shape, spec.dtype, spec.fill_value, self._layout.file(path))
+                self._files[path] = leaf
+                asked = spec.options.get("preallocate", self._options["preallocate"])
+                self._writer.make(leaf, allocate=leaf.nbytes <= _PREALLOCATED if asked is None else asked)
+
+    def write(self, writes: Sequence[Write]) -> None:
+        self._check_writable()
+        wanted = [(self._leaf(w.path), w) for w in writes]
+        check_indices((w.index, leaf.shape) for leaf, w in wanted)
+        check_values((w, leaf.shape, leaf.dtype) for leaf, w in wanted)
+        wanted = [(leaf, w) for leaf, w in wanted if leaf.nbytes and w.value.numel()]
+        if not self._hold.building:
+            for leaf, w in wanted:  # all, before the first row of any is overwritten
+                self._writer.reserve(leaf, w.index)
+        for leaf, w in wanted:
+            with files.io_errors(self.url, f"writing leaf {path_text(w.path)}"):
+                self._writer.write(leaf, w.index, w.value, partial(self._mapped, w.path))
+
+    def delete(self, paths: Sequence[Path]) -> None:
+        self._check_writable()
+        for path in paths:
+            self._leaf(path)
+        with files.io_errors(self.url, "deleting"):
+            for path in paths:
+                self._discard(path)
+
+    def resize(self, lengths: Mapping[Path, int]) -> None:
+        self._check_writable()
+        for path, length in lengths.items():
+            if not self._leaf(path).shape or length < 0:
+                raise ValueError(f"leaf {path_text(path)} of {self.url} cannot be resized to {length} rows")
+        with files.io_errors(self.url, "resizing"):
+            for path, length in lengths.items():
+                old = self._files[path]
+                if old.shape[0] == length:
+                    continue
+                shape = (length, *old.shape[1:])
+                leaf = LeafFile(path, shape, old.dtype, old.fill, self._layout.file(path))
+                is_longer = old.grown and old.floor == old.nbytes  # its file, after a growth that was taken back
+                # What grows in place is noted first: where the disk is full in the middle, `discard` cuts the file.
+                if old.nbytes and leaf.nbytes > old.nbytes and not is_longer:
+                    self._grown[id(old)] = leaf
+                    self._writer.grow(old, leaf, self._leaves.get(path))
+                elif old.grown and not old.handed and old.probe is None and 0 < old.floor <= leaf.nbytes:
+                    self._grown[id(old)] = leaf
+                    self._writer.ungrow(old, leaf)
+                else:
+                    self._make_other_length(old, leaf)
+                self._files[path] = leaf
+                self._leaves.pop(path, None)
+
+    def _make_other_length(self, old: LeafFile, leaf: LeafFile) -> None:
+        """Copy the rows that stay to a new file: shortening one would take pages from under old mappings."""
+        try:
+            self._writer.make(leaf, aside=True)
+            if leaf.nbytes and old.nbytes:
+                rows = self._mapped(old.path)[: leaf.shape[0]]
+                self._writer.write(leaf, (), rows, partial(self._mapped, old.path))
+        except BaseException:
+            self._writer.discard(leaf)
+            raise
+        self._discard(old.path)
+
+    def rename(self, moves: Mapping[Path, Path]) -> None:
+        self._check_writable()
+        leaves = {new: self._leaf(old) for old, new in moves.items()}
+        with files.io_errors(self.url, "renaming"):
+            for leaf in leaves.values():
+                self._writer.set_aside(leaf)
+            for old in moves:
+                self._files.pop(old, None)
+                self._leaves.pop(old, None)
+            for new, leaf in leaves.items():
+                self._discard(new)
+                leaf.path = new
+                leaf.file = self._layout.file(new) if leaf.nbytes else ()
+                self._files[new] = leaf
+                if leaf.probe is not None:
+                    self._leaves[new] = self._wrap(leaf)
+
+    def _discard(self, path: Path) -> None:
+        leaf = self._files.pop(path, None)
+        self._leaves.pop(path, None)
+        if leaf is not None:
+            self._writer.discard(leaf)
+
+    def _wrap(self, leaf: LeafFile) -> MemoryMappedTensor:
+        mapped = torch.empty(leaf.shape, dtype=leaf.dtype) if leaf.probe is None else leaf.probe
+        name = None if self.location is None else f"{self.location}/{'/'.join(leaf.file)}"
+        return MemoryMappedTensor.wrap(
+            mapped, name if leaf.file else None, shared=self.writable, lease=self._lease if self.writable else None
+        )
+
+    def _check_writable(self) -> None:
+        super()._check_writable()
+        if self._hold.session is not None and self._hold.session.detached:
+            raise StoreClosedError(
+                f"{self.url} was replaced by a later save of this process",
+                url=self.url,
+                hint="what was mapped stays readable; open the location again to write to the new data",
+            )

@@ -1,0 +1,333 @@
+"""Open a directory store: read its manifest (or the peer's meta.json files), check every file, then map it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from tdstore.builtin.memmap.layout import LeafFile
+from tdstore.builtin.memmap.tensor import map_fd
+from tdstore.builtin.memmap.tensordict_layout import META, read_peer
+from tdstore.builtin.readcheck import OPENED
+from tdstore.errors import (
+    CorruptStoreError,
+    DirtyStoreError,
+    ReadOnlyError,
+    StoreBusyError,
+    StoreError,
+    StoreNotFoundError,
+)
+from tdstore.header import Header
+from tdstore.storekit import documents, files, session
+from tdstore.storekit.checksums import Sums, block_text, crc32c, sums_of_file, tips_of_file
+from tdstore.storekit.session import Log
+from tdstore.types import path_text
+
+Verify = Literal["none", "size", "full"]
+WHOLE = 64 << 10
+"""Leaves of up to so many bytes are compared whole when they are opened, which is as cheap as three samples."""
+MAX_MANIFEST = documents.MAX_FILE_BYTES
+
+
+@dataclass
+class Contents:
+    """What a directory holds."""
+
+    raw: bytes
+    """The manifest as it is on the medium; empty for a directory of the peer."""
+    header: Header
+    leaves: list[LeafFile]
+
+
+@dataclass
+class Situation:
+    """What the log of sessions says about the checksums."""
+
+    log: Log | None
+    live: bool
+    """Somebody is writing right now: data moves under the sums."""
+
+    @property
+    def crashed(self) -> bool:
+        """Somebody died while writing: every leaf must be compared."""
+        return self.log is not None and not self.live and bool(self.log.opened or self.log.torn)
+
+    def skips(self, leaf: LeafFile) -> bool:
+        """Whether the sums of a leaf are not meant to fit."""
+        return self.live or (self.log is not None and not self.crashed and self.log.stale(leaf.path))
+
+
+def situation(root: int) -> Situation:
+    """Read the log and ask whether anybody is in."""
+    log = session.read_log(root)
+    return Situation(log, log is not None and session.somebody_in(root))
+
+
+def read_contents(root: int, url: str) -> Contents:
+    """The manifest, or what the peer's files say.
+
+    Raises:
+        StoreNotFoundError: neither is there. CorruptStoreError: it is damaged.
+    """
+    try:
+        raw = files.read_small(documents.NAME, root, MAX_MANIFEST)
+    except FileNotFoundError:
+        return _read_peer(root, url)
+    except CorruptStoreError as error:
+        raise files.with_url(error, url) from None
+    found, header = documents.decode_manifest(raw, url=url)
+    return Contents(raw, header, [LeafFile.from_record(record) for record in found.leaves])
+
+
+def _read_peer(root: int, url: str) -> Contents:
+    try:
+        os.stat(META, dir_fd=root, follow_symlinks=False)
+    except FileNotFoundError:
+        raise StoreNotFoundError(
+            f"{url} holds neither {documents.NAME} nor {META}: it is not a dataset", url=url
+        ) from None
+    header, leaves = read_peer(root, url)
+    return Contents(b"", header, leaves)
+
+
+def check_budget(leaves: Iterable[LeafFile], max_bytes: int | None, url: str) -> None:
+    """Refuse a store larger than the caller allows."""
+    total = sum(leaf.nbytes for leaf in leaves)
+    if max_bytes is not None and total > max_bytes:
+        raise CorruptStoreError(
+            f"{url} declares {total} bytes of data, more than max_bytes={max_bytes}",
+            url=url,
+            hint="pass a larger max_bytes= if that is meant",
+        )
+
+
+def check_and_map(
+    root: int, contents: Contents, now: Situation, *, shared: bool, verify: Verify, accept: bool, url: str
+) -> None:
+    """Check every file against what is declared, and map those that pass.
+
+    Leaves whose sums are not to be trusted (`accept`) end with `sums` None.
+
+    Raises:
+        CorruptStoreError: missing, short, too long, not a plain file, shared by two leaves, other bytes.
+        DirtyStoreError: a writer died, and these leaves are not as they were committed.
+    """
+    dirty: list[tuple[LeafFile, str]] = []
+    whole = compared_whole(contents.leaves)
+    inodes: dict[tuple[int, int], LeafFile] = {}
+    with files.Tree(root) as tree:
+        for leaf in contents.leaves:
+            if not leaf.nbytes:
+                continue
+            fd = _open_leaf(tree, leaf, url, now, dirty)
+            if fd < 0:
+                continue
+            try:
+                info = os.fstat(fd)
+                other = inodes.setdefault((info.st_dev, info.st_ino), leaf)
+                if other is not leaf:
+                    raise CorruptStoreError(
+                        f"{url}: leaves {path_text(other.path)} and {path_text(leaf.path)} share one file", url=url
+                    )
+                reason = _compare(fd, leaf, info, now, verify, whole)
+                if reason is not None:
+                    if now.crashed and not (accept and info.st_size >= leaf.nbytes):
+                        dirty.append((leaf, reason))
+                        continue
+                    if not accept or (info.st_size != leaf.nbytes and now.log is None):
+                        raise CorruptStoreError(f"{url}: {reason}", url=url, hint=_ACCEPT)
+                    leaf.sums = None
+                leaf.sparse = info.st_blocks * 512 < leaf.nbytes
+                leaf.changed = _told_by(info) if shared and now.log is None else 0
+                _map(fd, leaf, shared=shared, url=url)
+            finally:
+                os.close(fd)
+    if dirty:
+        raise DirtyStoreError(
+            f"{url}: a writer ended in the middle of writing {', '.join(path_text(d.path) for d, _ in dirty[:5])}"
+            f"{' and more' if len(dirty) > 5 else ''} ({dirty[0][1]})",
+            leaves=tuple(leaf.path for leaf, _ in dirty),
+            url=url,
+            hint="restore them from a copy, or open with recover='accept' to take them as they are",
+        )
+
+
+_ACCEPT = "restore it from a copy; if another program wrote it on purpose, open once with mode='r+', recover='accept'"
+
+
+def _open_leaf(tree: files.Tree, leaf: LeafFile, url: str, now: Situation, dirty: list[tuple[LeafFile, str]]) -> int:
+    name = "/".join(leaf.file)
+    try:
+        return tree.open(leaf.file)
+    except FileNotFoundError as error:
+        reason = f"leaf {path_text(leaf.path)} is missing: there is no {name}, expected {leaf.nbytes} bytes"
+        if now.crashed:
+            dirty.append((leaf, reason))
+            return -1
+        raise CorruptStoreError(f"{url}: {reason}", url=url, hint="restore it from a copy") from error
+    except OSError as error:
+        if files.is_foreign(error):
+            raise CorruptStoreError(
+                f"{url}: leaf {path_text(leaf.path)}: {name} is not a plain file in plain folders "
+                f"({error.strerror}), expected {leaf.nbytes} bytes",
+                url=url,
+                hint="links, pipes and devices inside a store are never followed",
+            ) from error
+        files.raise_io(error, url, f"leaf {path_text(leaf.path)}", writing=False)
+
+
+def compared_whole(leaves: Iterable[LeafFile]) -> int:
+    """Up to how many bytes leaves of a dataset are compared whole when it is opened."""
+    return OPENED if sum(leaf.nbytes for leaf in leaves) <= OPENED else WHOLE
+
+
+def _compare(fd: int, leaf: LeafFile, info: os.stat_result, now: Situation, verify: Verify, whole: int) -> str | None:
+    """Why the file is not what was committed; leaves of up to `whole` bytes are compared whole."""
+    size = info.st_size
+    # A session that grows a leaf lengthens its file before the manifest says so.
+    if size < leaf.nbytes or (size > leaf.nbytes and now.log is None):
+        return f"leaf {path_text(leaf.path)} has {size} bytes on the medium, expected {leaf.nbytes}"
+    if leaf.sums is None or now.skips(leaf):
+        return None
+    if now.crashed or verify == "full":
+        return compare_sums(fd, leaf, leaf.sums)
+    if verify == "size" and leaf.nbytes <= whole:
+        return compare_sums(fd, leaf, leaf.sums)
+    if verify == "size" and (tips := tips_of_file(fd, leaf.nbytes)) != leaf.sums.tips:
+        return (
+            f"leaf {path_text(leaf.path)} holds other data than was committed "
+            f"(crc32c of its tips is {tips:08x}, expected {leaf.sums.tips:08x})"
+        )
+    return None
+
+
+def compare_sums(fd: int, leaf: LeafFile, expected: Sums) -> str | None:
+    """Hash a file and say which block is not as committed."""
+    try:
+        got = sums_of_file(fd, leaf.nbytes, block=expected.block)
+    except EOFError:
+        return f"leaf {path_text(leaf.path)} has {os.fstat(fd).st_size} bytes on the medium, expected {leaf.nbytes}"
+    if got.crc == expected.crc:
+        return None
+    block = next(i for i in range(0, len(got.crc), 4) if got.crc[i : i + 4] != expected.crc[i : i + 4])
+    return (
+        f"leaf {path_text(leaf.path)} is damaged{block_text(block // 4, expected.block, leaf.nbytes)}: crc32c "
+        f"{got.crc[block : block + 4][::-1].hex()}, expected {expected.crc[block : block + 4][::-1].hex()}"
+    )
+
+
+def crc_of_range(root: int, raw: bytes, leaf: LeafFile, start: int, stop: int) -> int | None:
+    """crc32c of a part of a leaf's file; None where somebody wrote since the manifest `raw` was read."""
+    try:
+        with files.Tree(root) as tree:
+            fd = tree.open(leaf.file)
+            try:
+                found = crc32c(os.pread(fd, stop - start, start))
+            finally:
+                os.close(fd)
+        # Looked at last: a writer changes rows before its commit changes the manifest, and the log is there meanwhile.
+        if session.read_log(root) is not None or files.read_small(documents.NAME, root, MAX_MANIFEST) != raw:
+            return None
+    except (OSError, CorruptStoreError):
+        return None  # replaced, or removed
+    return found
+
+
+def crc_unless_written(root: int, leaf: LeafFile, start: int, stop: int) -> int | None:
+    """crc32c of a part of a leaf that is mapped for writing; None where it may have been written since it was opened.
+
+    torch counts its writes, but not those through numpy, nor those of other processes. The time of the file tells.
+    """
+    try:
+        with files.Tree(root) as tree:
+            fd = tree.open(leaf.file)
+        try:
+            found = crc32c(os.pread(fd, stop - start, start))
+            return None if leaf.written() or not is_untouched(root, fd, leaf) else found
+        finally:
+            os.close(fd)
+    except OSError:
+        return None  # replaced, or removed
+
+
+def is_untouched(root: int, fd: int, leaf: LeafFile) -> bool:
+    """Whether nobody can have written to a leaf's file since it was opened for writing; False where that is unknown."""
+    info = os.fstat(fd)
+    return 0 < leaf.changed == info.st_mtime_ns and is_store_noticed(root, info.st_dev)
+
+
+def _told_by(info: os.stat_result) -> int:
+    """The time of a file, if it is old enough that a write after now is sure to change it."""
+    coarse = info.st_mtime_ns % 1_000_000 == 0  # a file system that counts in seconds, perhaps
+    margin = 2_500_000_000 if coarse else 20_000_000
+    return info.st_mtime_ns if info.st_mtime_ns < time.time_ns() - margin else 0
+
+
+def is_store_noticed(root: int, device: int) -> bool:
+    """Whether a store through a mapping changes the time of a file. On file systems in memory it does not."""
+    if device not in _noticed:
+        name = files.temp_name()
+        fd = files.create_empty(name, root)
+        try:
+            files.unlink(name, root)
+            os.pwrite(fd, bytes(mmap.PAGESIZE), 0)
+            os.utime(fd, ns=(0, 0))
+            with mmap.mmap(fd, mmap.PAGESIZE) as mapped:
+                # Read first, as checks do: tmpfs notices a store into a page that was not mapped yet, and no other.
+                mapped[0] = mapped[0] + 1
+                _noticed[device] = os.fstat(fd).st_mtime_ns != 0
+        finally:
+            os.close(fd)
+    return _noticed[device]
+
+
+_noticed: dict[int, bool] = {}
+"""By the device number of a file system."""
+
+
+def _map(fd: int, leaf: LeafFile, *, shared: bool, url: str) -> None:
+    try:
+        leaf.probe = map_fd(fd, leaf.shape, leaf.dtype, shared=shared, path="/".join((url, *leaf.file)))
+    except RuntimeError as error:
+        raise _map_error(error, leaf, url) from error
+    leaf.version = leaf.seen()
+
+
+def _map_error(error: RuntimeError, leaf: LeafFile, url: str) -> StoreError:
+    text = str(error).splitlines()[0]
+    if "Permission denied" in text or "Read-only" in text:
+        return ReadOnlyError(f"{url}: leaf {path_text(leaf.path)} cannot be written: {text}", url=url)
+    return CorruptStoreError(f"{url}: leaf {path_text(leaf.path)} cannot be mapped: {text}", url=url)
+
+
+def await_commit(location: str, timeout: float) -> None:
+    """Wait while somebody commits: files are at their names a moment before the manifest that tells of them."""
+    try:
+        fd = os.open(os.path.join(location, session.NAME), os.O_RDONLY | files.SAFE)
+    except OSError:
+        return  # nobody writes
+    try:
+        files.lock(fd, exclusive=False, timeout=timeout, url=location)
+    except StoreBusyError:
+        return  # the caller tells of what it found
+    finally:
+        os.close(fd)
+
+
+def fingerprint(location: str) -> object:
+    """What tells one generation from the next: which folder, which manifest, whether somebody writes."""
+    found: list[object] = []
+    for name in ("", documents.NAME, session.NAME):
+        try:
+            info = os.stat(os.path.join(location, name) if name else location)
+        except OSError as error:
+            found.append(error.errno)
+            continue
+        told = (info.st_ino, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
+        found.append((info.st_dev, info.st_ino) if stat.S_ISDIR(info.st_mode) else told)
+    return found

@@ -1,0 +1,251 @@
+"""What an open directory store holds (descriptors, session, temporary folder), and how it lets go of it.
+
+Nothing here refers to the store or to a tensor that was handed out: it ends when those are garbage collected.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from tdstore.builtin.memmap.layout import LeafFile
+from tdstore.builtin.memmap.opening import MAX_MANIFEST, Situation, is_untouched
+from tdstore.builtin.memmap.publish import FIRST
+from tdstore.builtin.memmap.tensor import scratch_dir
+from tdstore.errors import StoreBusyError
+from tdstore.storekit import documents, files, session
+from tdstore.storekit.checksums import sums_of_file
+from tdstore.storekit.documents import LeafRecord, leaf_record
+from tdstore.storekit.publish import Site, sweep_dead
+from tdstore.storekit.session import FileParts, Log, Session
+from tdstore.types import Path, path_text
+
+_ANONYMOUS = re.compile(r"\.tdstore-anon-[0-9a-f]{16}")
+
+
+class Hold:
+    """Descriptors and locks of one store; `end` is called once, by the store or after it and its tensors are gone."""
+
+    def __init__(self, url: str, *, sync: bool) -> None:
+        self.url = url
+        self.sync = sync
+        self.pid = os.getpid()
+        self.root = -1
+        self.files: dict[Path, LeafFile] = {}
+        self.site: Site | None = None
+        """While a new store is built."""
+        self.session: Session | None = None
+        """While a published store is written in place."""
+        self.private = False
+        """Opened for reading: what is written to its tensors stays in this process."""
+        self._scratch: tuple[int, str] | None = None
+
+    @property
+    def building(self) -> bool:
+        """Whether nobody else can see the folder yet."""
+        return self.session is None
+
+    # -- beginning -----------------------------------------------------------------------
+    def make_anonymous(self) -> None:
+        """Make a private folder, and remove those of dead processes."""
+        parent = files.open_dir(scratch_dir())
+        with os.scandir(parent) as entries:
+            names = [e.name for e in entries if _ANONYMOUS.fullmatch(e.name)]
+        for name in names:
+            sweep_dead(name, parent, FIRST)
+        while True:
+            name = f".tdstore-anon-{secrets.token_hex(8)}"
+            files.make_dir(name, parent, 0o700)
+            self.root = os.open(name, files.SAFE_DIR, dir_fd=parent)
+            # A rival that sweeps may have come between; then the folder is gone or it holds the lock.
+            if files.try_lock(self.root, exclusive=True) and os.fstat(self.root).st_nlink:
+                break
+            os.close(self.root)
+        self._scratch = (parent, name)
+
+    @contextmanager
+    def entering(self, timeout: float, location: str) -> Iterator[Situation]:
+        """Begin a session on a published folder; the body reads it and repairs what a dead writer left."""
+        parent = session.open_parent(self.root)
+        try:
+            if parent >= 0:
+                files.lock(parent, exclusive=False, timeout=max(timeout, 1.0), url=location, what="the folder")
+            here, there = os.fstat(self.root), os.stat(location)
+            if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
+                raise StoreBusyError(f"{location} was replaced while it was opened", url=location, hint="try again")
+            self.session = Session(self.root, sync=self.sync)
+            if self.session.try_alone():
+                log = session.read_log(self.root)
+                yield Situation(log, live=False)
+                if log is not None:
+                    files.unlink(session.NAME, self.root)
+                self.session.begin(timeout=timeout, url=location)
+            else:
+                self.session.begin(timeout=timeout, url=location)
+                yield Situation(session.read_log(self.root), live=True)
+        finally:
+            if parent >= 0:
+                os.close(parent)
+
+    def begin_built(self) -> None:
+        """Enter the log of a folder that is about to be published; its builder's lock ends."""
+        assert self.site is not None
+        files.unlock(self.site.root)
+        begun = Session(self.root, sync=self.sync)
+        try:
+            begun.begin(timeout=1.0, url=self.url)
+        except BaseException:
+            begun.drop()
+            raise
+        self.session = begun
+
+    def alone(self, old: int) -> AbstractContextManager[None]:
+        """Hold the dataset that is to be replaced, once the sessions of others have ended."""
+        assert self.site is not None
+        return session.exclusive(old, parent=self.site.parent, timeout=self.site.timeout, url=self.url)
+
+    @contextmanager
+    def publishing(self) -> Iterator[None]:
+        """Undo `begin_built` if the body fails: the store goes on being built."""
+        assert self.site is not None
+        try:
+            yield
+        except BaseException:
+            if self.session is not None and self.site.temp:
+                self.session.drop()
+                self.session = None
+                files.unlink_if_there(session.NAME, self.root)
+                files.try_lock(self.site.root, exclusive=True)
+            raise
+
+    @contextmanager
+    def committing(self, timeout: float) -> Iterator[None]:
+        """Keep other sessions from committing at the same time."""
+        fd = files.open_plain(session.NAME, self.root)
+        try:
+            files.lock(fd, exclusive=True, timeout=timeout, url=self.url, what="the log")
+            yield
+        finally:
+            os.close(fd)
+
+    # -- tidying -------------------------------------------------------------------------
+    def clear_remains(self, log: Log, keep: set[FileParts]) -> None:
+        """Remove what commits that were cut short left: files that no leaf of the manifest names."""
+        self.unlink([parts for parts, is_dir in files.walk(self.root) if not is_dir and files.is_temp(parts[-1])])
+        self.unlink(parts for parts in log.files if parts not in keep and all(map(documents.is_plain_name, parts)))
+
+    def unlink(self, parts: Iterable[FileParts]) -> None:
+        """Remove files that belong to no leaf, and folders that this empties."""
+        with files.Tree(self.root) as tree:
+            for file in parts:
+                if not file or file[-1] in documents.RESERVED:
+                    continue
+                try:
+                    files.unlink_if_there(file[-1], tree.folder(file[:-1]))
+                except OSError:
+                    continue  # its folder is gone too
+
+    def reset(self) -> None:
+        """Let go of a folder that turned out to be another one meanwhile."""
+        self.files.clear()
+        if self.session is not None:
+            self.session.drop()
+            self.session = None
+        if self.root >= 0:
+            os.close(self.root)
+            self.root = -1
+
+    # -- the end -------------------------------------------------------------------------
+    def end(self) -> None:
+        """Seal what was written in place, remove what was never published, close."""
+        if self.pid != os.getpid():
+            return  # a forked child: the folder and the session are its parent's
+        try:
+            if self.private:
+                self._tell_lost()
+            for leaf in self.files.values():
+                leaf.holes = None
+                if leaf.fd >= 0:
+                    os.close(leaf.fd)
+                    leaf.fd = -1
+            with files.io_errors(self.url, "closing"):
+                if self.site is not None:
+                    self.site.close()
+                elif self._scratch is not None:
+                    parent, name = self._scratch
+                    files.remove_tree(name, parent)
+                    os.close(parent)
+                elif self.session is not None:
+                    self._leave(self.session)
+        finally:
+            self.files.clear()
+            if self.root >= 0:
+                os.close(self.root)
+                self.root = -1
+
+    def _tell_lost(self) -> None:
+        """Torch has no read-only tensors: say so where one was written to all the same."""
+        lost = [
+            leaf for leaf in self.files.values() if leaf.probe is not None and leaf.seen() not in (leaf.version, -1)
+        ]
+        if lost:
+            warnings.warn(
+                f"{self.url} was opened for reading, and tensors of {', '.join(path_text(leaf.path) for leaf in lost)} "
+                "were changed: the changes were private to this process and are lost; open it with mode='r+' to write",
+                stacklevel=2,
+            )
+
+    def _leave(self, own: Session) -> None:
+        if own.ended:
+            return
+        if not os.fstat(self.root).st_nlink:
+            own.drop()  # the folder was removed: nobody can find what would be sealed
+            return
+        if not own.detached:
+            for leaf in self.files.values():
+                if leaf.temp is not None:
+                    files.unlink_if_there(leaf.temp, self.root)
+        if any(leaf.grown for leaf in self.files.values()):
+            # Longer than the manifest says, and perhaps still mapped: cutting it could kill a reader of ours.
+            # Left as after a crash, the next writer compares and cuts.
+            own.drop()
+            return
+        touched = {leaf.path for leaf in self.files.values() if leaf.temp is None and leaf.suspect()}
+        own.leave(None if own.escaped else touched, self._seal)
+
+    def _seal(self, log: Log) -> None:
+        """Bring the sums of touched leaves up to date; the manifest is rewritten only if one differs."""
+        try:
+            raw = files.read_small(documents.NAME, self.root, MAX_MANIFEST)
+        except FileNotFoundError:
+            return  # a directory of the peer: it keeps no sums
+        found, header = documents.decode_manifest(raw, url=self.url)
+        with files.Tree(self.root) as tree:
+            records = [self._resealed(tree, r) if r.file and log.stale(r.path) else r for r in found.leaves]
+        if any(new is not old for new, old in zip(records, found.leaves, strict=True)):
+            data = documents.encode_manifest(header, records, url=self.url)
+            files.replace_file(documents.NAME, self.root, data, sync=self.sync)
+        if self.sync:
+            files.fsync(self.root)
+
+    def _resealed(self, tree: files.Tree, record: LeafRecord) -> LeafRecord:
+        try:
+            fd = tree.open(record.file)
+        except OSError:
+            return record  # gone or replaced: whoever opens next is told by the old record
+        try:
+            sums = sums_of_file(fd, record.nbytes, block=record.block)
+            leaf = self.files.get(record.path)
+            if sums == record.sums() or (leaf is not None and is_untouched(self.root, fd, leaf)):
+                return record  # else unchanged, and damaged: the old sums tell
+            if self.sync:
+                files.fsync(fd)
+        except EOFError:
+            return record  # cut short by somebody: the old record tells
+        finally:
+            os.close(fd)
+        return leaf_record(record.path, record.dtype, record.shape, record.nbytes, record.file, sums, record.fill)

@@ -1,0 +1,52 @@
+"""The sizes that memory-mapped tensors are made with, dense and nested; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore.index.rows import nested_over
+
+
+def asked(shape: tuple[Any, ...], named: Any, fill_value: Any) -> tuple[Any, Any]:
+    """The size and the fill value of a constructor, whose arguments are those of `full`.
+
+    Args:
+        shape: positional arguments: a size in one or several, and the fill value behind it where that is None.
+        named: the argument `shape=`.
+
+    Raises:
+        TypeError: there is no size, or no fill value.
+    """
+    if fill_value is None:
+        if len(shape) != (2 if named is None else 1):
+            raise TypeError("full() needs a shape and a fill_value")
+        *rest, fill_value = shape
+        shape = tuple(rest)
+    if named is not None:
+        return named, fill_value
+    if not shape:
+        raise TypeError("a memory-mapped tensor needs a size: (3, 4) or shape=(3, 4)")
+    return (shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape), fill_value
+
+
+def size_of(shape: Sequence[int] | Tensor) -> torch.Size:
+    """The shape of a dense tensor; of a nested one, that of all of its elements, from the shapes of its rows."""
+    if not isinstance(shape, Tensor):
+        return torch.Size(shape)
+    if shape.ndim != 2 or shape.dtype is not torch.int64 or bool((shape < 0).any()):
+        raise ValueError("the shapes of the rows of a nested tensor are an int64 tensor [rows, dims], none negative")
+    return torch.Size((int(shape.prod(1).sum()),))
+
+
+def shaped(flat: Tensor, shape: Sequence[int] | Tensor) -> Tensor:
+    """Flat elements in a shape, or as the rows of a nested tensor."""
+    return nested_over(flat, shape) if isinstance(shape, Tensor) else flat.view(torch.Size(shape))
+
+
+def shown(shape: Sequence[int] | Tensor) -> str:
+    """A shape, for messages."""
+    return f"{shape.tolist()} of rows" if isinstance(shape, Tensor) else str(list(shape))

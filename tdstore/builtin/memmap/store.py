@@ -1,0 +1,435 @@
+"""The `memmap` backend: a directory of raw memory-mapped files, one per leaf, with a manifest that checks itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from tdstore import lifetime
+from tdstore.builtin.localplace import local_place
+from tdstore.builtin.memmap.layout import LeafFile
+from tdstore.builtin.memmap.leaves import MemmapLeaves
+from tdstore.builtin.memmap.opening import (
+    Contents,
+    Situation,
+    Verify,
+    await_commit,
+    check_and_map,
+    check_budget,
+    compare_sums,
+    compared_whole,
+    crc_of_range,
+    crc_unless_written,
+    fingerprint,
+    read_contents,
+    situation,
+)
+from tdstore.builtin.memmap.publish import build_site
+from tdstore.builtin.memmap.tensordict_layout import META, meta_files
+from tdstore.builtin.memmap.writing import take_sums
+from tdstore.builtin.readcheck import ReadCheck
+from tdstore.errors import (
+    OptionError,
+    StoreBusyError,
+    StoreError,
+    StoreNotFoundError,
+    UnsupportedError,
+)
+from tdstore.header import Header
+from tdstore.store import Cap
+from tdstore.storekit import documents, files, session
+from tdstore.storekit.session import LOCK_TIMEOUT
+from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, path_text
+
+Durable = Literal["none", "commit"]
+_ATTEMPTS = 50
+
+
+def open_memmap(
+    location: str | None = None,
+    *,
+    mode: Mode = "r",
+    durable: Durable = "commit",
+    verify: Verify = "size",
+    recover: Literal["accept"] | None = None,
+    max_bytes: int | None = None,
+    preallocate: bool | None = None,
+    lock_timeout: float = LOCK_TIMEOUT,
+) -> MemmapStore:
+    """Open, or make, a directory of memory-mapped leaves. None (modes "w" and "x") is an anonymous one.
+
+    Args:
+        durable: "commit" waits for the medium before it publishes (survives a power cut); "none" does not.
+        verify: "size" checks sizes, all of a dataset of up to 16 MiB, of larger ones leaves of up to 64 KiB and three
+            small samples of others, "full" every byte, "none" sizes only.
+        recover: "accept" takes leaves as they are that a writer left unfinished or somebody else changed.
+        max_bytes: refuse a store that declares more data.
+        preallocate: reserve disk space for new leaves when they are made; default: for those of at most 256 MiB. For
+            others tdstore takes it before it writes to them; torch's own operations on a leaf, which do not, end the
+            process if the disk is full then.
+        lock_timeout: seconds to wait for another process that holds the store.
+
+    Raises:
+        StoreNotFoundError, StoreExistsError: by mode. CorruptStoreError: not what was committed.
+        DirtyStoreError: a writer died. StoreBusyError: another process holds it. StoreIOError: the medium failed.
+    """
+    for name, value, known in (
+        ("mode", mode, MODES),
+        ("durable", durable, get_args(Durable)),
+        ("verify", verify, get_args(Verify)),
+        ("recover", recover, (None, "accept")),
+    ):
+        if value not in known:
+            raise OptionError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}", url=location)
+    if sys.byteorder != "little":
+        raise UnsupportedError("the memmap backend needs a little-endian machine", url=location)
+    options: dict[str, Any] = {
+        "durable": durable,
+        "verify": verify,
+        "recover": recover,
+        "max_bytes": max_bytes,
+        "preallocate": preallocate,
+        "lock_timeout": lock_timeout,
+    }
+    lifetime.settle()
+    store = MemmapStore(None if location is None else local_place(location, "memmap", "folder"), mode, options)
+    store._start()
+    return store
+
+
+class MemmapStore(MemmapLeaves):
+    """Leaves as memory-mapped files of one directory."""
+
+    # -- opening -------------------------------------------------------------------------
+    def _start(self) -> None:
+        try:
+            with files.io_errors(self.url, "opening", writing=self.writable):
+                self._open_by_mode()
+        except BaseException:
+            self._closed = True
+            self._end()
+            raise
+
+    def _open_by_mode(self) -> None:
+        if self.location is None:
+            if self._mode in ("r", "r+"):
+                raise StoreNotFoundError("an anonymous memmap store cannot be opened again", hint="give a location")
+            self._hold.make_anonymous()
+            return
+        if self._mode == "a":
+            self._mode = "r+" if os.path.isdir(self.location) and os.listdir(self.location) else "x"
+        if self._mode in ("w", "x"):
+            site = build_site(self.location, timeout=self._options["lock_timeout"])
+            self._hold.site, self._hold.root = site, os.dup(site.root)
+            if (old := site.check(replace=self._mode == "w")) >= 0:
+                os.close(old)
+            return
+        self._open_existing()
+
+    def _open_existing(self) -> None:
+        """Open, and once more from the start whenever a writer replaced the store meanwhile."""
+        assert self.location is not None
+        for attempt in range(_ATTEMPTS):
+            before = fingerprint(self.location)
+            try:
+                self._open_once()
+            except (StoreError, OSError):
+                self._hold.reset()
+                self._leaves.clear()
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                await_commit(self.location, self._options["lock_timeout"])
+                if fingerprint(self.location) == before:
+                    raise
+                continue
+            return
+
+    def _open_once(self) -> None:
+        assert self.location is not None
+        try:
+            root = self._hold.root = files.open_dir(self.location)
+        except NotADirectoryError as error:
+            raise StoreNotFoundError(f"{self.url} is a file, not a dataset", url=self.url) from error
+        except FileNotFoundError as error:
+            raise StoreNotFoundError(f"there is nothing at {self.url}", url=self.url) from error
+        if self._mode == "r":
+            now = situation(root)
+            self._take(read_contents(root, self.url), now)
+            return
+        with self._hold.entering(self._options["lock_timeout"], self.location) as now:
+            contents = read_contents(root, self.url)
+            self._lease.session = self._hold.session
+            self._take(contents, now)
+            stale = [leaf for leaf in contents.leaves if leaf.sums is None or now.skips(leaf)]
+            if now.log is not None and not now.live:
+                self._recover(contents, stale, now.log)
+            elif stale and not now.live:
+                self._reseal(stale)
+
+    def _take(self, contents: Contents, now: Situation) -> None:
+        check_budget(contents.leaves, self._options["max_bytes"], self.url)
+        shared = self._mode == "r+"
+        check_and_map(
+            self._hold.root,
+            contents,
+            now,
+            shared=shared,
+            verify=self._options["verify"],
+            accept=self._options["recover"] == "accept",
+            url=self.url,
+        )
+        self._header, self._raw = contents.header, contents.raw
+        for leaf in contents.leaves:
+            self._files[leaf.path] = leaf
+            if shared and leaf.file:
+                self._layout.adopt(leaf.path, leaf.file)
+            if shared and leaf.sparse:
+                self._writer.watch(leaf)
+            self._leaves[leaf.path] = self._wrap(leaf)
+        self._mark_committed()
+        if self._raw and self._options["verify"] != "none" and not now.crashed:
+            done = compared_whole(contents.leaves) if self._options["verify"] == "size" else sys.maxsize
+            sure = [leaf for leaf in contents.leaves if leaf.nbytes > done and not now.skips(leaf)]
+            root = self._hold.root
+            on_medium = partial(crc_unless_written, root) if shared else partial(crc_of_range, root, self._raw)
+            self._reading = ReadCheck(self.url, sure, on_medium)
+
+    def _recover(self, contents: Contents, stale: list[LeafFile], log: session.Log) -> None:
+        """Nobody is in: bring sums up to date, finish or undo a commit that was cut short."""
+        root = self._hold.root
+        self._hold.clear_remains(log, {leaf.file for leaf in contents.leaves})
+        with files.Tree(root) as tree:
+            for leaf in contents.leaves:
+                if leaf.nbytes:
+                    fd = tree.open(leaf.file, os.O_RDWR)
+                    if os.fstat(fd).st_size > leaf.nbytes:
+                        files.truncate(fd, leaf.nbytes)
+                    os.close(fd)
+        if stale:
+            self._reseal(stale)
+
+    def _reseal(self, stale: list[LeafFile]) -> None:
+        if not self._raw:
+            return
+        for leaf in stale:
+            leaf.sums = None
+        self._take_sums()
+        self._write_manifest()
+
+    # -- commit --------------------------------------------------------------------------
+    def save_header(self, header: Header) -> None:
+        self._check_writable()
+        with files.io_errors(self.url, "committing"):
+            if self.location is None:
+                self._header = header
+            elif self._hold.site is not None:
+                self._publish(header)
+            else:
+                self._commit(header)
+
+    def _publish(self, header: Header) -> None:
+        """First commit of a new store: seal it where it was built, then swap it in."""
+        site, hold = self._hold.site, self._hold
+        assert site is not None
+        self._take_sums()
+        self._writer.place()
+        self._write_meta(header)
+        self._header, before = header, self._header
+        try:
+            self._writer.sync()
+            self._write_manifest(tree_sync=True)
+            with hold.publishing():
+                site.publish(replace=self._mode == "w", sync=self._sync, alone=hold.alone, ready=hold.begin_built)
+        except BaseException:
+            self._header = before
+            raise
+        site.close()
+        hold.site = None
+        self._mode = "r+"
+        self._lease.session = hold.session
+
+    def _commit(self, header: Header) -> None:
+        """A later commit, in place."""
+        hold = self._hold
+        assert hold.session is not None
+        with hold.committing(self._options["lock_timeout"]):
+            raw = files.read_small(documents.NAME, hold.root, documents.MAX_FILE_BYTES) if self._raw else b""
+            changed = header != self._header or not self._raw or self._is_restructured()
+            if raw != self._raw:
+                if not changed:
+                    return
+                raise StoreBusyError(
+                    f"{self.url} was committed by another writer since it was opened here",
+                    url=self.url,
+                    hint="open it again to build on what the other one wrote; rows written in place are kept",
+                )
+            self._take_sums()
+            before = self._committed_files()
+            after = {leaf.file for leaf in self._files.values() if leaf.file}
+            drop = sorted(before - after)
+            add = sorted(leaf.file for leaf in self._files.values() if leaf.temp is not None)
+            if add or drop:
+                hold.session.note(add, drop)
+            self._writer.sync()
+            self._header, before_that = header, self._header
+            placed = self._writer.place()
+            try:
+                self._write_meta(header)
+                self._write_manifest()
+            except BaseException:
+                self._header = before_that
+                self._writer.place_back(placed)
+                raise
+            self._writer.settle(placed)
+            hold.unlink(drop)
+
+    def _committed_files(self) -> set[tuple[str, ...]]:
+        if not self._raw:
+            return set()
+        found, _ = documents.decode_manifest(self._raw, url=self.url)
+        return {record.file for record in found.leaves if record.file}
+
+    def _is_restructured(self) -> bool:
+        found, _ = documents.decode_manifest(self._raw, url=self.url)
+        now = [(leaf.path, tuple(leaf.shape), leaf.dtype) for leaf in self._files.values()]
+        then = [(r.path, r.shape, LeafSpec((), r.dtype).dtype) for r in found.leaves]
+        return sorted(now, key=lambda r: r[0]) != sorted(then, key=lambda r: r[0]) or any(
+            leaf.temp is not None for leaf in self._files.values()
+        )
+
+    def _take_sums(self) -> None:
+        for leaf in self._files.values():
+            if leaf.written():
+                take_sums(leaf, self._writer)
+
+    def _write_meta(self, header: Header) -> None:
+        """The peer's files; what is written is remembered at once, for a disk may be full in between."""
+        wanted = meta_files(header, self._files.values(), self._layout)
+        with files.Tree(self._hold.root) as tree:
+            for parts, data in wanted.items():
+                if self._meta.get(parts) != data:
+                    folder = tree.folder(parts[:-1], create=True)
+                    if self._hold.site is not None and parts not in self._meta:
+                        files.create_file(META, folder, data)
+                    else:
+                        files.replace_file(META, folder, data)
+                    self._meta[parts] = data
+            for parts in self._meta.keys() - wanted.keys():
+                files.unlink_if_there(META, tree.folder(parts[:-1]))
+        self._meta = wanted
+
+    def _write_manifest(self, *, tree_sync: bool = False) -> None:
+        raw = documents.encode_manifest(self._header, [leaf.record() for leaf in self._files.values()], url=self.url)
+        root = self._hold.root
+        files.replace_file(documents.NAME, root, raw, sync=self._sync)
+        if self._sync:
+            files.fsync_tree(root) if tree_sync else files.fsync(root)
+        self._raw = raw
+        for leaf in self._files.values():
+            leaf.grown = leaf.grown and leaf.floor == leaf.nbytes  # longer still, after a growth that was taken back
+        self._mark_committed()
+
+    def discard(self) -> None:
+        """Take back changes of structure since the last commit; rows written into its leaves stay written."""
+        self._check_writable()
+        if self.location is None:
+            raise self.unsupported(Cap.DISCARD)
+        with files.io_errors(self.url, "taking back changes"):
+            now = {id(leaf): leaf for leaf in self._files.values()}
+            for path, (old, file) in self._committed.items():
+                grown: list[LeafFile] = []
+                while (longer := self._grown.get(id(grown[-1] if grown else old))) is not None:
+                    grown.append(longer)
+                self._writer.restore(old, grown, file)
+                old.path = path
+                for leaf in (old, *grown):
+                    now.pop(id(leaf), None)
+            for leaf in now.values():
+                self._writer.discard(leaf)
+            self._files.clear()
+            self._files.update({path: leaf for path, (leaf, _) in self._committed.items()})
+            self._grown.clear()
+            self._leaves = {path: self._leaves_of(leaf) for path, leaf in self._files.items() if leaf.probe is not None}
+            if self._meta != self._committed_meta and self._raw:
+                self._write_meta(self._header)
+
+    def _leaves_of(self, leaf: LeafFile) -> Tensor:
+        known = self._leaves.get(leaf.path)
+        if known is not None and leaf.probe is not None and known.data_ptr() == leaf.probe.data_ptr():
+            return known
+        return self._wrap(leaf)
+
+    def _mark_committed(self) -> None:
+        self._committed = {path: (leaf, leaf.file) for path, leaf in self._files.items()}
+        self._committed_meta = dict(self._meta)
+        self._grown.clear()
+
+    # -- the rest ------------------------------------------------------------------------
+    def flush(self) -> None:
+        """Wait for the medium if the store is durable; other processes see writes at once anyway."""
+        self._check_open()
+        if self.writable and self._sync and self.location is not None:
+            with files.io_errors(self.url, "flushing"):
+                self._writer.sync(everything=True)
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        own = self._hold.session
+        if own is None or self._hold.building:
+            yield False
+            return
+        with own.alone() as alone:
+            yield alone
+
+    def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
+        """Compare every byte with the checksums of the last commit; leaves that this store wrote to are left out."""
+        leaves = [self._leaf(path) for path in (self._files if paths is None else paths)]
+        faults = []
+        now = situation(self._hold.root) if self._mode == "r" else Situation(None, live=False)
+        # A growth that was not committed leaves a file longer, until the next writer opens it.
+        longer = now.log is not None
+        with files.io_errors(self.url, "verifying", writing=False), files.Tree(self._hold.root) as tree:
+            for leaf in leaves:
+                if leaf.sums is None or not leaf.nbytes or leaf.temp is not None or now.skips(leaf):
+                    continue
+                if self.writable and leaf.written():
+                    continue
+                reason = self._verify_one(tree, leaf, longer or leaf.grown)
+                if reason is not None:
+                    faults.append(Fault(leaf.path, reason))
+        return faults
+
+    def _verify_one(self, tree: files.Tree, leaf: LeafFile, longer: bool) -> str | None:
+        assert leaf.sums is not None
+        try:
+            fd = tree.open(leaf.file)
+        except OSError as error:
+            if files.is_foreign(error) or isinstance(error, FileNotFoundError):
+                name = "/".join(leaf.file)
+                return f"leaf {path_text(leaf.path)}: {name}: {error.strerror}, expected {leaf.nbytes} bytes"
+            raise
+        try:
+            size = os.fstat(fd).st_size
+            if size < leaf.nbytes or (size > leaf.nbytes and not longer):
+                return f"leaf {path_text(leaf.path)} has {size} bytes on the medium, expected {leaf.nbytes}"
+            return compare_sums(fd, leaf, leaf.sums)
+        finally:
+            os.close(fd)
+
+    def nbytes_stored(self) -> int | None:
+        self._check_open()
+        return self._writer.blocks() * 512
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._leaves.clear()
+        with files.io_errors(self.url, "closing"):
+            self._end()

@@ -1,0 +1,403 @@
+"""Make, write and move the files of leaves: always `pwrite`, so that a full disk is an error and not a signal."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.builtin.memmap.layout import LeafFile
+from tdstore.builtin.memmap.resources import Hold
+from tdstore.builtin.memmap.tensor import map_fd
+from tdstore.builtin.resident import put
+from tdstore.builtin.tensorbytes import byte_blocks
+from tdstore.dtypes import to_numpy
+from tdstore.errors import CorruptStoreError, StoreClosedError
+from tdstore.index.rows import last_wins, runs, take
+from tdstore.storekit import files
+from tdstore.storekit.checksums import BLOCK, EMPTY, Summer, sums_of_file, sums_of_zeros
+from tdstore.storekit.session import FileParts
+from tdstore.storekit.sparse import Holes
+from tdstore.types import StoreIndex, path_text
+
+_OPEN_FILES = 32
+Placed = tuple[LeafFile, str, str | None]
+"""A leaf, the name that its file had, and the name of the file that it took the place of."""
+
+
+class LeafWriter:
+    """Writes the leaves of one store; keeps a few files open between calls."""
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+        self._open: OrderedDict[int, LeafFile] = OrderedDict()
+
+    # -- descriptors ---------------------------------------------------------------------
+    def fd(self, leaf: LeafFile) -> int:
+        """A descriptor of a leaf's file, to read and write; it stays ours."""
+        if leaf.fd < 0:
+            if leaf.temp is not None:
+                fd = files.open_plain(leaf.temp, self._hold.root, os.O_RDWR)
+            else:
+                with files.Tree(self._hold.root) as tree:
+                    fd = tree.open(leaf.file, os.O_RDWR)
+            self._keep(leaf, fd)
+        return leaf.fd
+
+    def open_to_read(self, leaf: LeafFile) -> int:
+        """A descriptor of a leaf's file for the caller, who closes it."""
+        if leaf.temp is not None:
+            return files.open_plain(leaf.temp, self._hold.root)
+        with files.Tree(self._hold.root) as tree:
+            return tree.open(leaf.file)
+
+    def _keep(self, leaf: LeafFile, fd: int) -> None:
+        leaf.fd = fd
+        self._open[id(leaf)] = leaf
+        if len(self._open) > _OPEN_FILES:
+            self._drop(next(iter(self._open.values())))
+
+    def _drop(self, leaf: LeafFile) -> None:
+        self._open.pop(id(leaf), None)
+        if leaf.fd >= 0:
+            os.close(leaf.fd)
+            leaf.fd = -1
+
+    # -- files ---------------------------------------------------------------------------
+    def make(self, leaf: LeafFile, *, allocate: bool = False, aside: bool = False) -> None:
+        """Make the file of a new leaf; zeros are a hole that takes no room and no time.
+
+        Args:
+            aside: under a temporary name, because the final one is in use.
+        """
+        if not leaf.nbytes:
+            return
+        root = self._hold.root
+        if aside or not self._hold.building:
+            leaf.temp = files.temp_name()
+            self._keep(leaf, files.create_empty(leaf.temp, root))
+        else:
+            with files.Tree(root) as tree:
+                self._keep(leaf, files.create_empty(leaf.file[-1], tree.folder(leaf.file[:-1], create=True)))
+        files.truncate(leaf.fd, leaf.nbytes)
+        leaf.unsynced = True
+        if allocate:
+            files.allocate(leaf.fd, 0, leaf.nbytes)
+        elif not leaf.fill:
+            self.watch(leaf)
+        if leaf.fill:
+            self._fill(leaf, 0)
+        else:
+            leaf.sums = sums_of_zeros(leaf.nbytes)
+
+    def _fill(self, leaf: LeafFile, start: int) -> None:
+        count = min(BLOCK, leaf.nbytes - start) // leaf.dtype.itemsize
+        block = to_numpy(torch.full((count,), leaf.fill, dtype=leaf.dtype)).view("uint8")
+        while start < leaf.nbytes:
+            part = block[: leaf.nbytes - start]
+            files.write_at(leaf.fd, part.data, start)
+            start += len(part)
+
+    def map(self, leaf: LeafFile) -> None:
+        """Map a leaf, shared."""
+        if leaf.nbytes:
+            leaf.probe = map_fd(self.fd(leaf), leaf.shape, leaf.dtype, shared=True, path="/".join(leaf.file))
+            if leaf.holes is not None:
+                leaf.holes.guard(leaf.probe)
+
+    # -- room ----------------------------------------------------------------------------
+    def watch(self, leaf: LeafFile) -> None:
+        """The file of a leaf has holes: blocks are taken before anything is written into them."""
+        leaf.holes = Holes(leaf.nbytes, partial(self._allocate, weakref.ref(leaf)))
+        if leaf.probe is not None:
+            leaf.holes.guard(leaf.probe)
+
+    def _allocate(self, ref: weakref.ref[LeafFile], start: int, stop: int) -> None:
+        leaf, hold = ref(), self._hold
+        assert leaf is not None
+        with files.io_errors(hold.url, f"taking room for leaf {path_text(leaf.path)}"):
+            if hold.session is not None and hold.session.detached:
+                raise StoreClosedError(
+                    f"{hold.url} was replaced by a later save of this process, and leaf {path_text(leaf.path)} with it",
+                    url=hold.url,
+                    hint="open the location again to write to the new data",
+                )
+            files.allocate(self.fd(leaf), start, stop - start)
+
+    def reserve(self, leaf: LeafFile, index: StoreIndex) -> None:
+        """Take room for what a write at an index needs: whole rows, a little more than that."""
+        if leaf.holes is None:
+            return
+        rows = index[0] if index else slice(0, 1, 1)
+        row = leaf.nbytes // leaf.shape[0] if index else leaf.nbytes
+        if isinstance(rows, Tensor):
+            leaf.holes.spans(rows.numpy() * row, row)
+        elif rows.step == 1:
+            leaf.holes.span(rows.start * row, rows.stop * row)
+        else:
+            leaf.holes.spans(np.arange(rows.start, rows.stop, rows.step) * row, row)
+        if not leaf.holes.left:
+            leaf.holes = None
+
+    def grow(self, old: LeafFile, new: LeafFile, view: Tensor | None) -> None:
+        """Lengthen a file in place: old mappings, here and elsewhere, go on sharing its rows."""
+        new.floor = old.floor if old.grown else old.nbytes
+        new.grown = True
+        fd = self._succeed(old, new, view)
+        files.truncate(fd, new.nbytes)
+        if new.fill:
+            self._fill(new, old.nbytes)
+        if old.holes is not None or not new.fill:
+            self.watch(new)
+
+    def ungrow(self, old: LeafFile, new: LeafFile) -> None:
+        """Cut off rows that were never committed, nor seen by anybody."""
+        new.floor, new.grown = old.floor, new.nbytes > old.floor
+        files.truncate(self._succeed(old, new, None), new.nbytes)
+        if new.grown or old.sparse:
+            self.watch(new)
+
+    def restore(self, old: LeafFile, grown: list[LeafFile], file: FileParts) -> None:
+        """Make a leaf of the last commit what it was then.
+
+        Args:
+            grown: the leaves that had its file since, each longer than the one before.
+            file: where its file was.
+        """
+        for leaf in (old, *grown):
+            self._drop(leaf)
+            if leaf.temp is not None:
+                files.unlink_if_there(leaf.temp, self._hold.root)
+                leaf.temp = None
+        old.file = file
+        if grown:
+            old.sums, old.known = None, EMPTY  # its rows may have been written through the others
+            old.unsynced = True
+            if any(leaf.probe is not None for leaf in grown):
+                # Cutting the file would pull memory from under a tensor: whoever opens it next for writing does.
+                old.grown, old.floor = True, old.nbytes
+            else:
+                files.truncate(self.fd(old), old.nbytes)
+
+    def _succeed(self, old: LeafFile, new: LeafFile, view: Tensor | None) -> int:
+        fd = self.fd(old)
+        self._open.pop(id(old))
+        old.fd = -1
+        self._keep(new, fd)
+        new.follow(old, view)
+        new.temp, new.file = old.temp, old.file
+        new.unsynced = True
+        new.sums = None
+        return fd
+
+    def set_aside(self, leaf: LeafFile) -> None:
+        """Give a leaf's file a temporary name, from which it can be placed under another."""
+        if not leaf.nbytes or leaf.temp is not None:
+            return
+        root, temp = self._hold.root, files.temp_name()
+        with files.Tree(root) as tree:
+            parent = tree.folder(leaf.file[:-1])
+            if self._hold.building:
+                files.rename(leaf.file[-1], parent, temp, root)
+            else:
+                files.link(leaf.file[-1], parent, temp, root)
+        leaf.temp = temp
+
+    def discard(self, leaf: LeafFile) -> None:
+        """A leaf is no longer wanted; the file of a committed one stays until the next commit."""
+        self._drop(leaf)
+        if leaf.temp is not None:
+            files.unlink(leaf.temp, self._hold.root)
+            leaf.temp = None
+        elif self._hold.building and leaf.nbytes:
+            with files.Tree(self._hold.root) as tree:
+                files.unlink(leaf.file[-1], tree.folder(leaf.file[:-1]))
+
+    def place(self) -> list[Placed]:
+        """Move the files that were set aside to their names; what `replace_back` needs to undo it."""
+        done: list[Placed] = []
+        root = self._hold.root
+        with files.Tree(root) as tree:
+            for leaf in self._hold.files.values():
+                if leaf.temp is None:
+                    continue
+                parent = tree.folder(leaf.file[:-1], create=True)
+                before: str | None = files.temp_name()
+                try:
+                    files.link(leaf.file[-1], parent, before, root)  # type: ignore[arg-type]
+                except FileNotFoundError:
+                    before = None
+                done.append((leaf, leaf.temp, before))
+                files.rename(leaf.temp, root, leaf.file[-1], parent)
+                # Renaming onto another name of the same file does nothing and says it went well.
+                files.unlink_if_there(leaf.temp, root)
+                leaf.temp = None
+        return done
+
+    def place_back(self, done: list[Placed]) -> None:
+        """Undo `place`."""
+        root = self._hold.root
+        with files.Tree(root) as tree:
+            for leaf, temp, before in reversed(done):
+                parent = tree.folder(leaf.file[:-1])
+                if leaf.temp is None:
+                    files.link(leaf.file[-1], parent, temp, root)
+                    leaf.temp = temp
+                if before is not None:
+                    files.rename(before, root, leaf.file[-1], parent)
+                    files.unlink_if_there(before, root)
+                else:
+                    files.unlink_if_there(leaf.file[-1], parent)
+
+    def settle(self, done: list[Placed]) -> None:
+        """Let go of what `place_back` would need."""
+        for _, _, before in done:
+            if before is not None:
+                files.unlink_if_there(before, self._hold.root)
+
+    def sync(self, *, everything: bool = False) -> None:
+        """Wait until the data of changed leaves is on the medium, if the store is durable."""
+        if not self._hold.sync:
+            return
+        leaves = [x for x in self._hold.files.values() if x.nbytes and (everything or x.unsynced)]
+        for leaf in leaves:
+            files.start_writeback(self.fd(leaf))
+        for leaf in leaves:
+            files.fsync(self.fd(leaf))
+            leaf.unsynced = False
+
+    def blocks(self) -> int:
+        """512-byte blocks that the data files take."""
+        return sum(self.blocks_of(leaf) for leaf in self._hold.files.values())
+
+    def bytes_of(self, leaf: LeafFile) -> int:
+        """Bytes that the file of a leaf takes."""
+        return self.blocks_of(leaf) * 512
+
+    def blocks_of(self, leaf: LeafFile) -> int:
+        """512-byte blocks that the file of a leaf takes."""
+        if not leaf.nbytes:
+            return 0
+        with files.Tree(self._hold.root) as tree:
+            parent, name = self._hold.root, leaf.temp
+            if name is None:
+                parent, name = tree.folder(leaf.file[:-1]), leaf.file[-1]
+            return os.stat(name, dir_fd=parent, follow_symlinks=False).st_blocks
+
+    # -- data ----------------------------------------------------------------------------
+    def write(self, leaf: LeafFile, index: StoreIndex, value: Tensor, view: Callable[[], Tensor]) -> None:
+        """`leaf[index] = value`; `view` gives the mapped leaf where a mapping is the better way."""
+        if value.device.type != "cpu":
+            value = value.cpu()
+        if leaf.probe is not None and value.untyped_storage().data_ptr() == leaf.probe.untyped_storage().data_ptr():
+            value = value.clone()  # a part of this very leaf, which would change while it is copied
+        leaf.unsynced = True
+        if _is_full(index, leaf.shape):
+            self._write_whole(leaf, value)
+            return
+        first, *rest = index
+        leaf.changes_from(_first_row(first) * (leaf.nbytes // leaf.shape[0]))
+        filled = leaf.holes is None
+        self.reserve(leaf, index)
+        by_rows = _is_full(tuple(rest), leaf.shape[1:])
+        if not by_rows or (filled and (leaf.probe is not None or isinstance(first, Tensor))):
+            put(view(), index, value)
+        else:
+            # Fresh pages cost a fault each when they are written through a mapping.
+            self._write_rows(leaf, first, value)
+
+    def _write_whole(self, leaf: LeafFile, value: Tensor) -> None:
+        fd = self.fd(leaf)
+        leaf.changes_from(0)
+        # A leaf that others can see is summed when their writing ends; one that is only ours, now and once.
+        ours = leaf.probe is None and (self._hold.building or leaf.temp is not None)
+        summer = Summer(leaf.nbytes)
+        at = 0
+        for block in byte_blocks(value):
+            files.write_at(fd, block.data, at)
+            at += len(block)
+            if ours:
+                summer.add(block)
+        if leaf.holes is not None:
+            leaf.holes.filled()
+            leaf.holes = None
+        if ours:
+            leaf.sums = summer.sums()
+
+    def _write_rows(self, leaf: LeafFile, rows: slice | Tensor, value: Tensor) -> None:
+        fd = self.fd(leaf)
+        row = leaf.nbytes // leaf.shape[0]
+        if isinstance(rows, Tensor):
+            rows, positions = last_wins(rows)
+            if positions is not None:
+                value = take(value, 0, positions)
+            value = take(value, 0, torch.argsort(rows))
+        first = 0
+        for start, stop in _row_runs(rows):
+            self._write_run(fd, value[first : first + stop - start], start * row)
+            first += stop - start
+
+    @staticmethod
+    def _write_run(fd: int, value: Tensor, at: int) -> None:
+        for block in byte_blocks(value):
+            files.write_at(fd, block.data, at)
+            at += len(block)
+
+
+def take_sums(leaf: LeafFile, writer: LeafWriter) -> None:
+    """Hash a leaf as it is on the medium."""
+    known, version = leaf.leading(), leaf.seen()
+    for _, elder in leaf.elders:
+        elder.version = elder.seen()
+    try:
+        leaf.sums = sums_of_file(writer.fd(leaf), leaf.nbytes, known)
+    except EOFError:
+        raise CorruptStoreError(
+            f"leaf {path_text(leaf.path)} was cut short by somebody, expected {leaf.nbytes} bytes"
+        ) from None
+    leaf.version, leaf.changed = version, 0
+
+
+def read_runs(fd: int, wanted: Iterable[tuple[int, int]], leaf: LeafFile) -> Tensor:
+    """Read runs `[start, stop)` of rows, one after the other, without the mapping: holes stay holes."""
+    wanted = list(wanted)
+    row = leaf.nbytes // leaf.shape[0] if leaf.shape and leaf.shape[0] else leaf.nbytes
+    out = bytearray(row * sum(stop - start for start, stop in wanted))
+    at = 0
+    for start, stop in wanted:
+        size, offset = (stop - start) * row, start * row
+        while size:
+            n = os.preadv(fd, [memoryview(out)[at : at + size]], offset)
+            if not n:
+                raise CorruptStoreError(f"leaf {path_text(leaf.path)} was cut short by somebody")
+            at, offset, size = at + n, offset + n, size - n
+    shape = (at // row, *leaf.shape[1:]) if leaf.shape and row else tuple(leaf.shape)
+    return torch.frombuffer(out, dtype=leaf.dtype).reshape(shape) if out else torch.empty(shape, dtype=leaf.dtype)
+
+
+def _first_row(term: slice | Tensor) -> int:
+    if isinstance(term, Tensor):
+        return int(term.min()) if len(term) else 0
+    return int(term.start)
+
+
+def _is_full(index: StoreIndex, shape: torch.Size) -> bool:
+    return all(
+        isinstance(term, slice) and term.start == 0 and term.stop == n and term.step == 1
+        for term, n in zip(index, shape, strict=False)
+    )
+
+
+def _row_runs(term: slice | Tensor) -> list[tuple[int, int]]:
+    """The rows that a term selects, as increasing `[start, stop)` runs."""
+    if isinstance(term, Tensor):
+        return runs(torch.unique(term))
+    if term.step == 1:
+        return [(term.start, term.stop)]
+    return [(row, row + 1) for row in range(term.start, term.stop, term.step)]

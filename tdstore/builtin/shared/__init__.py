@@ -1,0 +1,1 @@
+"""The `shared` backend: memory that the processes of one machine share."""

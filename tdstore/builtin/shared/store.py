@@ -1,0 +1,523 @@
+"""The `shared` backend: leaves in one file of shared memory, seen by every process that has it open.
+
+Anonymous stores reach other processes by fork, or as arguments and queue items of
+`multiprocessing`; named ones (`shm://name`) by name, from anywhere, while their owner lives.
+See `docs/reference/shared-memory.md`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Literal
+
+from torch import Tensor
+
+from tdstore.builtin.resident import ResidentStore, put
+from tdstore.builtin.shared import handoff, names
+from tdstore.builtin.shared.arena import Arena
+from tdstore.builtin.shared.catalogue import Catalogue, Entry, check_path, encode_catalogue
+from tdstore.builtin.shared.marks import Marks, dirty, forgive
+from tdstore.errors import (
+    DirtyStoreError,
+    OptionError,
+    StoreBusyError,
+    StoreIOError,
+    StoreNotFoundError,
+    UnsupportedError,
+)
+from tdstore.header import Header
+from tdstore.index.ranges import check_values
+from tdstore.index.rows import check_indices
+from tdstore.lifetime import Ending
+from tdstore.pickling import rebuild
+from tdstore.registry import split_scheme
+from tdstore.store import Cap
+from tdstore.storekit.files import SAFE, io_errors
+from tdstore.types import Fault, LeafSpec, Mode, Path, Write, path_text
+
+ANONYMOUS = "shm://"
+_Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
+_swept_by = 0
+
+
+def open_shared(
+    location: str | SharedHandle | None = None,
+    *,
+    mode: Mode = "w",
+    lock_timeout: float = 10.0,
+    directory: str | None = None,
+    preallocate: bool = True,
+    recover: Literal["accept"] | None = None,
+) -> SharedStore:
+    """Open a store in shared memory: `shm://name`, or an anonymous one without a location.
+
+    Args:
+        location: `"shm://name"`, a name, or None. Odd characters of a name are percent-encoded.
+            Or the handle of a store that another process sent; the other options are then those of its sender.
+        mode: as every store; an anonymous one can only be new. "w" replaces a store of that name at
+            its first `save_header`; who has the old one open keeps it.
+        lock_timeout: seconds to wait while another process changes the structure.
+        directory: folder on a tmpfs instead of `TDSTORE_SHM_DIR` or `/dev/shm`.
+        preallocate: take the memory of a leaf when it is created, so that a lack of it is an error
+            there. False takes it at the first write of each page, which then ends the process
+            (SIGBUS) if there is none.
+        recover: "accept" opens a store with leaves that a killed writer left half written.
+
+    Raises:
+        StoreNotFoundError: no such store, or its owner ended. StoreExistsError: mode "x" and it is there.
+        DirtyStoreError: a writer was killed in the middle of writing the leaves it names.
+        CorruptStoreError: what is there is not a store, or truncated. UnsupportedError: not on Linux.
+
+    Example:
+        >>> store = open_shared("shm://readme-example")
+        >>> store.create({("obs",): LeafSpec((4, 3), "float32")})
+        >>> store.save_header(Header())
+        >>> open_shared("shm://readme-example", mode="r").view(("obs",)).shape
+        torch.Size([4, 3])
+        >>> remove("shm://readme-example")
+    """
+    if not sys.platform.startswith("linux"):
+        raise UnsupportedError(
+            f"the 'shared' backend needs Linux, this is {sys.platform}", hint="a memmap store is shared by its path"
+        )
+    if recover not in (None, "accept"):
+        raise OptionError(f"recover must be None or 'accept', not {recover!r}")
+    if isinstance(location, SharedHandle):
+        return attach_shared(location)
+    name, url = _name_of(location)
+    timeout = float(lock_timeout)
+    handoff.collect()
+    if not name:
+        return _open_anonymous(mode, timeout, directory, preallocate)
+    folder = names.directory_of(directory)
+    path = names.public_path(folder, name, url)
+    _sweep_once(folder, timeout)
+    if mode == "a":
+        mode = "r+" if names.is_there(path) else "x"
+    if mode in ("r", "r+"):
+        fd = names.open_public(path, write=mode == "r+", url=url)
+        arena = Arena(fd, url, writable=mode == "r+", preallocate=preallocate)
+        store = SharedStore(handoff.remember(arena), timeout=timeout, path=path)
+        store._refuse_dirty(recover)
+        return store
+    if mode == "x" and names.is_there(path):
+        raise names.already_there(url)
+    private, fd = names.make_private(folder, url, timeout)
+    try:
+        arena = handoff.remember(Arena.create(fd, url, preallocate=preallocate))
+    except BaseException:
+        found = os.stat(private)
+        names.discard((found.st_dev, found.st_ino), private, os.getpid())
+        raise
+    return SharedStore(arena, timeout=timeout, path=path, private=private, replace=mode == "w")
+
+
+def remove(location: str, *, directory: str | None = None, lock_timeout: float = 10.0) -> None:
+    """Remove a named store now, instead of at the end of its owner; processes that have it open keep it.
+
+    Raises:
+        StoreNotFoundError: none of that name.
+    """
+    name, url = _name_of(location)
+    path = names.public_path(names.directory_of(directory), name, url)
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        raise StoreNotFoundError(f"there is no shared store {url}", url=url) from None
+    names.remove_file((found.st_dev, found.st_ino), path, timeout=lock_timeout, url=url)
+
+
+def sweep(directory: str | None = None, *, lock_timeout: float = 10.0) -> list[str]:
+    """Remove the files of named stores whose owner was killed; returns their names.
+
+    Also done when a process first opens a named store.
+    """
+    return names.sweep(names.directory_of(directory), lock_timeout)
+
+
+class SharedStore(ResidentStore):
+    """Leaves in one arena of shared memory.
+
+    Row writes are seen by all at once. The structure (which leaves, their lengths, the header) is
+    what it was when this object was opened, or last refreshed or saved.
+    """
+
+    caps = (
+        Cap.WRITE
+        | Cap.PARTIAL_READ
+        | Cap.PARTIAL_WRITE
+        | Cap.RESIZE
+        | Cap.VIEW
+        | Cap.SHARED
+        | Cap.CONCURRENT_READ
+        | Cap.CONCURRENT_WRITE
+        | Cap.DISCARD
+    )
+
+    def __init__(
+        self,
+        arena: Arena,
+        *,
+        timeout: float = 10.0,
+        path: str | None = None,
+        private: str | None = None,
+        replace: bool = True,
+    ) -> None:
+        self.url = arena.url
+        self.writable = arena.writable
+        self._arena = arena
+        self._timeout = timeout
+        self._path = path
+        self._private = private
+        self._replace = replace
+        self._marks = Marks(arena, timeout)
+        self._room: dict[int, int] = {}
+        """By offset: how many bytes a leaf that this store has grown may take there."""
+        self._discard: Callable[[], object] | None = None
+        if private is not None:
+            # Closed, or dropped, before its first commit: leave no trace.
+            discard = partial(names.discard, arena.inode, private, os.getpid())
+            self._discard = Ending(self, discard, self.url)
+        self._adopt(arena.catalogue())
+
+    # -- the catalogue ----------------------------------------------------------------------
+    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
+        for path in paths:
+            self.view(path)
+        return [self._entries[path].spec for path in paths]
+
+    def load_header(self) -> Header:
+        self._check_open()
+        return self._header
+
+    def save_header(self, header: Header) -> None:
+        self._check_writable()
+        unchanged = not self._staged and self._generation and self._private is None and header == self._header
+        if not unchanged:
+            self._commit(header)
+        if self._private is not None:
+            assert self._path is not None
+            names.publish(
+                self._arena.inode,
+                self._private,
+                self._path,
+                replace=self._replace,
+                url=self.url,
+                timeout=self._timeout,
+            )
+            self._private = None
+        elif self._path is not None and not os.fstat(self._arena.fd).st_nlink:
+            raise StoreNotFoundError(
+                f"{self.url} was removed or replaced since it was opened: nobody can find what is saved in this one",
+                url=self.url,
+                hint="open it again",
+            )
+
+    def refresh(self) -> bool:
+        """Take over what other processes committed since; whether there was anything.
+
+        Raises:
+            StoreBusyError: this store has changes of its own that are not saved.
+        """
+        self._check_open()
+        if self._arena.generation() == self._generation:
+            return False
+        if self._staged:
+            raise self._overtaken()
+        self._adopt(self._arena.catalogue())
+        return True
+
+    # -- the data ---------------------------------------------------------------------------
+    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        self._check_writable()
+        for path, spec in leaves.items():
+            if spec.options:
+                raise OptionError(f"{self.url} has no leaf option {next(iter(spec.options))!r}", url=self.url)
+            check_path(path, self.url)
+        # The first commit finds its place in the same mapping.
+        reserve = 4096 + 256 * len(leaves)
+        with self._arena.locked(self._timeout):
+            offsets = self._arena.allocate([spec.nbytes for spec in leaves.values()], reserve=reserve)
+        for (path, spec), offset in zip(leaves.items(), offsets, strict=True):
+            entry = Entry(spec.shape, spec.dtype, spec.fill_value, offset)
+            leaf = self._arena.tensor(entry)
+            if spec.fill_value:
+                leaf.fill_(spec.fill_value)
+            self._put_entry(path, entry, leaf)
+
+    def write(self, writes: Sequence[Write]) -> None:
+        self._check_writable()
+        leaves = [self.view(w.path) for w in writes]
+        check_indices((w.index, leaf.shape) for w, leaf in zip(writes, leaves, strict=True))
+        check_values((w, leaf.shape, leaf.dtype) for w, leaf in zip(writes, leaves, strict=True))
+        words = self._arena.words
+        mark = self._marks.take()
+        try:
+            for leaf, w in zip(leaves, writes, strict=True):
+                # Rows that nobody else knows of leave nothing half written behind.
+                words[mark] = 0 if self._is_fresh(w) else self._entries[w.path].offset
+                put(leaf, w.index, w.value)
+        finally:
+            self._marks.give(mark)
+
+    def discard(self) -> None:
+        self._check_writable()
+        self._entries = dict(self._committed)
+        self._leaves = {path: self._arena.tensor(entry) for path, entry in self._entries.items()}
+        self._staged = False
+
+    def delete(self, paths: Sequence[Path]) -> None:
+        super().delete(paths)
+        for path in paths:
+            del self._entries[path]
+        self._staged = True
+
+    def rename(self, moves: Mapping[Path, Path]) -> None:
+        self._check_writable()
+        for old, new in moves.items():
+            self.view(old)
+            check_path(new, self.url)
+        taken = [(new, self._entries.pop(old), self._leaves.pop(old)) for old, new in moves.items()]
+        for path, entry, leaf in taken:
+            self._put_entry(path, entry, leaf)
+
+    def resize(self, lengths: Mapping[Path, int]) -> None:
+        """Set the length of the first dimension; others see it once `save_header` was called.
+
+        A leaf that grows gets new memory, in which views of before are not; one that grows again gets twice as much as
+        it needs, and from then on grows where it is, until that is used up.
+        """
+        self._check_writable()
+        specs = dict(zip(lengths, self.specs(list(lengths)), strict=True))
+        grown = {}
+        for path, length in lengths.items():
+            spec = specs[path]
+            if not spec.shape:
+                raise OptionError(f"{path_text(path)} of {self.url} has no first dimension to resize", url=self.url)
+            new = spec.replace(shape=(length, *spec.shape[1:]))
+            entry = self._entries[path]._replace(shape=new.shape)
+            if length > spec.shape[0] and (entry.offset not in self._room or new.nbytes > self._room[entry.offset]):
+                grown[path] = new
+                continue
+            old_length = spec.shape[0]
+            self._put_entry(path, entry, self._arena.tensor(entry))
+            if length > old_length:
+                self._leaves[path][old_length:].fill_(spec.fill_value)
+            elif length < old_length and not self._is_ours(path, length):
+                self._room.pop(entry.offset, None)  # somebody may still look at the rows that go
+        self._grow(grown)
+
+    def _grow(self, grown: dict[Path, LeafSpec]) -> None:
+        """New, larger memory for leaves, with their rows."""
+        old = {path: (self._entries[path].offset, self._leaves[path]) for path in grown}
+        for path, spec in grown.items():
+            again = old[path][0] in self._room
+            wide = spec.replace(shape=(2 * spec.shape[0] if again else spec.shape[0], *spec.shape[1:]))
+            try:
+                self.create({path: wide})
+            except StoreIOError:
+                wide = spec
+                self.create({path: wide})
+            entry = self._entries[path]._replace(shape=spec.shape)
+            self._put_entry(path, entry, self._arena.tensor(entry))
+            self._room[entry.offset] = wide.nbytes
+            leaf = old[path][1]
+            self._leaves[path][: len(leaf)] = leaf
+
+    def _is_fresh(self, w: Write) -> bool:
+        rows = w.index[0] if w.index else None
+        return self._staged and isinstance(rows, slice) and self._is_ours(w.path, rows.start)
+
+    def _is_ours(self, path: Path, rows: int) -> bool:
+        """Whether nobody else can have seen the rows of a leaf from `rows` on: they were never committed."""
+        committed = self._arena.catalogue().entries.get(path)
+        return committed is None or committed.offset != self._entries[path].offset or committed.shape[0] <= rows
+
+    def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
+        """The leaves that a writer was writing when it was killed. There are no checksums of live memory."""
+        self._check_open()
+        ended = dirty(self._arena)
+        return [
+            Fault(path, f"process {ended[entry.offset].pid} ended in the middle of writing it")
+            for path, entry in self._entries.items()
+            if entry.offset in ended and (paths is None or path in paths)
+        ]
+
+    def nbytes_stored(self) -> int | None:
+        self._check_open()
+        return self._arena.used()
+
+    def close(self) -> None:
+        """Let go of the memory; tensors already taken stay valid. A saved, named store stays until its owner ends."""
+        if self._closed:
+            return
+        super().close()
+        self._leaves = {}
+        if self._private is not None and self._discard is not None:
+            self._discard()
+        self._marks = Marks(self._arena, self._timeout)
+        handoff.collect()
+
+    # -- sending ------------------------------------------------------------------------------
+    def reopen_token(self) -> tuple[SharedHandle, Mode, dict[str, Any]]:
+        return self.share_handle(), "r+" if self.writable else "r", {}
+
+    def share_handle(self) -> SharedHandle:
+        """What to send to another process: a few words, whatever the store holds.
+
+        It goes wherever `multiprocessing` pickles (queues, pipes, arguments of a process, also of
+        `torch.multiprocessing`); that of a named store can be pickled anywhere.
+        """
+        self._check_open()
+        return SharedHandle(self)
+
+    def _message(self) -> handoff.Message:
+        if self.writable and (self._staged or not self._generation):
+            self._commit(self._header)
+        return handoff.send(self._arena)
+
+    @property
+    def _by_name(self) -> bool:
+        return self._path is not None and self._private is None
+
+    # -- inside -------------------------------------------------------------------------------
+    def _adopt(self, catalogue: Catalogue) -> None:
+        self._generation = catalogue.generation
+        self._header = catalogue.header
+        self._entries = dict(catalogue.entries)
+        self._committed: Mapping[Path, Entry] = catalogue.entries
+        self._leaves = {path: self._arena.tensor(e) for path, e in self._entries.items()}
+        self._staged = False
+
+    def _put_entry(self, path: Path, entry: Entry, leaf: Tensor) -> None:
+        self._entries[path] = entry
+        self._leaves[path] = leaf
+        self._staged = True
+
+    def _commit(self, header: Header) -> None:
+        data = encode_catalogue(self._entries, header, url=self.url)
+        with self._arena.locked(self._timeout):
+            if self._arena.generation() != self._generation:
+                raise self._overtaken()
+            self._generation = self._arena.commit(data)
+        self._header = header
+        self._committed = dict(self._entries)
+        self._staged = False
+
+    def _overtaken(self) -> StoreBusyError:
+        return StoreBusyError(
+            f"another process changed the structure of {self.url} since this one opened it",
+            url=self.url,
+            hint="open it again, or refresh() before the first change; only row writes need no turns",
+        )
+
+    def _refuse_dirty(self, recover: str | None) -> None:
+        faults = self.verify()
+        if faults and recover is None:
+            torn = ", ".join(path_text(f.path) for f in faults)
+            raise DirtyStoreError(
+                f"{faults[0].reason.partition(' in ')[0]} in the middle of writing {torn} of {self.url}",
+                leaves=tuple(f.path for f in faults),
+                url=self.url,
+                hint="recover='accept' opens it with the rows of that write half old, half new",
+            )
+        if self.writable and recover == "accept":
+            forgive(self._arena, self._timeout)
+
+
+class SharedHandle:
+    """A shared store on its way to another process; see `SharedStore.share_handle`."""
+
+    __slots__ = ("store",)
+
+    def __init__(self, store: SharedStore) -> None:
+        self.store = store
+
+    def __reduce__(self) -> _Reduced:
+        # Plain pickle: bytes that may be kept, or read anywhere. ForkingPickler does not come here.
+        store = self.store
+        if store._by_name:
+            return rebuild, (
+                "SharedHandle",
+                store.url,
+                os.path.dirname(store._path or ""),
+                store.writable,
+                store._arena.token,
+            )
+        raise _not_picklable(store)
+
+
+def attach_shared(handle: SharedHandle) -> SharedStore:
+    """A store object on what a handle brought: in the sender's own process, a second one on the same memory."""
+    store = handle.store
+    return SharedStore(store._arena, timeout=store._timeout, path=store._path if store._by_name else None)
+
+
+def _not_picklable(store: SharedStore) -> UnsupportedError:
+    return UnsupportedError(
+        f"an anonymous shared store ({store.url}) can be sent to processes of multiprocessing, not pickled otherwise",
+        url=store.url,
+        hint="give it a name (shm://NAME) for unrelated processes of this machine, or save it to a memmap store",
+    )
+
+
+def found(url: str, directory: str, writable: bool, token: bytes) -> SharedHandle:
+    """Unpickle the handle of a named store."""
+    store = open_shared(url, mode="r+" if writable else "r", directory=directory)
+    if store._arena.token != token:
+        raise StoreNotFoundError(
+            f"{url} was replaced since this reference to it was made", url=url, hint=f"open {url} itself"
+        )
+    return SharedHandle(store)
+
+
+def _received(message: tuple[Any, ...]) -> SharedHandle:
+    """Unpickle the handle of an anonymous store."""
+    return SharedHandle(SharedStore(handoff.receive(handoff.Message(*message))))
+
+
+def _reduce_handle(handle: SharedHandle) -> _Reduced:
+    if handle.store._by_name:
+        return handle.__reduce__()
+    return _received, (tuple(handle.store._message()),)
+
+
+def _reduce_store(store: SharedStore) -> _Reduced:
+    return attach_shared, (store.share_handle(),)
+
+
+ForkingPickler.register(SharedHandle, _reduce_handle)
+ForkingPickler.register(SharedStore, _reduce_store)
+
+
+def _name_of(location: str | None) -> tuple[str, str]:
+    scheme, name = split_scheme(location or "")
+    if scheme not in ("", "shm"):
+        raise OptionError(f"the 'shared' backend keeps nothing at {location}", hint="shared stores are shm://NAME")
+    return name, ANONYMOUS + name
+
+
+def _open_anonymous(mode: Mode, timeout: float, directory: str | None, preallocate: bool) -> SharedStore:
+    if mode in ("r", "r+"):
+        raise StoreNotFoundError("an anonymous shared store cannot be opened again", hint="give it a name: shm://NAME")
+    with io_errors(ANONYMOUS, "making a shared store"):
+        if directory is None:
+            fd = os.memfd_create("tdstore", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            # A receiver that shortened it would end every process that has it mapped.
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        else:
+            # In the folder, but never under a name in it.
+            fd = os.open(names.directory_of(directory), os.O_TMPFILE | os.O_RDWR | (SAFE & ~os.O_NOFOLLOW), 0o600)
+    return SharedStore(handoff.remember(Arena.create(fd, ANONYMOUS, preallocate=preallocate)), timeout=timeout)
+
+
+def _sweep_once(folder: str, timeout: float) -> None:
+    global _swept_by
+    if _swept_by != os.getpid():
+        _swept_by = os.getpid()
+        names.sweep(folder, timeout)

@@ -1,1 +1,0 @@
-"""The parts of the `shared` backend: processes, the arena file, its catalogue, marks, names and sending."""

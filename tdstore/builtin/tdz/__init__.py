@@ -1,0 +1,1 @@
+"""The `tdz` backend: one file for a whole dataset."""

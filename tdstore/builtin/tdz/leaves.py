@@ -1,0 +1,297 @@
+"""The leaves of an archive that is open: what they are, read and written where they lie, new ones made aside."""
+
+from __future__ import annotations
+
+import os
+import weakref
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore.builtin.memmap.layout import Layout, LeafFile
+from tdstore.builtin.resident import ResidentStore, put, rows_of
+from tdstore.builtin.tdz.reading import LeafEntry, Member, as_entry, load_member
+from tdstore.builtin.tdz.writing import Held, new_file, new_info
+from tdstore.builtin.tensorbytes import write_tensor
+from tdstore.builtin.window import Window
+from tdstore.errors import ConflictError, KeyNotFoundError, OptionError
+from tdstore.header import Header
+from tdstore.index.ranges import check_values
+from tdstore.index.rows import check_indices
+from tdstore.store import Cap
+from tdstore.storekit import files
+from tdstore.storekit.budget import allocating, check_holes
+from tdstore.storekit.sparse import HOLES, Holes, reserve
+from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
+
+
+class TdzLeaves(ResidentStore):
+    """Everything of an archive's store but how it is opened, committed and closed."""
+
+    caps = (
+        Cap.WRITE
+        | Cap.PARTIAL_READ
+        | Cap.PARTIAL_WRITE
+        | Cap.RESIZE
+        | Cap.VIEW
+        | Cap.PERSISTENT
+        | Cap.CONCURRENT_READ
+        | Cap.DISCARD
+    )
+
+    def __init__(
+        self,
+        location: str,
+        mode: Mode,
+        method: int,
+        level: int | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.location = self.url = location
+        self.writable = mode != "r"
+        self._mode: Mode = mode
+        self._method, self._level = method, level
+        self._sync = options["durable"] == "commit"
+        self._options = options
+        self._name = os.path.basename(location)
+        self._entries: dict[Path, LeafEntry] = {}
+        self._committed: dict[Path, LeafEntry] = {}
+        """The leaves of the last commit."""
+        self._header = Header()
+        self._layout = Layout()
+        self._end = 0
+        """Where the data of the published archive ends, and new leaves begin."""
+        self._at = 0
+        """Where the next new leaf begins."""
+        self._changed = False
+        """Leaves were added, moved or removed since the last commit."""
+        self._windows: list[Window] = []
+        self._open = Held()
+        # Descriptors only: a store that was changed is held, and closed, by `tdstore.lifetime`.
+        self._last = weakref.finalize(self, self._open.end)
+        self._last.atexit = False
+
+    # -- catalogue -----------------------------------------------------------------------
+    def paths(self) -> Iterator[Path]:
+        self._check_open()
+        return iter(tuple(self._entries))
+
+    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
+        return [self._entry(path).spec() for path in paths]
+
+    def load_header(self) -> Header:
+        self._check_open()
+        return self._header
+
+    def reopen_token(self) -> tuple[str, Mode, dict[str, Any]] | None:
+        return self.location, "r+" if self.writable else "r", dict(self._options)
+
+    def nbytes_stored(self) -> int | None:
+        self._check_open()
+        return os.fstat(self._open.fd).st_blocks * 512 if self._open.fd >= 0 else None
+
+    def _summed(self, path: Path) -> LeafEntry:
+        return self._entry(path)
+
+    def _entry(self, path: Path) -> LeafEntry:
+        self._check_open()
+        try:
+            return self._entries[path]
+        except KeyError:
+            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
+
+    # -- data ----------------------------------------------------------------------------
+    def view(self, path: Path) -> Tensor:
+        leaf = self._entry(path)
+        leaf.handed = True
+        return self._tensor(leaf)
+
+    def read(self, reads: Sequence[Read]) -> list[Tensor]:
+        entries = [self._entry(r.path) for r in reads]
+        check_indices((r.index, entry.shape) for r, entry in zip(reads, entries, strict=True))
+        for r, entry in zip(reads, entries, strict=True):
+            if r.out is None:
+                self._refuse_holes(entry, rows_of(entry.shape, r.index))
+        tensors = [self._tensor(entry) for entry in entries]
+        return [self._gather(tensor, r) for tensor, r in zip(tensors, reads, strict=True)]
+
+    def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
+        if rows is not None:
+            for path in paths:
+                entry = self._entry(path)
+                self._refuse_holes(entry, rows_of(entry.shape, (rows,)))
+        super().check(paths, rows)
+
+    def _refuse_holes(self, leaf: LeafEntry, rows: int) -> None:
+        """Refuse to copy rows that take far more memory than the archive takes on the medium, unless it is allowed."""
+        if self._options["max_bytes"] is None and leaf.info is not None and not leaf.building:
+            check_holes(leaf.path, leaf.shape, leaf.nbytes, rows, lambda: self.nbytes_stored() or 0, self.url)
+
+    def _tensor(self, leaf: LeafEntry) -> Tensor:
+        if leaf.probe is None:
+            with files.io_errors(self.url, f"mapping leaf {path_text(leaf.path)}", writing=self.writable):
+                leaf.probe = self._mapped(leaf)
+            leaf.version = leaf.seen()
+        return leaf.probe
+
+    def _mapped(self, leaf: LeafEntry) -> Tensor:
+        if leaf.info is None:
+            return torch.empty(leaf.shape, dtype=leaf.dtype)
+        if leaf.info.compress_type != zipfile.ZIP_STORED or leaf.start % leaf.dtype.itemsize:
+            with allocating(leaf.path, leaf.shape, leaf.dtype, self.url):
+                unpacked = torch.empty(leaf.shape, dtype=leaf.dtype)
+            load_member(self._open.fd, Member(leaf.info, leaf.start), unpacked, self.url)
+            return unpacked
+        stop = leaf.start + leaf.nbytes
+        window = next((w for w in self._windows if w.start <= leaf.start and stop <= w.stop), None)
+        if leaf.building:
+            window = Window(self._open.new, leaf.start, stop, shared=True)
+        elif window is None:
+            # Private: what is written stays in this process until a commit writes the archive anew.
+            window = Window(self._open.fd, 0, self._end, shared=False)
+            self._windows.append(window)
+        found = window.tensor(leaf.start, leaf.shape, leaf.dtype)
+        if leaf.building:
+            self._windows.append(window)
+            self._guard(leaf, window, found)
+        return found
+
+    def _guard(self, leaf: LeafEntry, window: Window, mapped: Tensor) -> None:
+        """Let those who write through a mapping of a new leaf, which is a hole, take room for it before."""
+        fd, start, url = os.dup(self._open.new), leaf.start, f"{self.url}: leaf {path_text(leaf.path)}"
+
+        def allocate(a: int, b: int) -> None:
+            with files.io_errors(url, "making room"):
+                files.allocate(fd, start + a, b - a)
+
+        leaf.holes = Holes(leaf.nbytes, allocate)
+        leaf.holes.guard(mapped)
+        window.keep(leaf.holes)
+        weakref.finalize(leaf.holes, os.close, fd)
+
+    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        self._check_writable()
+        for path, spec in leaves.items():
+            if spec.options:
+                raise OptionError(f"{self.url} has no leaf option {next(iter(spec.options))!r}", url=self.url)
+            if not path:
+                raise ValueError(f"a leaf of {self.url} needs a name")
+        with files.io_errors(self.url, "making leaves"):
+            for path, spec in leaves.items():
+                self._fill(self._make(path, spec))
+
+    def _make(self, path: Path, spec: LeafSpec) -> LeafEntry:
+        """A place for a new leaf in the archive that is being built; it reads as zeros."""
+        hold = self._open
+        if hold.new < 0:
+            hold.new, hold.temp = new_file(hold.folder)
+            self._at = self._end
+        leaf = as_entry(LeafFile(path, spec.shape, spec.dtype, spec.fill_value, self._layout.file(path)))
+        if leaf.nbytes:
+            leaf.info, leaf.start = new_info("/".join(leaf.file), leaf.nbytes, self._at)
+            self._at = leaf.start + leaf.nbytes
+            leaf.building = True
+            files.truncate(hold.new, self._at)
+        self._entries.pop(path, None)
+        self._entries[path] = leaf
+        self._changed = True
+        return leaf
+
+    def write(self, writes: Sequence[Write]) -> None:
+        self._check_writable()
+        entries = [self._entry(w.path) for w in writes]
+        check_indices((w.index, entry.shape) for w, entry in zip(writes, entries, strict=True))
+        check_values((w, entry.shape, entry.dtype) for w, entry in zip(writes, entries, strict=True))
+        wanted = [(leaf, w) for leaf, w in zip(entries, writes, strict=True) if leaf.nbytes and w.value.numel()]
+        self._check_current()
+        for leaf, w in wanted if HOLES else ():  # all, before the first row of any is overwritten
+            if not leaf.building:
+                with files.io_errors(self.url, f"taking room for leaf {path_text(w.path)}"):
+                    reserve(self._tensor(leaf), w.index)
+        for leaf, w in wanted:
+            with files.io_errors(self.url, f"writing leaf {path_text(w.path)}"):
+                first = _first_row(leaf, w.index)
+                if first is None or not leaf.building:
+                    target = self._tensor(leaf)
+                    if HOLES:
+                        reserve(target, w.index)
+                    put(target, w.index, w.value)
+                else:
+                    start = leaf.start + (first * leaf.nbytes // leaf.shape[0] if first else 0)
+                    write_tensor(self._open.new, w.value, start)
+
+    def delete(self, paths: Sequence[Path]) -> None:
+        self._check_writable()
+        for path in paths:
+            self._entry(path)
+        for path in paths:
+            self._entries.pop(path, None)
+        self._changed = True
+
+    def rename(self, moves: Mapping[Path, Path]) -> None:
+        self._check_writable()
+        if len(set(moves.values())) < len(moves):
+            raise ValueError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
+        taken = {new: self._entry(old) for old, new in moves.items() if old != new}
+        for leaf in taken.values():
+            self._entries.pop(leaf.path, None)
+        with files.io_errors(self.url, "renaming"):
+            for new, leaf in taken.items():  # an entry has its name in front of it: a copy under the new one
+                self._copy(leaf, self._make(new, leaf.spec()))
+
+    def resize(self, lengths: Mapping[Path, int]) -> None:
+        self._check_writable()
+        for path, length in lengths.items():
+            if not self._entry(path).shape or length < 0:
+                raise ValueError(f"leaf {path_text(path)} of {self.url} cannot be resized to {length} rows")
+        with files.io_errors(self.url, "resizing"):
+            for path, length in lengths.items():
+                old = self._entries[path]
+                if old.shape[0] == length:
+                    continue
+                made = self._make(path, old.spec().replace(shape=(length, *old.shape[1:])))
+                self._fill(made)
+                self._copy(old, made)
+
+    def _copy(self, old: LeafEntry, new: LeafEntry) -> None:
+        """Copy what fits of one leaf into another, which is being built."""
+        nbytes = min(old.nbytes, new.nbytes)
+        if nbytes:
+            memory = self._tensor(old).reshape(-1)[: nbytes // old.dtype.itemsize]  # with what was written since
+            write_tensor(self._open.new, memory, new.start)
+
+    def _fill(self, leaf: LeafEntry) -> None:
+        if leaf.nbytes and (leaf.fill or str(leaf.fill) == "-0.0"):
+            filled = torch.full((), leaf.fill, dtype=leaf.dtype).expand(leaf.shape)
+            write_tensor(self._open.new, filled, leaf.start)
+
+    def discard(self) -> None:
+        """Take back changes of structure since the last commit; rows written into its leaves stay written."""
+        self._check_writable()
+        if self._changed:
+            with files.io_errors(self.url, "taking back changes"):
+                self._open.drop_new()
+            for leaf in self._entries.values():
+                leaf.holes = None
+            self._windows = [window for window in self._windows if not window.shared]
+            self._entries, self._at, self._changed = dict(self._committed), self._end, False
+
+    def _check_current(self) -> None:
+        if self._open.fd >= 0 and not files.is_still(self._open.fd, self._name, self._open.folder):
+            raise ConflictError(
+                f"{self.url} was replaced since it was opened here",
+                url=self.url,
+                hint="what was mapped stays readable; open the location again to write to the new data",
+            )
+
+
+def _first_row(leaf: LeafEntry, index: StoreIndex) -> int | None:
+    """The first row of a write of whole rows, side by side; None for any other."""
+    if not index:
+        return 0
+    if len(index) == 1 and isinstance(index[0], slice) and index[0].step == 1 and leaf.shape:
+        return int(index[0].start)
+    return None

@@ -1,0 +1,243 @@
+"""Directories to archives and back: `pack_memmap`, `unpack_memmap`, and what is said of an archive from outside."""
+
+from __future__ import annotations
+
+import os
+import stat
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tdstore import lifetime
+from tdstore.builtin.memmap.layout import SUFFIX
+from tdstore.builtin.memmap.tensordict_layout import META
+from tdstore.builtin.tdz.reading import (
+    Listing,
+    as_file,
+    blocks_of,
+    check_ratio,
+    read_listing,
+    read_manifest,
+    zip_errors,
+)
+from tdstore.builtin.tdz.store import method_of, open_tdz
+from tdstore.builtin.tdz.writing import copy_range, new_file, new_info
+from tdstore.errors import CorruptStoreError, StoreExistsError, StoreNotFoundError
+from tdstore.header import Header
+from tdstore.storekit import documents, files, session
+from tdstore.storekit.checksums import Summer, Sums
+from tdstore.storekit.session import FileParts
+
+Place = str | os.PathLike[str]
+
+
+def is_memmap_archive(path: Place) -> bool:
+    """Whether a file is a zip with a `meta.json` at its root: the archive of a memmap directory."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return META in archive.namelist()
+    except (OSError, zipfile.BadZipFile, ValueError):
+        return False
+
+
+def pack_memmap(
+    prefix: Place, archive_path: Place, *, compression: str | int | None = None, compresslevel: int | None = None
+) -> Path:
+    """Pack a memmap directory, ours or the peer's, into one archive; an existing file is replaced in one step.
+
+    Args:
+        prefix: the directory. Nobody should be writing to it.
+        archive_path: the archive, outside of the directory.
+        compression, compresslevel: as the backend `tdz` has them.
+
+    Returns:
+        The path of the archive.
+
+    Raises:
+        StoreNotFoundError: not a memmap directory. CorruptStoreError: links or devices in it, or a damaged manifest.
+
+    Example:
+        >>> tdstore.pack_memmap("runs/1", "runs/1.tdz")  # doctest: +SKIP
+        PosixPath('runs/1.tdz')
+    """
+    source, target = os.path.realpath(prefix), os.path.realpath(archive_path)
+    method = method_of(compression)
+    lifetime.settle()  # a handle of this folder that was dropped may still be sealing its checksums
+    if target == source or target.startswith(source + os.sep):
+        raise StoreExistsError(f"{target} would be inside of what it is to hold", url=target)
+    with files.io_errors(source, "packing"):
+        try:
+            root = files.open_dir(source)
+        except NotADirectoryError as error:
+            raise StoreNotFoundError(f"{source} is not a folder", url=source) from error
+        try:
+            names = sorted((p for p, is_dir in files.walk(root) if not is_dir), key=lambda p: (p[-1] != META, p))
+            if (META,) not in names:
+                raise StoreNotFoundError(f"{source} has no {META}: not a memmap directory", url=source)
+            names = [p for p in names if p[-1] != session.NAME and not files.is_temp(p[0])]
+            _published(target, lambda fd: _pack(root, names, fd, method, compresslevel, source))
+        finally:
+            os.close(root)
+    return Path(archive_path)
+
+
+def _published(target: str, write: Callable[[int], Any]) -> None:
+    """Write a new file aside, and rename it once it is whole."""
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    folder = files.open_dir(os.path.dirname(target))
+    fd, temp = -1, ""
+    try:
+        fd, temp = new_file(folder)
+        write(fd)
+        files.fsync(fd)
+        files.rename(temp, folder, os.path.basename(target), folder)
+    except BaseException:
+        if temp:
+            files.unlink_if_there(temp, folder)
+        raise
+    finally:
+        if fd >= 0:
+            os.close(fd)
+        os.close(folder)
+
+
+def _pack(root: int, names: list[FileParts], fd: int, method: int, level: int | None, url: str) -> None:
+    with (
+        as_file(fd, "r+b") as file,
+        zipfile.ZipFile(file, "w", method, compresslevel=level) as archive,
+        files.Tree(root) as tree,
+    ):
+        for parts in names:
+            source = tree.open(parts)
+            try:
+                size, name = os.fstat(source).st_size, "/".join(parts)
+                if not name.endswith(SUFFIX):
+                    archive.writestr(name, os.pread(source, size, 0), zipfile.ZIP_STORED)
+                    continue
+                info: Any = name
+                if method == zipfile.ZIP_STORED:
+                    info, _ = new_info(name, size, archive.start_dir)
+                with archive.open(info, "w", force_zip64=True) as target:
+                    copy_range(source, 0, size, target)
+            finally:
+                os.close(source)
+
+
+def unpack_memmap(archive_path: Place, prefix: Place) -> Path:
+    """Unpack an archive into a memmap directory, comparing every byte with its checksum.
+
+    Args:
+        prefix: the directory: a new one, an empty one, or one that holds a dataset, which is replaced in one step.
+
+    Returns:
+        The path of the directory.
+
+    Raises:
+        CorruptStoreError: a damaged archive, or one whose entries are not plain files below its root; nothing is
+            written outside of the directory, whatever their names. StoreExistsError: something else is there.
+    """
+    source, target = os.path.realpath(archive_path), os.path.realpath(prefix)
+    lifetime.settle()
+    with files.io_errors(source, "unpacking"):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        fd, folder, temp = -1, files.open_dir(os.path.dirname(target)), files.temp_name()
+        try:
+            fd = _open(source)
+            listing = read_listing(fd, source)
+            if (META,) not in listing.members:
+                raise CorruptStoreError(f"{source} has no {META}: not an archive of a dataset", url=source)
+            for member in listing.members.values():
+                check_ratio(member.info, source)
+            there = _check_target(target)
+            files.make_dir(temp, folder)
+            root = os.open(temp, files.SAFE_DIR, dir_fd=folder)
+            try:
+                _unpack(fd, listing, root, source)
+                files.fsync_tree(root)
+            finally:
+                os.close(root)
+            if there:
+                files.exchange(temp, os.path.basename(target), folder)
+                files.remove_tree(temp, folder, first=(documents.NAME,))
+            else:
+                files.rename(temp, folder, os.path.basename(target), folder)
+        except BaseException:
+            if os.path.isdir(os.path.join(os.path.dirname(target), temp)):
+                files.remove_tree(temp, folder)
+            raise
+        finally:
+            if fd >= 0:
+                os.close(fd)
+            os.close(folder)
+    return Path(prefix)
+
+
+def _open(source: str) -> int:
+    folder = files.open_dir(os.path.dirname(source))
+    try:
+        return files.open_plain(os.path.basename(source), folder)
+    finally:
+        os.close(folder)
+
+
+def _check_target(target: str) -> bool:
+    """Whether there is something that may be replaced."""
+    try:
+        mode = os.lstat(target).st_mode
+    except FileNotFoundError:
+        return False
+    entries = os.listdir(target) if stat.S_ISDIR(mode) else None
+    if entries is None or (entries and META not in entries and documents.NAME not in entries):
+        raise StoreExistsError(f"{target} is there, and is no dataset", url=target, hint="unpack to another place")
+    return True
+
+
+def _unpack(fd: int, listing: Listing, root: int, url: str) -> None:
+    sums: dict[FileParts, Sums] = {}
+    with files.Tree(root) as tree, zip_errors(url):
+        for parts, member in listing.members.items():
+            if parts == (documents.NAME,) or parts[-1] == session.NAME:
+                continue
+            out = tree.open(parts, os.O_RDWR | os.O_CREAT | os.O_EXCL, create=True)
+            try:
+                summer, at = Summer(member.info.file_size), 0
+                for block in blocks_of(fd, member, url):
+                    files.write_at(out, memoryview(block), at)
+                    summer.add(np.frombuffer(block, np.uint8))
+                    at += len(block)
+                sums[parts] = summer.sums()
+            finally:
+                os.close(out)
+        kept = listing.members.get((documents.NAME,))
+        if kept is not None:
+            raw = read_manifest(fd, kept, url)
+            document, header = documents.decode_manifest(raw, url=url)
+            files.create_file(documents.NAME, root, _renewed(document, header, sums, url))
+
+
+def _renewed(document: documents.Manifest, header: Header, sums: dict[FileParts, Sums], url: str) -> bytes:
+    """The manifest with the checksums that the files have: those of leaves written in place may be older."""
+    records = []
+    for old in document.leaves:
+        if old.file and old.file not in sums:
+            raise CorruptStoreError(f"{url} lacks {'/'.join(old.file)}", url=url)
+        found = sums[old.file] if old.file else old.sums()
+        records.append(documents.leaf_record(old.path, old.dtype, old.shape, old.nbytes, old.file, found, old.fill))
+    return documents.encode_manifest(header, records, url=url)
+
+
+def refresh_archive_checksums(archive_path: Place) -> Path:
+    """Write an archive anew with the checksums of the bytes that it holds.
+
+    tdstore writes archives whole, and never needs this. It is for archives that another program changed in place,
+    as the `tensordict` package does: their checksums are older than their data.
+
+    Returns:
+        The path of the archive.
+    """
+    with open_tdz(os.fspath(archive_path), mode="r+", verify="none") as store, files.io_errors(store.url, "refreshing"):
+        store.refresh()
+    return Path(archive_path)

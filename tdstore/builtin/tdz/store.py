@@ -1,0 +1,425 @@
+"""The `tdz` backend: a memmap directory as one zip file, whose stored entries are memory-mapped where they lie."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, get_args
+
+from tdstore.builtin.localplace import local_place
+from tdstore.builtin.memmap.layout import LeafFile
+from tdstore.builtin.readcheck import OPENED, ReadCheck
+from tdstore.builtin.tdz.leaves import TdzLeaves
+from tdstore.builtin.tdz.reading import (
+    METHODS,
+    LeafEntry,
+    Member,
+    as_bytes,
+    blocks_of,
+    check_bombs,
+    crc_of_range,
+    read_dataset,
+    read_listing,
+    sums_of_range,
+    zip_errors,
+)
+from tdstore.builtin.tdz.writing import Held, copy_head, descriptions, finish, finish_packed, new_file, patch_local
+from tdstore.builtin.tensorbytes import write_tensor
+from tdstore.errors import (
+    CorruptStoreError,
+    OptionError,
+    StoreExistsError,
+    StoreIOError,
+    StoreNotFoundError,
+    UnsupportedError,
+)
+from tdstore.header import Header
+from tdstore.storekit import files
+from tdstore.storekit.checksums import crc32c, sums_of_memory
+from tdstore.storekit.session import LOCK_TIMEOUT
+from tdstore.types import MODES, Fault, Mode, Path, path_text
+
+Verify = Literal["none", "size", "full"]
+Durable = Literal["none", "commit"]
+
+
+def open_tdz(
+    location: str | None = None,
+    *,
+    mode: Mode = "r",
+    compression: str | int | None = None,
+    compresslevel: int | None = None,
+    durable: Durable = "commit",
+    verify: Verify = "size",
+    max_bytes: int | None = None,
+    lock_timeout: float = LOCK_TIMEOUT,
+) -> TdzStore:
+    """Open, or make, an archive. Changes are in memory until a commit writes the file anew and swaps it in.
+
+    Args:
+        compression: "stored" (default), "deflate", "bzip2", "lzma" or a constant of `zipfile`, for a new archive. A
+            compressed leaf takes less room; it is unpacked into memory when it is read, and the archive cannot be
+            opened with mode "r+".
+        compresslevel: of deflate (0 to 9) and bzip2 (1 to 9).
+        durable: "commit" waits for the medium before it publishes (survives a power cut); "none" does not.
+        verify: "full" compares every byte with the checksums of the archive; "size" its structure, and all bytes of
+            archives of up to 16 MiB; "none" only its structure.
+        max_bytes: refuse an archive that declares more data.
+        lock_timeout: seconds to wait for another process that is swapping in its archive.
+
+    Raises:
+        StoreNotFoundError, StoreExistsError: by mode. CorruptStoreError: not an archive, or a damaged one.
+        UnsupportedError: mode "r+" on compressed leaves. StoreIOError: the medium failed. ConflictError, by a commit:
+            another writer committed since this one opened the archive.
+    """
+    for name, value, known in (("mode", mode, MODES), ("durable", durable, get_args(Durable))):
+        if value not in known:
+            raise OptionError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}", url=location)
+    if verify not in get_args(Verify):
+        raise OptionError(f"verify must be 'none', 'size' or 'full', not {verify!r}", url=location)
+    if sys.byteorder != "little":
+        raise UnsupportedError("the tdz backend needs a little-endian machine", url=location)
+    method = method_of(compression)
+    options: dict[str, Any] = {
+        "durable": durable,
+        "verify": verify,
+        "max_bytes": max_bytes,
+        "lock_timeout": lock_timeout,
+    }
+    store = TdzStore(local_place(location or "", "tdz", "file"), mode, method, compresslevel, options)
+    store._start()
+    return store
+
+
+def method_of(compression: str | int | None) -> int:
+    """The constant of `zipfile` for a name of a compression.
+
+    Raises:
+        OptionError: no such compression.
+    """
+    found = METHODS.get(compression) if isinstance(compression, str) else compression
+    if compression is None:
+        return zipfile.ZIP_STORED
+    if found is None or isinstance(found, bool) or found not in METHODS.values():
+        raise OptionError(
+            f"compression must be one of {', '.join(map(repr, METHODS))} or a constant of zipfile, not {compression!r}"
+        )
+    return found
+
+
+def _crc_of_range(hold: Held, leaf: LeafFile, start: int, stop: int) -> int:
+    """crc32c of a part of a leaf in an archive, which nobody writes in place."""
+    assert isinstance(leaf, LeafEntry)
+    return crc32c(os.pread(hold.fd, stop - start, leaf.start + start))
+
+
+class TdzStore(TdzLeaves):
+    """Leaves as stored entries of one zip file, which is never written in place.
+
+    What is written into leaves stays in private memory of this process. A commit builds a new file and swaps it in;
+    leaves that stay keep their place in it, so that tensors that were handed out go on showing the dataset.
+    """
+
+    # -- opening -------------------------------------------------------------------------
+    def _start(self) -> None:
+        try:
+            with files.io_errors(self.url, "opening", writing=self.writable):
+                self._open_by_mode()
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _open_by_mode(self) -> None:
+        there = os.path.lexists(self.location)
+        if self._mode == "a":
+            self._mode = "r+" if there else "x"
+        if self._mode in ("r", "r+"):
+            self._open_existing()
+            return
+        if there:
+            self._check_replaceable()
+        os.makedirs(os.path.dirname(self.location), exist_ok=True)
+        self._open.folder = files.open_dir(os.path.dirname(self.location))
+
+    def _check_replaceable(self) -> None:
+        if self._mode == "x":
+            raise StoreExistsError(f"{self.url} exists", url=self.url)
+        size = os.path.getsize(self.location)
+        if os.path.isdir(self.location) or (size and not zipfile.is_zipfile(self.location)):
+            raise StoreExistsError(
+                f"{self.url} is there, and is no archive", url=self.url, hint="remove it, or save to another place"
+            )
+
+    def _open_existing(self) -> None:
+        hold = self._open
+        try:
+            hold.folder = files.open_dir(os.path.dirname(self.location))
+            hold.fd = files.open_plain(self._name, hold.folder, os.O_RDWR if self.writable else os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise StoreNotFoundError(f"there is nothing at {self.url}", url=self.url) from error
+        except files.NotRegularError as error:
+            raise StoreNotFoundError(f"{self.url} is not a file", url=self.url) from error
+        self._read()
+        if self._options["verify"] == "full":
+            for fault in self.verify():
+                raise CorruptStoreError(f"{self.url}: {fault.reason}", url=self.url)
+        elif self._reading is not None and sum(leaf.nbytes for leaf in self._entries.values()) <= OPENED:
+            for leaf in list(self._entries.values()):
+                if leaf.path in self._reading.pending:
+                    self._tensor(leaf)
+                    self._reading.check(leaf, None)
+
+    def _read(self) -> None:
+        listing = read_listing(self._open.fd, self.url)
+        _, self._header, leaves = read_dataset(self._open.fd, listing, self.url)
+        check_bombs(leaves, self._options["max_bytes"], self.url)
+        self._end = self._at = listing.end
+        for leaf in leaves:
+            if self.writable and leaf.info is not None:
+                self._check_writable_leaf(leaf)
+                self._layout.adopt(leaf.path, leaf.file)
+            self._entries[leaf.path] = leaf
+        self._committed = dict(self._entries)
+        if self._options["verify"] != "none":
+            stored = [x for x in leaves if x.info is not None and x.info.compress_type == zipfile.ZIP_STORED]
+            self._reading = ReadCheck(self.url, stored, partial(_crc_of_range, self._open))
+
+    def _check_writable_leaf(self, leaf: LeafEntry) -> None:
+        assert leaf.info is not None
+        if leaf.info.compress_type != zipfile.ZIP_STORED:
+            raise UnsupportedError(
+                f"{self.url}: leaf {path_text(leaf.path)} is compressed and cannot be changed",
+                url=self.url,
+                hint="load it and save it again without compression, or unpack_memmap() it",
+            )
+
+    # -- commit --------------------------------------------------------------------------
+    def save_header(self, header: Header) -> None:
+        self._check_writable()
+        with files.io_errors(self.url, "committing"), zip_errors(self.url):
+            if self._open.fd < 0 and self._method != zipfile.ZIP_STORED:
+                self._publish_packed(header)
+                return
+            written = self._written_leaves()
+            if self._open.fd < 0 or self._changed or written or header != self._header:
+                self._publish(header, written)
+            else:
+                self._check_current()
+
+    def refresh(self) -> None:
+        """Write the archive anew, with the checksums of what it holds."""
+        self._check_writable()
+        with files.io_errors(self.url, "committing"), zip_errors(self.url):
+            self._publish(self._header, list(self._committed.values()), compare=False)
+
+    def _written_leaves(self) -> list[LeafEntry]:
+        """Leaves of the last commit whose bytes are not those of the archive any more, in this process."""
+        return [leaf for leaf in self._entries.values() if not leaf.building and self._is_written(leaf)]
+
+    def _is_written(self, leaf: LeafEntry) -> bool:
+        if leaf.probe is None or leaf.info is None:
+            return False
+        stop = leaf.start + leaf.nbytes
+        window = next((w for w in self._windows if w.start <= leaf.start and stop <= w.stop), None)
+        aligned = leaf.start % leaf.dtype.itemsize == 0
+        if window is not None and aligned and window.is_written(leaf.start, leaf.nbytes) is False:
+            return False
+        # torch counts its own writes, and no others: the bytes tell. Not the sums, for the archive may be damaged.
+        return sums_of_memory(as_bytes(leaf.probe)) != sums_of_range(self._open.fd, leaf.start, leaf.nbytes)[1]
+
+    def _publish(self, header: Header, written: Sequence[LeafEntry], *, compare: bool = True) -> None:
+        """Swap in a new archive: what the old one held, in the same places, and what came since."""
+        hold, leaves = self._open, list(self._entries.values())
+        before = [(leaf, leaf.crc, leaf.sums) for leaf in leaves]
+        try:
+            if compare:
+                for leaf in written:
+                    self._compare_before(leaf)
+            end = self._build(header, leaves, written)
+            self._swap_in(current=hold.fd >= 0)
+        except BaseException:
+            for leaf, crc, sums in before:
+                leaf.crc, leaf.sums = crc, sums
+                if leaf.info is not None and crc is not None:
+                    leaf.info.CRC = crc
+            if not any(leaf.building for leaf in leaves):
+                hold.drop_new()  # it takes room, and is soon built again
+            raise
+        for window in self._windows:
+            window.move_to(hold.new)
+        if hold.fd >= 0:
+            os.close(hold.fd)
+        hold.fd, hold.new, hold.temp = hold.new, -1, None
+        self._settle(header, end, "r+")
+
+    def _build(self, header: Header, leaves: list[LeafEntry], written: Sequence[LeafEntry]) -> int:
+        """Build the whole new file; where its directory begins."""
+        hold = self._open
+        if hold.new < 0:
+            hold.new, hold.temp = new_file(hold.folder)
+            self._at = self._end
+        if hold.fd >= 0:
+            self._check_current()
+            copy_head(hold.fd, hold.new, self._end)
+        for leaf in written:
+            if leaf.probe is not None:
+                write_tensor(hold.new, leaf.probe, leaf.start)
+        renewed = {id(leaf) for leaf in written}
+        self._take_sums(hold.new, [x for x in leaves if id(x) in renewed or x.building or x.sums is None])
+        for leaf in leaves:
+            if leaf.info is not None and leaf.crc is not None and not leaf.building:
+                patch_local(hold.new, leaf.info, leaf.crc)
+                leaf.info.CRC = leaf.crc
+        return finish(hold.new, self._at, leaves, descriptions(header, leaves, self._layout, self.url))
+
+    def _compare_before(self, leaf: LeafEntry) -> None:
+        """Refuse to take new sums of a leaf that was changed in part, where what stays of it is damaged."""
+        if self._options["verify"] == "none" or leaf.sums is None or leaf.building:
+            return
+        _, found = sums_of_range(self._open.fd, leaf.start, leaf.nbytes, leaf.sums.block)
+        if found.crc != leaf.sums.crc:
+            raise CorruptStoreError(
+                f"{self.url}: leaf {path_text(leaf.path)} was changed, and the archive holds other bytes of it than "
+                "were committed",
+                url=self.url,
+                hint="restore it from a copy; to write over all of it, open with verify='none'",
+            )
+
+    def _settle(self, header: Header, end: int, mode: Mode) -> None:
+        """Take what was published for what is there."""
+        for leaf in self._entries.values():
+            if leaf.holes is not None:
+                leaf.holes.filled()  # written to memory from now on
+            leaf.building, leaf.holes, leaf.version = False, None, leaf.seen()
+        self._committed = dict(self._entries)
+        self._header, self._end, self._at, self._changed, self._mode = header, end, end, False, mode
+
+    def _publish_packed(self, header: Header) -> None:
+        """A first commit with compression: from here on the data is only to be read, from the uncompressed copy."""
+        hold, leaves = self._open, list(self._entries.values())
+        if hold.new < 0:
+            hold.new, hold.temp = new_file(hold.folder)
+        source, scratch = hold.new, hold.temp
+        self._take_sums(source, leaves)
+        hold.new, hold.temp = new_file(hold.folder)
+        try:
+            texts = descriptions(header, leaves, self._layout, self.url)
+            finish_packed(hold.new, leaves, texts, source, self._method, self._level)
+            self._swap_in(current=False)
+        except BaseException:
+            hold.drop_new()
+            hold.new, hold.temp = source, scratch
+            raise
+        os.close(hold.new)
+        if scratch is not None:
+            files.unlink_if_there(scratch, hold.folder)
+        hold.fd, hold.new, hold.temp = source, -1, None
+        for window in self._windows:
+            window.move_to(source)
+        self._settle(header, self._at, "r")
+        self.writable = False
+
+    def _swap_in(self, *, current: bool) -> None:
+        """Give the new file the name of the archive, in the place of the one that this store holds, or of any."""
+        hold = self._open
+        assert hold.temp is not None
+        if self._sync:
+            files.fsync(hold.new)
+        # Two writers that commit at once: the second one looks when the first is through.
+        with self._place_locked():
+            if current:
+                self._check_current()
+            if self._mode == "x":
+                files.link(hold.temp, hold.folder, self._name, hold.folder)
+                files.unlink(hold.temp, hold.folder)
+            else:
+                files.rename(hold.temp, hold.folder, self._name, hold.folder)
+        files.unlock(hold.new)
+        if self._sync:
+            files.fsync(hold.folder)
+
+    @contextmanager
+    def _place_locked(self) -> Iterator[None]:
+        """Hold the lock of the archive that is there, so that no other writer replaces it meanwhile."""
+        hold = self._open
+        while True:
+            try:
+                fd = files.open_plain(self._name, hold.folder)
+            except (FileNotFoundError, files.NotRegularError):
+                yield
+                return
+            try:
+                files.lock(fd, exclusive=True, timeout=self._options["lock_timeout"], url=self.url, what="the archive")
+                if files.is_still(fd, self._name, hold.folder):
+                    yield
+                    return
+            finally:
+                os.close(fd)
+
+    def _take_sums(self, fd: int, leaves: Sequence[LeafEntry]) -> None:
+        """Take the checksums of leaves as they lie in a file."""
+        for leaf in leaves:
+            if leaf.info is not None:
+                leaf.crc, leaf.sums = sums_of_range(fd, leaf.start, leaf.nbytes)
+
+    # -- the rest ------------------------------------------------------------------------
+    def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
+        """Compare every byte of the archive with its checksums; what is not committed yet is left out."""
+        leaves = [self._entry(path) for path in (self._entries if paths is None else paths)]
+        with files.io_errors(self.url, "verifying", writing=False):
+            found = [(leaf, self._fault(leaf)) for leaf in leaves]
+        return [Fault(leaf.path, reason) for leaf, reason in found if reason is not None]
+
+    def _fault(self, leaf: LeafEntry) -> str | None:
+        if leaf.info is None or leaf.building:
+            return None
+        try:
+            if leaf.info.compress_type != zipfile.ZIP_STORED:
+                for _ in blocks_of(self._open.fd, Member(leaf.info, leaf.start), self.url):
+                    pass
+                return None
+            crc = crc_of_range(self._open.fd, leaf.start, leaf.nbytes)
+        except (EOFError, CorruptStoreError) as error:
+            return f"leaf {path_text(leaf.path)} cannot be read: {error}"
+        if crc == leaf.crc:
+            return None
+        return f"leaf {path_text(leaf.path)} is damaged: its CRC-32 is {crc:08x}, expected {leaf.crc:08x}"
+
+    def close(self) -> None:
+        """Commit rows that were written into leaves of the last commit, drop other changes, let go of the file.
+
+        Raises:
+            StoreIOError: the medium failed. The store stays open, and `close` can be called again.
+            CorruptStoreError: a leaf that was changed is damaged in the archive. The store stays open, too.
+            ConflictError: another writer committed since. The store is closed, and its changes are lost.
+        """
+        if self._closed:
+            return
+        hold = self._open
+        try:
+            if self.writable and hold.fd >= 0 and hold.pid == os.getpid():
+                self._commit_rows()
+        except (StoreIOError, CorruptStoreError):
+            raise
+        except BaseException:
+            self._let_go()
+            raise
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._closed = True
+        self._entries, self._committed = {}, {}
+        self._windows.clear()
+        self._last()
+
+    def _commit_rows(self) -> None:
+        self.discard()
+        with files.io_errors(self.url, "closing"), zip_errors(self.url):
+            if (written := self._written_leaves()) and os.fstat(self._open.fd).st_nlink:
+                self._publish(self._header, written)
+            elif written and os.path.lexists(self.location):
+                self._check_current()

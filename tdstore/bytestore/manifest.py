@@ -1,0 +1,344 @@
+"""The manifest of the object layout: which bytes of which immutable object each leaf is made of. Pure.
+
+`docs/reference/object-layout.md` spells the format out. Parsing is strict: what passes `decode_objects` names
+each object once, by a name that we make, and nothing in it points outside of an object, a piece or a leaf.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import gc
+import math
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+
+from tdstore.dtypes import NAME_TO_DTYPE
+from tdstore.errors import CorruptStoreError
+from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
+from tdstore.index.ranges import Ints
+from tdstore.storekit.documents import MAX_DIMS, MAX_LEAVES, NAME, OBJECTS_START, fill_fault, is_objects, seal, unseal
+from tdstore.types import Path, path_text
+
+OBJECT_NAME = re.compile(r"data/[0-9a-f-]{1,100}\.bin")
+SUMS_BLOCK = 4096
+"""Bytes of checksums (1,024 of them) that are fetched, and checked against the manifest, together."""
+MAX_GRAIN = 4 << 20
+MAX_OBJECTS = 1_000_000
+MAX_OBJECT_BYTES = 1 << 42
+MAX_ROWS = 4_000_000
+"""Pieces, and extents, of one manifest."""
+_TOP = 2**62
+
+PIECE_COLUMNS = ("object", "offset", "nbytes", "grain", "sum")
+EXTENT_COLUMNS = ("gap", "nbytes", "piece", "offset")
+
+
+class ObjectRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One data object. Its last `4 * sums` bytes are the crc32c of its grains."""
+
+    name: str
+    size: int
+    sums: int = 0
+    crc: str = ""
+    """base64 of little-endian uint32: the crc32c of each 4 KiB of those bytes."""
+
+
+class LeafRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One leaf; the next `extents` rows of the table of extents are its own."""
+
+    path: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    extents: int = 0
+    fill: Any = 0
+    """As `values.encode_value` has it."""
+
+
+class Retired(msgspec.Struct, frozen=True, array_like=True):
+    """An object of an earlier generation, to be removed by a later commit."""
+
+    name: str
+    size: int
+    since: int
+    """Seconds since the epoch."""
+
+
+class Columns(msgspec.Struct, frozen=True, array_like=True):
+    """A table of non-negative integers, column by column."""
+
+    rows: int
+    columns: list[str]
+    """Width in bytes (0, 1, 2, 4 or 8), then base64 of little-endian unsigned integers; width 0 is all zeros."""
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    layout: str
+    generation: str
+    header: Any
+    objects: list[ObjectRecord]
+    pieces: Columns
+    leaves: list[LeafRecord]
+    extents: Columns
+    retired: list[Retired] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a manifest of the object layout says."""
+
+    generation: str
+    header: Header
+    objects: Sequence[ObjectRecord]
+    pieces: Ints
+    """`[n, 5]`: `PIECE_COLUMNS`."""
+    leaves: Sequence[LeafRecord]
+    extents: Ints
+    """`[n, 4]`: start in the leaf, bytes, piece, offset in the piece; leaf after leaf, ascending in each."""
+    retired: Sequence[Retired] = ()
+
+    def with_retired(self, retired: Sequence[Retired]) -> Document:
+        """With other objects to be removed later."""
+        return replace(self, retired=retired)
+
+
+def new_generation() -> str:
+    """A fresh random name for a commit."""
+    return uuid.uuid4().hex
+
+
+# -- writing ---------------------------------------------------------------------------------
+def encode_objects(document: Document, *, url: str) -> bytes:
+    """The bytes of a manifest.
+
+    Raises:
+        ValueError: beyond the limits that a reader accepts.
+    """
+    start, nbytes, piece, offset = document.extents.T.reshape(4, -1)
+    before = np.concatenate([[0], (start + nbytes)[:-1]])
+    counts = np.array([leaf.extents for leaf in document.leaves], np.int64)
+    first = (np.cumsum(counts) - counts)[counts > 0]
+    before[first] = 0
+    body = msgspec.json.encode(
+        _Document(
+            layout="objects",
+            generation=document.generation,
+            header=header_to_builtins(document.header),
+            objects=list(document.objects),
+            pieces=_pack(document.pieces, len(PIECE_COLUMNS)),
+            leaves=list(document.leaves),
+            extents=_pack(np.stack([start - before, nbytes, piece, offset], 1), len(EXTENT_COLUMNS)),
+            retired=list(document.retired),
+        )
+    )
+    assert body.startswith(OBJECTS_START)
+    if reason := _too_large(body):
+        raise ValueError(f"{url} would have a manifest that nobody could read: {reason}")
+    if len(document.pieces) > MAX_ROWS or len(document.extents) > MAX_ROWS:
+        raise ValueError(f"{url} would have {len(document.extents)} extents; the limit is {MAX_ROWS}")
+    for what, paths in (("leaf", [leaf.path for leaf in document.leaves]), ("group", list(document.header.groups))):
+        for path in paths:
+            if len(path) > MAX_DEPTH:
+                raise ValueError(f"a {what} of {url} is nested {len(path)} levels deep; the limit is {MAX_DEPTH}")
+    return seal(body)
+
+
+def sums_crc(blocks: Ints | np.ndarray[Any, np.dtype[np.uint32]]) -> str:
+    """The `crc` of an `ObjectRecord`."""
+    return base64.b64encode(np.asarray(blocks, "<u4").tobytes()).decode()
+
+
+def _pack(table: Ints, width: int) -> Columns:
+    return Columns(len(table), [_pack_column(column) for column in table.reshape(-1, width).T])
+
+
+def _pack_column(values: Ints) -> str:
+    top = int(values.max(initial=0))
+    if not top:
+        return "0"
+    size = next(size for size in (1, 2, 4, 8) if top < 1 << 8 * size)
+    return f"{size}{base64.b64encode(values.astype(f'<u{size}').tobytes()).decode()}"
+
+
+def _too_large(body: bytes) -> str | None:
+    if len(body) > MAX_BYTES:
+        return f"{len(body)} bytes, more than {MAX_BYTES}"
+    # Counting the bytes of a field that each has is cheap; decoding millions of records is not.
+    if body.count(b'"path":') > MAX_LEAVES:
+        return f"more than {MAX_LEAVES} leaves"
+    if body.count(b'"name":') > MAX_OBJECTS:
+        return f"more than {MAX_OBJECTS} objects"
+    return None
+
+
+# -- reading ---------------------------------------------------------------------------------
+def decode_objects(data: bytes, *, url: str) -> Document:
+    """Parse and check a manifest of the object layout.
+
+    Raises:
+        CorruptStoreError: damaged, of another layout, or describing what cannot be.
+        UnsupportedError: of a newer version.
+    """
+    body = unseal(data, url=url)
+    if not is_objects(body):
+        raise CorruptStoreError(f"{url}: {NAME} describes a directory of files, not the object layout", url=url)
+    if reason := _too_large(body):
+        raise CorruptStoreError(f"{url}: {NAME} has {reason}", url=url)
+    try:
+        with no_collection():
+            document = _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptStoreError(f"{url}: {NAME} is not readable: {error}", url=url) from error
+    with no_collection():
+        header = header_from_builtins(document.header, url=url)
+        return _Checker(document, url).check(header)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """A million new objects make the collector look at all of them again and again: five times the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+_decoder = msgspec.json.Decoder(_Document)
+
+
+class _Checker:
+    def __init__(self, document: _Document, url: str) -> None:
+        self.document = document
+        self.url = url
+
+    def check(self, header: Header) -> Document:
+        found = self.document
+        if not re.fullmatch(r"[0-9a-f]{32}", found.generation):
+            self._refuse(f"has the generation {found.generation[:40]!r}")
+        self._objects()
+        leaves = self._leaves()
+        pieces = self._pieces()
+        extents = self._extents(pieces, leaves)
+        return Document(found.generation, header, found.objects, pieces, found.leaves, extents, found.retired)
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise CorruptStoreError(f"{self.url}: {NAME} {reason}", url=self.url)
+
+    def _objects(self) -> None:
+        names: set[str] = set()
+        for record in self.document.objects:
+            name, count = record.name, record.sums
+            if OBJECT_NAME.fullmatch(name) is None or name in names:
+                self._refuse(f"names the object {name[:80]!r} twice, or it is no name of ours")
+            names.add(name)
+            if not 0 <= 4 * count <= record.size < MAX_OBJECT_BYTES:
+                self._refuse(f"says that {name} has {record.size} bytes with {count} checksums")
+            crcs = -(-4 * count // SUMS_BLOCK)
+            if len(record.crc) != -(-4 * crcs // 3) * 4 or _decode64(record.crc) is None:
+                self._refuse(f"has malformed checksums of {name}")
+        for old in self.document.retired:
+            if OBJECT_NAME.fullmatch(old.name) is None or old.name in names:
+                self._refuse(f"retires {old.name[:80]!r}, which is in use, retired twice, or no name of ours")
+            names.add(old.name)
+            if not (0 <= old.size < _TOP and 0 <= old.since < _TOP):
+                self._refuse(f"retires {old.name} of {old.size} bytes at {old.since}")
+
+    def _leaves(self) -> Ints:
+        """Bytes of each leaf."""
+        paths: set[Path] = set()
+        sizes = []
+        total = 0
+        for leaf in self.document.leaves:
+            if not 1 <= len(leaf.path) <= MAX_DEPTH:
+                self._refuse(f"has a leaf that is nested {len(leaf.path)} levels deep, not 1 to {MAX_DEPTH}")
+            dtype = NAME_TO_DTYPE.get(leaf.dtype)
+            shape = leaf.shape
+            if dtype is None or (shape and (len(shape) > MAX_DIMS or min(shape) < 0)):
+                self._refuse(f"gives {path_text(leaf.path)} the dtype {leaf.dtype!r} and the shape {shape[:8]}")
+            size = math.prod(shape) * dtype.itemsize
+            if size >= _TOP or not 0 <= leaf.extents <= MAX_ROWS:
+                self._refuse(f"gives {path_text(leaf.path)} the impossible shape {shape[:8]}")
+            if leaf.path in paths:
+                self._refuse(f"describes {path_text(leaf.path)} twice")
+            if reason := fill_fault(leaf.fill, dtype):
+                self._refuse(f"has a leaf {path_text(leaf.path)} that {reason}")
+            paths.add(leaf.path)
+            sizes.append(size)
+            total += leaf.extents
+        if total != self.document.extents.rows:
+            self._refuse(f"has {self.document.extents.rows} extents, but its leaves have {total}")
+        return np.array(sizes, np.int64)
+
+    def _pieces(self) -> Ints:
+        table = self._unpack(self.document.pieces, PIECE_COLUMNS, "pieces")
+        if not len(table):
+            return table
+        which, offset, nbytes, grain, first = table.T
+        objects = self.document.objects
+        if int(which.max()) >= len(objects):
+            self._refuse("has a piece of an object that it does not name")
+        payload = np.array([o.size - 4 * o.sums for o in objects], np.int64)[which]
+        count = np.array([o.sums for o in objects], np.int64)[which]
+        if bool(((nbytes < 1) | (offset + nbytes > payload)).any()):
+            self._refuse("has a piece that lies outside of its object")
+        if bool(((grain < 1) | (grain > MAX_GRAIN)).any()):
+            self._refuse(f"has a piece that is checked in grains of other than 1 to {MAX_GRAIN} bytes")
+        if bool((first + (nbytes + grain - 1) // grain > count).any()):
+            self._refuse("has a piece whose checksums lie outside of its object")
+        return table
+
+    def _extents(self, pieces: Ints, sizes: Ints) -> Ints:
+        table = self._unpack(self.document.extents, EXTENT_COLUMNS, "extents")
+        if not len(table):
+            return table
+        gap, nbytes, piece, offset = table.T
+        if float(gap.sum(dtype=np.float64) + nbytes.sum(dtype=np.float64)) >= float(_TOP):
+            self._refuse("has extents beyond every leaf")
+        counts = np.array([leaf.extents for leaf in self.document.leaves], np.int64)
+        leaf = np.repeat(np.arange(len(counts)), counts)
+        # Gaps count from the extent before; in each leaf they count anew.
+        stop = np.cumsum(gap + nbytes)
+        base = np.concatenate([[0], stop])[np.cumsum(counts) - counts]
+        stop -= base[leaf]
+        if bool(((nbytes < 1) | (stop > sizes[leaf])).any()):
+            bad = int(leaf[np.flatnonzero((nbytes < 1) | (stop > sizes[leaf]))[0]])
+            self._refuse(f"has bytes beyond the end of {path_text(self.document.leaves[bad].path)}")
+        if int(piece.max()) >= len(pieces):
+            self._refuse("has an extent of a piece that is not there")
+        if bool((offset + nbytes > pieces[piece, 2]).any()):
+            self._refuse("has an extent that lies outside of its piece")
+        return np.stack([stop - nbytes, nbytes, piece, offset], 1)
+
+    def _unpack(self, packed: Columns, names: Sequence[str], what: str) -> Ints:
+        if not 0 <= packed.rows <= MAX_ROWS or len(packed.columns) != len(names):
+            self._refuse(f"has {packed.rows} {what} of {len(packed.columns)} columns")
+        out = np.zeros((packed.rows, len(names)), np.int64)
+        for at, text in enumerate(packed.columns):
+            if text == "0":
+                continue
+            size = int(text[0]) if text[:1] in ("1", "2", "4", "8") else 0
+            data = _decode64(text[1:]) if size else None
+            if data is None or len(data) != packed.rows * size:
+                self._refuse(f"has a malformed column {names[at]!r} of {what}")
+            values = np.frombuffer(data, f"<u{size}")
+            if int(values.max(initial=0)) >= _TOP // 2:
+                self._refuse(f"has an impossible {names[at]!r} of {what}")
+            out[:, at] = values
+        return out
+
+
+def _decode64(text: str) -> bytes | None:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None

@@ -1,0 +1,1 @@
+"""What every container is: batch dimensions, locks, names, keys, tensorclass hooks."""

@@ -1,0 +1,481 @@
+"""What every container is, over a handful of primitives.
+
+A container is a tree of entries (tensors, nested containers, non-tensor values) whose tensors all start
+with its batch size. Where the tensors live is the business of a store, never of a subclass per medium:
+`TensorDict` holds live tensors, `PersistentTensorDict` reads them on demand.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.core.dim_names import NamesMixin
+from tdstore.container.core.locks import READONLY, LockMixin
+from tdstore.container.core.paths import entry_path
+from tdstore.container.entries.nested_tensors import leaf_shape
+from tdstore.container.entries.structured_arrays import fields_of
+from tdstore.container.entries.unbatched import is_batched
+from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.dtypes import torch_ready
+from tdstore.errors import BatchSizeError, KeyNotFoundError, ReadOnlyError
+from tdstore.header import Group
+from tdstore.index.shapes import as_dim, as_size
+from tdstore.ops.arithmetic import ArithmeticOps
+from tdstore.ops.cast import CastOps
+from tdstore.ops.pointwise import PointwiseOps
+from tdstore.ops.rearrange import RearrangeOps
+from tdstore.ops.reduce import ReduceOps
+from tdstore.settings import list_to_stack
+from tdstore.types import LeafSpec, Names, path_text
+
+LEAF = "leaf"
+GROUP = "group"
+VALUE = "value"
+
+
+class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, NamesMixin, LockMixin):
+    """The primitives and what follows from them at once; `TensorDictBase` adds the rest of the surface."""
+
+    __slots__ = ("__weakref__", "_batch_size", "_device", "_names", "_worn")
+
+    _batch_size: torch.Size
+    _device: torch.device | None
+    _names: Names
+    _worn: Any
+    """The tensorclass that this container is the inside of; not set otherwise."""
+    _resident_class: ClassVar[Any]
+    """The in-memory container; set by its module."""
+    _stored_class: ClassVar[Any]
+    """The container over a store that is not resident; set by its module."""
+    _stack_class: ClassVar[Any]
+    """The stack that is not made; set by its module."""
+    _params_class: ClassVar[Any]
+    """The container that is a `torch.nn.Module`; set by its module."""
+    _on_redis: ClassVar[Callable[[Any, Any], Any]]
+    """What was saved on a redis server, and where its reads land, as a `TensorDictStore`; set by the module of that."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    # -- primitives --------------------------------------------------------------------------
+    @abstractmethod
+    def _first_keys(self) -> Iterable[str]:
+        """First-level keys in insertion order."""
+
+    @abstractmethod
+    def _kind(self, key: str) -> str | None:
+        """LEAF, GROUP or VALUE; None when there is no such entry. Reads no data."""
+
+    @abstractmethod
+    def _raw(self, key: str) -> Any:
+        """The entry of an existing first-level key; non-tensor values stay wrapped."""
+
+    @abstractmethod
+    def _assign(self, entries: Mapping[str, Any]) -> None:
+        """Add or replace entries (already coerced), all or none."""
+
+    @abstractmethod
+    def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
+        """Check that values can be written into existing entries, at a batch index or whole: what then writes them."""
+
+    def _write(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
+        """Write into existing entries in place; all checked before any is written."""
+        self._prepared(entries, at)()
+
+    def _plan_write(self, changes: Any, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
+        """Add to a change what `_write` does, all checked."""
+        changes.then(self._prepared(entries, at))
+
+    def _plan_set(self, changes: Any, entries: Mapping[str, Any]) -> None:
+        """Add to a change what `_assign` does, all checked."""
+        changes.then(lambda: self._assign(entries))
+
+    def _leaf_layout(self, key: str) -> torch.layout:
+        """Memory layout of a first-level LEAF: dense in every store."""
+        return torch.strided
+
+    def _nested_parts(self, key: str) -> tuple[dict[str, Any], dict[str, LeafSpec]] | None:
+        """The envelope of a first-level LEAF that is a nested tensor, and the specs of its leaves; else None."""
+        return None
+
+    @abstractmethod
+    def _leaf_at(self, key: str, index: Any) -> Tensor:
+        """`leaf[index]` of a first-level LEAF; the index may reach into feature dimensions."""
+
+    @abstractmethod
+    def _write_leaf_at(self, key: str, index: Any, value: Any) -> None:
+        """`leaf[index] = value` of a first-level LEAF, likewise."""
+
+    @abstractmethod
+    def _drop(self, keys: Iterable[str]) -> None:
+        """Remove existing first-level entries."""
+
+    def _take_back(self, keys: list[str]) -> None:
+        """Remove first-level entries that were just made, wherever they were made."""
+        self._drop(keys)
+
+    @abstractmethod
+    def _rename(self, old: str, new: str) -> None:
+        """Rename an existing first-level entry, replacing `new`."""
+
+    @abstractmethod
+    def _reorder(self, keys: list[str]) -> None:
+        """Put the first-level entries in the order of `keys`, which are all of them."""
+
+    @abstractmethod
+    def _resident(self) -> Any:
+        """This container with its entries as live tensors: itself, or one batched read."""
+
+    @abstractmethod
+    def _to(self, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool) -> Any:
+        """A container of the same entries on a device, of a dtype."""
+
+    @abstractmethod
+    def _at(self, index: Any) -> Any:
+        """The container at a batch index (anything torch takes but a string key)."""
+
+    @abstractmethod
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        """Change the batch size, checked already against every leaf."""
+
+    @abstractmethod
+    def _leaf_shape(self, key: str) -> torch.Size:
+        """Shape of a first-level LEAF without reading it."""
+
+    # -- shape -------------------------------------------------------------------------------
+    @property
+    def batch_size(self) -> torch.Size:
+        """Shape of the batch: the leading dimensions that all entries share.
+
+        Setting it checks every leaf and grows nested TensorDicts that are too small; `BatchSizeError`
+        otherwise, with nothing changed.
+        """
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: Any) -> None:
+        new = as_size(batch_size)
+        self._check_batch(new, ())
+        for above in self._batches_above():
+            if new[: len(above)] != above:
+                raise BatchSizeError(
+                    f"the TensorDict that this one is an entry of has the batch size {list(above)}, "
+                    f"with which {list(new)} does not start",
+                    hint="set the batch_size of the outer TensorDict first",
+                )
+        self._set_batch_size(new)
+
+    def _batches_above(self) -> list[torch.Size]:
+        """Batch sizes of the TensorDicts that this one is known to be an entry of: those that are locked."""
+        return [p.batch_size for p in self._locked_parents() if not isinstance(p, self._stack_class)]
+
+    def _check_batch(self, new: torch.Size, path: tuple[str, ...]) -> None:
+        n = len(new)
+        for key in self._first_keys():
+            kind = self._kind(key)
+            if kind == GROUP:
+                self._raw(key)._check_batch(new, (*path, key))
+            elif kind == LEAF and self._leaf_shape(key)[:n] != new:
+                raise BatchSizeError(
+                    f"entry {path_text((*path, key))} of shape {list(self._leaf_shape(key))} "
+                    f"does not start with the batch size {list(new)}"
+                )
+
+    shape = batch_size
+
+    @property
+    def batch_dims(self) -> int:
+        """Number of batch dimensions."""
+        return len(self._batch_size)
+
+    ndim = batch_dims
+
+    def dim(self) -> int:
+        """Number of batch dimensions."""
+        return len(self._batch_size)
+
+    ndimension = dim
+
+    def size(self, dim: int | None = None) -> Any:
+        """The batch size, or its length along `dim`."""
+        return self._batch_size if dim is None else self._batch_size[as_dim(dim, self.batch_dims)]
+
+    def numel(self) -> int:
+        """Number of batch positions, at least 1."""
+        return max(1, self._batch_size.numel())
+
+    def __len__(self) -> int:
+        return self._batch_size[0] if self._batch_size else 0
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("the truth of a TensorDict is ambiguous: use is_empty(), len(), all() or any()")
+
+    @property
+    def depth(self) -> int:
+        """How many TensorDicts the deepest leaf is nested in; 0 when no nested one has leaves."""
+        return max(0, self._leaf_depth())
+
+    def _leaf_depth(self) -> int:
+        """The depth of the deepest leaf; -1 when there is none."""
+        kinds = [(key, self._kind(key)) for key in self._first_keys()]
+        below = [self._raw(key)._leaf_depth() for key, kind in kinds if kind == GROUP]
+        deepest = max(below, default=-1)
+        return deepest + 1 if deepest >= 0 else 0 if len(below) < len(kinds) else -1
+
+    def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Self:
+        """Set the largest batch size that all entries share, of at most `batch_dims` dimensions; nested ones too.
+
+        With `keep_compliant_size`, nested TensorDicts with `batch_dims` batch dimensions or more stay as they are.
+        """
+        for _, group in self._stored_groups():
+            if not keep_compliant_size or batch_dims is None or group.batch_dims < batch_dims:
+                group.auto_batch_size_(batch_dims, keep_compliant_size)
+        common: torch.Size | None = None
+        for key in self._first_keys():
+            kind = self._kind(key)
+            entry: Any = None if kind == LEAF else self._raw(key)
+            if isinstance(entry, (NonTensorData, Tensor)) or (kind == GROUP and entry.is_empty()):
+                continue  # fits any batch
+            shape = self._leaf_shape(key) if entry is None else entry.batch_size
+            if common is None:
+                common = shape[:batch_dims]
+            same = 0
+            while same < min(len(common), len(shape)) and common[same] == shape[same]:
+                same += 1
+            common = common[:same]
+        new = common if common is not None else self.batch_size[:batch_dims]  # nothing in it that says one
+        if new != self.batch_size:
+            self._set_batch_size(new)
+        return self
+
+    # -- device ------------------------------------------------------------------------------
+    @property
+    def device(self) -> torch.device | None:
+        """Device of every entry, or None when entries may differ. Change it with `to(device)`."""
+        return self._device
+
+    @device.setter
+    def device(self, value: Any) -> None:
+        raise RuntimeError("the device cannot be set in place: use td.to(device)")
+
+    # -- values ------------------------------------------------------------------------------
+    def _groups(self) -> list[Any]:
+        return [self._raw(k) for k in self._first_keys() if self._kind(k) == GROUP]
+
+    def _whole(self, what: str) -> None:
+        """Raise `UnsupportedError` if this is a view of stored data, whose entries are not its own."""
+
+    def _unwrapped(self, key: str, entry: Any) -> Any:
+        """A first-level entry as `td[key]` gives it: non-tensor values without their wrapper."""
+        return entry.plain() if isinstance(entry, NonTensor) else entry
+
+    def _is_unbatched(self, key: str) -> bool:
+        """Whether a VALUE is an unbatched tensor: a leaf, though it has no rows."""
+        return isinstance(self._raw(key), Tensor)
+
+    def _value_text(self, key: str) -> str:
+        """How a VALUE prints."""
+        return repr(self._raw(key))
+
+    def _value_size(self, key: str) -> torch.Size:
+        """Batch size of a VALUE, without reading it where it is stored."""
+        size: torch.Size = self._raw(key).batch_size
+        return size
+
+    # -- as a store sees it: a lazy stack shows its elements --------------------------------
+    def _own_record(self) -> Group | None:
+        """What a header says of this level; None where the entries tell."""
+        return None
+
+    def _stored_groups(self) -> list[tuple[str, Any]]:
+        """The groups below this level, by their names in a store."""
+        return [(k, self._raw(k)) for k in self._first_keys() if self._kind(k) == GROUP]
+
+    def _child(self, key: str) -> Any:
+        """The entry of a name in a store."""
+        return self._raw(key)
+
+    def _live(self) -> Any:
+        """Something that the walks over trees can go through: the resident form, or a lazy stack itself."""
+        return self._resident()
+
+    def _check_writable(self) -> None:
+        if self._state & READONLY:
+            raise ReadOnlyError(
+                "these entries belong to a store that was opened for reading only",
+                hint="open it with mode='r+' to write, or clone() it to change a copy",
+            )
+
+    def _coerce(self, key: str, value: Any) -> Any:
+        """Turn what a user sets into an entry of this batch size and device."""
+        batch, device = self._batch_size, self._device
+        if is_batched(value):
+            tensor = value
+        elif isinstance(value, Container):
+            return self._adopt(key, value)
+        elif isinstance(value, NonTensor):
+            return _fit_value(key, value, batch, device)
+        elif isinstance(value, Mapping):
+            return self._resident_class._from_mapping(value, batch, device, self._names)
+        elif isinstance(value, (list, tuple)) and value and all(isinstance(v, (Container, NonTensor)) for v in value):
+            return self._coerce(key, torch.stack(list(value)))
+        elif isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, list, tuple)):
+            made = _as_tensor(value, device)
+            if made is None and isinstance(value, np.ndarray) and value.dtype.names is not None:
+                fields = fields_of(value, lambda below, shape: below)
+                return self._resident_class._from_mapping(fields, batch, device, self._names)
+            if made is None:
+                return _as_value(key, value, batch)
+            tensor = made
+        else:
+            return NonTensorData(value, batch)
+        shape = leaf_shape(tensor)
+        if shape[: len(batch)] != batch:
+            raise BatchSizeError(
+                f"batch dimension mismatch: entry {key!r} has shape {list(shape)}, "
+                f"which does not start with the batch size {list(batch)}"
+            )
+        if device is not None and tensor.device != device:
+            tensor = tensor.to(device)
+        return tensor
+
+    def _name_after(self, value: Any) -> None:
+        """Take the dimension names of an entry that was set, where this TensorDict has none."""
+        if self._names is None and isinstance(value, Container) and (found := value._names) is not None:
+            names = found[: len(self._batch_size)]
+            if any(names):
+                self._set_names(names)
+
+    def _adopt(self, key: str, value: Container) -> Container:
+        batch = self._batch_size
+        if value.batch_size[: len(batch)] != batch:
+            value = value._shallow()
+            try:
+                value.batch_size = batch
+            except BatchSizeError as error:
+                raise BatchSizeError(
+                    f"batch dimension mismatch: the TensorDict under {key!r} cannot take "
+                    f"the batch size {list(batch)}: {error.message}"
+                ) from None
+        if self._device is not None and value.device != self._device:
+            value = value._to(self._device, None, False)
+        if self._names is not None and (value._names or ())[: len(batch)] != self._names:
+            for mine, theirs in zip(self._names, value._names or (), strict=False):
+                if None not in (mine, theirs) and mine != theirs:
+                    raise ValueError(
+                        f"the TensorDict under {key!r} has the dimension names {value.names}, this one {self.names}"
+                    )
+            value = value._shallow()
+            value._set_names(self._names + (value._names or (None,) * value.batch_dims)[len(batch) :])
+        return value
+
+    def _missing(self, key: Any) -> KeyNotFoundError:
+        """The error for an entry that is not there: it lists what the group has that lacks it."""
+        path, node, depth = entry_path(key), self, 0
+        while depth < len(path) - 1 and node._kind(path[depth]) == GROUP:
+            node, depth = node._raw(path[depth]), depth + 1
+        known = sorted(node._first_keys())
+        listed = ", ".join(map(repr, known[:20])) + (", ..." if len(known) > 20 else "")
+        place = f"{path_text(path[:depth])}, " if depth else ""
+        return KeyNotFoundError(
+            f"key {path_text(path)} not found in {place}a {type(node).__name__} with keys [{listed}]"
+        )
+
+    # -- context manager ---------------------------------------------------------------------
+    def __enter__(self) -> Self:
+        offered, *running = self._undo if isinstance(self._undo, list) else (self._undo,)
+        if offered is None:
+            raise RuntimeError(
+                "with td: needs an operation that can be undone, such as td.unlock_(), td.view(...) or td.unsqueeze(0)"
+            )
+        self._undo = [None, *running, offered]
+        return self
+
+    def _unmoved(self) -> Self:
+        self._offer("")
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        _, *running, undo = self._undo
+        self._undo = [None, *running] if running else None
+        if isinstance(undo, str):
+            if undo:
+                getattr(self, undo)()
+                self._offer(None)
+        elif callable(undo):  # what is lent to a module comes back, whatever happened
+            undo(self)
+        elif undo is not None and kind is None:
+            ref, back = undo
+            source = ref()
+            if source is not None and not source.is_locked:
+                source.update(back(self))
+
+
+def _as_tensor(value: Any, device: torch.device | None) -> Tensor | None:
+    """Numbers and (nested) sequences of them as a tensor; None for anything else."""
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "biufc":
+        return None
+    if isinstance(value, (list, tuple)) and _holds_no_number(value):
+        return None
+    try:
+        if isinstance(value, (list, tuple)):
+            if value and all(isinstance(v, Tensor) for v in value):
+                stacked = torch.stack(list(value))
+                return stacked if device is None else stacked.to(device)
+            return torch.tensor(value, device=device)
+        return torch.as_tensor(value, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        ready = torch_ready(value)
+        return None if ready is value else torch.as_tensor(ready, device=device)
+
+
+def _holds_no_number(value: Any) -> bool:
+    """Whether nested sequences begin with something that is no number: torch.compile cannot try and see."""
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return value is None or isinstance(value, (str, bytes, dict))
+
+
+def _as_value(key: str, value: Any, batch: torch.Size) -> NonTensor:
+    """A list is one value per row; anything else, one value for the batch."""
+    if isinstance(value, list) and value and list_to_stack():
+        stack = NonTensorStack.from_list(value, _levels(value, batch))
+        if stack.ndim < len(batch):
+            raise BatchSizeError(
+                f"batch dimension mismatch: the list for {key!r} has the lengths {list(stack.batch_size)}, "
+                f"the batch size is {list(batch)}",
+                hint="give nested lists, one level per batch dimension, or NonTensorData(value) for one value",
+            )
+        return _fit_value(key, stack, batch)
+    if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "US":
+        return _fit_value(key, NonTensorStack.from_list(value.tolist(), value.ndim), batch)
+    return NonTensorData(value, batch)
+
+
+def _levels(value: list[Any], batch: torch.Size) -> int:
+    """How many levels of nested lists are dimensions of the batch."""
+    levels, parts = 0, [value]
+    for size in batch:
+        if not all(isinstance(part, list) and len(part) == size for part in parts):
+            break
+        levels, parts = levels + 1, [v for part in parts for v in part]
+    return max(1, levels)
+
+
+def _fit_value(key: str, value: NonTensor, batch: torch.Size, device: torch.device | None = None) -> NonTensor:
+    if device is not None and isinstance(value, Tensor) and value.device != device:
+        value = value.to(device)  # an unbatched tensor
+    if value.batch_size[: len(batch)] == batch and not isinstance(value, Tensor):
+        return value
+    if (made := value.for_batch(batch)) is not None:
+        return made
+    raise BatchSizeError(
+        f"batch dimension mismatch: the values of {key!r} have shape {list(value.batch_size)}, "
+        f"the batch size is {list(batch)}",
+        hint="give one value for each position, or one value for all" if value.ndim < len(batch) else None,
+    )

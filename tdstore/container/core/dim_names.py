@@ -1,0 +1,121 @@
+"""Names of batch dimensions: pure functions, and the mixin over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from tdstore.ops.base import OpsBase
+from tdstore.types import Names
+
+
+def as_names(names: Sequence[str | None] | None, ndim: int) -> Names:
+    """Check names for `ndim` batch dimensions; all-None becomes None.
+
+    Raises:
+        ValueError: wrong number, a repeated name, or something that is not a string.
+    """
+    if names is None:
+        return None
+    out = tuple(names)
+    if len(out) != ndim:
+        raise ValueError(f"{len(out)} names {list(out)} for {ndim} batch dimensions")
+    given = [n for n in out if n is not None]
+    if not all(isinstance(n, str) for n in given):
+        raise ValueError(f"dimension names are strings or None, not {list(out)}")
+    if len(set(given)) != len(given):
+        raise ValueError(f"dimension names must differ: {list(out)}")
+    return out if given else None
+
+
+def extend_names(names: Names, ndim: int) -> Names:
+    """Names for a nested TensorDict with further batch dimensions."""
+    return None if names is None else names + (None,) * (ndim - len(names))
+
+
+def names_below(names: Names, own: Names, ndim: int) -> Names:
+    """Names for a nested TensorDict of `ndim` dimensions: those above it, then its own where it has further ones."""
+    if names is None:
+        return None
+    return names + own[len(names) :] if own is not None else extend_names(names, ndim)
+
+
+class NamesMixin(OpsBase):
+    """`names`, `refine_names`, `rename`, `rename_`."""
+
+    __slots__ = ()
+
+    _names: Names
+
+    @property
+    def names(self) -> list[str | None]:
+        """Name of each batch dimension, or None.
+
+        Setting them names nested TensorDicts too, whose further dimensions keep their names; None clears all names.
+        A TensorDict without names takes those of a named one that is set into it.
+        """
+        return [None] * len(self.batch_size) if self._names is None else list(self._names)
+
+    @names.setter
+    def names(self, names: Sequence[str | None] | None) -> None:
+        wanted = as_names(names, len(self.batch_size))
+        self._check_names(wanted)
+        self._set_names(wanted)
+
+    def _check_names(self, names: Names) -> None:
+        """Raise a ValueError for names that these dimensions cannot be given now."""
+
+    def _dim_names(self) -> Names:
+        return self._names
+
+    def _set_names(self, names: Names) -> None:
+        raise NotImplementedError
+
+    def _shallow(self) -> Self:
+        raise NotImplementedError
+
+    def _called(self, names: Names) -> Self:
+        """A shallow copy with other names, of which a store does not hear."""
+        td = self._shallow()
+        td._set_names(names)
+        return td
+
+    def refine_names(self, *names: Any) -> Self:
+        """Name dimensions that have no name; an ellipsis stands for those to leave as they are.
+
+        Raises:
+            RuntimeError: a dimension already has another name.
+        """
+        old = self.names
+        wanted: list[Any] = list(names)
+        if wanted.count(Ellipsis) > 1:
+            raise ValueError(f"refine_names takes one ellipsis at most, not {names}")
+        if Ellipsis in wanted:
+            at = wanted.index(Ellipsis)
+            wanted[at : at + 1] = old[at : len(old) - (len(wanted) - at - 1)]
+        for have, want in zip(old, wanted, strict=False):
+            if have is not None and have != want:
+                raise RuntimeError(f"cannot refine the name {have!r} to {want!r}: use rename")
+        self.names = wanted
+        return self
+
+    def rename_(self, *names: str | None, **rename_map: str) -> Self:
+        """Rename dimensions in place: all by position, or some by `old=new`."""
+        self.names = self._renamed(names, rename_map)
+        return self
+
+    def _renamed(self, names: tuple[Any, ...], rename_map: dict[str, str]) -> Any:
+        if names and rename_map:
+            raise ValueError("give names by position or as old=new, not both")
+        if rename_map:
+            unknown = set(rename_map) - set(self.names)
+            if unknown:
+                raise ValueError(f"no dimension is named {sorted(unknown)[0]!r}; the names are {self.names}")
+            names = tuple(rename_map.get(n, n) if n is not None else None for n in self.names)
+        elif len(names) == 1 and isinstance(names[0], (list, tuple)):
+            names = tuple(names[0])
+        return names
+
+    def rename(self, *names: str | None, **rename_map: str) -> Self:
+        """A shallow copy with other dimension names; see `rename_`."""
+        return self._called(as_names(self._renamed(names, rename_map), len(self.batch_size)))

@@ -1,0 +1,137 @@
+"""Views of the keys, values and items of a container, nested or not."""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
+from tdstore.container.core.paths import entry_path
+
+IsLeaf = Callable[[type], bool]
+
+
+def walk(
+    td: Container,
+    include_nested: bool,
+    leaves_only: bool,
+    is_leaf: IsLeaf | None,
+    sort: bool,
+    group_first: bool,
+    prefix: Any = (),
+) -> Iterator[tuple[Any, Container, str]]:
+    """Yield `(key, container, first-level key)`; keys are strings at the root and tuples below.
+
+    A nested container comes after its entries, or before them with `group_first`.
+    """
+    keys = sorted(td._first_keys()) if sort else list(td._first_keys())
+    for key in keys:
+        kind = td._kind(key)
+        full = (*prefix, key) if prefix else key
+        closed = is_leaf is not None and kind != LEAF and is_leaf(type(td._raw(key)))
+        if kind == GROUP and not closed:
+            if group_first and not leaves_only:
+                yield full, td, key
+            if include_nested:
+                yield from walk(td._raw(key), True, leaves_only, is_leaf, sort, group_first, (*prefix, key))
+            if not group_first and not leaves_only:
+                yield full, td, key
+        elif kind == LEAF or closed or not leaves_only or (kind == VALUE and td._is_unbatched(key)):
+            yield full, td, key
+
+
+class FirstKeys(abc.KeysView[str]):
+    """First-level keys of a container that is a dict inside."""
+
+    __slots__ = ()
+    _mapping: dict[str, Any]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._mapping)
+
+    def __contains__(self, key: object) -> bool:
+        if type(key) is str:
+            return key in self._mapping
+        path = entry_path(key)  # type: ignore[arg-type]
+        if len(path) > 1:
+            raise TypeError("`key in td.keys()` takes a string; use td.keys(include_nested=True) for nested keys")
+        return path[0] in self._mapping
+
+    def __repr__(self) -> str:
+        return f"FirstKeys({list(self._mapping)})"
+
+
+class KeysView:
+    """What `td.keys(...)` returns: iterable, with `in`, `len` and set-like comparison."""
+
+    __slots__ = ("_args", "_td")
+
+    def __init__(
+        self, td: Container, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf | None, sort: bool
+    ) -> None:
+        self._td = td
+        self._args = (include_nested, leaves_only, is_leaf, sort)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key for key, _, _ in walk(self._td, *self._args, self._args[3]))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, key: object) -> bool:
+        path = entry_path(key)  # type: ignore[arg-type]
+        include_nested, leaves_only, is_leaf, _ = self._args
+        if len(path) > 1 and not include_nested:
+            raise TypeError("`key in td.keys()` takes a string; use td.keys(include_nested=True) for nested keys")
+        node = self._td
+        for part in path[:-1]:
+            if node._kind(part) != GROUP:
+                return False
+            node = node._raw(part)
+        kind = node._kind(path[-1])
+        if kind is None or not leaves_only or kind == LEAF:
+            return kind is not None
+        if kind == VALUE and node._is_unbatched(path[-1]):
+            return True
+        return is_leaf is not None and is_leaf(type(node._raw(path[-1])))
+
+    def __eq__(self, other: object) -> bool:
+        return set(self) == set(other) if isinstance(other, (KeysView, set, type({}.keys()))) else NotImplemented
+
+    def __and__(self, other: Any) -> set[Any]:
+        return set(self) & set(other)
+
+    def __or__(self, other: Any) -> set[Any]:
+        return set(self) | set(other)
+
+    def __sub__(self, other: Any) -> set[Any]:
+        return set(self) - set(other)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self)})"
+
+
+def _entry(node: Any, key: str) -> Any:
+    return node._named(key)
+
+
+class ItemsView(KeysView):
+    """What `td.items(...)` returns for containers that are not plain dicts inside, or with options."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((key, _entry(node, last)) for key, node, last in walk(self._td, *self._args, True))
+
+    def __contains__(self, item: object) -> bool:
+        return any(item == pair for pair in self)
+
+
+class ValuesView(ItemsView):
+    """What `td.values(...)` returns, likewise."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return (_entry(node, last) for _, node, last in walk(self._td, *self._args, True))

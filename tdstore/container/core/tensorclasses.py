@@ -1,0 +1,204 @@
+"""Containers with a class of the user's: what the walks over trees and the stores know of tensorclasses.
+
+A typed container *has* a container, in `_tensordict`, and a class that names its entries. It is an entry like
+any other: whatever is asked of it is asked of what it has, and a result that still fits the class is given it
+again. The class itself is in `tdstore.tensorclass`, above this folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any, ClassVar
+
+import msgspec
+from torch.serialization import add_safe_globals
+
+from tdstore.container.core.container import Container
+from tdstore.types import Path
+
+PREFIX = "tensorclass:"
+"""A group of a header is a tensorclass when its kind starts like this; the qualified name follows."""
+
+
+class Typed(Container):
+    """Base of every tensorclass; `is_tensorclass` asks for it."""
+
+    __slots__ = ("_tensordict",)
+
+    _tensordict: Any
+    _field_names: ClassVar[frozenset[str]]
+    _open: ClassVar[bool] = False
+    """Whether it may have entries beside its fields."""
+
+    @classmethod
+    def _dress(cls, td: Any) -> Any:
+        """An object of this class around a container, or the container itself if it has other entries."""
+        raise NotImplementedError
+
+    def __opened__(self) -> Any:
+        """Return the container that opening stored data of this class gives; default: the object.
+
+        A class that is only the stored form of another one overrides this.
+        """
+        return self
+
+    @classmethod
+    def _odd(cls, td: Any) -> list[str]:
+        """Entries that a container of this class cannot have."""
+        return [] if cls._open else [key for key in td._first_keys() if key not in cls._field_names]
+
+
+# -- the classes of this process -------------------------------------------------------------
+_known: dict[str, Any] = {}
+
+
+def full_name(cls: type) -> str:
+    """The name that a store keeps."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def register(cls: type[Typed]) -> None:
+    """Make a class known to `load`; the newest of a name counts, as in a notebook where a cell is run again."""
+    name = full_name(cls)
+    if name not in _known:
+        # To torch.load(weights_only=True) the name means what gives the class to `_rebuilt`, and not the class itself:
+        # a file from a stranger cannot call its constructor.
+        add_safe_globals([(functools.partial(_known.__getitem__, name), name)])
+    _known[name] = cls
+
+
+def maker_of(cls: type[Typed]) -> Any:
+    """What a pickle refers to for a class: the class, or what makes one that no module has by its name."""
+    return vars(cls).get("_made_by", cls)
+
+
+def class_of(found: Any) -> Any:
+    """The class that a pickle refers to: `found`, or what that gives."""
+    return found if isinstance(found, type) else found()
+
+
+def known() -> list[type[Typed]]:
+    """The classes that this process has declared."""
+    return list(_known.values())
+
+
+def lookup(name: str) -> type[Typed] | None:
+    """The class of a stored name. Nothing is imported.
+
+    What a script calls `__main__.Step` is `train.Step` where the script is imported: then the rest of the name
+    is enough, if only one class has it.
+    """
+    found: type[Typed] | None = _known.get(name)
+    if found is not None:
+        return found
+    same = []
+    for other, cls in list(_known.items()):
+        module, own = cls.__module__, cls.__qualname__
+        if name == own or (name.endswith(f".{own}") and "__main__" in (module, name[: -len(own) - 1])):
+            same.append((other, cls))
+    return same[0][1] if len(same) == 1 else None
+
+
+# -- to and from a store ---------------------------------------------------------------------
+def kind_of(worn: type[Typed] | None) -> str:
+    """What a header calls a container of a class, or of none."""
+    return "TensorDict" if worn is None else PREFIX + full_name(worn)
+
+
+def worn_by(td: Any) -> type[Typed] | None:
+    """The tensorclass of a container that is part of one; None for all others."""
+    return getattr(td, "_worn", None)
+
+
+def dressed(handle: Any, path: Path, td: Any) -> Any:
+    """The container of a group of a store, with its class; as it is, with a warning, where that cannot be given."""
+    kind = handle.groups[path].kind
+    if not kind.startswith(PREFIX):
+        return td
+    name = kind[len(PREFIX) :]
+    cls = lookup(name)
+    if cls is None:
+        _tell_unknown(handle, name)
+        return td
+    if odd := cls._odd(td):
+        if name not in handle.told:
+            handle.told.add(name)
+            warnings.warn(
+                f"the data of tensorclass {name!r} has the entry {odd[0]!r}, which the class lacks: "
+                f"it comes as a {type(td).__name__}",
+                stacklevel=3,
+            )
+        return td
+    return cls._dress(td).__opened__()
+
+
+def _tell_unknown(handle: Any, first: str) -> None:
+    """Warn once of all classes of a dataset that this process has not declared."""
+    if first in handle.told:
+        return
+    kinds = (group.kind[len(PREFIX) :] for group in handle.groups.values() if group.kind.startswith(PREFIX))
+    names = [first, *sorted({name for name in kinds if lookup(name) is None} - {first})]
+    handle.told.update(names)
+    listed = ", ".join(map(repr, names))
+    several = len(names) > 1
+    warnings.warn(
+        f"the tensorclass{'es' if several else ''} {listed} {'are' if several else 'is'} not declared in this process: "
+        "such data comes as a plain container. Import what declares it before loading",
+        stacklevel=4,
+    )
+
+
+def takes(td: Any, key: str) -> bool:
+    """Whether a container may get an entry of that name: one of a tensorclass is a field."""
+    cls = worn_by(inside(td))
+    return cls is None or cls._open or key in cls._field_names
+
+
+# -- several at once -------------------------------------------------------------------------
+def undressed(tds: list[Any]) -> tuple[type[Typed] | None, list[Any]]:
+    """Containers without their class, and the class that they share; None, and the same, if none has one.
+
+    Raises:
+        TypeError: of different classes, or only some have one.
+    """
+    if not any(issubclass(kind, Typed) for kind in set(map(type, tds))):
+        return None, tds
+    kinds = list(dict.fromkeys(type(td) for td in tds))
+    if len(kinds) > 1:
+        raise TypeError(f"cannot join {' and '.join(kind.__name__ for kind in kinds)}: all must be of one class")
+    return kinds[0], [td._tensordict for td in tds]
+
+
+def redressed(cls: type[Typed] | None, made: Any, out: Any = None) -> Any:
+    """What was made of such containers, with their class again; `out` if that is where it was made."""
+    return out if out is not None else made if cls is None else cls._dress(made)
+
+
+def inside(td: Any) -> Any:
+    """The container that a typed one has; any other as it is."""
+    return td._tensordict if isinstance(td, Typed) else td
+
+
+def untyped(td: Any, retain_none: bool | None = None) -> Any:
+    """A tree in memory that only the caller has, with plain containers in the places of its tensorclasses."""
+    found = inside(td)
+    if found is not td:
+        found._worn = None
+        for name in td._non_tensordict if retain_none else ():
+            found.set_non_tensor(name, None)
+    for key, value in getattr(found, "_data", {}).items():
+        if isinstance(value, Container):
+            found._data[key] = untyped(value, retain_none)
+    for number, element in enumerate(getattr(found, "_tds", ())):
+        found._tds[number] = untyped(element, retain_none)
+    return found
+
+
+def stamp(td: Any, cls: type[Typed]) -> None:
+    """Write the class into the header of the store that a new container is over; nothing where it is over none."""
+    handle, path = getattr(td, "_home", None) or (getattr(td, "_handle", None), getattr(td, "_path", ()))
+    if handle is not None:
+        groups = dict(handle.groups)
+        groups[path] = msgspec.structs.replace(groups[path], kind=kind_of(cls))
+        handle.commit(groups)

@@ -1,0 +1,1 @@
+"""Entries that are more than a dense tensor."""

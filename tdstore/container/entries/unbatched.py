@@ -1,0 +1,226 @@
+"""A tensor that belongs to a batch as a whole, and has no rows of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from tdstore.container.values.codecs import to_plain
+from tdstore.container.values.nontensor import NonTensor
+from tdstore.errors import BatchSizeError, MismatchError, UnsupportedError
+from tdstore.index.shapes import as_size
+from tdstore.index.tracing import traced
+from tdstore.ops.rearrange import Padding
+from tdstore.pickling import rebuild
+
+LEAF = "data"
+"""Below its key, a store keeps the tensor by this name."""
+
+
+class UnbatchedTensor(Tensor, NonTensor):  # type: ignore[misc]  # methods of both: the tensor's own are used
+    """A tensor of any shape as an entry: indexing, reshaping or stacking the TensorDict leaves it as it is.
+
+    By itself it is a tensor like any other: torch functions, operators and methods act on its elements and give an
+    `UnbatchedTensor` for each tensor. As an entry it takes part in leaf-wise maths and in reductions over all
+    entries; methods that shape the batch, `torch.vmap` among them, pass it through.
+
+    Args:
+        data: a tensor, or what `torch.as_tensor` takes; gradients flow to it.
+        batch_size: that of the TensorDict; an entry follows the TensorDict that holds it.
+
+    Example:
+        >>> td = TensorDict({"x": torch.zeros(3), "mean": UnbatchedTensor(torch.ones(7))}, [3])
+        >>> td[0]["mean"].shape
+        torch.Size([7])
+        >>> (td + 1)["mean"][0]
+        UnbatchedTensor(tensor(2.))
+    """
+
+    wrapped: Tensor
+    """The plain tensor. This object is an alias of its memory, and all torch functions are run on it."""
+    _batch_size: torch.Size
+
+    def __new__(cls, data: Any, batch_size: Any = None) -> UnbatchedTensor:
+        if isinstance(data, UnbatchedTensor):
+            if batch_size is None:
+                return data
+            data = data.wrapped
+        wrapped = torch.as_tensor(data)
+        self: UnbatchedTensor = wrapped.detach().as_subclass(cls)
+        self.wrapped = wrapped
+        self._batch_size = as_size(batch_size)
+        return self
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """Batch size of the TensorDict that it is an entry of; `[]` outside of one."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: Any) -> None:
+        self._batch_size = as_size(batch_size)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = list(_found(args)) + list(_found(kwargs or {}))
+        made = func(*_opened(args), **_opened(kwargs or {}))
+        return _wrapped(made, given) if given else made
+
+    def plain(self) -> UnbatchedTensor:
+        """The entry itself."""
+        return self
+
+    def to_dict(self) -> UnbatchedTensor:
+        """The entry itself."""
+        return self
+
+    def flat(self) -> list[Any]:
+        return [self.wrapped] * self.batch_size.numel()
+
+    def same(self, other: object) -> bool:
+        if not isinstance(other, UnbatchedTensor):
+            return False
+        a, b = self.wrapped, other.wrapped
+        if a is b:
+            return True
+        if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device) or traced():
+            return False
+        alias = a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
+        return alias or torch.equal(a, b) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+    def holding(self, data: Tensor) -> UnbatchedTensor:
+        """Another tensor for the same batch."""
+        return UnbatchedTensor(data, self.batch_size)
+
+    def for_batch(self, batch_size: torch.Size) -> UnbatchedTensor:
+        """The same tensor for another batch; itself where that is its batch."""
+        return self if batch_size == self._batch_size else UnbatchedTensor(self.wrapped, batch_size)
+
+    def move(self, fn: Callable[[Tensor], Tensor]) -> UnbatchedTensor:
+        """The same tensor for the new batch; the same object for rows added by padding."""
+        if isinstance(fn, Padding):
+            return self
+        return self.for_batch(fn(torch.empty(()).expand(self.batch_size)).shape)
+
+    def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
+        """The same tensor for each new batch."""
+        return [self.for_batch(part.shape) for part in fn(torch.empty(()).expand(self.batch_size))]
+
+    def rows(self, rows: Tensor) -> UnbatchedTensor:
+        """The same tensor for these rows."""
+        return self.for_batch(torch.Size((*rows.shape, *self.batch_size[1:])))
+
+    def apart(self) -> UnbatchedTensor:
+        return self.holding(self.wrapped.clone())
+
+    def joined(self, parts: Sequence[NonTensor], fn: Callable[[list[Tensor]], Tensor]) -> NonTensor:
+        """The tensor that all parts hold.
+
+        Raises:
+            MismatchError: they hold different ones.
+        """
+        if not all(self.same(part) for part in parts):
+            raise MismatchError(
+                "these unbatched tensors differ, so that none of them belongs to the whole batch",
+                hint="make them entries with rows before you join the TensorDicts",
+            )
+        return self.for_batch(fn([torch.empty(()).expand(p.batch_size) for p in parts]).shape)
+
+    def written(self, index: Any, part: NonTensor) -> NonTensor:
+        if not self.same(part):
+            raise UnsupportedError(
+                "an unbatched tensor has no rows that could be written", hint="set the whole entry: td.set(key, value)"
+            )
+        return self
+
+    def taken(self, key: str, value: Any, whole: bool) -> Tensor | None:
+        """What an in-place write of `value` copies into the tensor, checked and broadcast; None for what is there.
+
+        Args:
+            whole: write all of the entry; else some rows of the batch, which it does not have.
+
+        Raises:
+            UnsupportedError: rows that hold another tensor. BatchSizeError: another shape.
+        """
+        if not whole:
+            if isinstance(value, NonTensor):
+                self.written(None, value)
+            return None
+        if isinstance(value, NonTensor):
+            value = value.wrapped if isinstance(value, UnbatchedTensor) else value.plain()
+        made = value if isinstance(value, Tensor) else torch.as_tensor(value)
+        try:
+            return made.to(self.wrapped.device).expand(self.wrapped.shape)
+        except RuntimeError:
+            raise BatchSizeError(
+                f"cannot write shape {list(made.shape)} into the unbatched tensor {key!r} "
+                f"of shape {list(self.wrapped.shape)} in place"
+            ) from None
+
+    def compared(self, other: Any, op: Callable[..., Tensor]) -> UnbatchedTensor:
+        """Compare element by element with a number, or with a tensor that has no batch either."""
+        if isinstance(other, UnbatchedTensor):
+            other = other.wrapped
+        return self.holding(op(self.wrapped, other))
+
+    def to_json(self) -> dict[str, Any]:
+        """For documents that hold everything: `{"unbatched": the tensor as a value}`."""
+        return {"unbatched": to_plain(self.wrapped.detach().cpu())}
+
+    def _raw(self, key: str) -> Tensor:
+        return {LEAF: self.wrapped}[key]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        cls = None if type(self) is UnbatchedTensor else type(self)
+        return rebuild, ("UnbatchedTensor", cls, self.wrapped, self._batch_size)
+
+    def __str__(self) -> str:
+        return str(self.wrapped)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"UnbatchedTensor({self.wrapped!r})"
+
+
+def rebuilt(cls: type[UnbatchedTensor] | None, wrapped: Tensor, batch_size: torch.Size) -> UnbatchedTensor:
+    """Rebuild an unbatched tensor from its pickle."""
+    return (cls or UnbatchedTensor)(wrapped, batch_size)
+
+
+def is_batched(value: object) -> TypeGuard[Tensor]:
+    """Whether an entry is a tensor that starts with the dimensions of the batch: all tensors but unbatched ones."""
+    return isinstance(value, Tensor) and not isinstance(value, NonTensor)
+
+
+def _found(value: Any) -> Iterator[UnbatchedTensor]:
+    if isinstance(value, UnbatchedTensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _found(part)
+    elif isinstance(value, dict):
+        yield from _found(list(value.values()))
+
+
+def _opened(value: Any) -> Any:
+    if isinstance(value, UnbatchedTensor):
+        return value.wrapped
+    if type(value) in (list, tuple):
+        return type(value)(map(_opened, value))
+    return {k: _opened(v) for k, v in value.items()} if type(value) is dict else value
+
+
+def _wrapped(made: Any, given: list[UnbatchedTensor]) -> Any:
+    """What a torch function gave for the plain tensors, as entries of the batch of the first."""
+    if isinstance(made, Tensor):
+        same = [u for u in given if u.wrapped is made]
+        return same[0] if same else given[0].holding(made)
+    if type(made) in (list, tuple):
+        return type(made)([_wrapped(part, given) for part in made])
+    if isinstance(made, tuple) and type(made) is not torch.Size and any(isinstance(part, Tensor) for part in made):
+        return type(made)([_wrapped(part, given) for part in made])  # a named tuple of torch.return_types
+    return made

@@ -1,0 +1,1 @@
+"""Functions over containers: construct, join, pad, compare, vmap, pytrees."""

@@ -1,0 +1,428 @@
+"""Ways to make a container: from dicts, keys and schemas, and by joining others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import GROUP, Container
+from tdstore.container.core.dim_names import extend_names
+from tdstore.container.core.paths import entry_path
+from tdstore.container.core.tensorclasses import Typed, inside, redressed, undressed
+from tdstore.container.entries.unbatched import is_batched
+from tdstore.container.values.nontensor import NonTensor, merge
+from tdstore.errors import BatchSizeError, DifferentKeysError, KeyNotFoundError
+from tdstore.index.shapes import as_dim, as_size
+from tdstore.settings import Switch
+from tdstore.types import LeafSpec, Names, Path, path_text
+
+TypedT = TypeVar("TypedT", bound=Typed)
+
+
+def flat_schema(schema: Mapping[Any, Any], prefix: Path = ()) -> dict[Path, LeafSpec]:
+    """Leaf specs by path, without the batch size.
+
+    A leaf is a `LeafSpec`, a `(shape, dtype)` pair or a dtype; a mapping is a group.
+
+    Raises:
+        TypeError: none of these, or an unknown dtype; the message names the key.
+    """
+    out: dict[Path, LeafSpec] = {}
+    for key, value in schema.items():
+        path = (*prefix, *entry_path(key))
+        found = flat_schema(value, path) if isinstance(value, Mapping) else {path: _leaf_spec(path, value)}
+        for leaf, spec in found.items():
+            if leaf in out:
+                raise ValueError(f"the schema has the key {path_text(leaf)} twice")
+            out[leaf] = spec
+    for path in out:
+        for i in range(1, len(path)):
+            if path[:i] in out:
+                raise ValueError(f"the schema has {path_text(path[:i])} as a leaf and as a group")
+    return out
+
+
+def _leaf_spec(path: Path, value: Any) -> LeafSpec:
+    if isinstance(value, LeafSpec):
+        return value
+    try:
+        if isinstance(value, (tuple, list)) and len(value) == 2 and not isinstance(value[1], int):
+            shape = (value[0],) if isinstance(value[0], int) else value[0]
+            return LeafSpec(shape, value[1])
+        return LeafSpec((), value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"schema entry {path_text(path)}: expected (shape, dtype), a dtype or a LeafSpec, not {value!r} ({error})"
+        ) from None
+
+
+def _columns(tds: Sequence[Any], what: str, path: Path) -> dict[str, list[Any]]:
+    """The entries of each key, side by side; all must have the same keys."""
+    datas = [td._data for td in tds]
+    first = datas[0]
+    count = len(first)
+    try:
+        if set(map(len, datas)) == {count}:
+            return {key: [d[key] for d in datas] for key in first}
+    except KeyError:
+        pass  # told below, with all the keys that differ
+    have = {k: sum(k in d for d in datas) for d in datas for k in sorted(d)}
+    odd = [f"{path_text((*path, k))} is in {n} of {len(tds)}" for k, n in have.items() if n < len(tds)]
+    raise DifferentKeysError(
+        f"cannot {what} TensorDicts with different keys: {', '.join(odd[:20])}{', ...' if len(odd) > 20 else ''}",
+        hint="select(*keys) what all have" + ("; or lazy_stack them" if what == "stack" else ""),
+    )
+
+
+def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, path: Path = ()) -> Any:
+    """Join containers entry by entry with `torch.stack` or `torch.cat`."""
+    first = tds[0]
+    what = fn.__name__
+    n = len(first._batch_size)
+    data: dict[str, Any] = {}
+    for key, column in _columns(tds, what, path).items():
+        value = column[0]
+        if is_batched(value):
+            try:
+                data[key] = fn(column, dim)
+            except (RuntimeError, TypeError) as error:
+                raise RuntimeError(f"cannot {what} the entries {path_text((*path, key))}: {error}") from error
+        elif _all_plain(column):
+            below = value._batch_size  # the common case, without a look at each
+            wide = new if len(below) == n else torch.Size((*new, *below[n:]))
+            data[key] = _join(
+                column,
+                fn,
+                dim,
+                wide,
+                _nested_names(column if fn is torch.stack else column[:1], names, n, new),
+                (*path, key),
+            )
+        elif isinstance(value, NonTensor):
+            if not all(isinstance(v, NonTensor) for v in column):
+                raise RuntimeError(f"cannot {what} {path_text((*path, key))}: some are tensors, some are not")
+            data[key] = merge(column, lambda parts: fn(parts, dim), collapse=fn is torch.cat)
+        else:
+            if len(set(map(type, column))) > 1 and not all(isinstance(v, Container) for v in column):
+                raise RuntimeError(f"cannot {what} {path_text((*path, key))}: some are TensorDicts, some are not")
+            worn, column = undressed(column)
+            if any(isinstance(v, Container._stack_class) for v in column):
+                data[key] = redressed(worn, (stack if fn is torch.stack else cat)(column, dim))
+                continue
+            parts = [v._resident() for v in column]
+            below = value.batch_size
+            wide = new if len(below) == n else torch.Size((*new, *below[n:]))
+            made = _join(
+                parts,
+                fn,
+                dim,
+                wide,
+                _nested_names(column if fn is torch.stack else column[:1], names, n, new),
+                (*path, key),
+            )
+            data[key] = redressed(worn, made)
+    device = first._device
+    if device is not None and any(td._device != device for td in tds):
+        device = None
+    return first._new(data, new, device, names)
+
+
+def _nested_names(column: Sequence[Any], names: Names, n: int, new: torch.Size) -> Names:
+    """Names for what nested TensorDicts are joined to: the parent's, and their own where they have further dimensions.
+
+    Args:
+        column: what is joined; one is enough where the names of the first count.
+        names: of the result that it is an entry of, whose batch size is `new`.
+        n: how many dimensions the parents have that are joined.
+    """
+    own: Names = column[0]._names
+    wide = len(new) + column[0].batch_dims - n
+    if own is None or not any(own[n:]) or any(v._names != own for v in column):
+        return names and extend_names(names, wide)
+    return (names or (None,) * len(new)) + own[n:]
+
+
+@overload
+def stack(input: Iterable[TypedT], dim: int = 0, *, out: Any = None) -> TypedT: ...
+@overload
+def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any: ...
+def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+    """Stack TensorDicts of one batch size and one set of keys along a new batch dimension.
+
+    Lazy stacks of equal length give a lazy stack of their elements, stacked; see also `set_lazy_legacy`. Dimensions
+    have names in the result if all have the same names.
+
+    Raises:
+        RuntimeError: no TensorDict, different batch sizes, keys or shapes.
+    """
+    parts = list(input)
+    if set_lazy_legacy.on and parts:
+        return lazy_stack(parts, dim, out=out)
+    if not _all_plain(parts):
+        _check_all(parts, "stack")
+        worn, parts = undressed(parts)
+        if worn is not None:
+            return redressed(worn, stack(parts, dim, out=inside(out)), out)
+        if (together := _side_by_side(parts)) is not None:
+            return _stack_elements(together, dim, out)
+        parts = [td._resident() for td in parts]
+    if not parts:
+        raise RuntimeError("stack needs at least one TensorDict")
+    batch, names = parts[0]._batch_size, parts[0]._names
+    for part in parts:
+        if part._batch_size != batch:
+            raise BatchSizeError(f"cannot stack batch sizes {list(batch)} and {list(part._batch_size)}")
+        if part._names is not names and part._names != names:
+            names = None
+    at = as_dim(dim, len(batch) + 1)
+    new = torch.Size((*batch[:at], len(parts), *batch[at:]))
+    made = _join(parts, torch.stack, at, new, names and (*names[:at], None, *names[at:]))
+    return made if out is None else _into(out, made)
+
+
+@overload
+def cat(input: Iterable[TypedT], dim: int = 0, *, out: Any = None) -> TypedT: ...
+@overload
+def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any: ...
+def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+    """Concatenate TensorDicts with one set of keys along a batch dimension; lazily if one of them is a lazy stack.
+
+    Raises:
+        RuntimeError: no TensorDict, different batch sizes in other dimensions. DifferentKeysError.
+    """
+    parts = list(input)
+    if not _all_plain(parts):
+        _check_all(parts, "cat")
+        worn, parts = undressed(parts)
+        if worn is not None:
+            return redressed(worn, cat(parts, dim, out=inside(out)), out)
+        lazy = next((td for td in parts if isinstance(td, Container._stack_class)), None)
+        if lazy is not None:
+            return _cat_elements(parts, lazy, dim, out)
+        parts = [td._resident() for td in parts]
+    if not parts:
+        raise RuntimeError("cat needs at least one TensorDict")
+    batch = parts[0]._batch_size
+    at = as_dim(dim, len(batch))
+    length = 0
+    for part in parts:
+        other = part._batch_size
+        if other == batch:
+            length += batch[at]
+            continue
+        if len(other) != len(batch) or other[:at] != batch[:at] or other[at + 1 :] != batch[at + 1 :]:
+            raise BatchSizeError(f"cannot concatenate batch sizes {list(batch)} and {list(other)} along {at}")
+        length += other[at]
+    new = torch.Size((*batch[:at], length, *batch[at + 1 :]))
+    made = _join(parts, torch.cat, at, new, parts[0]._names)
+    return made if out is None else _into(out, made)
+
+
+def _check_all(tds: Sequence[Any], what: str) -> None:
+    odd = next((td for td in tds if not isinstance(td, (Container, Typed))), None)
+    if odd is not None:
+        raise TypeError(f"{what} takes TensorDicts together with TensorDicts only, not with a {type(odd).__name__}")
+
+
+def _all_plain(tds: Sequence[Any]) -> bool:
+    """Whether all are TensorDicts of live tensors: the common case, which need not look at each of them twice."""
+    return set(map(type, tds)) == {Container._resident_class}
+
+
+def _side_by_side(tds: Sequence[Any]) -> list[Any] | None:
+    """Lazy stacks that have as many elements each, along one dimension; None for anything else."""
+    if not tds or not all(isinstance(td, Container._stack_class) for td in tds):
+        return None
+    first = tds[0]
+    if not first._tds or any((len(t._tds), t._stack_dim) != (len(first._tds), first._stack_dim) for t in tds):
+        return None
+    return list(tds)
+
+
+def _stack_elements(tds: list[Any], dim: int, out: Any) -> Any:
+    first = tds[0]
+    at, d = as_dim(dim, len(first._batch_size) + 1), first._stack_dim
+    made = [stack(column, at - (at > d)) for column in zip(*(td._tds for td in tds), strict=True)]
+    lazy = first._of(made, d + (at <= d), first._dim_name if all(t._dim_name == first._dim_name for t in tds) else None)
+    return lazy if out is None else _into(out, lazy)
+
+
+def _cat_elements(tds: list[Any], lazy: Any, dim: int, out: Any) -> Any:
+    d = lazy._stack_dim
+    ndim = len(lazy._batch_size)
+    at = as_dim(dim, ndim)
+    if any(td.batch_dims != ndim for td in tds):
+        raise BatchSizeError(f"cannot concatenate batch sizes {', '.join(str(list(td.batch_size)) for td in tds)}")
+    columns = [td.unbind(d) for td in tds]
+    if at == d:
+        elements = [td for column in columns for td in column]
+        sizes = {td.batch_size for td in elements}
+        if len(sizes) > 1 and not any(-1 in td.batch_size for td in tds):
+            raise BatchSizeError(f"cannot concatenate batch sizes {', '.join(str(list(t.batch_size)) for t in tds)}")
+    else:
+        if len({len(column) for column in columns}) > 1:
+            raise BatchSizeError(f"cannot concatenate lazy stacks of {[len(c) for c in columns]} elements along {at}")
+        elements = [cat(row, at - (at > d)) for row in zip(*columns, strict=True)]
+    made = lazy._of(elements, d, lazy._dim_name, lazy._hollow)
+    return made if out is None else _into(out, made)
+
+
+@overload
+def lazy_stack(
+    input: Iterable[TypedT],
+    dim: int = 0,
+    *,
+    device: Any = None,
+    out: Any = None,
+    stack_dim_name: str | None = None,
+    strict_shape: bool = False,
+) -> TypedT: ...
+@overload
+def lazy_stack(
+    input: Iterable[Any],
+    dim: int = 0,
+    *,
+    device: Any = None,
+    out: Any = None,
+    stack_dim_name: str | None = None,
+    strict_shape: bool = False,
+) -> Any: ...
+def lazy_stack(
+    input: Iterable[Any],
+    dim: int = 0,
+    *,
+    device: Any = None,
+    out: Any = None,
+    stack_dim_name: str | None = None,
+    strict_shape: bool = False,
+) -> Any:
+    """A `LazyStackedTensorDict` of TensorDicts, which may differ in shapes and keys; a key is stacked when it is read.
+
+    Args:
+        input: TensorDicts, or tensors, which are stacked.
+        dim: the new batch dimension.
+        device: move the elements there.
+        out: write into this one instead.
+        stack_dim_name: name of the new dimension.
+        strict_shape: refuse different batch sizes, which otherwise show as -1.
+
+    Raises:
+        RuntimeError: nothing to stack. TypeError: not a TensorDict. BatchSizeError: batch sizes that differ in length.
+        ValueError: dimension names that differ.
+    """
+    tds = list(input)
+    if not tds:
+        raise RuntimeError("lazy_stack needs at least one TensorDict")
+    if all(isinstance(td, Tensor) for td in tds):
+        return torch.stack(tds, dim, out=out)
+    worn, tds = undressed(tds)
+    if worn is not None and not worn._open:
+        made = lazy_stack(
+            tds, dim, device=device, out=inside(out), stack_dim_name=stack_dim_name, strict_shape=strict_shape
+        )
+        return redressed(worn, made, out)
+    if worn is not None:  # such an object is a TensorDict itself: an element, as it is
+        tds = [worn._dress(td) for td in tds]
+    made = Container._stack_class(
+        *tds, stack_dim=dim, device=device, stack_dim_name=stack_dim_name, strict_shape=strict_shape
+    )
+    return made if out is None else out.update(made, inplace=True)
+
+
+@overload
+def maybe_dense_stack(input: Iterable[TypedT], dim: int = 0, *, out: Any = None, **kwargs: Any) -> TypedT: ...
+@overload
+def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any: ...
+def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    """As `torch.stack` where keys and shapes allow it, else as `lazy_stack`; nested TensorDicts each by themselves."""
+    tds = list(input)
+    try:
+        return stack(tds, dim, out=out)
+    except (RuntimeError, KeyNotFoundError):
+        if not tds:
+            raise
+        made = None if out is not None or kwargs else _dense_outside(tds, dim)
+        return lazy_stack(tds, dim, out=out, **kwargs) if made is None else made
+
+
+def _dense_outside(tds: list[Any], dim: int) -> Any:
+    """Stacked for real but for nested TensorDicts that cannot be; None if it is not they that are in the way."""
+    plain = Container._resident_class
+    if any(type(td) is not plain or td.batch_size != tds[0].batch_size for td in tds):
+        return None
+    groups = [k for k in tds[0]._first_keys() if tds[0]._kind(k) == GROUP]
+    columns = [[td._data.get(k) for td in tds] for k in groups]
+    if any(type(e) is not plain or e.batch_size != c[0].batch_size for c in columns for e in c):
+        return None
+    try:
+        made = stack([td.exclude(*groups) for td in tds], dim)
+    except (RuntimeError, KeyNotFoundError):
+        return None
+    for key, column in zip(groups, columns, strict=True):
+        made.set(key, maybe_dense_stack(column, dim))
+    made._reorder(list(tds[0]._first_keys()))
+    return made
+
+
+def lazy_legacy() -> bool:
+    """Whether `torch.stack` of TensorDicts gives lazy stacks; see `set_lazy_legacy`."""
+    return set_lazy_legacy.on
+
+
+class set_lazy_legacy(Switch):  # noqa: N801  # the name that users know
+    """Make `torch.stack` of TensorDicts lazy, as it was long ago, or not: in a `with` block, a function, or for good.
+
+    Example:
+        >>> with set_lazy_legacy(True):
+        ...     stack = torch.stack([TensorDict({"x": torch.ones(2)})] * 2)
+        >>> type(stack).__name__
+        'LazyStackedTensorDict'
+    """
+
+    on = False
+
+
+def _into(out: Any, made: Any) -> Any:
+    if out.batch_size != made.batch_size:
+        raise BatchSizeError(f"out has batch size {list(out.batch_size)}, the result {list(made.batch_size)}")
+    if isinstance(made, Container._stack_class):
+        return out.update(made, inplace=True)
+    return out.update(made.select(*[k for k in made.keys(True, True) if k in out]), inplace=True)
+
+
+def from_dict(
+    cls: Any, source: Mapping[Any, Any], batch_size: Any, auto: bool | None, batch_dims: Any, device: Any, names: Any
+) -> Any:
+    """A TensorDict from nested dicts.
+
+    Args:
+        batch_size: of every level.
+        auto: gives every level its largest batch size, of at most `batch_dims` dimensions; by default where there are
+            `batch_dims`.
+
+    Raises:
+        ValueError: both `batch_size` and `batch_dims`.
+    """
+    if batch_size is not None and batch_dims is not None:
+        raise ValueError("give batch_size or batch_dims, not both")
+    td = cls(source, batch_size=as_size(batch_size), device=device)
+    if batch_size is None and (batch_dims is not None if auto is None else auto):
+        td.auto_batch_size_(batch_dims)
+    if names is not None:
+        td.names = names
+    return td
+
+
+def from_container(source: Any, batch_size: Any, device: Any, names: Any) -> Any:
+    """What `from_dict` makes of a TensorDict: itself, with its own batch sizes, unless others are asked for."""
+    found = source
+    if batch_size is not None and as_size(batch_size) != source.batch_size:
+        found = source.clone(recurse=False)
+        found.batch_size = batch_size
+    if names is not None and list(names) != list(found.names):
+        found = source.clone(recurse=False) if found is source else found
+        found.names = names
+    return found if device is None else found.to(device)

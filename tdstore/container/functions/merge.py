@@ -1,0 +1,52 @@
+"""Several TensorDicts as one, entry by entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tdstore.container.core.container import Container
+from tdstore.container.core.paths import entry_path
+from tdstore.types import Path
+
+Callback = Callable[..., Any]
+
+
+def merge_tensordicts(*tensordicts: Any, callback_exist: Callback | Mapping[Any, Callback] | None = None) -> Any:
+    """Make a TensorDict of all entries of several; where more than one has an entry, the first counts.
+
+    Args:
+        callback_exist: gives the entry from the values of all, where every one of them has it; a dict of keys to
+            such functions does for these keys only.
+
+    Raises:
+        RuntimeError: fewer than two TensorDicts.
+
+    Example:
+        >>> a, b = TensorDict({"x": 1, "n": {"y": 1}}), TensorDict({"x": 2, "n": {"z": 2}})
+        >>> merge_tensordicts(a, b, callback_exist=lambda *v: torch.stack(v)).to_dict()
+        {'x': tensor([1, 2]), 'n': {'y': tensor(1), 'z': tensor(2)}}
+    """
+    if len(tensordicts) < 2:
+        raise RuntimeError(f"merge_tensordicts needs at least two TensorDicts, not {len(tensordicts)}")
+    if isinstance(callback_exist, Mapping):
+        callback_exist = {entry_path(key): fn for key, fn in callback_exist.items()}
+    return _merged([td._resident() for td in tensordicts], len(tensordicts), callback_exist, ())
+
+
+def _merged(tds: Sequence[Any], everyone: int, callback: Any, path: Path) -> Any:
+    first = tds[0]
+    made = Container._resident_class(batch_size=first.batch_size, device=first.device, names=first._dim_names())
+    for key in dict.fromkeys(key for td in tds for key in td._first_keys()):
+        column = [td._raw(key) for td in tds if td._kind(key) is not None]
+        here = (*path, key)
+        fn = callback.get(here) if isinstance(callback, dict) else callback
+        groups = [entry._resident() for entry in column if isinstance(entry, Container)]
+        if isinstance(column[0], Container):
+            entry = _merged(groups, everyone, callback, here) if len(groups) > 1 else column[0]
+        elif fn is not None and len(column) == everyone:
+            entry = fn(*column)
+        else:
+            entry = column[0]
+        made.set(key, entry)
+    return made

@@ -1,0 +1,52 @@
+"""Lazy stacks whose elements differ: what says so, and how one is merged into a TensorDict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdstore.container.core.container import GROUP, LEAF, Container
+from tdstore.container.core.tensorclasses import inside, redressed, worn_by
+from tdstore.errors import BatchSizeError
+from tdstore.types import Path
+
+
+def even(td: Any) -> bool:
+    """Whether a lazy stack can be made without losing anything."""
+    keys = set(td._first_keys())
+    if any(set(element._first_keys()) != keys for element in td.tensordicts) or -1 in td.batch_size:
+        return False
+    kinds = {key: td._kind(key) for key in keys}
+    if any(-1 in td._leaf_shape(key) for key in keys if kinds[key] == LEAF):
+        return False
+    groups = [td._raw(key) for key in keys if kinds[key] == GROUP]
+    return all(even(group) for group in groups if isinstance(group, td._stack_class))
+
+
+def differs(source: Any, target: Any) -> bool:
+    """Whether a source is a lazy stack of elements that differ, and the target is none."""
+    stack = Container._stack_class
+    return isinstance(inside(source), stack) and not isinstance(inside(target), stack) and not even(inside(source))
+
+
+def merged(target: Any, source: Any, wanted: list[Path] | None, clone: bool) -> Any:
+    """A lazy stack of the rows of a TensorDict, each with what the element of another stack has; neither is changed.
+
+    Args:
+        target: a TensorDict of the same batch size.
+        source: a lazy stack.
+        wanted: the paths to take over; None for all.
+
+    Raises:
+        BatchSizeError: the batch sizes differ.
+    """
+    stack = inside(source)
+    dim = stack.stack_dim
+    td = inside(target)._resident()
+    rows = td.unbind(dim) if dim < td.batch_dims else ()
+    if len(rows) != len(stack.tensordicts):
+        raise BatchSizeError(
+            f"cannot update a TensorDict of batch size {list(td.batch_size)} with one of {list(stack.batch_size)}"
+        )
+    for row, element in zip(rows, stack.tensordicts, strict=True):
+        row.update(element, clone, keys_to_update=wanted)
+    return redressed(worn_by(inside(target)), stack._of(rows, dim, stack._dim_name))

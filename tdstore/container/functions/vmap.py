@@ -1,0 +1,278 @@
+"""`torch.vmap` over TensorDicts: the mapped dimension is a batch dimension, inside it is gone.
+
+vmap knows tensors in pytrees, and takes a dimension from each of them. A TensorDict goes through it in a
+box of tensors, its leaves, which is opened on the other side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch import apis
+from torch.compiler import is_compiling
+from torch.utils import _pytree as pytree
+
+from tdstore.container.core.container import Container
+from tdstore.container.core.tensorclasses import Typed
+from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
+from tdstore.container.entries.uninitialized import MappedUninitialized, StackedMixin, is_uninitialized
+from tdstore.container.values.nontensor import NonTensor, NonTensorData
+from tdstore.errors import UnsupportedError
+from tdstore.index.shapes import as_dim
+from tdstore.index.tracing import mapping
+from tdstore.types import Path
+
+
+@dataclass(frozen=True)
+class Form:
+    """What of a TensorDict its leaves do not tell: its lock, and where lazy stacks are in it."""
+
+    locked: bool = False
+    stacks: dict[Path, int] = field(default_factory=dict)
+    """The stack dimension of each, by path."""
+
+    @classmethod
+    def of(cls, td: Any) -> Form:
+        """The form of a container."""
+        return cls(td.is_locked, {} if isinstance(td, Typed) else dict(_stacks(td, ())))
+
+
+def _stacks(td: Any, path: Path) -> Iterator[tuple[Path, int]]:
+    if isinstance(td, Container._stack_class):
+        yield path, td._stack_dim
+    elif isinstance(td, Container._resident_class):
+        for key, value in td._data.items():
+            if isinstance(value, Container) and not isinstance(value, Typed):
+                yield from _stacks(value, (*path, key))
+
+
+_PLAIN = Form()
+
+
+class Box:
+    """A TensorDict as tensors; `dim` is the batch dimension that is mapped over, None where there is none."""
+
+    __slots__ = ("dim", "form", "parts", "td")
+
+    def __init__(self, td: Any, dim: int | None, parts: list[Tensor], form: Form = _PLAIN) -> None:
+        self.td, self.dim, self.parts, self.form = td, dim, parts, form
+
+    def hides_its_stack(self) -> bool:
+        """Whether the dimension that is mapped over is that of a lazy stack."""
+        return bool(self.form.stacks) and self.form.stacks.get(()) == self.dim
+
+
+def _box(td: Any, dim: int | None, inward: bool) -> Box:
+    if inward and dim is None:
+        return Box(td, None, [])  # goes in as it is
+    if isinstance(td, UnbatchedTensor):
+        return Box(td, dim, [torch.empty(()).expand(td.batch_size)])
+    if isinstance(td, Container._stored_class):
+        raise UnsupportedError(
+            "torch.vmap maps over tensors in memory, and these entries are stored",
+            hint="call to_tensordict() first",
+        )
+    form = Form.of(td)
+    td = td._resident()._in_rows()
+    leaves: list[Any] = []
+    td._collect(leaves, plain=False)
+    parts = [leaf for leaf in leaves if is_batched(leaf) and not is_uninitialized(leaf)]
+    return Box(td, dim, parts or [torch.empty(()).expand(td._batch_size)], form)
+
+
+def _open(box: Box, inward: bool, restacked: bool) -> Any:
+    """The TensorDict of what came through: its batch has lost, or got, the dimension that was mapped.
+
+    Args:
+        restacked: a lazy stack that comes out is stacked along the dimension that was mapped.
+    """
+    td, dim = box.td, box.dim
+    if not box.parts:
+        return td
+    batch = list(td.batch_size)
+    if dim is not None and inward:
+        del batch[dim]
+    elif dim is not None:
+        batch.insert(dim, box.parts[0].shape[dim])
+    if isinstance(td, UnbatchedTensor):
+        return td.for_batch(torch.Size(batch))
+    made = _rebuilt(td, torch.Size(batch), iter(box.parts), dim)
+    for path, old in box.form.stacks.items():
+        made = _stacked_at(made, path, _stack_dim(old, dim, inward, restacked and not path))
+    return made.lock_() if box.form.locked else made
+
+
+def _stack_dim(old: int, dim: int | None, inward: bool, restacked: bool) -> int:
+    """Where the dimension of a stack goes; the first dimension stands for one that is mapped over."""
+    if dim is None:
+        return old
+    if inward:
+        return 0 if old == dim else old - (old > dim)
+    return dim if restacked else old + (dim <= old)
+
+
+def _stacked_at(td: Any, path: Path, dim: int) -> Any:
+    """The same with the entry at a path as a lazy stack; without a batch dimension there is nothing to stack."""
+    if not path:
+        return td.to_lazystack(dim) if td.batch_dims else td
+    td._data[path[0]] = _stacked_at(td._data[path[0]], path[1:], dim)
+    return td
+
+
+def _rebuilt(td: Any, new: torch.Size, leaves: Iterator[Tensor], dim: int | None) -> Any:
+    old, names = td._batch_size, td._names
+    if names is not None and dim is not None:
+        names = (*names[:dim], *names[dim + 1 :]) if len(new) < len(old) else (*names[:dim], None, *names[dim:])
+    data: dict[str, Any] = {}
+    for key, value in td._data.items():
+        if is_uninitialized(value):
+            data[key] = _mapped_later(key, value, len(new) < len(old))
+        elif is_batched(value):
+            data[key] = next(leaves)
+        elif isinstance(value, NonTensor):
+            data[key] = value if dim is None else _moved(key, value, new, dim)
+        else:
+            data[key] = _rebuilt(value, torch.Size((*new, *value._batch_size[len(old) :])), leaves, dim)
+    return td._new(data, new, td._device, names if names and any(names) else None)
+
+
+def _awaits_shape(value: object) -> bool:
+    return isinstance(value, Box) and any(map(is_uninitialized, value.td._leaf_list()))
+
+
+def _mapped_later(key: str, value: Any, inward: bool) -> Any:
+    """A stacked parameter that gets its shape within vmap."""
+    level = torch._C._functorch.maybe_current_level()
+    if level is None or not inward or not isinstance(value, StackedMixin):
+        raise UnsupportedError(
+            f"torch.vmap cannot map over the uninitialized parameter {key!r}",
+            hint="map over the first dimension of what from_modules gave, and call the module in it",
+        )
+    return MappedUninitialized(value, level)
+
+
+def _moved(key: str, value: NonTensor, new: torch.Size, dim: int) -> NonTensor:
+    if isinstance(value, UnbatchedTensor):
+        return value.for_batch(new)
+    if isinstance(value, NonTensorData):
+        return NonTensorData(value.data, new)
+    if value.ndim < len(new):
+        return value.move(lambda t: t.unsqueeze(dim).expand(new))
+    rows = value.spread(lambda t: t.unbind(dim))
+    if not all(row.same(rows[0]) for row in rows):
+        raise UnsupportedError(
+            f"torch.vmap cannot map over {key!r}, whose values differ from row to row",
+            hint=f"exclude({key!r}) first",
+        )
+    return rows[0]
+
+
+def _boxed(tree: Any, dims: Any, inward: bool) -> Any:
+    """The tree with its TensorDicts in boxes, and the dimensions for it."""
+    values, spec = pytree.tree_flatten(tree, is_leaf=_is_container)
+    if not inward:
+        values = [_with_rows(v) if isinstance(v, (Container, UnbatchedTensor)) else v for v in values]
+    if not any(isinstance(v, (Container, UnbatchedTensor)) for v in values):
+        return tree, dims
+    spread = pytree._broadcast_to_and_flatten(dims, spec)
+    if spread is None:
+        raise ValueError(f"vmap: the dimensions {dims} do not have the structure of what they are for, {spec}")
+    for i, value in enumerate(values):
+        if isinstance(value, (Container, UnbatchedTensor)):
+            dim = spread[i]
+            if dim is not None:
+                if not inward and dim < 0:
+                    raise ValueError(f"vmap: out_dims={dim} of a TensorDict cannot be negative")
+                if inward and isinstance(value, Container) and _is_batchless(value):
+                    values[i] = box = _box(value, dim, inward)
+                    box.dim = None  # of the leaves, which is none of the batch
+                    continue
+                spread[i] = dim = as_dim(dim, len(value.batch_size) + (not inward))
+            values[i] = _box(value, dim, inward)
+    return pytree.tree_unflatten(values, spec), pytree.tree_unflatten(spread, spec)
+
+
+def _is_batchless(td: Any) -> bool:
+    """Whether a TensorDict has tensors and no batch dimensions at any level: its leaves are mapped over."""
+    nested = [td, *(v for _, v in td.items(True) if isinstance(v, Container))]
+    return not any(node.batch_dims for node in nested) and any(True for _ in td.keys(True, True))
+
+
+def _with_rows(value: Any) -> Any:
+    """A result of the mapped function whose unbatched tensors, where they differ from row to row, are tensors."""
+    if isinstance(value, UnbatchedTensor):
+        return value.wrapped if _differs(value.wrapped) else value
+    if not isinstance(value, Container._resident_class):
+        return value
+    data = {k: _with_rows(v) if isinstance(v, (Container, UnbatchedTensor)) else v for k, v in value._data.items()}
+    if all(v is value._data[k] for k, v in data.items()):
+        return value
+    return value._new(data, value._batch_size, value._device, value._names)
+
+
+def _differs(tensor: Tensor) -> bool:
+    """Whether a tensor has a row for each that is mapped; torch.compile does not tell."""
+    return not is_compiling() and torch._C._functorch.is_batchedtensor(tensor)
+
+
+def _is_container(value: object) -> bool:
+    return isinstance(value, Container)
+
+
+def _is_box(value: object) -> bool:
+    return isinstance(value, Box)
+
+
+def _unboxed(tree: Any, inward: bool, restacked: bool = False) -> Any:
+    values, spec = pytree.tree_flatten(tree, is_leaf=_is_box)
+    if not any(isinstance(v, Box) for v in values):
+        return tree
+    return pytree.tree_unflatten([_open(v, inward, restacked) if isinstance(v, Box) else v for v in values], spec)
+
+
+def through_boxes(vmap: Callable[..., Any]) -> Callable[..., Any]:
+    """The implementation of vmap, with TensorDicts in boxes on their way in and out."""
+
+    def vmap_impl(
+        func: Any, in_dims: Any, out_dims: Any, randomness: str, chunk_size: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        alone = False  # one TensorDict, for which torch takes `out_dims=(0,)` as it does for one tensor
+
+        def run(*mapped: Any, **options: Any) -> Any:
+            nonlocal alone
+            with mapping():
+                made = func(*_unboxed(mapped, True), **options)
+                alone = isinstance(out_dims, tuple) and isinstance(made, (Container, UnbatchedTensor))
+                return _boxed((made,) if alone else made, out_dims, False)[0]
+
+        if not is_compiling():
+            run.__name__ = getattr(func, "__name__", repr(func))  # for the messages of vmap
+        boxes, dims = _boxed(args, in_dims, True)
+        if chunk_size is not None and any(map(_awaits_shape, pytree.tree_leaves(boxes, _is_box))):
+            raise UnsupportedError(
+                "torch.vmap with chunk_size cannot initialize the parameters of lazy modules",
+                hint="make the first call without chunk_size",
+            )
+        made = vmap(run, dims, out_dims, randomness, chunk_size, *boxes, **kwargs)
+        restacked = any(isinstance(box, Box) and box.hides_its_stack() for box in pytree.tree_leaves(boxes, _is_box))
+        return _unboxed(made[0] if alone else made, False, restacked)
+
+    return vmap_impl
+
+
+def teach_vmap() -> None:
+    """Let `torch.vmap` (and `torch.func.vmap`, the same) know TensorDicts; it has no hook to register with."""
+    if Box not in pytree.SUPPORTED_NODES:
+        pytree.register_pytree_node(
+            Box,
+            lambda box: (box.parts, (box.td, box.dim, box.form)),
+            lambda parts, of: Box(of[0], of[1], list(parts), of[2]),
+        )
+        module: Any = apis
+        # A private name: a torch that has another refuses TensorDicts in vmap, and all else goes on working.
+        if hasattr(module, "vmap_impl"):
+            module.vmap_impl = through_boxes(module.vmap_impl)

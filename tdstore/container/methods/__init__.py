@@ -1,0 +1,1 @@
+"""Methods of every container: access, writing, structure, devices."""

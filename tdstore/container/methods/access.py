@@ -1,0 +1,221 @@
+"""Reading entries by key: generic over the primitives of `Container`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
+from tdstore.container.core.defaults import get_defaults_to_none
+from tdstore.container.core.key_views import IsLeaf, ItemsView, KeysView, ValuesView, walk
+from tdstore.container.core.paths import entry_path, is_key
+from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.errors import NotAGroupError, NotAKeyError
+from tdstore.types import NestedKey, Path, path_text
+
+
+class _NoDefault(Enum):  # torch.compile takes the members of an enum for constants
+    NO_DEFAULT = "nothing was given"
+    AS_SET = "None, or nothing"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+NO_DEFAULT: Any = _NoDefault.NO_DEFAULT
+AS_SET: Any = _NoDefault.AS_SET
+"""The default of `get`: None, or as `set_get_defaults_to_none` has it."""
+
+
+class AccessMixin(Container):
+    """get, keys, items, ... and what `td[...]` reads."""
+
+    __slots__ = ()
+
+    # -- walking -----------------------------------------------------------------------------
+    def _node(self, path: Path) -> Container | None:
+        """The container at a path of groups, or None."""
+        node: Container = self
+        for part in path:
+            if node._kind(part) != GROUP:
+                return None
+            node = node._raw(part)
+        return node
+
+    def _existing(self, key: Any) -> tuple[Any, str]:
+        """The container that holds an entry, and its first-level key there."""
+        path = entry_path(key)
+        node: Any = self
+        for i, part in enumerate(path[:-1]):
+            kind = node._kind(part)
+            if kind is None:
+                raise self._missing(key)
+            if kind != GROUP:
+                raise NotAGroupError(f"key {path_text(path)}: {path_text(path[: i + 1])} is not a TensorDict")
+            node = node._raw(part)
+        if node._kind(path[-1]) is None:
+            raise self._missing(key)
+        return node, path[-1]
+
+    # -- reading -----------------------------------------------------------------------------
+    def get(self, key: NestedKey, default: Any = AS_SET, **kwargs: Any) -> Any:
+        """The entry, or `default`. Non-tensor values come wrapped; `td[key]` unwraps them.
+
+        `as_list=` and the like are for entries of lazy stacks: see `LazyStackedTensorDict.get`.
+        """
+        found = self._find(key)
+        if found is None:
+            return self._default(key, default)
+        node, last = found
+        return node._raw_as(last, **kwargs) if kwargs else node._named(last)
+
+    def _named(self, key: str) -> Any:
+        """The entry of a key; a value has the names of the dimensions."""
+        return self._with_names(self._raw(key))
+
+    def _with_names(self, entry: Any) -> Any:
+        """An entry; a value is told the names of the dimensions."""
+        if self._names is not None and isinstance(entry, (NonTensorData, NonTensorStack)):
+            entry._names = self._names
+        return entry
+
+    def _default(self, key: NestedKey, default: Any) -> Any:
+        if default is NO_DEFAULT or (default is AS_SET and not get_defaults_to_none()):
+            raise self._missing(key)
+        return None if default is AS_SET else default
+
+    def _raw_as(self, key: str, **form: Any) -> Any:
+        """The entry in the form that a lazy stack is asked for; here there is one only."""
+        return self._raw(key)
+
+    def _find(self, key: NestedKey) -> tuple[Any, str] | None:
+        """As `_existing`, None when a part of the key is missing."""
+        path = entry_path(key)
+        node: Any = self
+        for i, part in enumerate(path[:-1]):
+            kind = node._kind(part)
+            if kind is None:
+                return None
+            if kind != GROUP:
+                raise NotAGroupError(f"key {path_text(path)}: {path_text(path[: i + 1])} is not a TensorDict")
+            node = node._raw(part)
+        return None if node._kind(path[-1]) is None else (node, path[-1])
+
+    def get_at(self, key: NestedKey, index: Any, default: Any = AS_SET) -> Any:
+        """`td.get(key)[index]`, reading no more than that; `default` if there is no such entry.
+
+        Non-tensor values come wrapped, as `get` gives them.
+        """
+        place = self._find(key)
+        if place is None:
+            return self._default(key, default)
+        node, last = place
+        return node._leaf_at(last, index) if node._kind(last) == LEAF else node._raw(last)[index]
+
+    def get_non_tensor(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+        """The unwrapped value of a non-tensor entry (or the entry itself), or `default`."""
+        found = self.get(key, default)
+        return found.plain() if isinstance(found, NonTensor) else found
+
+    def entry_class(self, key: NestedKey) -> type:
+        """Class of the entry, without reading its data: `Tensor` for what is stored or stacked."""
+        node, last = self._existing(key)
+        return node._leaf_class(last) if node._kind(last) == LEAF else type(node._raw(last))
+
+    def _leaf_class(self, key: str) -> type:
+        return Tensor
+
+    def get_item_shape(self, key: NestedKey) -> torch.Size:
+        """Shape of the entry, without reading its data."""
+        node, last = self._existing(key)
+        if node._kind(last) == LEAF:
+            shape: torch.Size = node._leaf_shape(last)
+            return shape
+        if node._kind(last) == VALUE and node._is_unbatched(last):
+            return torch.Size(node._leaf_facts(last)[0])
+        return torch.Size(node._value_size(last) if node._kind(last) == VALUE else node._raw(last).batch_size)
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """A view of the keys, in insertion order; nested ones are tuples.
+
+        Args:
+            include_nested: go into nested TensorDicts.
+            leaves_only: tensors only; nested TensorDicts and non-tensor values are left out.
+            is_leaf: classes to treat as leaves, such as `is_leaf_nontensor`.
+            sort: alphabetical order.
+        """
+        return KeysView(self, include_nested, leaves_only, is_leaf, sort)
+
+    def values(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """A view of the entries; see `keys`."""
+        return ValuesView(self, include_nested, leaves_only, is_leaf, sort)
+
+    def items(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """A view of `(key, entry)` pairs; see `keys`."""
+        return ItemsView(self, include_nested, leaves_only, is_leaf, sort)
+
+    @property
+    def sorted_keys(self) -> list[str]:
+        """First-level keys in alphabetical order."""
+        return sorted(self._first_keys())
+
+    def non_tensor_items(self, include_nested: bool = False) -> list[tuple[Any, NonTensor]]:
+        """`(key, wrapped value)` of the non-tensor entries."""
+        found = walk(self, include_nested, False, None, False, True)  # by kind: a stored leaf is not read for this
+        return [
+            (key, node._raw(last))
+            for key, node, last in found
+            if node._kind(last) == VALUE and not node._is_unbatched(last)
+        ]
+
+    def is_empty(self) -> bool:
+        """Whether there is no leaf at any level."""
+        return all(self._kind(k) == GROUP and self._raw(k).is_empty() for k in self._first_keys())
+
+    # -- subscripts --------------------------------------------------------------------------
+    def __getitem__(self, index: Any) -> Any:
+        if not is_key(index):
+            return self if type(index) is tuple and not index else self._at(index)
+        node, last = self._existing(index)
+        return node._unwrapped(last, node._raw(last))
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        """A batch of rows, read at once: what `torch.utils.data.DataLoader` asks of a dataset."""
+        return self._at(indices)._resident()
+
+    def __contains__(self, key: object) -> bool:
+        if not is_key(key):
+            raise NotAKeyError("`in` takes a key (a string or a tuple of strings)")
+        path = entry_path(key)  # type: ignore[arg-type]
+        node = self._node(path[:-1])
+        return node is not None and node._kind(path[-1]) is not None
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._batch_size:
+            raise TypeError("iteration over a TensorDict without batch dimensions; use td.keys()")
+        return iter(self.unbind(0))

@@ -1,0 +1,253 @@
+"""Moving a container to a device or a dtype."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import Container
+from tdstore.container.core.one_buffer import is_one_buffer, moved
+from tdstore.container.core.tensor_attrs import FIELDS, TensorAttrs, asked, converted, described, recorded
+from tdstore.container.entries.unbatched import is_batched
+from tdstore.container.methods.entry_concat import ColumnsMixin
+from tdstore.errors import BatchSizeError, UnsupportedError
+from tdstore.index.shapes import as_size
+
+
+class PlacingMixin(ColumnsMixin):
+    """to, cpu, cuda, detach, requires_grad_, ..."""
+
+    __slots__ = ()
+
+    def _bytes_as(self, dtype: torch.dtype, batch_size: Any) -> Self:
+        shape = self.batch_size if batch_size is None else as_size(batch_size)
+
+        def seen(leaf: Tensor) -> Tensor:
+            view = leaf.view(dtype)
+            if not is_batched(leaf):
+                return view
+            if view.shape[: len(shape)] != shape:
+                raise BatchSizeError(
+                    f"a leaf of shape {list(leaf.shape)} and {leaf.dtype}, viewed as {dtype}, has the shape "
+                    f"{list(view.shape)}, which does not start with the batch size {list(shape)}"
+                )
+            return view
+
+        made: Any = self._resident().apply(seen, batch_size=shape, filter_empty=False, propagate_lock=True)
+        old = list(self.keys(True, True))
+        made._offer((weakref.ref(self), lambda v: v.exclude(*old)))
+        return made  # type: ignore[no-any-return]
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Convert to a device, a dtype, both, or those of another tensor or TensorDict.
+
+        Args:
+            *args: a device, a `torch.dtype` (cast of every leaf, integers included), a tensor, or a TensorDict;
+                one of `TensorAttrs`, as `attrs` gives, says for each leaf what it becomes, and nothing of others.
+            batch_size: change the batch size in place, and return this TensorDict.
+            non_blocking: as `Tensor.to`.
+            inplace: change this TensorDict instead of making one.
+
+        Returns:
+            This TensorDict when there is nothing to change.
+        """
+        kwargs.pop("num_threads", None), kwargs.pop("non_blocking_pin", None)
+        inplace = kwargs.pop("inplace", False)
+        batch_size = kwargs.pop("batch_size", None)
+        other = kwargs.pop("other", None)
+        if args and isinstance(args[0], (Container, Tensor, TensorAttrs)):
+            other, args = args[0], args[1:]
+        device, dtype, non_blocking = None, None, False
+        each = recorded(other) if isinstance(other, Container) else {}
+        if each:
+            pass  # every leaf has its own
+        elif isinstance(other, TensorAttrs):
+            device, dtype = other.tgt_device, other.tgt_dtype
+        elif isinstance(other, Container):
+            device, dtype = other.device, _common_dtype(other)
+        elif other is not None:
+            device, dtype = other.device, other.dtype
+        if args or kwargs:
+            asked_device, asked_dtype, non_blocking = _asked(args, kwargs)
+            device, dtype = asked_device or device, asked_dtype or dtype
+        if batch_size is not None:
+            self.batch_size = batch_size
+        if device is not None and device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        if not each and dtype is None and (device is None or device == self._device):
+            return self
+        made = converted(self, each, non_blocking) if each else self
+        if device is not None or dtype is not None:
+            made = made._to(device, dtype, non_blocking)
+        if not inplace:
+            return made
+        self._assign(dict(made.items()))
+        self._device = made._device if each else device or self._device
+        return self
+
+    def attrs(self, *, fields: Sequence[str] = FIELDS, num_threads: int | None = None) -> Any:
+        """What every leaf is, as a TensorDict of `TensorAttrs` without batch dimensions. Reads no leaf.
+
+        Given to `to`, it makes each leaf of another TensorDict like the one of that name here. A leaf of a lazy
+        stack has -1 for sizes that differ between elements, and the dtype that all of them can be read as.
+
+        Args:
+            fields: "device", "dtype" and "shape", or some of these.
+            num_threads: taken for compatibility.
+
+        Raises:
+            ValueError: another field.
+
+        Example:
+            >>> td = TensorDict(a=torch.zeros(3), b=torch.zeros(3, dtype=torch.int32), batch_size=[3])
+            >>> td.attrs()["b"]
+            TensorAttrs(tgt_device=cpu, tgt_dtype=torch.int32, tgt_shape=torch.Size([3]))
+            >>> TensorDict(a=torch.ones(2), b=torch.ones(2)).to(td.attrs(fields=["dtype"]))["b"].dtype
+            torch.int32
+        """
+        return described(self, asked(fields))
+
+    def _to(self, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool) -> Any:
+        if device is not None and dtype is None and is_one_buffer(self):
+            return moved(self, device, non_blocking)
+
+        def convert(leaves: list[Tensor]) -> list[Tensor]:
+            return [t.to(device=device or t.device, dtype=dtype or t.dtype, non_blocking=non_blocking) for t in leaves]
+
+        made = self._resident()._foreach(convert)
+        if made is not self and device is not None:
+            made._set_device(device)
+        return made
+
+    def _set_device(self, device: torch.device | None) -> None:
+        self._device = device
+        for group in self._groups():
+            group._set_device(device)
+
+    def cpu(self, **kwargs: Any) -> Any:
+        """`to("cpu")`."""
+        return self.to("cpu", **kwargs)
+
+    def cuda(self, device: Any = None, **kwargs: Any) -> Any:
+        """`to("cuda")`, or to `cuda:device`."""
+        return self.to("cuda" if device is None else torch.device("cuda", device), **kwargs)
+
+    def auto_device_(self) -> Self:
+        """Set the device to that of the leaves, where they share one; nested TensorDicts too."""
+        devices = {leaf.device for leaf in self._leaf_list()}
+        if len(devices) == 1:
+            self._set_device(devices.pop())
+        return self
+
+    def clear_device_(self) -> Self:
+        """Forget the device, here and in nested TensorDicts: entries may then differ."""
+        self._set_device(None)
+        return self
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of all leaves, or None when they differ."""
+        return _common_dtype(self)
+
+    def detach(self) -> Any:
+        """A TensorDict of detached leaves, sharing memory."""
+        return self._resident()._foreach(lambda leaves: [t.detach() for t in leaves])
+
+    @property
+    def data(self) -> Any:
+        """A TensorDict of `leaf.data`."""
+        return self._resident()._foreach(lambda leaves: [t.data for t in leaves])
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Set `requires_grad` of every leaf.
+
+        Raises:
+            RuntimeError: a leaf of integers or bools, which cannot; none was changed.
+        """
+        leaves = self._leaf_list()
+        odd = {leaf.dtype for leaf in leaves if not (leaf.is_floating_point() or leaf.is_complex())}
+        if requires_grad and odd:
+            raise RuntimeError(f"only floating-point and complex leaves can require gradients, not {odd.pop()}")
+        for leaf in leaves:
+            leaf.requires_grad_(requires_grad)
+        return self
+
+    def as_tensor(self) -> Any:
+        """A TensorDict of plain tensors over the same memory: of memory-mapped ones, parameters, ..."""
+        return self._resident()._foreach(lambda leaves: [_plain(t) for t in leaves])
+
+    def pin_memory(self, num_threads: int | None = None, inplace: bool = False) -> Any:
+        """A copy in page-locked memory, from which a GPU reads while the CPU goes on.
+
+        On a machine without an accelerator there is nothing to pin for: the leaves stay as they are.
+
+        Args:
+            num_threads: pin so many leaves at a time (0: one after another; default: as many as help).
+            inplace: this TensorDict takes over the copies and is returned.
+        """
+
+        def pin(leaves: list[Tensor]) -> list[Tensor]:
+            if not torch.accelerator.is_available():
+                return leaves
+            if num_threads == 0 or len(leaves) < 2:
+                return [t.pin_memory() for t in leaves]
+            with ThreadPoolExecutor(num_threads) as pool:
+                return list(pool.map(torch.Tensor.pin_memory, leaves))
+
+        return self._given(self._resident()._foreach(pin), "pin_memory", inplace)
+
+    def pin_memory_(self, num_threads: int | str = 0) -> Self:
+        """As `pin_memory`, in place."""
+        made: Self = self.pin_memory(None if num_threads == "auto" else int(num_threads), inplace=True)
+        return made
+
+    def record_stream(self, stream: Any) -> Self:
+        """Tell the allocator that a CUDA stream uses the leaves: see [`torch.Tensor.record_stream`][].
+
+        Raises:
+            UnsupportedError: the leaves are in a store: `to(device)` gives a TensorDict of live ones.
+        """
+        if isinstance(self, Container._stored_class):
+            raise UnsupportedError("no stream can use leaves that are not read yet", hint="td.to(device) reads them")
+        for leaf in self._leaf_list():
+            leaf.record_stream(stream)
+        return self
+
+
+def _asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device | None, torch.dtype | None, bool]:
+    """What `to` was given, as `Tensor.to` takes it; its own parser is beyond torch.compile."""
+    names: tuple[str, ...] = ("device", "dtype", "non_blocking")
+    if args and isinstance(args[0], (torch.dtype, bool)):
+        names = names[1:] if isinstance(args[0], torch.dtype) else names[2:]
+    given = dict(zip(names, args, strict=False))
+    odd = [*(set(kwargs) - {"device", "dtype", "non_blocking"}), *(set(kwargs) & set(given))]
+    if odd or len(args) > len(names):
+        raise TypeError(f"to() takes a device, a dtype and non_blocking, once each, not {args} and {kwargs}")
+    given.update(kwargs)
+    device, dtype = given.get("device"), given.get("dtype")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"to() takes a torch.dtype, not {dtype!r}")
+    return None if device is None else torch.device(device), dtype, bool(given.get("non_blocking", False))
+
+
+def _plain(leaf: Tensor) -> Tensor:
+    return leaf if type(leaf) is Tensor or leaf.is_nested else leaf.as_subclass(Tensor)
+
+
+def _common_dtype(td: Any) -> torch.dtype | None:
+    dtypes = set()
+    stack = [td]
+    while stack:
+        node = stack.pop()
+        for key in node._first_keys():
+            kind = node._kind(key)
+            if kind == "leaf":
+                dtypes.add(node._leaf_facts(key)[2])
+            elif kind == "group":
+                stack.append(node._raw(key))
+    return dtypes.pop() if len(dtypes) == 1 else None

@@ -1,0 +1,100 @@
+"""Several entries as one: concatenated, stacked, taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core.paths import entry_path
+from tdstore.container.methods.access import NO_DEFAULT
+from tdstore.container.methods.facts import MeasureMixin
+from tdstore.types import NestedKey
+
+
+class ColumnsMixin(MeasureMixin):
+    """cat_tensors, stack_tensors, separates, ..."""
+
+    __slots__ = ()
+
+    def cat_tensors(self, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False) -> Self:
+        """Concatenate entries along `dim` into a new one, which replaces them.
+
+        Args:
+            keys: the entries, in order.
+            out_key: where the result goes.
+            dim: a dimension of the leaves; the result must still start with the batch size.
+            keep_entries: leave the entries where they are.
+
+        Raises:
+            KeyNotFoundError: no such entry. BatchSizeError: the batch would change; nothing is changed then.
+
+        Example:
+            >>> td = TensorDict({"a": torch.ones(2, 3), "b": torch.zeros(2, 1)}, [2])
+            >>> td.cat_tensors("a", "b", out_key="ab", dim=1)["ab"].shape
+            torch.Size([2, 4])
+        """
+        return self._joined(torch.cat, keys, out_key, dim, keep_entries)
+
+    def stack_tensors(self, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False) -> Self:
+        """Stack entries along a new dimension into an entry that replaces them; arguments as `cat_tensors`."""
+        return self._joined(torch.stack, keys, out_key, dim, keep_entries)
+
+    def _joined(self, fn: Any, keys: tuple[NestedKey, ...], out_key: NestedKey, dim: int, keep: bool) -> Self:
+        if not keys:
+            raise ValueError("name the entries that are to become one")
+        self.set(out_key, fn([self[key] for key in keys], dim))
+        if not keep:
+            for key in dict.fromkeys(keys):
+                if key != out_key:
+                    self.del_(key)
+        return self
+
+    def cat_from_tensordict(
+        self, dim: int = 0, *, sorted: bool | Sequence[NestedKey] | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """All leaves concatenated along `dim`, in one tensor.
+
+        Args:
+            sorted: True for the alphabetical order of first-level keys, or the keys in the order that is wanted.
+            out: a tensor to write into.
+        """
+        return torch.cat(self._in_order(sorted), dim, out=out)
+
+    def stack_from_tensordict(
+        self, dim: int = 0, *, sorted: bool | Sequence[NestedKey] | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """All leaves, which have one shape, stacked along a new dimension `dim`; arguments as `cat_from_tensordict`."""
+        return torch.stack(self._in_order(sorted), dim, out=out)
+
+    def _in_order(self, sorted: bool | Sequence[NestedKey] | None) -> list[Tensor]:
+        if isinstance(sorted, (bool, type(None))):
+            td = self._resident()
+            return [td[key] for key in td.keys(True, True, sort=bool(sorted))]
+        return [self[key] for key in sorted]
+
+    def separates(
+        self, *keys: NestedKey, default: Any = NO_DEFAULT, strict: bool = True, filter_empty: bool = True
+    ) -> Self:
+        """Take entries out of this TensorDict; they are returned as one of their own.
+
+        Args:
+            default: stands for keys that are not there.
+            strict: without `default`, refuse keys that are not there. False makes them entries of the value None.
+            filter_empty: drop nested TensorDicts that become empty.
+
+        Raises:
+            KeyNotFoundError: no such entry. LockedError: this TensorDict is locked.
+        """
+        held = [] if filter_empty else [path for path in map(entry_path, keys) if len(path) > 1]
+        missing = [path for path in map(entry_path, keys) if self._find(path) is None]
+        taken = self.split_keys(keys, inplace=True, default=default, strict=strict)[0]
+        if default is None or default is NO_DEFAULT:  # strict, and one is missing: an error already
+            for path in missing:
+                taken.set_non_tensor(path, None)
+        for path in held:
+            if self._find(path[:-1]) is None:
+                self.create_nested(path[:-1])
+        return taken

@@ -1,0 +1,193 @@
+"""Facts about all leaves together: sizes, gradients, places in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
+from tdstore.container.core.paths import entry_path
+from tdstore.container.methods.access import NO_DEFAULT
+from tdstore.container.methods.structure import StructureMixin
+from tdstore.keys import key_text
+from tdstore.ops.reduce import Over
+
+
+class MeasureMixin(StructureMixin):
+    """bytes, param_count, requires_grad, grad, is_cpu, ..."""
+
+    __slots__ = ()
+
+    # -- sizes -------------------------------------------------------------------------------
+    def bytes(self, *, count_duplicates: bool = True) -> int:
+        """Bytes of all tensor leaves, without reading them, with those of their gradients.
+
+        Args:
+            count_duplicates: False counts a tensor that several entries share once.
+        """
+        leaves = sum(n * size for n, size in self._sizes(count_duplicates))
+        return leaves + sum(self._companion_sizes(count_duplicates))
+
+    def param_count(self, *, count_duplicates: bool = True) -> int:
+        """Number of elements of all tensor leaves, without reading them; arguments as `bytes`."""
+        return sum(n for n, _ in self._sizes(count_duplicates))
+
+    def _sizes(self, count_duplicates: bool) -> list[tuple[int, int]]:
+        """Elements and element size of each leaf."""
+        found: dict[Any, tuple[int, int]] = {}
+        for node, key in self._leaf_places():
+            shape, _, dtype, *_ = node._leaf_facts(key)
+            same = (len(found),) if count_duplicates else node._identity(key)
+            count = torch.Size(shape).numel() if -1 not in shape else sum(p.numel() for p in node._raw(key).unbind())
+            found[same] = (count, dtype.itemsize)
+        return list(found.values())
+
+    def _companion_sizes(self, count_duplicates: bool) -> list[int]:
+        """Bytes of the gradients of leaves in the memory, and of the offsets and lengths of jagged leaves."""
+        found: dict[Any, int] = {}
+        for node, key in self._leaf_places():
+            for part, nbytes in node._companions(key):
+                found[len(found) if count_duplicates else part] = nbytes
+        return list(found.values())
+
+    def _companions(self, key: str) -> list[tuple[Any, int]]:
+        """What else of a leaf in the memory is tensors, each with its bytes. What is stored has none."""
+        return []
+
+    def _leaf_places(self) -> list[tuple[Any, str]]:
+        places: list[tuple[Any, str]] = []
+        for key in self._first_keys():
+            kind = self._kind(key)
+            if kind == LEAF or (kind == VALUE and self._is_unbatched(key)):
+                places.append((self, key))
+            elif kind == GROUP:
+                places += self._raw(key)._leaf_places()
+        return places
+
+    def _identity(self, key: str) -> Any:
+        """Equal for two leaves that are one: the tensor where it is live, the place where it is stored."""
+        return id(self), key
+
+    def data_ptr(self, *, storage: bool = False) -> Any:
+        """A TensorDict of the addresses of the leaves (int64 scalars), or with `storage` of their storages."""
+
+        def address(leaf: Tensor) -> Tensor:
+            return torch.tensor(leaf.untyped_storage().data_ptr() if storage else leaf.data_ptr())
+
+        return self._resident()._over_leaves_of(address, Over(None, False, self.batch_dims), torch.Size(()), None)
+
+    # -- places --------------------------------------------------------------------------------
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the device is the CPU; False when entries may differ (`device` is None)."""
+        return self._device is not None and self._device.type == "cpu"
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the device is a GPU; False when entries may differ (`device` is None)."""
+        return self._device is not None and self._device.type == "cuda"
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether the device is "meta"; False when entries may differ (`device` is None)."""
+        return self._device is not None and self._device.type == "meta"
+
+    def is_floating_point(self) -> bool:
+        """Whether every leaf has a floating-point dtype."""
+        return all(node._leaf_facts(key)[2].is_floating_point for node, key in self._leaf_places())
+
+    def is_non_tensor(self, key: Any) -> bool:
+        """Whether the entry of a (nested) key is a value that is not a tensor.
+
+        Raises:
+            KeyNotFoundError: no such entry.
+        """
+        found = self._find(entry_path(key))
+        if found is None:
+            raise self._missing(key)
+        return bool(found[0]._kind(found[1]) == VALUE and not found[0]._is_unbatched(found[1]))
+
+    # -- gradients -------------------------------------------------------------------------------
+    @property
+    def requires_grad(self) -> bool:
+        """Whether any leaf requires a gradient."""
+        return any(leaf.requires_grad for leaf in self._leaf_list())
+
+    @property
+    def grad(self) -> Any:
+        """A TensorDict of the leaves' gradients, those that have one; None when none has. Locked if this one is."""
+        if all(leaf.grad is None for leaf in self._leaf_list()):
+            return None
+        grads = self._resident().apply(lambda leaf: leaf.grad, filter_empty=True)
+        return grads.lock_() if self.is_locked else grads
+
+    def zero_grad(self, set_to_none: bool = True) -> Self:
+        """Forget the leaves' gradients, or with `set_to_none=False` fill them with zeros."""
+        for leaf in self._leaf_list():
+            if leaf.grad is not None:
+                if set_to_none:
+                    leaf.grad = None
+                else:
+                    leaf.grad.detach_().zero_()
+        return self
+
+    def backward(
+        self, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
+    ) -> None:
+        """Differentiate all leaves that require a gradient, at once, and add to the `grad` of what they came from.
+
+        Args:
+            gradient: a TensorDict with the gradient of each of these leaves; default: 1, for leaves of one element.
+            retain_graph: keep the graph for another call; default: `create_graph`.
+            inputs: a TensorDict or tensors; only their `grad` is added to.
+
+        Raises:
+            RuntimeError: no leaf requires a gradient, or one has several elements and no `gradient`.
+            TypeError: `gradient` is no TensorDict.
+
+        Example:
+            >>> x = torch.ones(2, requires_grad=True)
+            >>> TensorDict(loss=x.sum(), other=(2 * x).sum()).backward()
+            >>> x.grad
+            tensor([3., 3.])
+        """
+        roots = {k: v for k, v in self._resident().items(True, True) if v.requires_grad}
+        if not roots:
+            raise RuntimeError("backward: no entry of this TensorDict requires a gradient")
+        if gradient is not None:
+            if not isinstance(gradient, (Container, Mapping)):
+                raise TypeError(
+                    "backward: the gradient of a TensorDict is a TensorDict with its keys, "
+                    f"not a {type(gradient).__name__}"
+                )
+            given: Any = gradient
+            grads = [given.get(key, NO_DEFAULT) for key in roots]
+        elif large := next((k for k, v in roots.items() if v.numel() != 1), None):
+            raise RuntimeError(
+                f"backward: entry {key_text(large)} has {roots[large].numel()} elements; only for single numbers "
+                "can the gradient be left out"
+            )
+        else:
+            grads = [None] * len(roots)
+        if hasattr(inputs, "_leaf_list"):
+            inputs = inputs._leaf_list()
+        torch.autograd.backward(
+            list(roots.values()), grads, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs
+        )
+
+    def clear_refs_for_compile_(self) -> Self:
+        """Forget who locked this TensorDict and what `with` would undo, so that it can leave a compiled function."""
+        self._parents = self._undo = None
+        for group in self._groups():
+            group.clear_refs_for_compile_()
+        return self
+
+    def detach_(self) -> Self:
+        """Detach every leaf in place, as `Tensor.detach_`."""
+        for leaf in self._leaf_list():
+            if leaf.requires_grad:  # views, of a mapped file too, cannot be told to detach
+                leaf.detach_()
+        return self

@@ -1,0 +1,599 @@
+"""Writing entries by key and rows by index: generic over the primitives of `Container`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
+from tdstore.container.core.key_views import IsLeaf, walk
+from tdstore.container.core.paths import entry_path, is_key
+from tdstore.container.core.tensorclasses import inside, redressed, worn_by
+from tdstore.container.entries.nested_tensors import leaf_shape
+from tdstore.container.functions.uneven_stacks import differs, merged
+from tdstore.container.methods.access import NO_DEFAULT, AccessMixin
+from tdstore.container.storage.change_plan import Changes
+from tdstore.container.values.nontensor import NonTensor, NonTensorData
+from tdstore.errors import BatchSizeError, KeyNotFoundError, NotAGroupError
+from tdstore.index.index_terms import as_terms, spelled_out
+from tdstore.index.selection import index_shape
+from tdstore.keys import key_text
+from tdstore.types import NestedKey, Path, path_text
+
+
+class WritingMixin(AccessMixin):
+    """set, update, pop, rename_key_, ... and `td[...] = value`."""
+
+    __slots__ = ()
+
+    # -- writing -----------------------------------------------------------------------------
+    def set(
+        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any
+    ) -> Self:
+        """Set an entry, making nested TensorDicts on the way.
+
+        Args:
+            inplace: write into the entry if there is one (best effort: a new key is added).
+
+        Raises:
+            LockedError: locked, and the key set or an entry would change. BatchSizeError: wrong leading shape.
+        """
+        path = entry_path(key)
+        node, rest = self._descend(path, item)
+        last = rest[-1]
+        if inplace and len(rest) == 1 and node._kind(last) is not None:
+            node._write({last: node._coerce_existing(last, item, whole=True)})
+            return self
+        if node.is_locked:
+            raise node._refuse_locked(f"set {path_text(path)}")
+        value = node._coerce(last, item)
+        for part in reversed(rest[1:]):
+            value = node._wrapped(part, value)
+        node._assign({rest[0]: value})
+        if len(rest) == 1 and type(value) is not Tensor:
+            node._name_after(value)
+        return self
+
+    def _wrapped(self, key: str, value: Any) -> Any:
+        """A new nested TensorDict of this batch size around a coerced entry."""
+        made = self._resident_class._new({key: value}, self._batch_size, self._device, self._names)
+        made._name_after(value)
+        return made
+
+    def _descend(self, path: Path, item: Any) -> tuple[Any, Path]:
+        """The deepest container that exists on a path, and what is left of the path (at least one key)."""
+        node: Any = self
+        for i, part in enumerate(path[:-1]):
+            kind = node._kind(part)
+            if kind is None:
+                return node, path[i:]
+            if kind != GROUP:
+                raise NotAGroupError(f"cannot set {path_text(path)}: {path_text(path[: i + 1])} is not a TensorDict")
+            node = node._raw(part)
+        return node, path[-1:]
+
+    def _coerce_existing(self, key: str, item: Any, *, whole: bool = False) -> Any:
+        """A value for an in-place write: coerced, and of the entry's own kind and shape.
+
+        `whole` refuses what stands for several rows, such as a number.
+        """
+        kind = self._kind(key)
+        if kind == LEAF and isinstance(item, (bool, int, float, complex)):
+            value: Any = torch.as_tensor(item)
+        elif isinstance(item, Tensor) and (kind == LEAF or (not whole and kind == VALUE and self._is_unbatched(key))):
+            value = item
+        else:
+            value = self._coerce(key, item)
+        if kind == LEAF:
+            if isinstance(value, NonTensor):
+                value = getattr(value, "wrapped", value)  # of an unbatched tensor
+            if not isinstance(value, Tensor):
+                raise ValueError(f"entry {key!r} is a tensor; cannot write a {type(item).__name__} into it in place")
+            if value.is_nested:
+                if leaf_shape(value) != self._leaf_shape(key):
+                    raise BatchSizeError(f"cannot write a nested tensor into entry {key!r}, which has other shapes")
+            elif value.shape != self._leaf_shape(key):
+                if whole and value.shape[: len(self._batch_size)] != self._batch_size:
+                    raise BatchSizeError(
+                        f"batch dimension mismatch: shape {list(value.shape)} for entry {key!r} "
+                        f"in a batch of {list(self._batch_size)}",
+                        hint="to set every row alike: td[:] = value, or fill_",
+                    )
+                try:
+                    value = value.expand(self._leaf_shape(key))
+                except RuntimeError:
+                    raise BatchSizeError(
+                        f"cannot write shape {list(value.shape)} into entry {key!r} "
+                        f"of shape {list(self._leaf_shape(key))} in place"
+                    ) from None
+        elif kind == GROUP and not isinstance(value, Container):
+            raise ValueError(f"entry {key!r} is a TensorDict; cannot write a {type(item).__name__} into it in place")
+        elif kind == VALUE and not isinstance(value, NonTensor):
+            value = NonTensorData(item, self._batch_size)
+        return value
+
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
+        """Write into an existing entry in place: same shape, cast to its dtype.
+
+        Raises:
+            KeyNotFoundError: no such entry. BatchSizeError: another shape. ReadOnlyError.
+        """
+        node, last = self._existing(key)
+        value = node._coerce_existing(last, item, whole=True)
+        shape = leaf_shape(item) if isinstance(item, Tensor) and node._kind(last) == LEAF else None
+        if shape is not None and shape != node._leaf_shape(last):
+            raise BatchSizeError(
+                f"cannot write shape {list(shape)} into entry {key_text(key)} of shape {list(node._leaf_shape(last))}"
+            )
+        node._write({last: value})
+        return self
+
+    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
+        """`td[key][index] = value` in place, broadcast and cast as torch does.
+
+        Raises:
+            KeyNotFoundError: no such entry.
+        """
+        node, last = self._existing(key)
+        if node._kind(last) == LEAF:
+            node._write_leaf_at(last, index, value)
+        else:
+            node._write({last: value}, (index,))
+        return self
+
+    def set_non_tensor(self, key: NestedKey, value: Any) -> Self:
+        """Store any object as one value for the whole batch."""
+        return self.set(key, NonTensorData(value, self._batch_size))
+
+    def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Any:
+        """Set the entry if there is none, and return it."""
+        if self.get(key, None) is None:
+            self.set(key, default, inplace=inplace)
+        return self.get(key)
+
+    def update(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Any = None,
+        is_leaf: IsLeaf | None = None,
+        update_batch_size: bool = False,
+        ignore_lock: bool = False,
+        **kwargs: Any,
+    ) -> Self:
+        """Merge entries, going into nested TensorDicts that are on both sides; nothing is set unless everything fits.
+
+        Where the source has a lazy stack whose elements differ in keys or shapes, the entry becomes a lazy stack.
+
+        Args:
+            clone: store copies of the tensors.
+            inplace: write into existing entries where there are some.
+            keys_to_update: only these (nested) keys: a sequence, or one name. `("a", "b")` are two names, and
+                `[("a", "b")]` is one nested key.
+            update_batch_size: take over the source's batch size.
+
+        Raises:
+            LockedError: the TensorDict is locked, and its structure or its batch size would change.
+        """
+        source = _source(input_dict_or_td, kwargs)
+        if source is self:
+            return self
+        wanted = None if keys_to_update is None else [entry_path(k) for k in _as_list(keys_to_update)]
+        if update_batch_size or (isinstance(source, Container) and self.is_empty()):
+            self._take_batches(source, update_batch_size, inplace, wanted is not None, ignore_lock)
+        changes = Changes()
+        self._plan_update(changes, source, wanted, How(clone, inplace, is_leaf, ignore_lock))
+        changes.run()
+        return self
+
+    def _plan_update(self, changes: Changes, source: Any, wanted: list[Path] | None, how: How) -> None:
+        """Add to a change what `update` does; `wanted` are the paths to update, None for all."""
+        fresh: dict[str, Any] = {}
+        writes: dict[str, Any] = {}
+        for first, value in _by_first_key(source):
+            sub = None if wanted is None else [w[1:] for w in wanted if w[0] == first]
+            if sub is not None and not sub:
+                continue
+            kind = self._kind(first)
+            nested = not _leaf(how.is_leaf, value) if isinstance(value, Container) else isinstance(value, Mapping)
+            part = sub if nested and sub is not None and () not in sub else None
+            if kind == GROUP and nested and not how.inplace and differs(value, self._raw(first)):
+                fresh[first] = self._coerce(first, merged(self._raw(first), value, part, how.clone))
+            elif kind == GROUP and nested:
+                self._raw(first)._plan_update(changes, value, part, how.below())
+            elif part is not None:
+                fresh[first] = self._coerce(first, _pick(value, part))
+            elif how.inplace and kind is not None:
+                writes[first] = self._coerce_existing(first, value, whole=True)
+            else:
+                made = self._coerce(first, value)
+                fresh[first] = made.clone() if how.clone else made
+        if fresh and self.is_locked and not how.ignore_lock:
+            raise self._refuse_locked(f"update {', '.join(map(repr, fresh))}")
+        changes.set(self, fresh)
+        if fresh and self._names is None:
+            for value in fresh.values():
+                if isinstance(value, Container) and value._names is not None:
+                    changes.then(partial(self._name_after, value))
+        changes.write(self, writes)
+
+    def _take_batches(self, source: Any, wanted: bool, inplace: bool, some_keys: bool, ignore_lock: bool) -> None:
+        """Make room for the entries of a source of another batch size, nested ones too, or refuse all of them.
+
+        Args:
+            wanted: take over the batch sizes; else a difference is an error.
+        """
+        pairs = _unlike(self, source)
+        if pairs and not wanted:
+            raise BatchSizeError(
+                f"update: a TensorDict of batch size {list(source.batch_size)} for one of {list(self.batch_size)}",
+                hint="pass update_batch_size=True to take over the batch size of the source",
+            )
+        if pairs and (inplace or some_keys):
+            how = "inplace=True" if inplace else "keys_to_update="
+            raise BatchSizeError(f"update: with {how}, the batch size stays {list(self.batch_size)}")
+        for mine, theirs in pairs:
+            if mine.is_locked and not ignore_lock:
+                raise mine._refuse_locked("update the batch size")
+            new, known = theirs.batch_size, set(theirs._first_keys())
+            for key in mine._first_keys():
+                kind = mine._kind(key)
+                if key not in known and kind != VALUE:
+                    shape = mine._leaf_shape(key) if kind == LEAF else mine._raw(key).batch_size
+                    if shape[: len(new)] != new:
+                        raise BatchSizeError(f"entry {key!r} of shape {list(shape)} does not fit {list(new)}")
+        for mine, theirs in pairs:
+            known = set(theirs._first_keys())
+            mine._drop([key for key in list(mine._first_keys()) if key in known and mine._kind(key) != GROUP])
+            mine._set_batch_size(theirs.batch_size)
+
+    def update_(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Any = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Write into existing entries in place; nothing is written unless every key is there.
+
+        Takes a TensorDict, a dict or a list of (key, value) pairs.
+
+        Raises:
+            KeyNotFoundError: a key that this TensorDict does not have.
+        """
+        if isinstance(input_dict_or_td, list) and all(isinstance(p, tuple) and len(p) == 2 for p in input_dict_or_td):
+            input_dict_or_td = dict(input_dict_or_td)
+        return self._update_in_place(_source(input_dict_or_td, kwargs), None, keys_to_update)
+
+    def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
+        """Alias of `update_`."""
+        return self.update_(tensordict)
+
+    def update_at_(
+        self,
+        input_dict_or_td: Any,
+        idx: Any,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Any = None,
+    ) -> Self:
+        """Write into existing entries at a batch index; keys that the source lacks are left alone."""
+        return self._update_in_place(input_dict_or_td, as_terms(idx), keys_to_update)
+
+    def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True) -> Self:
+        """Alias of `update_at_`."""
+        return self.update_at_(tensordict, idx)
+
+    def _update_in_place(self, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> Self:
+        changes = Changes()
+        self._plan_in_place(changes, source, at, keys_to_update)
+        changes.run()
+        return self
+
+    def _plan_in_place(self, changes: Changes, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> None:
+        """Add to a change what `update_` and `update_at_` do."""
+        wanted = None if keys_to_update is None else [entry_path(k) for k in _as_list(keys_to_update)]
+        if at is not None:  # here, where the ellipsis stands for this batch, and not for a nested one's
+            at = spelled_out(at, len(self._batch_size))
+        parts: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for key, value in _flat_pairs(source, stacks=wanted is not None):
+            path = entry_path(key)
+            if wanted is not None and not any(path[: len(w)] == w for w in wanted):
+                continue
+            node, last = self._existing(path)
+            checked = value if at is not None else node._coerce_existing(last, value)
+            parts.setdefault(id(node), (node, {}))[1][last] = checked
+        for node, entries in parts.values():
+            changes.write(node, entries, at)
+
+    # -- removing ----------------------------------------------------------------------------
+    def del_(self, key: NestedKey) -> Self:
+        """Remove an entry.
+
+        Raises:
+            KeyNotFoundError, LockedError.
+        """
+        node, last = self._existing(key)
+        if node.is_locked:
+            raise node._refuse_locked(f"delete {key_text(key)}")
+        node._drop([last])
+        return self
+
+    def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+        """Remove an entry and return it (non-tensor values wrapped, as `get` gives them), or `default`."""
+        found = self._find(key)
+        if found is None:
+            if default is NO_DEFAULT:
+                raise self._missing(key)
+            return default
+        node, last = found
+        if node.is_locked:
+            raise node._refuse_locked(f"pop {key_text(key)}")
+        entry: Any = node._raw(last)
+        if isinstance(entry, Container):
+            entry = entry._detached()  # type: ignore[attr-defined]
+        elif isinstance(entry, NonTensor):
+            entry = entry.apart()  # what it may have in the store goes now
+        node._drop([last])
+        return entry
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove the last first-level entry and return `(key, entry)`."""
+        keys = list(self._first_keys())
+        if not keys:
+            raise KeyNotFoundError("popitem: the TensorDict is empty")
+        return keys[-1], self.pop(keys[-1])
+
+    def _detached(self) -> Any:
+        """What stays of a nested container when its place is removed."""
+        return self
+
+    def clear(self) -> Self:
+        """Remove every entry."""
+        if self.is_locked:
+            raise self._refuse_locked("clear")
+        self._drop(list(self._first_keys()))
+        return self
+
+    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
+        """Move an entry to another (nested) key.
+
+        Args:
+            safe: raise `KeyError` if the new key exists; otherwise it is replaced.
+        """
+        node, last = self._existing(old_key)
+        if self.is_locked or node.is_locked:
+            raise self._refuse_locked(f"rename {old_key!r}")
+        old, new = entry_path(old_key), entry_path(new_key)
+        if old == new:
+            return self
+        target: Any = self._node(new[:-1])
+        if safe and target is not None and target._kind(new[-1]) is not None:
+            raise KeyError(f"key {new_key!r} is already there")
+        if target is not None and target is node:
+            node._rename(last, new[-1])
+            return self
+        node._whole("rename entries")
+        entry = node._raw(last)
+        self.set(new, entry)
+        node._drop([last])
+        return self
+
+    # -- subscripts --------------------------------------------------------------------------
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if is_key(index):
+            self.set(index, value)
+        else:
+            self._set_rows(index, value)
+
+    def __delitem__(self, key: Any) -> None:
+        if not is_key(key):
+            raise TypeError(f"del td[...] takes a key, not the index {key!r}")
+        self.del_(key)
+
+    def _set_rows(self, index: Any, value: Any) -> None:
+        """`td[index] = value`: entries of `value` are written at `index`, new ones start as zeros elsewhere."""
+        self._check_writable()
+        changes = Changes()
+        made: list[tuple[Any, list[str]]] = []
+        try:
+            self._plan_rows(changes, index, value, made)
+            changes.run()
+        except BaseException:
+            take_back(made)
+            raise
+
+    def _plan_rows(self, changes: Changes, index: Any, value: Any, made: list[tuple[Any, list[str]]]) -> None:
+        """Add to a change what `td[index] = value` does; new entries are made at once, and noted in `made`."""
+        at = spelled_out(as_terms(index), len(self._batch_size))
+        shape = index_shape(self._batch_size, at)
+        if value is None:
+            raise ValueError("td[index] = None: write a TensorDict, a dict, a tensor or a number")
+        if not isinstance(value, (Container, Mapping)):
+            spread = dict.fromkeys(_batched_keys(self), value)
+            self._plan_in_place(changes, spread, at, None)
+            return
+        if not isinstance(value, Container):
+            value = self._resident_class._from_mapping(value, None, None, None)
+        elif value.batch_size != shape:
+            try:
+                value = value.expand(shape)
+            except BatchSizeError:
+                raise BatchSizeError(
+                    f"cannot write a TensorDict of batch size {list(value.batch_size)} "
+                    f"at an index of batch size {list(shape)}"
+                ) from None
+        if self._device is not None and value.device not in (None, self._device):
+            value = value.to(self._device)
+        stacks = [key for key in value._first_keys() if value._kind(key) == GROUP and self._is_stack(key)]
+        for key in stacks:  # each element makes room for itself: they need not have the same entries
+            self._raw(key)._plan_rows(changes, at, value._raw(key), made)
+        value = value.exclude(*stacks) if stacks else value
+        self._make_room(value, shape, made)
+        self._plan_in_place(changes, value, at, None)
+
+    def _is_stack(self, key: str) -> bool:
+        """Whether an entry of a TensorDict that is no lazy stack is one."""
+        own = not isinstance(self, self._stack_class)
+        return own and self._kind(key) == GROUP and isinstance(self._raw(key), self._stack_class)
+
+    def _make_room(self, value: Any, shape: torch.Size, made: list[tuple[Any, list[str]]]) -> None:
+        """Add zero-filled entries for what `value` has and this TensorDict has not, and note them in `made`."""
+        fresh: dict[str, Any] = {}
+        for key in value._first_keys():
+            kind, mine = value._kind(key), self._kind(key)
+            if mine is None:
+                if self.is_locked:
+                    raise self._refuse_locked(f"add {key!r}")
+                fresh[key] = _zeros_for(value._raw(key), self._batch_size, len(shape))
+            elif kind == GROUP and mine == GROUP:
+                self._raw(key)._make_room(value._raw(key), shape, made)
+        if fresh:
+            self._assign({k: self._coerce(k, v) for k, v in fresh.items()})
+            made.append((self, list(fresh)))
+
+
+def _batched_keys(td: Any) -> list[Any]:
+    """The keys of the tensors that have rows."""
+    return [key for key, node, last in walk(td, True, True, None, False, False) if node._kind(last) == LEAF]
+
+
+def _zeros_for(entry: Any, batch: torch.Size, ndim: int) -> Any:
+    if isinstance(entry, NonTensor):
+        return NonTensorData(None, batch)
+    if isinstance(entry, Container):
+        full = (*batch, *entry.batch_size[ndim:])
+        zeros = entry._resident_class._new(
+            {k: _zeros_for(entry._raw(k), batch, ndim) for k in entry._first_keys()},
+            torch.Size(full),
+            entry.device,
+            None,
+        )
+        return redressed(worn_by(entry), zeros)
+    return torch.zeros((*batch, *entry.shape[ndim:]), dtype=entry.dtype, device=entry.device)
+
+
+def take_back(made: list[tuple[Any, list[str]]]) -> None:
+    """Remove entries that were made for rows that could then not be written: all or nothing."""
+    for node, keys in reversed(made):
+        node._take_back(keys)
+
+
+class How(NamedTuple):
+    """How an update is meant."""
+
+    clone: bool
+    inplace: bool
+    is_leaf: IsLeaf | None
+    ignore_lock: bool
+
+    def below(self) -> How:
+        """What of it holds in nested TensorDicts: their own locks do."""
+        return self._replace(ignore_lock=False)
+
+
+def _unlike(mine: Any, theirs: Any) -> list[tuple[Any, Any]]:
+    """The containers of two trees, side by side, whose batch sizes differ in a dimension that both have."""
+    mine, theirs = inside(mine), inside(theirs)
+    if not isinstance(theirs, Container):
+        groups = [(mine._raw(k), v) for k, v in theirs.items() if isinstance(k, str) and mine._kind(k) == GROUP]
+        return [pair for a, b in groups if isinstance(b, Container) for pair in _unlike(a, b)]
+    if isinstance(mine, Container._stack_class) and isinstance(theirs, Container._stack_class):
+        if len(mine._tds) == len(theirs._tds) and mine._stack_dim == theirs._stack_dim:
+            return [pair for a, b in zip(mine._tds, theirs._tds, strict=True) for pair in _unlike(a, b)]
+        return []
+    pairs = []
+    if any(a != b for a, b in zip(mine.batch_size, theirs.batch_size, strict=False)):
+        pairs.append((mine, theirs))
+    for key in mine._first_keys():
+        if mine._kind(key) == GROUP and theirs._kind(key) == GROUP:
+            pairs += _unlike(mine._raw(key), theirs._raw(key))
+    return pairs
+
+
+def _source(given: Any, kwargs: Mapping[str, Any]) -> Any:
+    if not kwargs:
+        return {} if given is None else given
+    return {**dict(_pairs({} if given is None else given)), **kwargs}
+
+
+def _pairs(source: Any) -> Any:
+    if hasattr(source, "items") and not isinstance(source, NonTensor):
+        return source.items()
+    raise TypeError(f"update takes a TensorDict or a dict, not a {type(source).__name__}")
+
+
+def _flat_pairs(source: Any, prefix: Path = (), *, stacks: bool = True) -> Iterator[tuple[Path, Any]]:
+    """Entries by their paths, of lazy stacks too or (`stacks=False`) those whole: they may not be stackable."""
+    for key, value in _pairs(source):
+        path = (*prefix, *entry_path(key))
+        if isinstance(value, Container._stack_class) and not stacks:
+            yield path, value
+        elif isinstance(value, (Container, Mapping)):
+            yield from _flat_pairs(value, path, stacks=stacks)
+        else:
+            yield path, value
+
+
+def _by_first_key(source: Any) -> Iterator[tuple[str, Any]]:
+    """The pairs of a source by first-level keys: what it has under nested keys of one TensorDict, together."""
+    pairs = [(entry_path(key), value) for key, value in _pairs(source)]
+    if all(len(path) == 1 for path, _ in pairs):
+        yield from ((path[0], value) for path, value in pairs)
+        return
+    merged: dict[str, Any] = {}
+    for (first, *rest), value in pairs:
+        before = merged.get(first)
+        if not rest:
+            merged[first] = value
+        elif isinstance(before, Container):
+            shallow: Any = before._shallow()
+            merged[first] = shallow.update(_nest(tuple(rest), value))
+        else:
+            merged[first] = _merged(before if isinstance(before, Mapping) else {}, rest, value)
+    yield from merged.items()
+
+
+def _merged(into: Mapping[Any, Any], path: Sequence[str], value: Any) -> dict[Any, Any]:
+    """A copy of nested mappings with one more value."""
+    first, *rest = path
+    out = dict(into)
+    below = out.get(first)
+    out[first] = _merged(below if isinstance(below, Mapping) else {}, rest, value) if rest else value
+    return out
+
+
+def _as_list(keys: Any) -> list[Any]:
+    """Keys as a list: text is one key, any other sequence is one of keys, which may be nested ones."""
+    return [keys] if isinstance(keys, str) else list(keys)
+
+
+def _nest(path: Path, value: Any) -> Any:
+    for part in reversed(path):
+        value = {part: value}
+    return value
+
+
+def _pick(value: Any, paths: list[Path]) -> dict[str, Any]:
+    picked: dict[str, Any] = {}
+    for path in paths:
+        node, inner = picked, value
+        for part in path[:-1]:
+            inner = inner[part]
+            node = node.setdefault(part, {})
+        node[path[-1]] = inner[path[-1]]
+    return picked
+
+
+def _leaf(is_leaf: IsLeaf | None, value: Any) -> bool:
+    return is_leaf is not None and is_leaf(type(value))

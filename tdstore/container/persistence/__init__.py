@@ -1,0 +1,1 @@
+"""Methods that save, consolidate and grow a container, and those named after backends."""

@@ -1,0 +1,359 @@
+"""The methods that users know by the name of a storage: each a line or two over the general ones."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import Container
+from tdstore.container.core.locks import LOCKED, MAPPED, SHARED
+from tdstore.container.persistence.saving import SavingMixin, absolute, later, refuse_new, unlocked
+from tdstore.container.storage.describe import describe
+from tdstore.container.storage.handle import StoreHandle
+from tdstore.container.storage.open_and_save import allocate, open_container, over
+from tdstore.container.varlen.nested_leaves import places_among
+from tdstore.errors import UnsupportedError
+from tdstore.index.shapes import flat_args
+from tdstore.io.opening import Location
+from tdstore.keys import key_text
+from tdstore.types import LeafSpec, Mode, NestedKey, Path, StoreIndex, Write
+
+
+class NamedStorageMixin(SavingMixin):
+    """memmap and its kin, to_h5 and from_h5, share_memory_."""
+
+    __slots__ = ()
+
+    # -- files -------------------------------------------------------------------------------
+    def memmap(self, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> Any:
+        """Save as memory-mapped files under `prefix` (default: temporary ones); the result is locked, on the CPU.
+
+        See `save`. A URL goes to its own backend. What is mapped from files already stays in these without a
+        `prefix`, and with another one is copied only if `copy_existing` says so.
+
+        Raises:
+            RuntimeError: the entries are mapped from files somewhere else, and `copy_existing` is False.
+        """
+        files = _files_of(self)
+        if prefix is None and files is not None and not kwargs.keys() - {"return_early"}:
+            kept = self._in_class(over(*self._home).lock_())
+            return later(lambda: kept) if kwargs.get("return_early") else kept
+        _to_files(prefix, kwargs)
+        prefix = absolute(prefix, kwargs.get("storage")) if kwargs.get("return_early") else prefix
+        if not copy_existing and kwargs.get("storage") == "memmap" and prefix is not None:
+            _refuse_copy(self, files, str(prefix))
+
+        def run() -> Any:
+            td = self.save(prefix, copy_existing, **kwargs)
+            td._set_device(torch.device("cpu"))
+            td._mark_mapped()
+            return self._in_class(td)
+
+        return later(run) if kwargs.pop("return_early", False) else run()
+
+    def _mark_mapped(self) -> None:
+        """Say that the leaves are memory-mapped files, temporary ones too."""
+        if self._state & (MAPPED | SHARED):
+            self._state = self._state & ~SHARED | MAPPED
+        for group in self._groups():
+            group._mark_mapped()
+
+    def memmap_(self, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> Self:
+        """As `memmap`, and this TensorDict becomes the one over the files."""
+        early: Any = kwargs.pop("return_early", False)
+        prefix = absolute(prefix) if early else prefix
+
+        def run() -> Any:  # self
+            if prefix is None and not kwargs and _files_of(self) is not None:
+                return self.lock_()
+            return self._become(self.memmap(prefix, copy_existing, **kwargs))
+
+        return later(run) if early else run()  # type: ignore[return-value]  # or a future of self
+
+    def memmap_like(
+        self, prefix: Location = None, copy_existing: bool = False, *, existsok: bool = True, **kwargs: Any
+    ) -> Any:
+        """Allocate files for the same shapes, filled with zeros, without touching the data; values are kept.
+
+        An expanded TensorDict of a million rows takes no time and no memory.
+        """
+        groups, specs = describe(self)
+        # Where the rows of nested tensors are is no data: without it there are no rows.
+        places: list[tuple[Path, StoreIndex]] = [(path, ()) for path in places_among(groups, specs)]
+        writes = [Write(path, (), part) for (path, _), part in zip(places, self._read_pieces(places), strict=True)]
+        _to_files(prefix, kwargs)
+        storage = kwargs.pop("storage", None)
+        early = kwargs.pop("return_early", False)
+        prefix = absolute(prefix, storage) if early else prefix
+        for name in ("num_threads", "share_non_tensor", "robust_key"):
+            kwargs.pop(name, None)
+
+        def run() -> Any:
+            td = over(allocate(groups, specs, prefix, storage, "w" if existsok else "x", kwargs, writes))
+            td._set_device(torch.device("cpu"))
+            td._mark_mapped()
+            return td.lock_()
+
+        return later(run) if early else run()
+
+    @classmethod
+    def load_memmap(cls, prefix: Location, *args: Any, **kwargs: Any) -> Any:
+        """As `load`."""
+        return cls.load(prefix, *args, **kwargs)
+
+    def load_memmap_(self, prefix: Location, *args: Any, **kwargs: Any) -> Self:
+        """As `load_`."""
+        return self.load_(prefix, *args, **kwargs)
+
+    def is_memmap(self) -> bool:
+        """Whether the entries are views of memory-mapped files."""
+        return bool(self._state & MAPPED)
+
+    def _place(self) -> tuple[StoreHandle, Path] | None:
+        """The store that the tensors are views of, and where in it."""
+        place: tuple[StoreHandle, Path] | None = getattr(self, "_home", None)
+        return place
+
+    @property
+    def saved_path(self) -> str:
+        """Where the memory-mapped files are; `AttributeError` if there are none."""
+        home = self._place()
+        if home is None or not self._state & MAPPED:
+            raise AttributeError("saved_path: this TensorDict is not memory-mapped")
+        handle, path = home
+        return str(handle.store.group_location(path))
+
+    def make_memmap(
+        self, key: NestedKey, shape: Any, *, dtype: torch.dtype | None = None, robust_key: bool = True
+    ) -> Tensor:
+        """Add a zero-filled entry to the dataset that this TensorDict is over, locked or not."""
+        spec = LeafSpec(flat_args((shape,)), dtype or torch.get_default_dtype())
+        return self._add_leaf(key, spec, None)
+
+    def make_memmap_from_tensor(
+        self,
+        key: NestedKey,
+        tensor: Tensor,
+        *,
+        copy_data: bool = True,
+        existsok: bool = True,
+        robust_key: bool = True,
+    ) -> Tensor:
+        """Add an entry with the shape and dtype of a tensor, and its data unless `copy_data=False`.
+
+        An entry of that name is an error, whatever `existsok` says: a file that others may have mapped is not
+        made anew below them.
+        """
+        if tensor.is_nested:
+            raise UnsupportedError(
+                f"make_memmap_from_tensor makes one file, and the nested tensor {key_text(key)} needs several",
+                hint="open the dataset with mode='r+', and set() it there",
+            )
+        return self._add_leaf(key, LeafSpec(tensor.shape, tensor.dtype), tensor if copy_data else None)
+
+    def make_memmap_from_storage(
+        self,
+        key: NestedKey,
+        storage: Any,
+        shape: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        robust_key: bool = True,
+    ) -> Tensor:
+        """Add an entry with the bytes of an `UntypedStorage`.
+
+        Raises:
+            UnsupportedError: the storage is that of another file, with which the entry could not share its memory.
+        """
+        mapped = getattr(storage, "tdstore_file", None)  # of a MemoryMappedTensor
+        file = storage.filename if mapped is None else mapped.name
+        if file is not None:
+            raise UnsupportedError(
+                f"the storage for {key_text(key)} is mapped from the file {file}; an entry has a file of its own",
+                hint="make_memmap_from_tensor copies the values",
+            )
+        size = torch.Size(flat_args((shape,)))
+        tensor = torch.empty(0, dtype=dtype or torch.get_default_dtype())
+        tensor.set_(storage, 0, size, torch.empty(size, device="meta").stride())
+        return self._add_leaf(key, LeafSpec(size, tensor.dtype), tensor)
+
+    def _add_leaf(self, key: NestedKey, spec: LeafSpec, tensor: Tensor | None) -> Tensor:
+        raise UnsupportedError("make_memmap needs a TensorDict over memory-mapped files", hint="use set() here")
+
+    def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
+        """Read the dataset again: entries that other processes added appear, removed ones go."""
+        home = self._place()
+        if home is None:
+            raise RuntimeError("memmap_refresh_: this TensorDict is not over memory-mapped files")
+        handle, path = home
+        fresh = open_container(
+            handle.location,
+            storage=handle.backend,
+            mode="r+" if handle.store.writable else "r",
+            subpath=path or None,
+            trust=handle.trusted,
+        )
+        locked, device = self._state & LOCKED, self._device
+        self._become(fresh)
+        self._set_device(device)
+        return self.lock_() if locked else self
+
+    # -- others ------------------------------------------------------------------------------
+    def to_h5(self, filename: Location, **kwargs: Any) -> Any:
+        """Save as one HDF5 file; options such as `chunks` and `compression` go to every dataset."""
+        return unlocked(self.save(filename, storage="h5", **kwargs))
+
+    def to_zarr(self, filename: object, **kwargs: Any) -> Any:
+        """Save as a zarr store; options such as `chunks` and `shards` go to every array.
+
+        Args:
+            filename: a path or URL, or a store object of zarr. A `LocalStore` or `ZipStore` stands for its path, a
+                `MemoryStore` holds the data itself, and so do others, where `single_writer=True` says that nobody else
+                writes.
+        """
+        return unlocked(self.save(cast(Location, filename), storage="zarr", **kwargs))
+
+    def to_store(
+        self,
+        *,
+        backend: str = "redis",
+        host: str = "localhost",
+        port: int = 6379,
+        db: int = 0,
+        unix_socket_path: str | None = None,
+        prefix: str = "tensordict",
+        device: Any = None,
+        location: Location = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Save to a key-value server; `from_store` of the class that is returned finds it again.
+
+        Args:
+            backend: "redis", "dragonfly" or another backend.
+            prefix: begins the name of the dataset where `location` does not say it.
+            device: where reads land.
+            location: a URL, or the name of the dataset; default: a new name.
+            **kwargs: options of the backend.
+
+        Returns:
+            A `TensorDictStore`, or a `LazyStackedTensorDictStore` of a lazy stack; of a backend that does not speak
+            the protocol of redis, the container over it.
+        """
+        server = {"host": host, "port": port, "unix_socket_path": unix_socket_path, "prefix": prefix, **kwargs}
+        place = on_server(backend, uuid.uuid4().hex, {"db": db, **server})
+        if location is not None:
+            place["location"] = location
+        td = unlocked(self.save(**place))
+        if place["storage"] == "redis":
+            return Container._on_redis(td, device)
+        return td if device is None else td.to(device)
+
+    def share_memory_(self) -> Self:
+        """Move the leaves to shared memory that child processes see, and lock."""
+        if self._device is not None and self._device.type == "cuda":
+            return self
+        return self._become(self.save(storage="shared"))
+
+    @classmethod
+    def from_h5(
+        cls,
+        filename: Location,
+        *,
+        mode: Mode = "r",
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+    ) -> Any:
+        """Open an HDF5 file, ours or a foreign one, as a `PersistentTensorDict`.
+
+        Args:
+            auto_batch_size: the largest batch size that the entries share, as for a foreign file anyway.
+            batch_dims: at most this many batch dimensions.
+            batch_size: another one than the file says; the file is not changed.
+            device: where reads land.
+
+        Raises:
+            TypeError: both `batch_size` and `auto_batch_size`. BatchSizeError: the entries do not have that one.
+            OptionError: mode "w" or "x", which would make a new file.
+        """
+        return _opened(filename, "h5", mode, auto_batch_size, batch_dims, batch_size, device)
+
+    @classmethod
+    def from_zarr(
+        cls,
+        filename: object,
+        *,
+        mode: Mode = "r",
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+    ) -> Any:
+        """Open a zarr store, ours or a foreign one, as a `PersistentTensorDict`.
+
+        A path, a URL, or a store object of zarr, as `to_zarr` takes it; arguments as of `from_h5`.
+        """
+        return _opened(cast(Location, filename), "zarr", mode, auto_batch_size, batch_dims, batch_size, device)
+
+
+def _opened(
+    location: Location, storage: str, mode: Mode, auto: bool, batch_dims: int | None, batch_size: Any, device: Any
+) -> Any:
+    if batch_size is not None and auto:
+        raise TypeError("give batch_size or auto_batch_size=True, not both")
+    refuse_new(mode, f"from_{storage}")
+    locking = Container._stored_class.LOCKING if storage == "h5" else None
+    td = open_container(location, storage=storage, mode=mode, **({} if locking is None else {"locking": locking}))
+    if batch_size is not None:
+        td.batch_size = batch_size
+    elif auto or batch_dims is not None:
+        td.auto_batch_size_(batch_dims)
+    return td if device is None else td.to(device)
+
+
+REDIS_LIKE = ("redis", "dragonfly", "valkey", "keydb")
+"""Servers that speak the protocol of the redis backend."""
+
+
+def on_server(backend: str, name: str, server: dict[str, Any]) -> dict[str, Any]:
+    """Location, backend and options of a dataset on a server, of the arguments by which users name one."""
+    options = {"host": "localhost", "port": 6379, "db": 0, **server}
+    prefix = options.pop("prefix", "tensordict")
+    if options.get("unix_socket_path") is not None:
+        options.pop("host")
+        options.pop("port")
+    else:
+        options.pop("unix_socket_path", None)
+    storage = "redis" if backend in REDIS_LIKE else backend
+    return {"location": f"{prefix}/{name}", "storage": storage, **options}
+
+
+def _files_of(td: Any) -> str | None:
+    """The directory that the entries of a TensorDict are mapped from, exactly these; None for temporary files."""
+    if not td._state & MAPPED or getattr(td, "_home", None) is None or td._home[0].location is None:
+        return None
+    return str(td.saved_path)
+
+
+def _refuse_copy(td: Any, files: str | None, prefix: str) -> None:
+    part = td._state & MAPPED and getattr(td, "_home", None) is None  # rows, or some of the keys, of a dataset
+    if part or (files is not None and os.path.realpath(files) != os.path.realpath(prefix)):
+        raise RuntimeError(
+            f"the entries are mapped from {files or 'files'} already: pass copy_existing=True to copy them to {prefix}"
+        )
+
+
+def _to_files(prefix: Location, options: dict[str, Any]) -> None:
+    """Say which backend a `memmap` method means: files, unless the location is a URL of another."""
+    archive = options.pop("archive", None)
+    if archive is None:
+        archive = str(prefix).lower().endswith(".tdz")
+    if "storage" not in options and (prefix is None or "://" not in str(prefix)):
+        options["storage"] = "tdz" if archive else "memmap"
+        # Working files, as their users expect: they outlive the process; save() makes them outlive a power cut.
+        options.setdefault("durable", "none")

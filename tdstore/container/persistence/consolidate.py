@@ -1,0 +1,210 @@
+"""One buffer for all leaves: in memory, shared, pinned, or a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, get_args
+
+import msgspec
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import Container
+from tdstore.container.core.locks import CONSOLIDATED, SHARED
+from tdstore.container.core.one_buffer import consolidated, is_one_buffer, joined, parts_of, ragged_dim
+from tdstore.container.persistence.saving import later
+from tdstore.container.storage.describe import describe
+from tdstore.container.storage.handle import StoreHandle
+from tdstore.container.storage.open_and_save import over
+from tdstore.errors import CorruptStoreError, OptionError
+from tdstore.header import Header
+from tdstore.io.blocks import leaf_batches
+from tdstore.io.consolidated import layout
+from tdstore.io.consolidated.buffer import BufferStore, Slot, arrange
+from tdstore.io.consolidated.file import Verify, map_file, write_file
+from tdstore.io.opening import Location
+from tdstore.registry import registry
+from tdstore.storekit import files
+from tdstore.types import Path, path_text
+
+
+class ConsolidatingMixin(Container):
+    """consolidate and its kin."""
+
+    __slots__ = ()
+
+    def consolidate(
+        self,
+        filename: Location = None,
+        *,
+        num_threads: int = 0,
+        device: Any = None,
+        non_blocking: bool = False,
+        inplace: bool = False,
+        return_early: bool = False,
+        use_buffer: bool = False,
+        share_memory: bool = False,
+        pin_memory: bool = False,
+        metadata: bool = False,
+    ) -> Any:
+        """Copy all leaves into one buffer; the result is a locked TensorDict of views of it.
+
+        It moves to a device, is pickled and sent as one piece for as long as it stays locked. Each leaf begins at
+        a multiple of 8 bytes. Containers over a store are read; with `filename`, in blocks of bounded memory.
+
+        Args:
+            filename: write the buffer to this file, replaced in one step, and map it: what is then written into
+                the leaves is in the file. `from_consolidated` opens it, here and in the `tensordict` package.
+            num_threads: threads that copy into a buffer in memory.
+            device: where the buffer is made. Not with `filename`.
+            non_blocking: as `Tensor.copy_`.
+            inplace: this TensorDict becomes the one over the buffer.
+            return_early: return a future at once.
+            use_buffer: accepted; a file is never longer than its leaves and their description.
+            share_memory: a buffer that child processes see.
+            pin_memory: a buffer in pinned memory.
+            metadata: accepted; the description is made when it is needed.
+
+        Raises:
+            RuntimeError: `device` with `filename`, or `pin_memory` without an accelerator.
+            UnsupportedError: a leaf that is sparse, or nested but not jagged.
+            UntrustedDataError: with `filename`, a value that is not plain data.
+
+        Example:
+            >>> td = TensorDict({"a": torch.ones(3), "b": {"c": torch.zeros(3, 2, dtype=torch.int32)}}, [3])
+            >>> one = td.consolidate()
+            >>> one.is_consolidated(), one["a"].untyped_storage().nbytes()
+            (True, 40)
+            >>> one["b", "c"].data_ptr() - one["a"].data_ptr()
+            16
+        """
+        if filename is not None and device is not None and torch.device(device).type != "cpu":
+            raise RuntimeError("consolidate takes a filename or a device, not both: move the result with to()")
+
+        place = None if filename is None else os.path.abspath(filename)
+
+        def run() -> Any:
+            if place is not None:
+                made = written(self, place)
+            elif self.is_consolidated() and device is None and not share_memory and not pin_memory:
+                return self
+            else:
+                made = self._in_one_buffer(num_threads, device, non_blocking, share_memory, pin_memory)
+            made.lock_()
+            return self._become(made) if inplace else made  # type: ignore[attr-defined]
+
+        return later(run) if return_early else run()
+
+    def _in_one_buffer(self, num_threads: int, device: Any, non_blocking: bool, share: bool, pin: bool) -> Any:
+        where = None if device is None else torch.device(device)
+
+        def new_buffer(size: int) -> Tensor:
+            devices = [where] if where is not None else [leaf.device for leaf in self._leaf_list()[:1]]
+            found = devices[0] if devices else torch.device("cpu")
+            buffer = torch.empty(size, dtype=torch.uint8, device=found, pin_memory=pin)
+            return buffer.share_memory_() if share else buffer
+
+        def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+            if num_threads > 1:
+                with ThreadPoolExecutor(num_threads) as pool:
+                    list(pool.map(lambda target, source: target.copy_(source, non_blocking), targets, sources))
+                return
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking=non_blocking)
+
+        made = consolidated(self, new_buffer, copy)
+        if share:
+            made._state |= SHARED
+        if where is not None and self._device is not None:
+            made._set_device(where)
+        return made
+
+    def is_consolidated(self) -> bool:
+        """Whether all leaves are views of one buffer that `consolidate` or `from_consolidated` made."""
+        return is_one_buffer(self)
+
+    @classmethod
+    def from_consolidated(
+        cls, filename: Location, *, mode: str = "r", verify: Verify = "size", max_bytes: int | None = None
+    ) -> Any:
+        """Map a file that `consolidate` wrote, here or in the `tensordict` package.
+
+        The description is not trusted: no name in it is imported.
+
+        Args:
+            mode: "r" leaves the file as it is: what is written into the leaves stays in this process. With "r+"
+                it is written into the file.
+            verify: "size" compares files of up to 16 MiB with their checksums, and of larger ones what `read`
+                copies; "full" all of the file; "none" nothing. The peer's files have no checksums.
+            max_bytes: refuse a file that declares more data.
+
+        Raises:
+            StoreNotFoundError: no such file. CorruptStoreError: not a consolidated file, or a damaged one.
+        """
+        if filename is None:
+            raise OptionError("from_consolidated needs the name of a file")
+        if mode not in ("r", "r+"):
+            raise OptionError(f"from_consolidated takes mode 'r' or 'r+', not {mode!r}")
+        if verify not in get_args(Verify):
+            raise OptionError(f"verify must be 'none', 'size' or 'full', not {verify!r}")
+        return opened(os.fspath(filename), shared=mode == "r+", verify=verify, max_bytes=max_bytes)
+
+
+# -- files -----------------------------------------------------------------------------------
+def written(td: Any, filename: str) -> Any:
+    """Write a container to a consolidated file, and map that for reading and writing."""
+    jagged: dict[Path, Tensor] = {}
+    groups, specs = describe(td, jagged=jagged)
+    pieces = [(path, part) for path, leaf in jagged.items() for part in parts_of(leaf)]
+    facts = [(spec.dtype, spec.shape) for spec in specs.values()]
+    slots = arrange([*facts, *((part.dtype, tuple(part.shape)) for _, part in pieces)])
+    places = dict(zip(specs, slots, strict=False))
+    parts: dict[Path, list[Slot]] = {}
+    for (path, _), slot in zip(pieces, slots[len(specs) :], strict=True):
+        parts.setdefault(path, []).append(slot)
+    ragged = {path: layout.Ragged(tuple(parts[path]), ragged_dim(leaf)) for path, leaf in jagged.items()}
+
+    def values() -> Iterator[tuple[int, Tensor]]:
+        for batch in leaf_batches(specs):
+            for (path, index), value in zip(batch, td._read_pieces(batch), strict=True):
+                place, first = places[path], next((term.start for term in index if isinstance(term, slice)), 0)
+                yield place.start + (first * place.nbytes // place.shape[0] if first else 0), value
+        for (_, part), slot in zip(pieces, slots[len(specs) :], strict=True):
+            yield slot.start, part
+
+    url = os.path.realpath(filename)
+    write_file(url, layout.Contents(Header(groups), places, ragged), values())
+    return opened(url, shared=True)
+
+
+def opened(filename: str, *, shared: bool, verify: Verify = "size", max_bytes: int | None = None) -> Any:
+    """The container over a consolidated file; `shared=False` never changes the file."""
+    url = os.path.realpath(filename)
+    return over_buffer(url, *map_file(url, shared=shared, verify=verify, max_bytes=max_bytes))
+
+
+def over_buffer(url: str, contents: layout.Contents, buffer: Tensor) -> Any:
+    """The container over the leaves in `buffer`, a uint8 tensor; errors name `url`."""
+    groups = dict(contents.header.groups)
+    for path in contents.ragged:  # no leaf of the store below: put in afterwards
+        above = groups[path[:-1]]
+        groups[path[:-1]] = msgspec.structs.replace(above, keys=tuple(key for key in above.keys if key != path[-1]))
+    store = BufferStore(url, Header(groups), contents.slots, buffer)
+    td = over(StoreHandle(store, registry().get("memory"), None, "r", {}))
+    for path, leaf in contents.ragged.items():
+        node = td
+        for key in path[:-1]:
+            node = node._child(key)
+        try:
+            node._data[path[-1]] = joined([slot.view(buffer) for slot in leaf.parts], leaf.dim)
+        except CorruptStoreError as error:
+            raise files.with_url(error, f"{url}: {path_text(path)}") from None
+    for path in {path[:-1] for path in contents.ragged}:
+        node = td
+        for key in path:
+            node = node._child(key)
+        node._reorder(list(contents.header.groups[path].keys))
+    td._state |= CONSOLIDATED
+    return td

@@ -1,0 +1,177 @@
+"""Growing along the first batch dimension: `append`, `extend` and `resize_`, on every container.
+
+What may fail comes first: rows are compared with the entries before anything changes, stored parts change before
+those in memory, and each part that was changed can be changed back.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+
+from tdstore.container.core.container import LEAF, Container
+from tdstore.container.storage.growth import Growth, check_owner, place_of, step_of
+from tdstore.container.values.nontensor import NonTensor
+from tdstore.errors import BatchSizeError, LockedError, UnsupportedError
+from tdstore.store import Cap
+
+
+class GrowingMixin(Container):
+    """append, extend, resize_."""
+
+    __slots__ = ()
+
+    def append(self, row: Any) -> None:
+        """Add one row at the end of the first batch dimension, in every entry.
+
+        In memory the entries get spare room, which doubles: appending costs no more as they get longer, and tensors
+        taken earlier stay as they are. On a dataset the row is written and committed: wholly there or not at all,
+        and a reader in another process sees the old length or the new one. A lock does not keep a TensorDict from
+        growing, since its keys stay the same.
+
+        Args:
+            row: a TensorDict or a dict with the same (nested) keys, of batch size `batch_size[1:]`. (One of batch
+                size `[n, *batch_size[1:]]` is taken for `n` rows, as `extend` does.) Values are cast to the dtypes
+                of the entries.
+
+        Raises:
+            KeyNotFoundError: a key is missing, or one that is not here. BatchSizeError: a shape does not fit.
+            UnsupportedError: a window, or a backend whose leaves have a fixed length. ReadOnlyError.
+            Whatever is raised, nothing has changed.
+
+        Example:
+            >>> td = TensorDict({"obs": torch.zeros(2, 3)}, batch_size=[2])
+            >>> td.append({"obs": torch.ones(3)})
+            >>> td.batch_size, td["obs"][-1]
+            (torch.Size([3]), tensor([1., 1., 1.]))
+        """
+        self._check_may_grow("append")
+        self._add_rows(_one_row(self, row))
+
+    def extend(self, rows: Any) -> None:
+        """Add rows at the end of the first batch dimension, in every entry; one commit, however many they are.
+
+        Args:
+            rows: a TensorDict or a dict of batch size `[n, *batch_size[1:]]`, or a list of rows as `append` takes
+                them. A stored TensorDict is copied in blocks of bounded memory.
+
+        Raises:
+            As `append`.
+
+        Example:
+            >>> td = TensorDict({"obs": torch.zeros(2, 3)}, batch_size=[2])
+            >>> td.extend({"obs": torch.ones(5, 3)})
+            >>> len(td)
+            7
+        """
+        self._check_may_grow("extend")
+        self._add_rows(_many_rows(self, rows))
+
+    def resize_(self, n: int) -> Self:
+        """Set the length of the first batch dimension, in place; new rows are zeros (stored: the fill value).
+
+        Tensors taken earlier stay valid and keep their length.
+
+        Raises:
+            ValueError: a negative length. UnsupportedError: as `append`, or rows to be made of an entry that has one
+            value per row, or of a lazy stack.
+
+        Example:
+            >>> TensorDict({"a": torch.arange(3)}, batch_size=[3]).resize_(5)["a"]
+            tensor([0, 1, 2, 0, 0])
+        """
+        length = operator.index(n)
+        if length < 0:
+            raise ValueError(f"resize_ takes a length of 0 or more, not {length}")
+        self._check_may_grow("resize_")
+        if length != self._batch_size[0]:
+            step_of(self, Growth(self, None, length)).do()
+        return self
+
+    def refresh_(self) -> Self:
+        """Read the dataset again: what other processes committed meanwhile appears, a new length too.
+
+        A reader keeps what it opened until then. Tensors taken earlier, and windows, stay as they are.
+
+        Raises:
+            UnsupportedError: in memory, or temporary: nobody else can have changed it.
+        """
+        home = place_of(self)
+        if home is None or home[0].location is None:
+            raise UnsupportedError("refresh_: this TensorDict has no location from which it could be read again")
+        if Cap.VIEW in home[0].store.caps:
+            return self.memmap_refresh_()  # type: ignore[attr-defined,no-any-return]
+        home[0].reopen()
+        return self
+
+    def _add_rows(self, rows: Any) -> None:
+        if len(rows):
+            rows = rows if place_of(self) is not None else rows._live()
+            step_of(self, Growth(self, rows, self._batch_size[0] + len(rows))).do()
+
+    def _check_may_grow(self, what: str) -> None:
+        """Refuse what has no length of its own, before anything is looked at."""
+        self._catch_up()
+        if not self._batch_size:
+            raise BatchSizeError(
+                f"{what}: a TensorDict without batch dimensions has no rows", hint="set batch_size=[n]"
+            )
+        if any(parent.batch_dims for parent in self._locked_parents()):
+            raise LockedError(
+                f"{what}: this TensorDict is part of a locked one, whose batch size it shares",
+                hint="do it on the outermost one",
+            )
+        check_owner(self, what)
+
+    def _refuse_part(self, what: str) -> None:
+        """Refuse to grow a view of some rows of a dataset."""
+
+    def _catch_up(self) -> None:
+        """Take over the length that the dataset has by now: another container over it may have grown it."""
+
+
+def _one_row(td: Any, row: Any) -> Any:
+    batch = td.batch_size[1:]
+    if isinstance(row, Mapping) and not isinstance(row, Container):
+        row = td._resident_class._from_mapping(row, batch, None, None)
+    elif not isinstance(row, Container):
+        raise TypeError(f"a row is a TensorDict or a dict, not a {type(row).__name__}")
+    elif _are_rows(td, row):
+        return row
+    return row.unsqueeze(0)
+
+
+def _are_rows(td: Any, given: Any) -> bool:
+    """Whether a TensorDict has one dimension more than a row: told by its batch size and by a leaf."""
+    if given.batch_dims != td.batch_dims or given.batch_size[1:] != td.batch_size[1:]:
+        return False
+    here = [k for k in td._first_keys() if td._kind(k) == LEAF and given._kind(k) == LEAF]
+    return not here or len(given._leaf_shape(here[0])) == len(td._leaf_shape(here[0]))
+
+
+def _many_rows(td: Any, rows: Any) -> Any:
+    if isinstance(rows, Container):
+        if not rows.batch_dims:
+            raise BatchSizeError("extend takes rows, and a TensorDict without batch dimensions is one", hint="append()")
+        return rows
+    if isinstance(rows, Mapping):
+        loose = td._resident_class._from_mapping(rows, torch.Size(()), None, None)
+        lengths = _lengths(loose)
+        if not lengths:
+            raise BatchSizeError("extend cannot tell how many rows there are: no entry has one dimension or more")
+        return td._resident_class._from_mapping(rows, torch.Size((lengths[0], *td.batch_size[1:])), None, None)
+    if isinstance(rows, Sequence) and not isinstance(rows, str):
+        singles = [_one_row(td, row) for row in rows]
+        return td._resident_class.cat(singles) if singles else ()
+    raise TypeError(f"rows are a TensorDict, a dict or a list of rows, not a {type(rows).__name__}")
+
+
+def _lengths(td: Any) -> list[int]:
+    found = [t.shape[0] for t in td._leaf_list() if t.ndim]
+    if found:
+        return found
+    values = [td._raw(k) for k in td._first_keys()]
+    return [v.batch_size[0] for v in values if isinstance(v, NonTensor) and v.batch_size]

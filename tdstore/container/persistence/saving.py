@@ -1,0 +1,365 @@
+"""Saving and loading: one way in and out for every backend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core.locks import LOCKED
+from tdstore.container.core.one_buffer import consolidated_faults
+from tdstore.container.core.preallocation import mark_allocated
+from tdstore.container.functions.construct_and_join import flat_schema
+from tdstore.container.methods.filling import FillingMixin
+from tdstore.container.storage.handle import StoreHandle
+from tdstore.container.storage.open_and_save import allocate, open_container, over, write
+from tdstore.container.values.codecs import pickling
+from tdstore.errors import OptionError, StoreError, StoreExistsError, UnsupportedError
+from tdstore.header import Group
+from tdstore.index.shapes import as_size
+from tdstore.io.opening import DEFAULT_ON_DISK, Location, Storage
+from tdstore.store import Cap
+from tdstore.types import Fault, LeafSpec, Mode, Path, path_text
+
+_LOCATION_NAMES = ("location", "prefix", "filename", "url")
+
+
+class SavingMixin(FillingMixin):
+    """save, load, from_schema, read, close."""
+
+    __slots__ = ()
+
+    _home: Any
+
+    # -- out ---------------------------------------------------------------------------------
+    def save(
+        self,
+        prefix: Location = None,
+        copy_existing: bool = False,
+        *,
+        location: Location = None,
+        storage: Storage = None,
+        mode: Mode = "w",
+        existsok: bool = True,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        robust_key: bool = True,
+        archive: Any = None,
+        progress: bool = False,
+        trust: bool | str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Save as a new dataset, and return the TensorDict over it.
+
+        A save is all or nothing: until its last step the old dataset, if there is one, is what readers see.
+
+        Args:
+            prefix: path or URL; `location` is the same. A plain path is a memory-mapped directory.
+            storage: name of the backend; default: found from the location.
+            mode: "w" replaces an existing dataset, "x" refuses to.
+            existsok: False is `mode="x"`.
+            return_early: return a future at once.
+            archive: True makes one file, an archive as `.tdz` names do (backend "tdz", with `compression=`); False
+                makes a directory, whatever the name.
+            progress: show a bar.
+            trust: True pickles values that are not plain data and have no codec: who reads them must say `trust=True`,
+                too, since reading a pickle may run any code. Anything else it may be is the backend's.
+            **options: of the backend, and `leaf_options={key: {...}}` for single entries (h5: chunks, ...).
+
+        Raises:
+            StoreExistsError: something is there, and `mode="x"`; or it is not a dataset.
+            UntrustedDataError: a value that is not plain data.
+
+        Example:
+            >>> TensorDict({"a": torch.arange(3)}, [3]).save("runs/1")  # doctest: +SKIP
+            >>> TensorDict.load("runs/1")["a"]  # doctest: +SKIP
+            tensor([0, 1, 2])
+        """
+        where = prefix if prefix is not None else location
+        storage = archived(where, storage, archive)
+        where = absolute(where, storage) if return_early else where
+        if mode not in ("w", "x"):
+            raise OptionError(f"save takes mode 'w' or 'x', not {mode!r}")
+        how: Mode = mode if existsok else "x"
+
+        if trust is not None:
+            options["trust"] = trust
+
+        def run() -> Any:
+            with pickling(trust is True):
+                handle = write(self, where, storage, how, options, progress)
+            td = over(handle)
+            _lock_stored(td, handle)
+            td._undo = "close"  # with td.save(...) as saved: closes it
+            return td
+
+        return later(run) if return_early else run()
+
+    dumps = save
+
+    def _become(self, other: Any) -> Self:
+        raise UnsupportedError(
+            f"a {type(self).__name__} stays where it is stored", hint="use the form that returns a new TensorDict"
+        )
+
+    def _given(self, result: Any, what: str, inplace: bool) -> Self:
+        if not inplace:
+            return result  # type: ignore[no-any-return]
+        if self.is_locked:
+            raise self._refuse_locked(what)
+        return self._become(result)
+
+    # -- in ----------------------------------------------------------------------------------
+    @classmethod
+    def load(
+        cls,
+        location: Location = None,
+        device: Any = None,
+        non_blocking: bool = False,
+        *,
+        storage: Storage = None,
+        mode: Mode = "r",
+        prefix: Location = None,
+        out: Any = None,
+        robust_key: bool = True,
+        num_threads: int = 0,
+        allow_pickle: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Open a dataset of any backend. In mode "r" nothing is ever changed; "r+" writes through.
+
+        Args:
+            location: path or URL; `prefix` is the same.
+            device: move leaves there; `"meta"` gives shapes and dtypes only.
+            storage: name of the backend; default: found from the location.
+            out: a TensorDict that takes over what is loaded; keys that are not there leave it.
+            allow_pickle: the same as `trust=True`: pickled values are read, which may run any code that who wrote them
+                chose. Without it they are an `UntrustedDataError`.
+            **kwargs: `subpath=` (a nested TensorDict only), and options of the backend.
+
+        Raises:
+            OptionError: mode "w" or "x", which would make a new dataset; nothing is touched.
+            StoreNotFoundError, CorruptStoreError, DirtyStoreError, UntrustedDataError, PluginError.
+        """
+        refuse_new(mode, "load")
+        if not isinstance(allow_pickle, (bool, type(None))):
+            raise OptionError(f"allow_pickle is True, False or None, not {allow_pickle!r}")
+        if allow_pickle:
+            kwargs["trust"] = True
+        td = open_container(location if location is not None else prefix, storage=storage, mode=mode, **kwargs)
+        if device is not None and torch.device(device).type == "meta":
+            if odd := [key for node, key in td._leaf_places() if node._leaf_layout(key) is torch.jagged]:
+                raise UnsupportedError(f"the nested tensor {odd[0]!r} has no shape without its rows", hint="exclude it")
+            td = td._as_meta()
+        elif device is not None:
+            td = td.to(device)
+        return td if out is None else out._become(td)
+
+    def load_(self, prefix: Location, *args: Any, **kwargs: Any) -> Self:
+        """Take over the entries of a dataset; entries that it does not have are removed.
+
+        The device stays None where it was: then new entries may be on any.
+        """
+        anywhere = self._device is None
+        td = self._become(self.load(prefix, *args, **kwargs))
+        if anywhere and td._device is not None:
+            td._set_device(None)
+        return td
+
+    @classmethod
+    def from_schema(
+        cls,
+        schema: Mapping[Any, Any],
+        *,
+        batch_size: Any = None,
+        storage: Storage = None,
+        device: Any = None,
+        names: Any = None,
+        mode: Mode | None = None,
+        existsok: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Allocate a dataset from shapes and dtypes, filled with zeros, without holding it in memory.
+
+        Args:
+            schema: `key -> (shape, dtype)`, a dtype, or a `LeafSpec` with options of its own; nested
+                dicts and tuple keys make nested TensorDicts. Shapes are without the batch size.
+            batch_size: leading shape of every leaf.
+            storage: backend name or URL; None: in memory.
+            mode: "x" (default: an existing target is an error) or "w" (replace it).
+            **options: `location=` (or `prefix=`, `filename=`), and options of the backend.
+
+        Example:
+            >>> td = TensorDict.from_schema({"obs": ((4,), "uint8"), ("next", "obs"): ((4,), "uint8")}, batch_size=[8])
+            >>> td["next", "obs"].shape
+            torch.Size([8, 4])
+        """
+        batch = as_size(batch_size)
+        specs = {path: spec.replace(shape=(*batch, *spec.shape)) for path, spec in flat_schema(schema).items()}
+        location = next((options.pop(n) for n in _LOCATION_NAMES if options.get(n) is not None), None)
+        for name in _LOCATION_NAMES:
+            options.pop(name, None)
+        if storage is None and location is None:
+            if options:
+                raise OptionError(f"an in-memory TensorDict has no option {next(iter(options))!r}")
+            td = _in_memory(cls._resident_class, specs, batch, device, names)
+            mark_allocated(td)
+            return td
+        where = None if device is None else str(torch.device(device))
+        groups = _groups_of(specs, batch, where, None if names is None else tuple(names))
+        how: Mode = mode or ("w" if existsok else "x")
+        if how not in ("w", "x"):
+            raise OptionError(f"from_schema takes mode 'x' or 'w', not {how!r}")
+        try:
+            handle = allocate(groups, specs, location, storage, how, options, device=device)
+            td = over(handle)
+        except StoreExistsError as error:
+            error.hint = "pass mode='w' to replace it"
+            raise
+        if storage == "memmap":  # as memmap() says it, of temporary files too
+            td._set_device(torch.device("cpu"))
+            td._mark_mapped()
+        _lock_stored(td, handle)
+        td._undo = "close"
+        mark_allocated(td)
+        return td
+
+    # -- over a store ------------------------------------------------------------------------
+    def _owned(self, what: str) -> tuple[Any, Path]:
+        home = getattr(self, "_home", None)
+        if home is None:
+            raise StoreError(
+                f"{what}: this TensorDict is not the one over a dataset",
+                hint="use the TensorDict that save(), memmap() or load(mode='r+') returned",
+            )
+        handle, path = home
+        handle.check_writable()
+        return handle, path
+
+    def close(self) -> None:
+        """Commit in-place writes and let go of the dataset, if this TensorDict is over one. Twice is fine."""
+        home = getattr(self, "_home", None)
+        if home is not None:
+            home[0].close()
+
+    def commit(self) -> Self:
+        """Make in-place writes to the dataset durable and checked now, instead of at `close()`."""
+        handle, _ = self._owned("commit")
+        handle.commit(handle.groups)
+        return self
+
+    def verify(self) -> list[Fault]:
+        """Read all data of the dataset that this is over, and compare it with the checksums of its last commit.
+
+        Returns:
+            A `Fault` for each leaf that is not as it was committed: its path in the dataset, and why. Empty when all
+            is well, and for data in memory. Leaves that were written since are not compared.
+
+        Example:
+            >>> TensorDict({"a": torch.ones(3)}, [3]).memmap().verify()
+            []
+        """
+        home = getattr(self, "_home", None)
+        if home is None:
+            return consolidated_faults(self)
+        handle, path = home
+        found: list[Fault] = handle.store.verify(handle.leaves_below(path))
+        return found
+
+    # -- reading -----------------------------------------------------------------------------
+    def read(self, index: Any = None, keys: Any = None, out: Any = None) -> Any:
+        """Read rows now, all entries in one batch, into fresh memory or the caller's buffers.
+
+        Args:
+            index: a batch index; default: everything.
+            keys: only these (nested) keys.
+            out: a TensorDict of buffers with the result's shapes and dtypes, filled and returned.
+        """
+        td = self if index is None else self._at(index)
+        if keys is not None:
+            td = td.select(*([keys] if isinstance(keys, str) else keys))
+        if out is not None:
+            return td._read_into(out)
+        return td.clone() if td._state & ~LOCKED or index is None else td._resident()
+
+    def _read_into(self, out: Any) -> Any:
+        raise NotImplementedError
+
+    def _read_pieces(self, batch: Any) -> list[Tensor]:
+        raise NotImplementedError
+
+    def _as_meta(self) -> Any:
+        raise NotImplementedError
+
+
+def _lock_stored(td: Any, handle: StoreHandle) -> None:
+    """Lock a new dataset, on every backend alike: rows can be written, the keys stay. Entries in memory stay free."""
+    if handle.store.caps & (Cap.PERSISTENT | Cap.SHARED):
+        td.lock_()
+
+
+def unlocked(saved: Any) -> Any:
+    """What `save` returned, unlocked: methods that name a storage give a TensorDict whose keys can change."""
+    if isinstance(saved, Future):
+        return later(lambda: unlocked(saved.result()))
+    saved.unlock_()
+    saved._undo = "close"  # a `with` block closes it, and does not lock it again
+    return saved
+
+
+def archived(location: Location, storage: Storage, archive: bool | None) -> Storage:
+    """The storage that `archive=` asks for, unless one was named."""
+    if storage is not None or archive is None:
+        return storage
+    if archive:
+        return "tdz"
+    return "memmap" if str(location).lower().endswith(".tdz") else None
+
+
+def refuse_new(mode: Mode, method: str) -> None:
+    """Raise `OptionError` for a mode that makes a new dataset, where one is to be loaded."""
+    if mode in ("w", "x"):
+        raise OptionError(
+            f"{method} reads a dataset, and mode {mode!r} would make a new, empty one in its place",
+            hint="pass mode='r' or 'r+' to load; save() writes a dataset, and from_schema() allocates one",
+        )
+
+
+def absolute(location: Location, storage: Storage = None) -> Location:
+    """The location, where it is a path as an absolute one: a thread may run in another working directory."""
+    text = os.fspath(location) if isinstance(location, os.PathLike) else location
+    is_path = isinstance(location, os.PathLike) or storage in (None, DEFAULT_ON_DISK)
+    return os.path.abspath(text) if is_path and isinstance(text, str) and "://" not in text else location
+
+
+def later(run: Any) -> Future[Any]:
+    """Run in a thread; the future has the result, or the error."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(run)
+    pool.shutdown(wait=False)
+    return future
+
+
+def _groups_of(specs: Mapping[Path, LeafSpec], batch: torch.Size, device: str | None, names: Any) -> dict[Path, Group]:
+    keys: dict[Path, dict[str, None]] = {(): {}}
+    for path in specs:
+        for i in range(len(path)):
+            keys.setdefault(path[:i], {})[path[i]] = None
+    return {
+        path: Group(batch_size=tuple(batch), names=names, device=device, keys=tuple(below))
+        for path, below in sorted(keys.items(), key=lambda item: len(item[0]))
+    }
+
+
+def _in_memory(cls: Any, specs: Mapping[Path, LeafSpec], batch: torch.Size, device: Any, names: Any) -> Any:
+    td = cls({}, batch_size=batch, device=device, names=names)
+    for path, spec in specs.items():
+        if spec.options:
+            raise OptionError(f"an in-memory leaf has no option {next(iter(spec.options))!r} (entry {path_text(path)})")
+        td.set(path, torch.full(spec.shape, spec.fill_value, dtype=spec.dtype, device=device))
+    return td

@@ -1,0 +1,1 @@
+"""Containers over a store: handles, headers, planned changes, growth, copies."""

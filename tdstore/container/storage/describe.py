@@ -1,0 +1,215 @@
+"""A container as a store sees it: group records and leaf specs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+
+from tdstore.container.core.container import GROUP, LEAF, Container
+from tdstore.container.core.dim_names import names_below
+from tdstore.container.core.tensorclasses import inside, kind_of, worn_by
+from tdstore.container.storage.value_records import from_json
+from tdstore.container.values.codecs import codec_value, to_plain
+from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.container.varlen.columns import specs_of, stored_leaves
+from tdstore.errors import UnsupportedError, UntrustedDataError
+from tdstore.header import Group
+from tdstore.storekit.foreign_strings import Refusal
+from tdstore.types import LeafSpec, Names, Path, path_text
+from tdstore.values import decode_value
+
+STACK_KIND = "LazyStackedTensorDict"
+"""How the header calls the groups that are lazy stacks, whose own groups are the elements."""
+
+_PLAINEST = (str, int, float, bool, type(None))
+
+
+def describe(
+    td: Any, prefix: Path = (), jagged: dict[Path, Tensor] | None = None
+) -> tuple[dict[Path, Group], dict[Path, LeafSpec]]:
+    """Group records and leaf specs of a container, by path under `prefix`. Reads no data.
+
+    Args:
+        jagged: for one document with all: takes the nested tensors, and no value is kept as leaves.
+
+    Raises:
+        UntrustedDataError: a value that is not plain data; the message names its key.
+    """
+    groups: dict[Path, Group] = {}
+    specs: dict[Path, LeafSpec] = {}
+    for path, node, worn in _nodes(td, prefix, worn_by(td)):
+        if (record := node._own_record()) is not None:
+            groups[path] = record
+            continue
+        above = groups.get(path[:-1]) if len(path) > len(prefix) else None
+        if above is not None and above.kind != STACK_KIND and len(node.batch_size) < len(above.batch_size or ()):
+            node.batch_size = above.batch_size  # it was given a smaller one behind its parent's back
+        values: dict[str, Any] = {}
+        for key in node._first_keys():
+            kind = node._kind(key)
+            if kind == LEAF and jagged is not None and node._leaf_layout(key) is torch.jagged:
+                jagged[(*path, key)] = node._raw(key)
+            elif kind == LEAF and (found := node._nested_parts(key)) is not None:
+                values[key], leaves = found
+                specs.update({(*path, key, name): spec for name, spec in leaves.items()})
+            elif kind == LEAF:
+                shape, device, dtype, *_ = node._leaf_facts(key)
+                specs[(*path, key)] = _spec((*path, key), shape, device, dtype, node)
+            elif kind != GROUP and jagged is not None:
+                values[key] = value_json(node._raw(key), (*path, key))
+            elif kind != GROUP:
+                values[key], held = stored_value(node._raw(key), (*path, key))
+                specs.update(held)
+        groups[path] = group_of(node, values, worn)
+    return groups, specs
+
+
+def _spec(path: Path, shape: Any, device: Any, dtype: torch.dtype, node: Any) -> LeafSpec:
+    layout = node._leaf_layout(path[-1])
+    fake = node._leaf_facts(path[-1])[4] == FakeTensor.__name__
+    if fake or device.type == "meta" or layout != torch.strided:
+        what = "has no data (it is on the meta device)" if device.type == "meta" else f"has the layout {layout}"
+        what = "has no data (it is a FakeTensor)" if fake else what
+        hint = "store dense tensors, or exclude the key"
+        raise UnsupportedError(f"entry {path_text(path)} {what} and cannot be stored", hint=hint)
+    try:
+        return LeafSpec(shape, dtype)
+    except TypeError as error:
+        raise UnsupportedError(f"entry {path_text(path)}: {error}", hint="cast it, or exclude the key") from None
+
+
+def group_of(node: Any, values: dict[str, Any], worn: type | None = None) -> Group:
+    """The record of one level.
+
+    Raises:
+        UnsupportedError: its batch size has -1, which no window of stored data could be taken of.
+    """
+    if -1 in node.batch_size:
+        ragged = list(node.batch_size)
+        raise UnsupportedError(
+            f"a TensorDict with the batch size {ragged}, which is ragged, cannot be stored",
+            hint=f"set td.batch_size = {ragged[: ragged.index(-1)]} first; its entries stay ragged all the same",
+        )
+    return Group(
+        kind=kind_of(worn),
+        batch_size=tuple(node.batch_size),
+        names=node._dim_names(),
+        device=None if node.device is None else str(node.device),
+        keys=tuple(node._first_keys()),
+        values=values,
+    )
+
+
+def value_json(value: NonTensor, path: Path) -> Any:
+    """The envelope of a value; an error that names its key if it is not plain data."""
+    with naming(path):
+        return value.to_json()
+
+
+def check_value(value: NonTensor, path: Path) -> None:
+    """Look whether a value can be stored, before anything of it is written.
+
+    Raises:
+        UntrustedDataError: it is not plain data.
+    """
+    if isinstance(value, Tensor):
+        return
+    with naming(path):
+        for one in value.flat() if isinstance(value, NonTensorStack) else [value.plain()]:
+            if type(one) not in _PLAINEST:
+                to_plain(one)
+
+
+def stored_value(value: NonTensor, path: Path) -> tuple[Any, dict[Path, LeafSpec]]:
+    """The envelope of a value, and the specs of the leaves that hold it, if there are enough for that.
+
+    The leaves themselves are kept with the value, for whoever walks down a path to read them.
+    """
+    with naming(path):
+        if (found := stored_leaves(value)) is None:
+            return value.to_json(), {}
+    envelope, leaves = found
+    if isinstance(value, NonTensorStack):
+        value._held = leaves
+    return envelope, specs_of(leaves, path)
+
+
+def let_go(td: Any) -> None:
+    """Forget the leaves that `describe` made of values, once they are written."""
+    for _, node, *_ in _nodes(td, (), worn_by(td)):
+        for key in node._first_keys() if isinstance(node, Container._resident_class) else ():
+            value = node._raw(key)
+            if isinstance(value, NonTensorStack):
+                value._held = None
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let the error about a value that is not plain data name its key."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise UntrustedDataError(
+            f"the value {path_text(path)} cannot be stored: {error}",
+            hint="store plain data (numbers, strings, lists, dicts, bytes, dates, ...), exclude the key before saving, "
+            "or declare how to keep it: tdstore.register_codec(Codec(name=..., kind=..., encode=..., decode=...)), "
+            "for an enum tdstore.register_enum(cls); save(..., trust=True) pickles it, for readers who trust you",
+        ) from error
+
+
+def decoded(envelope: Any, batch_size: torch.Size) -> NonTensor:
+    """The entry that `value_json` described.
+
+    Raises:
+        ValueError: malformed. UntrustedDataError: no installed plugin brings its codec.
+        UnsupportedError: its store could not read it.
+    """
+    if isinstance(envelope, Refusal):
+        raise UnsupportedError(envelope["refused"], hint=envelope["hint"])
+    if isinstance(envelope, dict) and "refused" in envelope:
+        raise ValueError("the header has a refusal in its place")
+    if not isinstance(envelope, dict) or "codec" not in envelope:
+        return from_json(envelope, batch_size)
+    return NonTensorData(codec_value(str(envelope["codec"]), decode_value(envelope["data"])), batch_size)
+
+
+def _nodes(td: Any, path: Path, worn: type | None) -> Iterator[tuple[Path, Any, type | None]]:
+    """Every container of a tree, with its tensorclass; that of a lazy stack is its elements'."""
+    yield path, td, worn
+    stack = isinstance(inside(td), Container._stack_class)
+    for key, group in td._stored_groups():
+        yield from _nodes(group, (*path, key), worn_by(group) or (worn if stack else None))
+
+
+def named_groups(groups: Mapping[Path, Group], root: Path, names: Names) -> dict[Path, Group]:
+    """The records of groups after the dimensions of one of them, and of those below it, have got names.
+
+    Args:
+        root: the group whose dimensions `names` are. Further dimensions of groups below it keep their names.
+    """
+    out = dict(groups)
+    given: dict[Path, Names] = {}
+    for path in sorted((p for p in groups if p[: len(root)] == root), key=len):
+        group = groups[path]
+        above = names if path == root else given[path[:-1]]
+        if group.kind != STACK_KIND:
+            given[path] = names_below(above, group.names, len(group.batch_size or ()))
+            out[path] = msgspec.structs.replace(group, names=given[path])
+            continue
+        dim = group.extra["stack_dim"]
+        if above is not None and dim >= len(above):
+            given[path] = above
+            continue
+        extra = {name: value for name, value in group.extra.items() if name != "name"}
+        if above is not None and above[dim] is not None:
+            extra["name"] = above[dim]
+        rest = () if above is None else above[:dim] + above[dim + 1 :]
+        given[path] = rest if any(rest) else None
+        out[path] = msgspec.structs.replace(group, extra=extra)
+    return out

@@ -1,0 +1,470 @@
+"""What growing does to a tree: the walk that compares rows with it, and the steps in memory and in a store.
+
+A tree may have parts of several kinds: tensors of this process, views of a store, stored groups, lazy stacks. One
+`Growth` is one part with one owner (this process, or one store), and knows the parts of other owners below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
+from tdstore.container.core.tensorclasses import inside, kind_of, worn_by
+from tdstore.container.storage.column_plan import ValuePlan, give_back
+from tdstore.container.storage.describe import describe, stored_value
+from tdstore.container.values.codecs import pickling
+from tdstore.container.values.nontensor import NonTensor, NonTensorData, merge
+from tdstore.container.varlen.columns import column_leaves
+from tdstore.container.varlen.nested_leaves import leaf_below
+from tdstore.errors import BatchSizeError, KeyNotFoundError, TDStoreError, UnsupportedError
+from tdstore.header import Group
+from tdstore.store import Cap
+from tdstore.types import LeafSpec, Path, Write, path_text
+
+
+def place_of(td: Any) -> Any:
+    """`(handle, path)` of a container whose entries are those of a store; None for one in memory."""
+    if isinstance(td, Container._stored_class):
+        return td._handle, td._path
+    return getattr(td, "_home", None)
+
+
+def check_owner(td: Any, what: str) -> None:
+    """Refuse what is not the whole of something that can change its length."""
+    td._refuse_part(what)
+    home = place_of(td)
+    if home is not None:
+        handle, path = home
+        url = handle.store.url
+        if (Cap.RESIZE | Cap.PARTIAL_WRITE) & ~handle.store.caps:
+            raise UnsupportedError(
+                f"{what}: what the {handle.backend.name!r} backend stores at {url} keeps its length (it has no RESIZE)",
+                url=url,
+                hint="tdstore.copy() it to a backend that has RESIZE, such as memmap, h5 or zarr, and grow the copy",
+            )
+        if any(handle.groups[path[:i]].batch_size for i in range(len(path))):
+            raise BatchSizeError(
+                f"{what}: {path_text(path)} is part of {url}, whose batch size it shares",
+                hint="do it on the outermost TensorDict",
+            )
+        handle.check_writable()
+    td._check_writable()
+
+
+class Step(NamedTuple):
+    """A change, and how to take it back."""
+
+    do: Callable[[], None]
+    undo: Callable[[], None]
+
+
+class Entry(NamedTuple):
+    """One entry of a tree and the rows that come to it (None: the length changes only)."""
+
+    node: Any
+    key: str
+    rows: Any
+
+
+class Growth:
+    """A tree, the rows that come to it (None: none), and the length that it gets.
+
+    Raises:
+        KeyNotFoundError, BatchSizeError, TypeError: the rows do not fit; nothing has changed.
+    """
+
+    def __init__(self, root: Any, rows: Any, length: int) -> None:
+        self.old = int(root._batch_size[0])
+        self._begin(root, rows, length)
+        self._walk(root, rows, ())
+
+    @classmethod
+    def of_elements(cls, stack: Any, elements: list[Any]) -> Growth:
+        """New elements of a stored lazy stack, along whichever dimension."""
+        growth = cls.__new__(cls)
+        growth.old = len(stack._tds)
+        growth._begin(stack, None, growth.old + len(elements))
+        growth.stacks.append(Entry(stack, "", elements))
+        return growth
+
+    def _begin(self, root: Any, rows: Any, length: int) -> None:
+        self.root, self.rows, self.length = root, rows, length
+        self.home = place_of(root)
+        self.nodes: list[Any] = []
+        """The containers that get a new length, without lazy stacks."""
+        self.leaves: list[Entry] = []
+        self.values: list[Entry] = []
+        self.stacks: list[Entry] = []
+        """Lazy stacks along the dimension that grows: `rows` are their new elements."""
+        self.others: list[Growth] = []
+        """The parts below that somebody else owns."""
+
+    def _walk(self, node: Any, rows: Any, path: Path) -> None:
+        node, rows = inside(node), inside(rows)
+        home = place_of(node)
+        if node is not self.root and home is not None and (self.home is None or home[0] is not self.home[0]):
+            check_owner(node, "a new length")
+            self.others.append(Growth(node, rows, self.length))
+            return
+        if isinstance(node, Container._stack_class):
+            self._walk_stack(node, rows, path)
+            return
+        self.nodes.append(node)
+        keys = list(node._first_keys())
+        if rows is not None:
+            _compare_keys(keys, list(rows._first_keys()), path)
+        for key in keys:
+            kind = node._kind(key)
+            if rows is not None and rows._kind(key) != kind:
+                raise TypeError(_kinds((*path, key), kind, rows._kind(key)))
+            if kind == GROUP:
+                self._walk(node._raw(key), None if rows is None else rows._raw(key), (*path, key))
+            elif kind == LEAF:
+                if node._nested_parts(key) is not None:
+                    raise UnsupportedError(
+                        f"the nested tensor {path_text((*path, key))} cannot be given another length",
+                        hint="set the whole entry anew; or keep such rows as td.to_lazystack(0), which grows",
+                    )
+                if rows is not None:
+                    _compare_shapes(node._leaf_shape(key), rows._leaf_shape(key), (*path, key))
+                self.leaves.append(Entry(node, key, rows))
+            else:
+                self.values.append(Entry(node, key, None if rows is None else rows._raw(key)))
+
+    def _walk_stack(self, node: Any, rows: Any, path: Path) -> None:
+        if not node._stack_dim:
+            if rows is None and self.length > self.old:
+                raise UnsupportedError(
+                    f"the lazy stack {path_text(path) if path else ''} cannot be given rows that nobody made",
+                    hint="append() or extend() it with elements",
+                )
+            elements = None if rows is None else list(rows.unbind(0))
+            if elements and node._tds:
+                _compare_elements(node, elements, path)
+            self.stacks.append(Entry(node, "", elements))
+            return
+        parts = [None] * len(node._tds) if rows is None else list(rows.unbind(node._stack_dim))
+        if len(parts) != len(node._tds):
+            raise BatchSizeError(f"rows for {len(parts)} elements, and the lazy stack {path} has {len(node._tds)}")
+        for td, part in zip(node._tds, parts, strict=True):
+            self._walk(td, part, path)
+
+    def new_batch(self, node: Any) -> torch.Size:
+        """The batch size that a node gets."""
+        return torch.Size((self.length, *node._batch_size[1:]))
+
+    def check_values(self, entry: Entry) -> None:
+        """Refuse to make rows of an entry that has a value for each."""
+        if entry.rows is None and self.length > self.old:
+            raise UnsupportedError(
+                f"resize_ cannot make new rows for {entry.key!r}, which has one value per row",
+                hint="append() or extend() rows, which bring their values; or exclude the key first",
+            )
+
+    def new_value(self, entry: Entry) -> NonTensor:
+        """A value as it is afterwards."""
+        old: NonTensor = entry.node._raw(entry.key)
+        if entry.rows is None:
+            length = self.length
+            if isinstance(old, NonTensorData):
+                return NonTensorData(old.data, (length, *old.batch_size[1:]))
+            self.check_values(entry)
+            return old.move(lambda t: t[:length])
+        new: NonTensor = entry.rows
+        if new.batch_size[1:] != old.batch_size[1:]:
+            if not isinstance(new, NonTensorData):
+                raise BatchSizeError(
+                    f"the values {entry.key!r} have the shape {list(old.batch_size[1:])} in each row, "
+                    f"those given {list(new.batch_size[1:])}"
+                )
+            new = NonTensorData(new.data, (new.batch_size[0], *old.batch_size[1:]))
+        return merge([old, new], torch.cat, collapse=True)
+
+
+def step_of(root: Any, growth: Growth) -> Step:
+    """The step that changes a whole tree: those that can fail first, and back again if one does."""
+    own = _in_memory(growth) if growth.home is None else _in_store(growth)
+    steps = [*(step_of(other.root, other) for other in growth.others), own]
+
+    def do() -> None:
+        done: list[Step] = []
+        try:
+            for step in steps:
+                step.do()
+                done.append(step)
+        except BaseException:
+            for step in reversed(done):
+                step.undo()
+            raise
+
+    def undo() -> None:
+        for step in reversed(steps):
+            step.undo()
+
+    return Step(do, undo)
+
+
+# -- in memory ---------------------------------------------------------------------------------
+class Room(NamedTuple):
+    """A leaf with spare memory after it. It counts only while the leaf is the very tensor that is the entry."""
+
+    leaf: Tensor
+    buffer: Tensor
+
+
+def _in_memory(growth: Growth) -> Step:
+    old = [(node, dict(node._data), node._batch_size) for node in growth.nodes]
+    before = [(entry.node, list(entry.node._tds)) for entry in growth.stacks]
+    for entry in growth.stacks:
+        if entry.node.is_locked:
+            raise entry.node._refuse_locked("add or remove elements")
+    made: list[tuple[Any, str, Tensor, Room | None]] = []
+    for node, key, rows in growth.leaves:
+        room = (getattr(node, "_rooms", None) or {}).get(key)
+        new = None if rows is None else rows._raw(key)
+        made.append((node, key, *_relengthened(node._data[key], new, growth.length, room)))
+    values = [(node, key, growth.new_value(Entry(node, key, rows))) for node, key, rows in growth.values]
+
+    def do() -> None:
+        for node, key, leaf, room in made:
+            node._data[key] = leaf
+            if room is not None:
+                if getattr(node, "_rooms", None) is None:
+                    node._rooms = {}
+                node._rooms[key] = room
+        for node, key, value in values:
+            node._data[key] = value
+        for node, _, elements in growth.stacks:
+            node._tds[:] = node._tds[: growth.length] if elements is None else [*node._tds, *elements]
+        for node in growth.nodes:
+            node._batch_size = growth.new_batch(node)
+
+    def undo() -> None:
+        for node, data, batch in old:
+            node._data.update(data)
+            node._batch_size = batch
+        for node, tds in before:
+            node._tds[:] = tds
+
+    return Step(do, undo)
+
+
+def _relengthened(leaf: Tensor, rows: Tensor | None, length: int, room: Room | None) -> tuple[Tensor, Room | None]:
+    """A leaf with another length; rows after the old ones are `rows`, or zeros."""
+    old = leaf.shape[0]
+    if length <= old:
+        return leaf[:length], None
+    plain = type(leaf) is Tensor and leaf.layout is torch.strided and not leaf.is_nested
+    if not plain or leaf.requires_grad or (rows is not None and rows.requires_grad and torch.is_grad_enabled()):
+        more = leaf.new_zeros((length - old, *leaf.shape[1:])) if rows is None else rows.to(leaf.device, leaf.dtype)
+        return torch.cat([leaf, more], 0), None
+    # Through `.data`: writing behind the end must not tell autograd that the rows before it have changed.
+    if room is not None and room.leaf is leaf and len(room.buffer) >= length:
+        buffer = room.buffer.data
+    else:
+        # Who grows once gets what was asked for; who grows again gets twice that, and the rest is for the next ones.
+        again = room is not None and room.leaf is leaf
+        buffer = leaf.new_empty((max(length, 2 * old) if again else length, *leaf.shape[1:]))
+        buffer[:old].copy_(leaf)
+    if rows is None:
+        buffer[old:length].zero_()
+    else:
+        buffer[old:length].copy_(rows.detach())
+    longer = buffer.data[:length]
+    return longer, Room(longer, buffer)
+
+
+# -- in a store --------------------------------------------------------------------------------
+class _Plan:
+    """What changes in one store."""
+
+    def __init__(self, growth: Growth) -> None:
+        handle, _ = growth.home
+        self.handle, self.growth = handle, growth
+        self.lengths: dict[Path, int] = {}
+        self.groups: dict[Path, Group] = dict(handle.groups)
+        self.specs: dict[Path, LeafSpec] = dict(handle.specs)
+        self.fresh: dict[Path, LeafSpec] = {}
+        self.made: list[tuple[Path, Any]] = []
+        self.gone: list[Path] = []
+        self.columns = False
+        """Bytes of values are added to leaves that stay."""
+        for node, key, _ in growth.leaves:
+            path = (*place_of(node)[1], key)
+            spec = handle.specs[path]
+            self.lengths[path] = growth.length
+            self.specs[path] = spec.replace(shape=(growth.length, *spec.shape[1:]))
+        for node in growth.nodes:
+            self._record(place_of(node)[1], batch_size=tuple(growth.new_batch(node)))
+        for entry in growth.values:
+            path = place_of(entry.node)[1]
+            if handle.column((*path, entry.key)):  # many values are leaves
+                self.columns = growth.rows is not None
+                growth.check_values(entry)
+                leaf = column_leaves((*path, entry.key))[0]
+                self.lengths[leaf] = growth.length
+                self.specs[leaf] = handle.specs[leaf].replace(shape=(growth.length, *handle.specs[leaf].shape[1:]))
+                continue
+            value = growth.new_value(entry)
+            with pickling(handle.trusted):
+                json, specs = stored_value(value, (*path, entry.key))
+            self._record(path, values={**self.groups[path].values, entry.key: json})
+            self.fresh.update(specs)
+            self.specs.update(specs)
+            self.made += [(leaf, value._raw(leaf[-1])) for leaf in specs]  # type: ignore[attr-defined]
+        for node, _, elements in growth.stacks:
+            self._elements(node, place_of(node)[1], elements)
+
+    def _record(self, path: Path, **changes: Any) -> None:
+        self.groups[path] = msgspec.structs.replace(self.groups[path], **changes)
+
+    def _elements(self, node: Any, path: Path, elements: list[Any] | None) -> None:
+        count = self.growth.length if elements is None else len(node._tds) + len(elements)
+        keys = tuple(map(str, range(count)))
+        self._record(path, keys=keys, extra={**self.groups[path].extra, "count": count})
+        for i, td in enumerate(elements or (), len(node._tds)):
+            with pickling(self.handle.trusted):
+                groups, specs = describe(td, (*path, str(i)))
+            record, worn = groups[(*path, str(i))], worn_by(node)
+            if worn is not None and record.kind == kind_of(None):  # elements are of the stack's class
+                groups[(*path, str(i))] = msgspec.structs.replace(record, kind=kind_of(worn))
+            self.groups.update(groups)
+            self.fresh.update(specs)
+            self.made += [(leaf, leaf_below(td, leaf[len(path) + 1 :])) for leaf in specs]
+        for i in range(count, len(node._tds)):
+            below = (*path, str(i))
+            self.gone += self.handle.leaves_below(below)
+            self.groups = {p: g for p, g in self.groups.items() if p[: len(below)] != below}
+        self.specs = {p: s for p, s in (self.specs | self.fresh).items() if p not in set(self.gone)}
+
+    def writes(self) -> Iterator[list[Write]]:
+        """The new rows, in blocks of bounded memory where they are stored themselves."""
+        yield [Write(path, (), value.detach().to("cpu", self.specs[path].dtype)) for path, value in self.made]
+        rows, old = self.growth.rows, self.growth.old
+        if rows is None:
+            return
+        if not hasattr(rows, "_row_blocks"):
+            yield self._block(self.growth, old)
+            return
+        for start, stop in rows._row_blocks():
+            part = rows._at(slice(start, stop))._resident()
+            yield self._block(Growth(self.growth.root, part, self.growth.length), old + start)
+
+    def _block(self, growth: Growth, start: int) -> list[Write]:
+        out = []
+        for node, key, rows in growth.leaves:
+            path, value = (*place_of(node)[1], key), rows._raw(key)
+            at = (slice(start, start + len(value), 1),)
+            out.append(Write(path, at, value.detach().to("cpu", self.specs[path].dtype)))
+        values = ValuePlan(self.handle)
+        for node, key, rows in growth.values:
+            path = (*place_of(node)[1], key)
+            if self.handle.column(path):
+                out.append(values.rows(path, start, rows))
+        out += values.prepare()
+        self.specs.update({path: self.handle.specs[path] for path in values.grown()})
+        return out
+
+
+def _in_store(growth: Growth) -> Step:
+    handle = growth.home[0]
+    rows = growth.rows
+    if rows is not None and (place_of(rows) or (None,))[0] is handle:
+        growth = Growth(growth.root, rows._resident().clone(), growth.length)  # rows of the very leaves that change
+    plan = _Plan(growth)
+    before = dict(handle.groups), dict(handle.specs)
+
+    def do() -> None:
+        store = handle.store
+        with handle.changing():
+            try:
+                if plan.fresh:
+                    store.create(plan.fresh)
+                store.resize(plan.lengths)
+                for writes in plan.writes():
+                    store.write(writes)
+                if plan.gone:
+                    store.delete(plan.gone)
+                handle.commit(plan.groups, plan.specs)
+            except BaseException as error:
+                if Cap.DISCARD not in store.caps:
+                    _take_back(handle, plan, error)
+                raise
+        _follow(growth)
+        if growth.length < growth.old:
+            give_back(handle, [(*place_of(entry.node)[1], entry.key) for entry in growth.values])
+
+    def undo() -> None:
+        groups, specs = before
+        if plan.gone:
+            raise UnsupportedError("elements that were removed from a stored lazy stack cannot be brought back")
+        with handle.changing():
+            handle.store.resize({path: specs[path].shape[0] for path in plan.lengths})
+            if plan.fresh:
+                handle.store.delete(list(plan.fresh))
+            handle.commit(groups, specs)
+        _follow(growth)
+
+    return Step(do, undo)
+
+
+def _take_back(handle: Any, plan: _Plan, error: BaseException) -> None:
+    """After a failure: the leaves get their old length again. Nothing of it was committed."""
+    store = handle.store
+    try:
+        made = set(store.paths())
+        old = {path: handle.specs[path].shape[0] for path in plan.lengths if path in made}
+        now = dict(zip(old, store.specs(list(old)), strict=True))
+        store.resize({path: n for path, n in old.items() if now[path].shape[0] != n})
+        store.delete([path for path in plan.fresh if path in made and path not in handle.specs])
+        if plan.columns:
+            handle.commit(dict(handle.groups))  # bytes that no row points at: their checksums are to hold all the same
+    except TDStoreError as second:
+        error.add_note(f"{store.url} could not be put back ({second}): open it again to find it as it was committed")
+
+
+def _follow(growth: Growth) -> None:
+    """The containers of the tree take over what the store has now."""
+    for node, _, elements in growth.stacks:
+        node._follow_elements(growth.length if elements is None else len(node._tds) + len(elements))
+    for node in growth.nodes:
+        node._catch_up()
+
+
+# -- comparing ---------------------------------------------------------------------------------
+def _compare_keys(mine: list[str], theirs: list[str], path: Path) -> None:
+    lost = [k for k in mine if k not in theirs]
+    odd = [k for k in theirs if k not in mine]
+    if lost:
+        raise KeyNotFoundError(f"the rows have no entry {path_text((*path, lost[0]))}", hint="every entry grows")
+    if odd:
+        raise KeyNotFoundError(
+            f"the rows have an entry {path_text((*path, odd[0]))} that is not here", hint="set it first, or exclude it"
+        )
+
+
+def _compare_shapes(mine: torch.Size, theirs: torch.Size, path: Path) -> None:
+    if mine[1:] != theirs[1:] or len(mine) != len(theirs):
+        raise BatchSizeError(
+            f"rows of entry {path_text(path)} have the shape {list(mine[1:])}, those given {list(theirs[1:])}"
+        )
+
+
+def _compare_elements(stack: Any, elements: list[Any], path: Path) -> None:
+    inner = stack._inner
+    for td in elements:
+        if td.batch_dims != len(inner) or (td.batch_size != inner and -1 not in inner):
+            raise BatchSizeError(
+                f"elements of the lazy stack {path_text(path) if path else ''} have the batch size {list(inner)}, "
+                f"those given {list(td.batch_size)}"
+            )
+
+
+def _kinds(path: Path, mine: Any, theirs: Any) -> str:
+    names = {LEAF: "a tensor", GROUP: "a TensorDict", VALUE: "a value that is not a tensor"}
+    return f"entry {path_text(path)} is {names[mine]}, and in the rows it is {names[theirs]}"

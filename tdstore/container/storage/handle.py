@@ -1,0 +1,403 @@
+"""An open store together with what its header says: shared by every container over it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+
+from tdstore import lifetime
+from tdstore.container.core.container import GROUP, LEAF, VALUE
+from tdstore.container.entries.unbatched import UnbatchedTensor
+from tdstore.container.storage.describe import STACK_KIND, decoded
+from tdstore.container.storage.inline_values import kept
+from tdstore.container.values.codecs import trusting
+from tdstore.container.values.nontensor import NonTensor
+from tdstore.container.varlen.columns import LiveText, PackedStack, column_leaves, is_column, value_leaves
+from tdstore.container.varlen.compaction import pack_crowded
+from tdstore.container.varlen.nested_leaves import VALUES, Nested, is_nested
+from tdstore.container.varlen.reading import check_leaves, read_columns
+from tdstore.errors import (
+    CorruptStoreError,
+    KeyNotFoundError,
+    ReadOnlyError,
+    StoreError,
+    TDStoreError,
+    UntrustedDataError,
+)
+from tdstore.header import Group, Header
+from tdstore.hookspecs import Backend
+from tdstore.index.shapes import common_prefix
+from tdstore.io.opening import open_unread, refuse_partial
+from tdstore.lifetime import Ending
+from tdstore.pickling import rebuild
+from tdstore.store import LIVE, Cap, Store
+from tdstore.storekit.foreign_strings import Refusal
+from tdstore.types import LeafSpec, Mode, Path, Read, path_text
+
+
+class StoreHandle:
+    """The catalogue of one open store, kept in step with it.
+
+    Nothing here changes before the store took it: a failed write leaves the catalogue as it was.
+    """
+
+    __slots__ = (
+        "__weakref__", "_before", "_ending", "backend", "blank", "crowded", "groups", "location", "mode",
+        "options", "specs", "store", "told", "trusted",
+    )  # fmt: skip
+
+    def __init__(
+        self, store: Store, backend: Backend, location: str | None, mode: Mode, options: Mapping[str, Any]
+    ) -> None:
+        self.mode = mode
+        self._hold(store)
+        self._before: tuple[dict[Path, Group], dict[Path, LeafSpec]] | None = None
+        """The catalogue of the last commit, while the structure changes."""
+        self.blank: bool | None = None
+        """Whether an allocated dataset had no rows written at the last commit; None for one that was not allocated."""
+        self.backend = backend
+        self.location = location
+        self.options = dict(options)
+        self.trusted = self.options.get("trust") is True
+        """Whether values may be unpickled: the caller said `trust=True`."""
+        self.crowded: set[Path] = set()
+        """Columns of live tensors whose text may have to be packed anew."""
+        self.told: set[str] = set()
+        """Names of tensorclasses that this data cannot be given, of which the user was warned."""
+        self.specs: dict[Path, LeafSpec] = {}
+        self.groups: dict[Path, Group] = {}
+        self.reload()
+
+    def _hold(self, store: Store) -> None:
+        """Take a store. One that is written is closed soon after this handle was dropped, or when the process ends."""
+        self.store = store
+        self._ending: Ending | None = None
+        if self.mode != "r" and store.writable and Cap.PERSISTENT in store.caps:
+            if LIVE in store.caps:  # it ends with the last of its tensors, which may outlive this handle
+                lifetime.register(store, resident=True)
+            else:
+                self._ending = Ending(self, store.close, store.url)
+
+    @classmethod
+    def open(cls, location: Any = None, *, storage: Any = None, mode: Mode = "r", **options: Any) -> StoreHandle:
+        """Open a location through the registry."""
+        store, backend = open_unread(location, storage=storage, mode=mode, **options)
+        try:
+            place = os.fspath(location) if isinstance(location, os.PathLike) else location
+            return cls(store, backend, place, mode, options)
+        except BaseException:
+            store.close()
+            raise
+
+    def reload(self) -> None:
+        """Read the catalogue from the store."""
+        paths = list(self.store.paths())
+        specs = dict(zip(paths, self.store.specs(paths), strict=True))
+        header = self.store.load_header()
+        if self.mode in ("r", "r+", "a"):
+            refuse_partial(header, self.store.url, self.options)
+        self.groups = _complete(dict(header.groups), specs, self.store.url)
+        self.specs = specs
+
+    def reopen(self) -> None:
+        """Open the store again, and read what others committed; what this one wrote in place is committed first."""
+        if self.location is None:
+            raise StoreError(f"{self.store.url} has no location to be opened again by", url=self.store.url)
+        mode: Mode = "r+" if self.store.writable else "r"
+        self._close_store()
+        options = {name: value for name, value in self.options.items() if name != "recover"}
+        store, _ = open_unread(self.location, storage=self.backend.name, mode=mode, **options)
+        self._hold(store)
+        self.reload()
+
+    # -- looking -----------------------------------------------------------------------------
+    def kind(self, path: Path) -> str | None:
+        """LEAF, GROUP or VALUE; None when nothing is there."""
+        if path in self.specs:
+            return LEAF
+        if path in self.groups:
+            return GROUP
+        group = self.groups.get(path[:-1])
+        if group is None or path[-1] not in group.values:
+            return None
+        return LEAF if is_nested(group.values[path[-1]]) else VALUE
+
+    def batch_above(self, path: Path) -> list[torch.Size]:
+        """The batch size with which that of a group has to start, if its parent has one; elements of stacks do not."""
+        above = self.groups.get(path[:-1]) if path else None
+        return [] if above is None or above.kind == STACK_KIND else [torch.Size(above.batch_size or ())]
+
+    def column(self, path: Path) -> bool:
+        """Whether the values at a path lie in leaves of their own."""
+        group = self.groups.get(path[:-1])
+        return group is not None and bool(path) and is_column(group.values.get(path[-1]))
+
+    def nested(self, path: Path) -> Nested | None:
+        """The nested tensor at a path; None if there is something else, or nothing."""
+        group = self.groups.get(path[:-1])
+        envelope = None if group is None or not path else group.values.get(path[-1])
+        if not is_nested(envelope):
+            return None
+        return Nested(self.store, path, envelope, self.specs[(*path, VALUES)])
+
+    def refusal(self, path: Path) -> str | None:
+        """Why the store could not read a value; None where it could."""
+        group = self.groups.get(path[:-1])
+        envelope = None if group is None else group.values.get(path[-1])
+        return str(envelope["refused"]) if isinstance(envelope, Refusal) else None
+
+    def value(self, path: Path) -> NonTensor:
+        """The non-tensor entry at a path; live where leaves are."""
+        with trusting(self.trusted):
+            return self._value(path)
+
+    def _value(self, path: Path) -> NonTensor:
+        group = self.groups[path[:-1]]
+        if not is_column(group.values[path[-1]]) and (leaves := value_leaves(path, group.values[path[-1]])):
+            live = Cap.VIEW in self.store.caps
+            data = self.store.view(leaves[0]) if live else self.store.read([Read(leaves[0])])[0]
+            return UnbatchedTensor(data, group.batch_size)
+        if is_column(group.values[path[-1]]):
+            spans, _ = column_leaves(path)
+            if Cap.VIEW in self.store.caps:
+                return PackedStack.over(self.store.view(spans), LiveText(self, path))
+            return read_columns(self, [(path, self.store.read([Read(spans)])[0])])[0]
+        try:
+            make = partial(kept, self, path) if Cap.VIEW in self.store.caps else decoded
+            return make(group.values[path[-1]], torch.Size(group.batch_size or ()))
+        except UntrustedDataError as error:  # a TypeError too, but about a missing codec
+            raise UntrustedDataError(
+                f"the value {path_text(path)} of {self.store.url}: {error.message}", url=self.store.url, hint=error.hint
+            ) from error
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise CorruptStoreError(
+                f"the value {path_text(path)} of {self.store.url} is malformed: {str(error)[:1000]}", url=self.store.url
+            ) from error
+
+    def leaves_below(self, path: Path) -> list[Path]:
+        """Paths of the leaves at or under a path, in key order."""
+        if path in self.specs:
+            return [path]
+        above = self.groups.get(path[:-1])
+        if above is not None and path and (parts := value_leaves(path, above.values.get(path[-1]))):
+            return list(parts)
+        out: list[Path] = []
+        group = self.groups.get(path)
+        for key in group.keys if group is not None else ():
+            out += self.leaves_below((*path, key))
+        return out
+
+    def check_writable(self) -> None:
+        """Raise `ReadOnlyError` unless the store was opened for writing."""
+        if not self.store.writable:
+            raise ReadOnlyError(
+                f"{self.store.url} was opened for reading only",
+                url=self.store.url,
+                hint="open it with mode='r+' to write",
+            )
+
+    def close(self) -> None:
+        """Give back what texts do not need, if nobody else has them open; close the store."""
+        try:
+            if self.crowded and self.store.writable:
+                with self.store.alone() as alone:
+                    if alone:
+                        pack_crowded(self, self.crowded)
+        finally:
+            self.crowded.clear()
+            self._close_store()
+
+    def _close_store(self) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
+        self.store.close()
+
+    # -- changing ----------------------------------------------------------------------------
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Run a change of structure, which ends with `commit`. What fails leaves store and catalogue as they were.
+
+        Rows that were written before are committed first, since taking back a change goes to the last commit.
+        """
+        self.check_writable()
+        if self._before is not None:  # a part of a larger change
+            yield
+            return
+        store = self.store
+        revocable = Cap.DISCARD in store.caps
+        if revocable and store.uncommitted:
+            store.save_header(Header(self.groups))
+        self._before = self.groups, dict(self.specs)
+        try:
+            yield
+        except BaseException as error:
+            self.groups, self.specs = self._before
+            if revocable:
+                try:
+                    store.discard()
+                except TDStoreError as second:
+                    error.add_note(f"{store.url} could not be put back ({second}): open it again")
+            raise
+        finally:
+            self._before = None
+
+    def commit(self, groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec] | None = None) -> None:
+        """Save new group records, and only then believe them."""
+        self.check_writable()
+        if self.blank and self.store.uncommitted:
+            self.blank = False
+        self.store.save_header(Header(groups))
+        self.groups = dict(groups)
+        if specs is not None:
+            self.specs = dict(specs)
+        if self._before is not None:
+            self._before = self.groups, dict(self.specs)
+
+    def remove(self, paths: Iterable[Path]) -> None:
+        """Delete entries of any kind, with all below them."""
+        gone = list(paths)
+        leaves = {leaf for path in gone for leaf in self.leaves_below(path)}
+        with self.changing():
+            self.store.delete(list(leaves))
+            self.commit(without(self.groups, gone), {p: s for p, s in self.specs.items() if p not in leaves})
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Move an entry of any kind to another name in the same group, replacing what is there."""
+        self.check_writable()
+        if self.kind(old) is None:
+            raise KeyNotFoundError(f"no entry {path_text(old)} in {self.store.url}")
+        groups, taken = self.groups, set(self.leaves_below(new))
+        order = [key for key in groups[old[:-1]].keys if key != old[-1]]
+        if self.kind(new) is None:
+            order.append(new[-1])
+        else:  # its place is taken, too
+            groups = without(groups, [new])
+        moves = {leaf: new + leaf[len(old) :] for leaf in self.leaves_below(old)}
+        parent = groups[old[:-1]]
+        values = {(new[-1] if k == old[-1] else k): v for k, v in parent.values.items()}
+        renamed: dict[Path, Group] = {}
+        for path, group in groups.items():
+            if path == old[:-1]:
+                renamed[path] = msgspec.structs.replace(group, keys=tuple(order), values=values)
+            elif path[: len(old)] == old:
+                renamed[new + path[len(old) :]] = group
+            else:
+                renamed[path] = group
+        with self.changing():
+            if taken:
+                self.store.delete(list(taken))
+            if moves:
+                self.store.rename(moves)
+            self.commit(renamed, {moves.get(p, p): s for p, s in self.specs.items() if p not in taken})
+
+    # -- travelling --------------------------------------------------------------------------
+    def can_be_kept(self) -> bool:
+        """Whether a pickle of this is a name that any process of this machine can open, and not memory of this one."""
+        try:
+            pickle.dumps(self.__reduce__())
+        except (StoreError, TypeError, pickle.PicklingError):
+            return False
+        return True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the way to the data, never the data: backend, location, mode and options."""
+        token = self.store.reopen_token()
+        if token is None:
+            mode: Mode = "r+" if self.store.writable else "r"
+            if self.location is None:
+                raise StoreError(
+                    f"{self.store.url} has no location to be opened again by",
+                    url=self.store.url,
+                    hint="save() it first",
+                )
+            token = (self.location, mode, self.options)
+        if self.trusted:
+            token = (*token[:2], {**token[2], "trust": True})
+        return rebuild, ("StoreHandle", self.backend.name, token)
+
+
+def reopened(backend: str, token: tuple[Any, Mode, dict[str, Any]]) -> StoreHandle:
+    """Open the dataset that a pickle refers to."""
+    location, mode, options = token
+    return StoreHandle.open(location, storage=backend, mode=mode, **options)
+
+
+def without(groups: Mapping[Path, Group], gone: Iterable[Path]) -> dict[Path, Group]:
+    """Group records once the entries at those paths are removed."""
+    out = dict(groups)
+    for path in gone:
+        out = {p: g for p, g in out.items() if p[: len(path)] != path}
+        parent = out.get(path[:-1])
+        if parent is not None:
+            out[path[:-1]] = msgspec.structs.replace(
+                parent,
+                keys=tuple(k for k in parent.keys if k != path[-1]),
+                values={k: v for k, v in parent.values.items() if k != path[-1]},
+            )
+    return out
+
+
+def _complete(groups: dict[Path, Group], specs: Mapping[Path, LeafSpec], url: str) -> dict[Path, Group]:
+    """Fill in what a foreign writer left out: groups, key order, batch sizes. Refuse what contradicts the data."""
+    foreign = not groups
+    children: dict[Path, dict[str, None]] = {path: {} for path in groups}
+    parts: set[Path] = set()
+    for path, group in groups.items():
+        for key, envelope in group.values.items():
+            check_leaves((*path, key), envelope, specs, group.batch_size or (), url)
+            parts.update(value_leaves((*path, key), envelope))
+    for path in specs:
+        if path in groups:
+            raise CorruptStoreError(f"{path_text(path)} of {url} is a leaf and a group", url=url)
+        for i in range(len(path) if path not in parts else 0):
+            children.setdefault(path[:i], {})[path[i]] = None
+            groups.setdefault(path[:i], Group())
+    groups.setdefault((), Group())
+    children.setdefault((), {})
+    for path in groups:
+        if path:
+            children[path[:-1]][path[-1]] = None
+    for path in sorted(groups, key=len, reverse=True):
+        group = groups[path]
+        have = [*children[path], *(k for k in group.values if k not in children[path])]
+        there = set(have)
+        if not foreign:
+            lost = [k for k in group.keys if k not in there]
+            if lost:
+                raise CorruptStoreError(
+                    f"{path_text((*path, lost[0]))} is in the header of {url}, but its data is missing", url=url
+                )
+        keys = dict.fromkeys(k for k in group.keys if k in there)
+        keys.update(dict.fromkeys(have))
+        below = [specs[(*path, k)].shape for k in keys if (*path, k) in specs]
+        batch = group.batch_size
+        if batch is None:
+            below += [groups[(*path, k)].batch_size or () for k in keys if (*path, k) in groups]
+            below += [specs[column_leaves((*path, k))[0]].shape[:-1] for k, v in group.values.items() if is_column(v)]
+            batch = tuple(common_prefix(below))
+        for key in keys:
+            spec = specs.get((*path, key))
+            if spec is not None and spec.shape[: len(batch)] != batch:
+                raise CorruptStoreError(
+                    f"{path_text((*path, key))} of {url} has shape {list(spec.shape)}, "
+                    f"which does not start with its group's batch size {list(batch)}",
+                    url=url,
+                )
+            inner = groups.get((*path, key))
+            if inner is None or inner.batch_size is None or inner.kind == STACK_KIND:
+                continue  # the elements of a lazy stack tell its batch size
+            if inner.batch_size[: len(batch)] != batch:
+                raise CorruptStoreError(
+                    f"the group {path_text((*path, key))} of {url} has the batch size {list(inner.batch_size)}, "
+                    f"which does not start with that of its parent, {list(batch)}",
+                    url=url,
+                )
+        groups[path] = msgspec.structs.replace(group, keys=tuple(keys), batch_size=batch)
+    return {path: groups[path] for path in sorted(groups, key=len)}

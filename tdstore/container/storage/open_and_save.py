@@ -1,0 +1,222 @@
+"""From an open store to a container, and from a container to a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from tdstore.container.core.container import GROUP, LEAF, Container
+from tdstore.container.core.locks import HOME, MAPPED, READONLY, SHARED, THROUGH
+from tdstore.container.core.tensorclasses import dressed, redressed, undressed
+from tdstore.container.storage.describe import STACK_KIND, describe, let_go
+from tdstore.container.storage.handle import StoreHandle
+from tdstore.errors import CorruptStoreError, KeyNotFoundError, NotAGroupError, OptionError
+from tdstore.header import Group, Header
+from tdstore.index.tracing import fake_mode
+from tdstore.io.blocks import BLOCK_BYTES, leaf_batches
+from tdstore.io.opening import Location, Storage, find_backend, open_store
+from tdstore.io.progress import Progress
+from tdstore.keys import unravel
+from tdstore.store import Cap, Store
+from tdstore.types import LeafSpec, Mode, Path, Write, path_text
+
+
+def over(handle: StoreHandle, path: Path = (), flags: int = 0) -> Any:
+    """The container over an open store: live tensors where the store can give them.
+
+    `flags` are added to those that say what the store is, for tensors that other processes could see.
+    """
+    if handle.kind(path) != GROUP:
+        raise KeyNotFoundError(f"no TensorDict {path_text(path)} in {handle.store.url}")
+    if Cap.VIEW not in handle.store.caps:
+        return stored(handle, path)
+    own = _flags(handle)
+    return _resident(handle, path, own | flags if own else 0)
+
+
+def _flags(handle: StoreHandle) -> int:
+    caps = handle.store.caps
+    if Cap.PERSISTENT in caps:
+        flags = HOME | MAPPED
+    elif Cap.SHARED in caps:
+        flags = HOME | SHARED
+    else:
+        return 0  # tensors of this process: nothing can open the store again
+    return flags if handle.store.writable else flags | READONLY
+
+
+def stored(handle: StoreHandle, path: Path, device: torch.device | None = None) -> Any:
+    """The container over a group of a store whose leaves are not live tensors."""
+    if handle.groups[path].kind == STACK_KIND:
+        return _stack(handle, path, 0, lambda below: stored(handle, below, device))
+    return dressed(handle, path, Container._stored_class._over(handle, path, device=device))
+
+
+def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path], Any]) -> Any:
+    """The lazy stack that a group is, its elements made by `element`."""
+    extra = handle.groups[path].extra
+    dim, count, name, hollow = (extra.get(k) for k in ("stack_dim", "count", "name", "batch_size"))
+    if count is None:  # another writer's
+        count = len(handle.groups[path].keys)
+    paths = [(*path, str(i)) for i in range(count)] if isinstance(count, int) and count <= len(handle.groups) else []
+    lost = [p for p in paths if handle.kind(p) != GROUP]
+    made = [] if lost else [element(p) for p in paths]
+    sound = hollow is None or (isinstance(hollow, list) and all(type(n) is int and 0 <= n < 2**62 for n in hollow))
+    ndims = {len(td.batch_size) for td in made} or {len(hollow or ()) if sound else -1}
+    sound = sound and isinstance(name, (str, type(None)))
+    sound = sound and isinstance(dim, int) and len(ndims) == 1 and 0 <= dim <= min(ndims)
+    if lost or not sound or len(paths) != count:
+        raise CorruptStoreError(
+            f"the lazy stack {path_text(path)} of {handle.store.url} is not what its header says: {str(extra)[:200]}",
+            url=handle.store.url,
+        )
+    cls, bare = undressed(made)
+    td = redressed(cls, Container._stack_class._of(bare, dim, name, hollow or ()))
+    above = handle.groups[path[:-1]] if path else None
+    lead = tuple(above.batch_size or ()) if above is not None and above.kind != STACK_KIND else ()
+    if tuple(td.batch_size[: len(lead)]) != lead:
+        raise CorruptStoreError(
+            f"the lazy stack {path_text(path)} of {handle.store.url} has the batch size {list(td.batch_size)}, "
+            f"which does not start with that of its parent, {list(lead)}",
+            url=handle.store.url,
+        )
+    td._state, td._home = flags, (handle, path) if flags or Cap.VIEW not in handle.store.caps else None
+    return td
+
+
+def _resident(handle: StoreHandle, path: Path, flags: int) -> Any:
+    group = handle.groups[path]
+    if group.kind == STACK_KIND:
+        return _stack(handle, path, flags, lambda below: _resident(handle, below, flags))
+    data: dict[str, Any] = {}
+    view = _viewer(handle)
+    for key in group.keys:
+        data[key] = entry(handle, (*path, key), flags, view)
+    # What is mapped is on the CPU, whatever was told of where it came from.
+    device = _device_of(handle.store) if flags & MAPPED or group.device is not None else None
+    td = Container._resident_class._new(data, torch.Size(group.batch_size or ()), device, group.names, flags)
+    td._home = (handle, path) if flags else None
+    return dressed(handle, path, td)
+
+
+def entry(handle: StoreHandle, path: Path, flags: int, view: Any = None) -> Any:
+    """One entry of a resident store as its TensorDict holds it."""
+    kind = handle.kind(path)
+    if kind == LEAF and (nested := handle.nested(path)) is not None:
+        return nested.viewed()
+    if kind == LEAF:
+        return (view or handle.store.view)(path)
+    return _resident(handle, path, flags) if kind == GROUP else handle.value(path)
+
+
+def _viewer(handle: StoreHandle) -> Any:
+    if not fake_mode():
+        return handle.store.view
+    # Under FakeTensorMode a leaf has a shape and a dtype, and no file is mapped.
+    return lambda path: torch.empty(handle.specs[path].shape, dtype=handle.specs[path].dtype)
+
+
+def _real_tensors() -> AbstractContextManager[Any]:
+    """Stores deal in real tensors, whatever mode the caller is in."""
+    return torch.utils._python_dispatch._disable_current_modes() if fake_mode() else nullcontext()
+
+
+def _device_of(store: Store) -> torch.device:
+    return torch.device(getattr(store, "device", "cpu") if Cap.DIRECT_DEVICE in store.caps else "cpu")
+
+
+def _check_device(store: Store, wanted: Any) -> None:
+    if Cap.VIEW in store.caps and wanted is not None and torch.device(wanted).type != _device_of(store).type:
+        raise OptionError(
+            f"{store.url}: entries live on {_device_of(store)}, where they are stored, and not on {wanted}",
+            url=store.url,
+            hint="leave out device=, and td.to(device) copies them there",
+        )
+
+
+def _subpath(subpath: Any, handle: StoreHandle) -> Path:
+    """The path of a group: a key, or a string of names with slashes between them."""
+    path = unravel(subpath) if not isinstance(subpath, str) else (subpath,)
+    if handle.kind(path) != GROUP and isinstance(subpath, str):
+        path = tuple(subpath.split("/"))
+    if handle.kind(path) != GROUP:
+        handle.close()
+        raise NotAGroupError(f"no TensorDict {path_text(path)} in {handle.store.url}")
+    return path
+
+
+def open_container(
+    location: Location = None, *, storage: Storage = None, mode: Mode = "r", subpath: Any = None, **options: Any
+) -> Any:
+    """Open what is stored at a location. See `tdstore.open`."""
+    with _real_tensors():
+        handle = StoreHandle.open(location, storage=storage, mode=mode, **options)
+    if mode in ("w", "x", "a") and not handle.store.load_header():
+        handle.commit(handle.groups)
+    path = () if subpath is None else _subpath(subpath, handle)
+    td = over(handle, path, THROUGH if handle.store.writable else 0)
+    td._undo = "close"
+    return td
+
+
+def allocate(
+    groups: Mapping[Path, Group],
+    specs: Mapping[Path, LeafSpec],
+    location: Location,
+    storage: Storage,
+    mode: Mode,
+    options: dict[str, Any],
+    writes: Sequence[Write] = (),
+    device: Any = None,
+) -> StoreHandle:
+    """A new store with leaves that read as their fill value but for `writes`, and a header; all or nothing.
+
+    Raises:
+        OptionError: its leaves are live tensors, and not on that `device`.
+    """
+    backend, text = find_backend(location, storage, mode)
+    store, backend = open_store(text, storage=backend, mode=mode, **options)
+    try:
+        _check_device(store, device)
+        store.create(specs)
+        if writes:
+            store.write(writes)
+        store.save_header(Header(groups))
+        return StoreHandle(store, backend, text, mode, options)
+    except BaseException:
+        store.close()
+        raise
+
+
+def write(
+    td: Any, location: Location, storage: Storage, mode: Mode, options: dict[str, Any], progress: bool = False
+) -> StoreHandle:
+    """Save a container as a new dataset: wholly there, or the old one untouched."""
+    groups, specs = describe(td)
+    for key, chosen in (options.pop("leaf_options", None) or {}).items():
+        leaf = unravel(key)
+        if leaf not in specs:
+            raise KeyNotFoundError(f"leaf_options name {path_text(leaf)}, which is not a tensor of what is saved")
+        specs[leaf] = specs[leaf].replace(**chosen)
+    backend, text = find_backend(location, storage, mode)
+    store, backend = open_store(text, storage=backend, mode=mode, **options)
+    try:
+        store.create(specs)
+        limit = BLOCK_BYTES
+        if Cap.PARTIAL_WRITE not in store.caps:
+            limit = max([limit, *(s.nbytes for s in specs.values())])
+        with Progress(sum(s.nbytes for s in specs.values()), "save", progress) as bar:
+            for batch in leaf_batches(specs, limit):
+                values = td._read_pieces(batch)
+                store.write([Write(path, index, value) for (path, index), value in zip(batch, values, strict=True)])
+                bar.advance(sum(v.nbytes for v in values))
+        store.save_header(Header(groups))
+        return StoreHandle(store, backend, text, mode, options)
+    except BaseException:
+        store.close()
+        raise
+    finally:
+        let_go(td)

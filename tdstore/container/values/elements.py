@@ -1,0 +1,114 @@
+"""Single values: copies of what can change, and writes that reach the stack that a value was taken from."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any
+
+import torch
+
+from tdstore.container.values.lazy_gather import Taken, repeats
+from tdstore.errors import UnsupportedError
+
+_UNCHANGING = {
+    *(type(None), bool, int, float, complex, str, bytes, range, type, type(Ellipsis)),
+    *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType),
+    *(torch.Size, torch.dtype, torch.device, torch.layout),
+}
+
+
+def unchanging(values: Iterable[Any]) -> bool:
+    """Whether the types of all values say that none of them can be changed in place."""
+    return _UNCHANGING.issuperset(map(type, values))
+
+
+def copied(value: Any) -> Any:
+    """A deep copy of a value; what has none, such as a lock or an open file, is the object itself."""
+    if type(value) in _UNCHANGING or isinstance(value, (type, Enum)) or torch.compiler.is_compiling():
+        return value
+    try:
+        return copy.deepcopy(value)
+    except TypeError:  # what deepcopy and pickle raise for objects that belong to one place or process
+        return value
+
+
+class Element:
+    """Writes into an entry of one value. One that was taken out of a stack writes into the stack, too."""
+
+    __slots__ = ()
+
+    @property
+    def data(self: Any) -> Any:
+        """The value. Setting it in an element of a stack, `stack[0].data = "x"`, writes the stack."""
+        return self._data
+
+    @data.setter
+    def data(self: Any, value: Any) -> None:
+        self._data = value
+        if (source := getattr(self, "_source", None)) is None:
+            return
+        stack, at = source
+        if not repeats(stack.positions()):
+            stack._taken(at.reshape(1)).put(slice(None), self)
+
+    def update(self: Any, other: Any, inplace: bool = False, **kwargs: Any) -> Any:
+        """Take over the value of another."""
+        self.data = other.data if isinstance(other, Element) else other
+        return self
+
+    update_ = update
+
+    def __setitem__(self: Any, index: Any, value: Any) -> None:
+        chosen = torch.empty(()).expand(self.batch_size)[index].numel()
+        found = value.flat() if hasattr(value, "flat") else [value]
+        if not chosen or not found:
+            return
+        if self.batch_size and not all(self.same(type(self)(v, self.batch_size)) for v in found):
+            raise UnsupportedError(
+                "one value for a whole batch cannot differ by rows",
+                hint="maybe_to_stack() gives one value per row; in a TensorDict, write td[rows] = TensorDict(...)",
+            )
+        self.data = found[0]
+
+    def way_back(self: Any, index: Any) -> Callable[[], None] | None:
+        """What gives a value of a stack back to the stack; None for one that is in no stack."""
+        return functools.partial(setattr, self, "data", self._data) if hasattr(self, "_source") else None
+
+    def own_values(self: Any) -> Any:
+        """With a copy of a value that can be changed."""
+        made = self.for_batch(self.batch_size)
+        made._data = copied(self._data)
+        return made
+
+    def __getstate__(self: Any) -> Any:
+        return None, {"data": self._data, "batch_size": self.batch_size}
+
+    def __copy__(self: Any) -> Any:
+        return self.for_batch(self.batch_size)
+
+
+class Elements:
+    """What a stack answers about the entries along its first dimension."""
+
+    __slots__ = ()
+
+    stack_dim: int = 0
+    """Always the first: a stack along another dimension has its values in another order."""
+
+    @property
+    def tensordicts(self: Any) -> list[Any]:
+        """The entries along the first dimension; writes into them are writes here."""
+        return list(self.unbind(0))
+
+    def own_values(self: Any) -> Any:
+        """With copies of those values that can be changed."""
+        made = self.apart()
+        if type(made._pool) not in (list, Taken) or torch.compiler.is_compiling() or unchanging(made.flat()):
+            return made  # values in a buffer are decoded anew by each that reads them
+        made = made.own()
+        made._pool[:] = map(copied, made._pool)
+        return made

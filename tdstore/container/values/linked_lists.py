@@ -1,0 +1,68 @@
+"""What `td[key]` gives for a value per row: lists that write through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tdstore.container.values.nested_lists import levels_of
+
+if TYPE_CHECKING:
+    from tdstore.container.values.nontensor import NonTensor, NonTensorStack
+
+
+class LinkedList(list[Any]):
+    """The values of a stack, as nested lists: an element that is set is set in the stack, too."""
+
+    _stack: NonTensorStack
+    _place: tuple[int, ...]
+    _home: tuple[Any, str] | None
+
+    @classmethod
+    def over(cls, stack: NonTensorStack, home: tuple[Any, str] | None = None) -> LinkedList:
+        """The values of a stack; `home` is the container that it was read from, and the key, if it is a copy."""
+        return cls._part(stack, home, stack.tolist(), ())
+
+    @classmethod
+    def _part(cls, stack: NonTensorStack, home: Any, values: list[Any], place: tuple[int, ...]) -> LinkedList:
+        if stack.ndim > len(place) + 1:
+            values = [cls._part(stack, home, part, (*place, i)) for i, part in enumerate(values)]
+        made = cls(values)
+        made._stack, made._home, made._place = stack, home, place
+        return made
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if not hasattr(self, "_stack"):
+            super().__setitem__(index, value)
+            return
+        at = (*self._place, index)
+        whole = isinstance(index, slice)
+        levels = self._stack.ndim - len(at) + whole  # of lists in what is set
+        if whole or (levels and isinstance(value, list)):
+            self._put(at, self._stack.from_list(value := list(value), levels_of(value, levels)))
+        else:
+            self._put(at, self._stack.one(value))
+        if levels > whole:  # the lists below are new ones
+            values = self._stack.tolist()
+            for i in self._place:
+                values = values[i]
+            super().__setitem__(slice(None), self._part(self._stack, self._home, values, self._place))
+        else:
+            super().__setitem__(index, value)
+
+    def _put(self, at: tuple[Any, ...], part: NonTensor) -> None:
+        if self._home is None:
+            self._stack[at] = part
+            return
+        td, key = self._home
+        if len(at) <= td.batch_dims:
+            td[at] = {key: part}
+        else:  # the value has rows of its own below those of the batch
+            self._stack[at] = part
+            td.set_(key, self._stack)
+        self._stack = td.get(key)
+
+    def __repr__(self) -> str:
+        return f"LinkedList({super().__repr__()})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)

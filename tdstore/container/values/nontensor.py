@@ -1,0 +1,597 @@
+"""Entries that are not tensors: one value for the whole batch, or one per position.
+
+Both answer to the shape operations of a batch through a tensor of positions, so that whatever
+torch can do to a shape works here too, and nothing is written twice. What is a view of a tensor is
+a view here, and what is a copy is a copy: rows written through a slice are seen by all who share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.values import typed_metadata
+from tdstore.container.values.codecs import to_plain
+from tdstore.container.values.elements import Element, Elements
+from tdstore.container.values.equality import alike, equal
+from tdstore.container.values.lazy_gather import MANY, Lent, Taken, counted, repeats
+from tdstore.container.values.linked_lists import LinkedList
+from tdstore.container.values.methods import ValueMethods
+from tdstore.container.values.nested_lists import as_text, levels, nested, stack_text
+from tdstore.container.values.shapes import ValueShapes
+from tdstore.errors import BatchSizeError, DimensionError
+from tdstore.index.shapes import as_dim, as_size
+from tdstore.ops.rearrange import Padding
+from tdstore.settings import capture_non_tensor_stack
+
+
+class NonTensor(ValueShapes):
+    """Base of all kinds. `batch_size` is that of the TensorDict that holds it."""
+
+    __slots__ = ()
+    batch_size: torch.Size
+    device: torch.device | None = None
+    _container: ClassVar[Any]
+    """`TensorDict`, which stands above this module."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Alias of `batch_size`."""
+        return self.batch_size
+
+    @property
+    def ndim(self) -> int:
+        """Number of batch dimensions."""
+        return len(self.batch_size)
+
+    batch_dims = ndim
+
+    def dim(self) -> int:
+        """Number of batch dimensions."""
+        return len(self.batch_size)
+
+    def numel(self) -> int:
+        """Number of batch positions."""
+        return self.batch_size.numel()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        joined = {torch.stack: torch.stack, torch.cat: torch.cat, torch.concat: torch.cat}.get(func)
+        if joined is not None:
+            return _joined(joined, *args, **(kwargs or {}))
+        if func in (torch.eq, torch.ne, Tensor.eq, Tensor.ne) and len(args) == 2:
+            mine, theirs = args if isinstance(args[0], NonTensor) else args[::-1]
+            return mine._compared(theirs, equal=func in (torch.eq, Tensor.eq))
+        if func is torch.where and len(args) == 3 and isinstance(args[1], NonTensor):
+            return args[1].where(args[0], args[2])
+        if args and isinstance(args[0], NonTensor) and callable(method := getattr(args[0], func.__name__, None)):
+            return method(*args[1:], **(kwargs or {}))
+        return NotImplemented
+
+    # -- values ------------------------------------------------------------------------------
+    def plain(self) -> Any:
+        """What `td[key]` gives: the value, or nested lists of values."""
+        raise NotImplementedError
+
+    def tolist(self) -> Any:
+        """Nested lists of values, one level per batch dimension."""
+        return nested(self.flat(), self.batch_size)
+
+    def to_dict(self) -> Any:
+        """As `plain`."""
+        return self.plain()
+
+    def flat(self) -> list[Any]:
+        """The values of all positions in C order."""
+        raise NotImplementedError
+
+    def positions(self) -> Tensor:
+        """An int64 tensor of the batch's shape: where it is equal, one value is shown at several positions."""
+        return torch.zeros((), dtype=torch.int64).expand(self.batch_size)
+
+    def to_json(self) -> dict[str, Any]:
+        """The envelope that a header keeps; `TypeError` for a value that is not plain data."""
+        raise NotImplementedError
+
+    def lies_in(self, handle: Any, path: tuple[str, ...]) -> bool:
+        """Whether what is written into this entry is in a store already."""
+        return False
+
+    def same(self, other: object) -> bool:
+        """Whether both hold equal values at every position."""
+        if not isinstance(other, NonTensor) or self.batch_size != other.batch_size:
+            return False
+        try:
+            return bool(self.tolist() == other.tolist())
+        except (TypeError, ValueError, RuntimeError):
+            return False  # values that cannot be compared as a whole, such as arrays
+
+    def equal_values(self, other: object) -> Tensor:
+        """A bool tensor of the batch: where both hold equal values."""
+        if isinstance(other, NonTensor):
+            if other.batch_size != self.batch_size:
+                raise BatchSizeError(f"cannot compare batches of {list(self.batch_size)} and {list(other.batch_size)}")
+            pairs = zip(self.flat(), other.flat(), strict=True)
+        else:
+            pairs = zip(self.flat(), [other] * self.numel(), strict=True)
+        return torch.tensor([alike(a, b) for a, b in pairs], dtype=torch.bool).reshape(self.batch_size)
+
+    def __eq__(self, other: object) -> Any:
+        return self._compared(other, equal=True)
+
+    def __ne__(self, other: object) -> Any:
+        return self._compared(other, equal=False)
+
+    def _compared(self, other: object, *, equal: bool) -> Any:
+        """With an entry a bool tensor; with numbers and tensors, as in a TensorDict, an empty one of the batch."""
+        if isinstance(other, NonTensor):
+            wide = torch.broadcast_shapes(self.batch_size, other.batch_size)
+            found = self.expand(wide).equal_values(other.expand(wide))
+            return found if equal else ~found
+        if isinstance(other, (bool, int, float, complex, Tensor, np.ndarray, np.generic)):
+            return self._container(batch_size=self.batch_size)
+        return not equal
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def written(self, index: Any, part: NonTensor) -> NonTensor:
+        """Write an entry at an index: this entry where it can take it, else a new one."""
+        raise NotImplementedError
+
+    # -- shapes ------------------------------------------------------------------------------
+    def joined(self, parts: Sequence[NonTensor], fn: Callable[[list[Tensor]], Tensor]) -> NonTensor | None:
+        """All parts (of which this is the first) as one entry, if their kind has a way of its own."""
+        return None
+
+    def for_batch(self, batch_size: torch.Size) -> NonTensor | None:
+        """The entry for any other batch, if it holds one value for all."""
+        return None
+
+    def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensor:
+        """Apply a shape operation, given as a function on a tensor of the batch's shape."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: Any) -> NonTensor:
+        if not self.batch_size and isinstance(index, (int, slice)):
+            raise DimensionError(f"an entry without batch dimensions cannot be indexed with {index!r}")
+        return self.move(lambda t: t[index])
+
+    def rows(self, rows: Tensor) -> NonTensor:
+        """Rows of the first dimension, in range, as an entry of its own."""
+        return self.move(lambda t: t[rows])
+
+    def clone(self, recurse: bool = True) -> NonTensor:
+        """A copy, of the values too; with `recurse=False`, of what is around the same values."""
+        return self.own_values() if recurse else self.move(lambda t: t[...])
+
+    def own_values(self) -> NonTensor:
+        """As `apart`, with copies of those values that can be changed."""
+        return self.apart()
+
+    def apart(self) -> NonTensor:
+        """An entry for a TensorDict with leaves of its own: rows written in one are not seen in the other."""
+        return self
+
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> NonTensor:
+        """The entry itself."""
+        return self
+
+    def where(self, condition: Tensor, other: Any, *, out: Any = None, pad: Any = None) -> Any:
+        """The values of this entry where `condition` is true, those of `other` elsewhere; `out` takes them."""
+        theirs = other if isinstance(other, NonTensor) else NonTensorData(other)
+        wide = torch.broadcast_shapes(condition.shape, self.batch_size, theirs.batch_size)
+        chosen = condition.expand(wide).flatten().tolist()
+        rows = zip(chosen, self.expand(wide).flat(), theirs.expand(wide).flat(), strict=True)
+        values = [mine if here else yours for here, mine, yours in rows]
+        at = torch.arange(len(values)).reshape(wide)
+        made = NonTensorStack._make(values, at) if wide else NonTensorData(values[0])
+        return made if out is None else out.update(made)
+
+    def to(self, *args: Any, **kwargs: Any) -> NonTensor:
+        """The entry itself: values have no device."""
+        return self
+
+    def maybe_to_stack(self) -> NonTensor:
+        """One value per position, so that rows can differ; without batch dimensions, the entry itself."""
+        return self
+
+    @classmethod
+    def from_list(cls, non_tensors: list[Any]) -> NonTensor:
+        """One value per position, from nested lists; as many levels as there are lists of one length."""
+        return NonTensorStack.from_list(non_tensors)
+
+    @staticmethod
+    def is_non_tensor() -> bool:
+        """True."""
+        return True
+
+
+class NonTensorData(Element, NonTensor, ValueMethods):
+    """One value for the whole batch.
+
+    Example:
+        >>> NonTensorData("hello", batch_size=[3]).data
+        'hello'
+        >>> NonTensorData("hello", batch_size=[3]).tolist()
+        ['hello', 'hello', 'hello']
+    """
+
+    __slots__ = ("_data", "_names", "_source", "batch_size")
+    _source: tuple[NonTensorStack, Tensor]
+    _stays = False
+    """Whether equal values stay one value when they are stacked."""
+
+    def __init__(self, data: Any, batch_size: Any = None, device: object = None, names: Any = None) -> None:
+        self._data = data.data if isinstance(data, NonTensorData) else list(data) if type(data) is LinkedList else data
+        self.batch_size = as_size(batch_size)
+        self._names: tuple[str | None, ...] | None = None if names is None else tuple(names)
+
+    def plain(self) -> Any:
+        """The value itself."""
+        return self._data
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the value, which is a function."""
+        return self.data(*args, **kwargs)
+
+    def flat(self) -> list[Any]:
+        return [self.data] * self.numel()
+
+    def same(self, other: object) -> bool:
+        if isinstance(other, NonTensorData):
+            return self.batch_size == other.batch_size and equal(self.data, other.data)
+        return super().same(other)
+
+    def tolist(self) -> Any:
+        """Nested lists of the value, one level per batch dimension; without any, the value itself."""
+        return super().tolist() if self.batch_size else self.data
+
+    def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensorData:
+        """The same value for the new batch."""
+        return self.for_batch(fn(torch.empty(()).expand(self.batch_size)).shape)
+
+    def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
+        """The same value for each new batch."""
+        return [self.for_batch(part.shape) for part in fn(torch.empty(()).expand(self.batch_size))]
+
+    def maybe_to_stack(self) -> NonTensor:
+        return NonTensorStack.from_nontensordata(self)
+
+    def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> NonTensor:
+        """One value per position, and None where the batch is padded, as `TensorDict.pad`.
+
+        Raises:
+            BatchSizeError: `inplace`: a stack is another object.
+        """
+        if inplace:
+            raise BatchSizeError("pad of a NonTensorData gives a NonTensorStack: it cannot be done in place")
+        found = [self.data] * self.numel()
+        return NonTensorStack._make(*Padding.of(self.batch_size, pad_size, value).of_values(found, self.batch_size))
+
+    def for_batch(self, batch_size: torch.Size) -> NonTensorData:
+        return type(self)(self.data, batch_size)
+
+    def written(self, index: Any, part: NonTensor) -> NonTensor:
+        if isinstance(part, NonTensorData) and equal(self.data, part.data):
+            return self
+        made = self.maybe_to_stack()
+        return made.written(index, part) if made is not self else NonTensorData(part.flat()[0])
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"data": value}`."""
+        return {"data": to_plain(self.data), **({"meta": True} if self._stays else {})}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(data={self.data}, batch_size={self.batch_size}, device=None)"
+
+
+class MetaData(NonTensorData):
+    """One value that describes the batch as a whole: stacks of equal ones stay one value.
+
+    `MetaData[int]` is a subclass that takes values of that type only.
+
+    Raises:
+        TypeError: the value is of another type than the class says.
+
+    Example:
+        >>> torch.stack([MetaData("v1"), MetaData("v1")])
+        MetaData(data=v1, batch_size=torch.Size([2]), device=None)
+        >>> isinstance(MetaData[int](3), MetaData[int])
+        True
+    """
+
+    __slots__ = ()
+    _stays = True
+    _kind: ClassVar[tuple[Any] | None] = None
+    """The type of the values, where the class has one."""
+
+    def __init__(self, data: Any, batch_size: Any = None, device: object = None, names: object = None) -> None:
+        super().__init__(data, batch_size)
+        if self._kind is not None:
+            typed_metadata.check(type(self), self.data)
+
+    def __class_getitem__(cls, kind: Any) -> Any:
+        return typed_metadata.class_for(cls, kind)
+
+    @classmethod
+    def _unchecked(cls, data: Any, batch_size: torch.Size) -> Self:
+        made = cls.__new__(cls)
+        made._data, made.batch_size = data, batch_size
+        return made
+
+    def for_batch(self, batch_size: torch.Size) -> MetaData:
+        return self._unchecked(self.data, batch_size)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return super().__reduce_ex__(protocol) if self._kind is None else typed_metadata.reduced(self)
+
+
+SHOWN = 100
+"""A repr lists at most so many values."""
+
+
+class NonTensorStack(Elements, NonTensor, ValueMethods):
+    """One value per batch position.
+
+    Args:
+        *values: one per row, or nested lists of them as `from_list` takes.
+        batch_size: is compared with that of the values.
+
+    Example:
+        >>> stack = NonTensorStack("a", "b")
+        >>> stack[1].data
+        'b'
+        >>> stack[1] = "c"
+        >>> stack.tolist()
+        ['a', 'c']
+    """
+
+    __slots__ = ("_at", "_held", "_lent", "_names", "_pool")
+    _lent: Lent | None
+    _names: tuple[str | None, ...] | None
+    _held: dict[str, Tensor] | None
+
+    def __init__(
+        self, *values: Any, stack_dim: int = 0, batch_size: Any = None, device: object = None, names: object = None
+    ) -> None:
+        rows = [v if isinstance(v, NonTensor) else NonTensorData(v) for v in values]
+        made = merge(rows, lambda parts: torch.stack(parts, stack_dim)) if rows else None
+        self._pool: Any = made._pool if isinstance(made, NonTensorStack) else []
+        self._at: Tensor = made._at if isinstance(made, NonTensorStack) else torch.arange(0)
+        self._lent = made._lent if isinstance(made, NonTensorStack) else None
+        self._held = None
+        if batch_size is not None and as_size(batch_size) != self._at.shape:
+            raise BatchSizeError(f"batch_size={list(as_size(batch_size))} for a stack of {list(self._at.shape)}")
+
+    @classmethod
+    def _make(cls, pool: Any, at: Tensor, lent: Lent | None = None) -> Self:
+        stack = cls.__new__(cls)
+        if lent is None and type(pool) in (list, Taken) and not torch.compiler.is_compiling():
+            lent = Lent()
+        stack._pool, stack._at, stack._held, stack._lent = pool, at, None, lent
+        return stack
+
+    @classmethod
+    def from_list(cls, non_tensors: list[Any], ndim: int | None = None) -> NonTensorStack:
+        """From nested lists; `ndim` levels of them, or as many as there are lists of one length."""
+        shape, pool = levels(non_tensors, ndim)
+        pool = [v.data if isinstance(v, NonTensorData) else v for v in pool]
+        return NonTensorStack._make(pool, torch.arange(len(pool)).reshape(shape))
+
+    @classmethod
+    def from_nontensordata(cls, non_tensor: NonTensorData) -> NonTensor:
+        """One copy of the reference per position; without batch dimensions, the entry itself."""
+        if not non_tensor.batch_size:
+            return non_tensor
+        n = non_tensor.numel()
+        return NonTensorStack._make([non_tensor.data] * n, torch.arange(n).reshape(non_tensor.batch_size))
+
+    @staticmethod
+    def one(value: Any) -> NonTensorData:
+        """An entry of one value."""
+        return NonTensorData(value)
+
+    @property
+    def batch_size(self) -> torch.Size:  # type: ignore[override]
+        """Shape of the batch."""
+        return self._at.shape
+
+    @property
+    def data(self) -> Any:
+        """The values, as `tolist`."""
+        return self.tolist()
+
+    def plain(self) -> Any:
+        """As `tolist`; writing an element of the list (`td[key][0] = "x"`) writes it here."""
+        return LinkedList.over(self)
+
+    def positions(self) -> Tensor:
+        return self._at
+
+    def flat(self) -> list[Any]:
+        pool = self._pool
+        values = pool.values() if type(pool) is Taken else pool
+        return list(map(values.__getitem__, self._at.flatten().tolist()))
+
+    # -- shapes ------------------------------------------------------------------------------
+    def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensor:
+        """The values where the operation puts them; None where it makes new rows."""
+        if isinstance(fn, Padding):
+            return NonTensorStack._make(*fn.of_values(self.flat(), self.batch_size))
+        return self._taken(fn(self._at))
+
+    def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
+        """The values where the operation puts them."""
+        return [self._taken(at) for at in fn(self._at)]
+
+    def _taken(self, at: Tensor) -> NonTensor:
+        if not at.ndim:
+            made = NonTensorData(self._one(at))
+            if not torch.compiler.is_compiling():
+                made._source = (self, at)
+            return made
+        return self._make(self._pool, at, self._lent) if self._shares(at) else self._copied(at)
+
+    def _one(self, at: Tensor) -> Any:
+        return self._pool[int(at)]
+
+    def rows(self, rows: Tensor) -> NonTensor:
+        return self._copied(self._at.index_select(0, rows))
+
+    def _shares(self, at: Tensor) -> bool:
+        """Whether positions are a view of these, as torch decides for tensors."""
+        if torch.compiler.is_compiling():
+            return False
+        return at.untyped_storage().data_ptr() == self._at.untyped_storage().data_ptr()
+
+    def _copied(self, at: Tensor) -> NonTensor:
+        pool = self._pool
+        if torch.compiler.is_compiling():
+            return NonTensorStack._make(list(pool), at)  # what the positions are is known when it runs
+        if type(pool) is Taken:
+            pool = pool.values()
+        flat = at.flatten()
+        if self._lent is not None and len(flat) >= MANY and type(pool) is list:
+            values: Any = self._lent.take(pool, flat)
+        else:
+            values = list(map(pool.__getitem__, flat.tolist()))
+        positions = counted(len(values))
+        return NonTensorStack._make(values, positions if at.ndim == 1 else positions.reshape(at.shape))
+
+    def apart(self) -> NonTensor:
+        at = self._at
+        if isinstance(self._pool, list) and len(self._pool) <= 2 * at.numel() and not repeats(at):
+            return self._make(list(self._pool), at.clone())
+        return self._copied(at.clone())
+
+    def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> NonTensor:
+        """Pad the batch with None, as `TensorDict.pad`; with `inplace`, this stack itself."""
+        made = self.move(Padding.of(self.batch_size, pad_size, value))
+        return self._become(made) if inplace else made
+
+    def _become(self, other: Any) -> Self:
+        """Take over the values and the batch of another stack."""
+        self._pool, self._at, self._lent, self._held = other._pool, other._at, other._lent, other._held
+        return self
+
+    def own(self) -> NonTensorStack:
+        """A stack of plain objects that nobody else writes into."""
+        values = self.flat()
+        return NonTensorStack._make(values, torch.arange(len(values)).reshape(self.batch_size))
+
+    # -- writing -----------------------------------------------------------------------------
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if assign(self, index, value) is not self:
+            raise RuntimeError("this stack shows one value at several positions and cannot be written: clone() it")
+
+    def update(self, other: Any, inplace: bool = False, **kwargs: Any) -> Self:
+        """Take over the values of another, position by position."""
+        self[...] = other
+        return self
+
+    update_ = update
+
+    def written(self, index: Any, part: NonTensor) -> NonTensor:
+        if self.put(index, part):
+            return self
+        made = self.own()
+        made.put(index, part)
+        return made
+
+    def put(self, index: Any, part: NonTensor) -> bool:
+        """Write `part`, broadcast, at an index of the batch; False if that cannot be done in place."""
+        if repeats(self._at):
+            return False
+        places = self._at[index]
+        values = spread_over(part, places.shape)
+        if self._lent is not None:
+            self._lent.settle()
+        for place, value in zip(places.flatten().tolist(), values, strict=True):
+            self._pool[place] = value
+        return True
+
+    # -- in a store --------------------------------------------------------------------------
+    def to_json(self) -> dict[str, Any]:
+        """`{"stack": nested lists, "dim": 0, "ndim": levels}`."""
+        values = nested([to_plain(v) for v in self.flat()], self.batch_size)
+        return {"stack": values, "dim": 0, "ndim": self._at.ndim}
+
+    def _raw(self, key: str) -> Tensor:
+        """A leaf of the two that a store keeps for many values: what `describe` made of them."""
+        if self._held is None:
+            raise KeyError(key)
+        return self._held[key]
+
+    def __copy__(self) -> Self:
+        return self._make(self._pool, self._at, self._lent)
+
+    def __getstate__(self) -> Any:
+        pool = self._pool
+        return None, {"_pool": pool.values() if type(pool) is Taken else pool, "_at": self._at, "_held": self._held}
+
+    def __setstate__(self, state: Any) -> None:
+        for name, value in state[1].items():
+            setattr(self, name, value)
+        self._lent = Lent() if type(self._pool) is list else None
+
+    def __repr__(self) -> str:
+        if self.numel() <= SHOWN:
+            return as_text(repr(self.tolist()), self.batch_size)
+        return stack_text(self[:3].flat() if self.ndim == 1 else ["..."], self.batch_size)
+
+
+def spread_over(part: NonTensor, shape: torch.Size) -> list[Any]:
+    """The values of an entry, broadcast to a shape, in C order.
+
+    Raises:
+        BatchSizeError: it does not fit.
+    """
+    if isinstance(part, NonTensorStack):
+        try:
+            return part.move(lambda t: t.expand(shape)).flat() if part.batch_size != shape else part.flat()
+        except RuntimeError:
+            raise BatchSizeError(
+                f"cannot write values of shape {list(part.batch_size)} at an index of shape {list(shape)}"
+            ) from None
+    return [part.plain()] * shape.numel()
+
+
+def _joined(fn: Any, tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> NonTensor:
+    at = as_dim(dim, tensors[0].ndim + (fn is torch.stack))
+    return merge(list(tensors), lambda parts: fn(parts, at), collapse=fn is torch.cat)
+
+
+def merge(parts: list[NonTensor], fn: Callable[[list[Tensor]], Tensor], *, collapse: bool = False) -> NonTensor:
+    """Join entries with a function on their position tensors, such as `torch.stack` or `torch.cat`.
+
+    Args:
+        collapse: give one `NonTensorData` when all parts hold one equal value, as `MetaData` always does.
+    """
+    first = parts[0]
+    if (own := first.joined(parts, fn)) is not None:
+        return own
+    if isinstance(first, NonTensorData) and all(isinstance(p, NonTensorData) for p in parts):
+        stays = all(p._stays for p in parts)  # type: ignore[attr-defined]
+        if (collapse or stays or capture_non_tensor_stack()) and all(equal(p.data, first.data) for p in parts):  # type: ignore[attr-defined]
+            return first.for_batch(fn([torch.empty(()).expand(p.batch_size) for p in parts]).shape)
+    if isinstance(first, NonTensorStack) and all(
+        isinstance(p, NonTensorStack) and p._pool is first._pool and type(p) is type(first) for p in parts
+    ):
+        return first._copied(fn([p._at for p in parts]))  # type: ignore[attr-defined]
+    values: list[Any] = []
+    at = []
+    for part in parts:
+        at.append(torch.arange(len(values), len(values) + part.numel()).reshape(part.batch_size))
+        values += part.flat()
+    return NonTensorStack._make(values, fn(at))
+
+
+def assign(target: NonTensor, index: Any, value: Any) -> NonTensor:
+    """Write `value` (an entry, or one plain value) at an index: the target where it can take it, else a new entry."""
+    return target.written(index, value if isinstance(value, NonTensor) else NonTensorData(value))

@@ -1,0 +1,1 @@
+"""Variable-length columns and nested tensors as leaves of a store."""

@@ -1,0 +1,318 @@
+"""Nested tensors as leaves of a store: the elements of all rows one after the other, and the place of each row.
+
+Below its key, a store keeps a nested tensor as
+
+* `nested.values`: of the strided layout, the elements `[total]`; of the jagged one `[total, ...]`, the ragged
+  dimension first.
+* `nested.spans`, int64 `[rows, 2]`: where each row begins and ends in the values. Rows follow one another.
+* `nested.shapes`, int64 `[rows, dims]`, of the strided layout only: the shape of each row.
+
+The envelope in the header says which: `{"nested": {"layout": "jagged", "shape": [8, -1, 3], "dim": 1}}`. The files
+of the `tensordict` package have no spans: there, the shapes tell.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.entries.nested_tensors import leaf_shape
+from tdstore.container.entries.unbatched import is_batched
+from tdstore.errors import CorruptStoreError, UnsupportedError
+from tdstore.header import NESTED_SHAPES, NESTED_SPANS, NESTED_VALUES, Group
+from tdstore.index.rows import nested_over
+from tdstore.index.selection import Selection
+from tdstore.store import Cap, Store
+from tdstore.types import LeafSpec, Path, Read, path_text
+
+VALUES, SPANS, SHAPES = NESTED_VALUES, NESTED_SPANS, NESTED_SHAPES
+PARTS = (VALUES, SPANS, SHAPES)
+LAYOUTS = {"strided": torch.strided, "jagged": torch.jagged}
+
+
+def is_nested(envelope: Any) -> bool:
+    """Whether an envelope says that the leaves below are those of a nested tensor."""
+    return isinstance(envelope, dict) and "nested" in envelope
+
+
+def nested_leaves(path: Path, envelope: Any) -> tuple[Path, ...]:
+    """The paths of the leaves of a nested tensor."""
+    return tuple((*path, name) for name in (VALUES, *_places_of(envelope["nested"])))
+
+
+def _places_of(about: Any) -> list[str]:
+    """The names of the leaves that tell where rows are."""
+    spans = isinstance(about, dict) and about.get("spans", True)
+    shapes = isinstance(about, dict) and about.get("layout") == "strided"
+    return [SPANS] * bool(spans) + [SHAPES] * shapes
+
+
+# -- taking apart ------------------------------------------------------------------------------
+def parts_of_nested(tensor: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The envelope and the leaves of a nested tensor; of one without gaps, values share its memory."""
+    tensor = tensor.detach()
+    envelope, values, ends, shapes = (_of_jagged if tensor.layout is torch.jagged else _of_strided)(tensor)
+    begins = torch.cat((ends.new_zeros(1), ends[:-1])) if len(ends) else ends
+    leaves = {VALUES: values, SPANS: torch.stack((begins, ends), 1)}
+    return {"nested": envelope}, leaves if shapes is None else {**leaves, SHAPES: shapes}
+
+
+def leaf_below(td: Any, path: Path) -> Tensor:
+    """A leaf by its path in a store, where lazy stacks have elements, and values and nested tensors have leaves."""
+    for key in path[:-1]:
+        td = td._child(key)
+    leaf: Tensor = parts_of_nested(td)[1][path[-1]] if is_batched(td) else td._raw(path[-1])
+    return leaf
+
+
+def _of_strided(tensor: Tensor) -> tuple[dict[str, Any], Tensor, Tensor, Tensor]:
+    rows = list(tensor.unbind())
+    shapes = torch.tensor([row.shape for row in rows], dtype=torch.int64).reshape(len(rows), tensor.dim() - 1)
+    sizes = shapes.prod(1)
+    ends = sizes.cumsum(0)
+    total = int(ends[-1]) if rows else 0
+    dense = tensor.is_contiguous() and rows and torch.equal(tensor._nested_tensor_storage_offsets(), ends - sizes)
+    values = tensor.values().flatten() if dense else None
+    if values is None or len(values) != total:
+        values = torch.cat([row.reshape(-1) for row in rows]) if rows else tensor.new_empty(0)
+    return {"layout": "strided", "shape": list(leaf_shape(tensor))}, values, ends, shapes
+
+
+def _of_jagged(tensor: Tensor) -> tuple[dict[str, Any], Tensor, Tensor, None]:
+    dim = ragged_dim(tensor)
+    values, offsets = tensor.values().movedim(dim - 1, 0), tensor.offsets().to("cpu", torch.int64)  # type: ignore[attr-defined]
+    if tensor.lengths() is not None or int(offsets[0]) or int(offsets[-1]) != len(values):  # type: ignore[attr-defined]
+        rows = [row.movedim(dim - 1, 0) for row in tensor.unbind()]
+        offsets = torch.tensor([0, *map(len, rows)], dtype=torch.int64).cumsum(0)
+        values = torch.cat(rows) if rows else values[:0]
+    rest = list(values.shape[1:])
+    shape = [len(offsets) - 1, *rest[: dim - 1], -1, *rest[dim - 1 :]]
+    return {"layout": "jagged", "shape": shape, "dim": dim}, values, offsets[1:], None
+
+
+def ragged_dim(tensor: Tensor) -> int:
+    """The dimension of a jagged tensor whose length differs."""
+    found: int = tensor._ragged_idx  # type: ignore[attr-defined]
+    return found
+
+
+def specs_of_nested(leaves: dict[str, Tensor]) -> dict[str, LeafSpec]:
+    """Specs for the leaves of a nested tensor."""
+    return {name: LeafSpec(leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
+
+
+def places_among(groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec]) -> list[Path]:
+    """The leaves that tell where the rows of nested tensors are."""
+    return [
+        path
+        for path in specs
+        if path[-1] in (SPANS, SHAPES) and (group := groups.get(path[:-2])) and is_nested(group.values.get(path[-2]))
+    ]
+
+
+# -- putting together --------------------------------------------------------------------------
+class Nested:
+    """A nested tensor in a store, by its header: what can be told without reading it, and its rows."""
+
+    __slots__ = ("_places_are", "_store", "dim", "dtype", "layout", "path", "rest", "rows")
+
+    def __init__(self, store: Store, path: Path, envelope: Any, values: LeafSpec) -> None:
+        about = envelope["nested"]
+        self._store, self.path = store, path
+        self.layout: torch.layout = LAYOUTS[about["layout"]]
+        self.dim: int = about.get("dim", 1)
+        self.dtype = values.dtype
+        self.rows, *self.rest = about["shape"]
+        self._places_are = _places_of(about)
+
+    def shape(self, sel: Selection) -> torch.Size:
+        """The shape of what `at` gives; -1 for what is ragged."""
+        taken = len(sel.src_shape)
+        if not self.is_row(sel):
+            return torch.Size((*sel.shape, *(self.rows, *self.rest)[taken:]))
+        sel.check_there((self.rows,))
+        first: Any = sel.by_dimension()[0]  # type: ignore[index]
+        spans, shapes = self._places_at(slice(first, first + 1))
+        own = list(self.rest) if shapes is None else shapes[0].tolist()
+        if shapes is None:
+            own[self.dim - 1] = int(spans[0, 1] - spans[0, 0])
+        return torch.Size((*sel.shape, *own[taken - 1 :]))
+
+    def is_row(self, sel: Selection) -> bool:
+        """Whether a selection leaves one row, which is a plain tensor."""
+        terms = sel.by_dimension()
+        return bool(terms) and isinstance(terms[0], int)  # type: ignore[index]
+
+    # -- whole -----------------------------------------------------------------------------------
+    def viewed(self) -> Tensor:
+        """The nested tensor whose elements are those of the store, as live as its leaves are."""
+        places = self._places([self._store.view((*self.path, name)).cpu() for name in self._places_are])
+        return self._whole(self._store.view((*self.path, VALUES)), *places)
+
+    def read(self) -> Tensor:
+        """The nested tensor, in memory."""
+        values, *rest = self._store.read([Read((*self.path, name)) for name in (VALUES, *self._places_are)])
+        return self._whole(values, *self._places(rest))
+
+    def _whole(self, values: Tensor, spans: Tensor, shapes: Tensor | None) -> Tensor:
+        begins, ends = spans.unbind(1)
+        self._check(spans, shapes, len(values))
+        dense = bool((begins[1:] == ends[:-1]).all())
+        if not dense or (len(spans) and (int(begins[0]) or int(ends[-1]) != len(values))):
+            raise self._damaged("its rows do not follow one another")
+        if shapes is None:
+            offsets = torch.cat((begins.new_zeros(1), ends)).to(values.device)
+            return torch.nested.nested_tensor_from_jagged(values.movedim(0, self.dim - 1), offsets, jagged_dim=self.dim)
+        return nested_over(values, shapes)
+
+    # -- rows ------------------------------------------------------------------------------------
+    def at(self, sel: Selection) -> Tensor:
+        """What a selection of the batch leaves of it: a nested tensor, or the one row that it names.
+
+        Raises:
+            UnsupportedError: the selection has new dimensions, or takes several together.
+        """
+        if sel.is_full:
+            return self.read()
+        sel.check_there((self.rows,))
+        terms = sel.by_dimension()
+        if terms is None:
+            raise UnsupportedError(
+                f"the nested tensor {path_text(self.path)} of {self._store.url} cannot be seen through a window with "
+                "new or zipped dimensions",
+                hint="index its rows only: td[rows]",
+            )
+        first, *further = terms
+        one = isinstance(first, int)
+        rows = self._read_rows(slice(first, first + 1) if isinstance(first, int) else first)
+        if all(isinstance(t, slice) and t == slice(0, n, 1) for t, n in zip(further, self.rest, strict=False)):
+            return rows[0] if one else self._joined(rows)
+        for d in reversed(range(len(further))):
+            rows = [row[(*(slice(None),) * d, further[d])] for row in rows]
+        return rows[0] if one else torch.nested.as_nested_tensor(rows, layout=self.layout)
+
+    def _joined(self, rows: list[Tensor]) -> Tensor:
+        if self.layout is torch.strided and rows:
+            return torch.nested.as_nested_tensor(rows, layout=torch.strided)
+        parts = [row.movedim(self.dim - 1, 0) for row in rows] if self.layout is torch.jagged else []
+        values = torch.cat(parts) if parts else self._no_values()
+        ends = torch.tensor([*map(len, parts)], dtype=torch.int64).cumsum(0)
+        spans = torch.stack((torch.cat((ends.new_zeros(1), ends))[: len(ends)], ends), 1)
+        shapes = None if self.layout is torch.jagged else torch.zeros((0, len(self.rest)), dtype=torch.int64)
+        return self._whole(values, spans, shapes)
+
+    def _no_values(self) -> Tensor:
+        rest = [*self.rest[: self.dim - 1], *self.rest[self.dim :]] if self.layout is torch.jagged else []
+        return torch.empty((0, *rest), dtype=self.dtype)
+
+    def _read_rows(self, index: slice | Tensor) -> list[Tensor]:
+        """Rows, reading their elements only: those that follow one another by one request."""
+        spans, shapes = self._places_at(index)
+        path = (*self.path, VALUES)
+        length = self._store.specs([path])[0].shape[0]
+        self._check(spans, shapes, length)
+        # A row may be asked for twice; but rows that lie over one another could make any amount of memory.
+        each = spans if isinstance(index, slice) else spans[np.unique(index.numpy(), return_index=True)[1]]
+        if int((each[:, 1] - each[:, 0]).sum()) > length:
+            raise self._damaged("its rows lie over one another")
+        pairs = sorted({(begin, end) for begin, end in spans.tolist() if begin < end})
+        runs: list[list[int]] = []
+        for begin, end in pairs:
+            if runs and begin <= runs[-1][1]:
+                runs[-1][1] = max(end, runs[-1][1])
+            else:
+                runs.append([begin, end])
+        if runs and Cap.PARTIAL_READ not in self._store.caps:
+            runs, reads = [[0, runs[-1][1]]], [Read(path)]
+        else:
+            reads = [Read(path, (slice(begin, end, 1),)) for begin, end in runs]
+        found = self._store.read(reads)
+        starts = [begin for begin, _ in runs]
+        rows = []
+        for number, (begin, end) in enumerate(spans.tolist()):
+            run = bisect.bisect_right(starts, begin) - 1
+            values = found[run][begin - starts[run] : end - starts[run]] if begin < end else self._no_values()
+            rows.append(values.movedim(0, self.dim - 1) if shapes is None else values.reshape(shapes[number].tolist()))
+        return rows
+
+    # -- where they are --------------------------------------------------------------------------
+    def _places_at(self, index: slice | Tensor) -> tuple[Tensor, Tensor | None]:
+        names = self._places_are
+        if SPANS not in names or Cap.PARTIAL_READ not in self._store.caps:
+            found = self._store.read([Read((*self.path, name)) for name in names])
+            spans, shapes = self._places(found)
+            return spans[index], None if shapes is None else shapes[index]
+        plan = Selection.full((self.rows,))[index].read_plan()
+        found = self._store.read([Read((*self.path, name), plan.index) for name in names])
+        return self._places([plan.finish(part) for part in found])
+
+    def _places(self, found: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Spans and shapes, from the leaves that tell them."""
+        named = dict(zip(self._places_are, found, strict=True))
+        shapes = named.get(SHAPES) if self.layout is torch.strided else None
+        spans = named.get(SPANS)
+        if spans is None:
+            assert shapes is not None, self.path
+            ends = shapes.prod(1).cumsum(0)
+            spans = torch.stack((ends - shapes.prod(1), ends), 1)
+            length = self._store.specs([(*self.path, VALUES)])[0].shape[0]
+            self._check(spans, shapes, length)
+            if len(ends) and int(ends[-1]) != length:
+                raise self._damaged(f"its shapes stand for {int(ends[-1])} elements, and {length} are there")
+        return spans, shapes
+
+    def _check(self, spans: Tensor, shapes: Tensor | None, length: int) -> None:
+        begins, ends = spans.unbind(1)
+        if bool((begins < 0).any()) or bool((begins > ends).any()) or bool((ends > length).any()):
+            raise self._damaged(f"a row reaches beyond its {length} elements")
+        if shapes is None:
+            return
+        sizes = shapes.double().prod(1)  # which does not wrap around
+        fixed = [d for d, n in enumerate(self.rest) if n != -1]
+        odd = bool((shapes < 0).any()) or not torch.equal(sizes, (ends - begins).double())
+        if odd or bool((shapes[:, fixed] != torch.tensor([self.rest[d] for d in fixed], dtype=torch.int64)).any()):
+            raise self._damaged("a shape is not that of its elements")
+
+    def _damaged(self, why: str) -> CorruptStoreError:
+        url = self._store.url
+        return CorruptStoreError(f"the nested tensor {path_text(self.path)} of {url} is damaged: {why}", url=url)
+
+
+def check_nested(path: Path, envelope: Any, specs: Any, batch: Sequence[int], url: str) -> None:
+    """Refuse a nested tensor whose leaves are not those that its group and its envelope need.
+
+    Raises:
+        CorruptStoreError: one is missing, or has another dtype or shape.
+    """
+    if not _sound(path, envelope, specs, batch):
+        raise CorruptStoreError(
+            f"the nested tensor {path_text(path)} of {url} is not there: its leaves do not hold rows for a batch of "
+            f"{list(batch)}",
+            url=url,
+        )
+
+
+def _sound(path: Path, envelope: Any, specs: Any, batch: Sequence[int]) -> bool:
+    about = envelope["nested"]
+    if not isinstance(about, dict) or about.get("layout") not in LAYOUTS:
+        return False
+    shape, dim, jagged = about.get("shape"), about.get("dim", 1), about["layout"] == "jagged"
+    if not isinstance(shape, list) or not shape or not all(type(n) is int and n >= -1 for n in shape):
+        return False
+    rows, rest = shape[0], shape[1:]
+    if rows < 0 or (jagged and not about.get("spans", True)) or len(batch) > len(shape):
+        return False
+    if any(n not in (-1, b) for n, b in zip(shape, batch, strict=False)):
+        return False
+    values, spans, shapes = (specs.get((*path, name)) for name in PARTS)
+    if values is None or (about.get("spans", True) and (spans is None or spans != LeafSpec((rows, 2), torch.int64))):
+        return False
+    if not jagged:
+        return len(values.shape) == 1 and shapes is not None and shapes == LeafSpec((rows, len(rest)), torch.int64)
+    fits = type(dim) is int and 1 <= dim <= len(rest) and rest[dim - 1] == -1
+    return fits and tuple(values.shape[1:]) == (*rest[: dim - 1], *rest[dim:])

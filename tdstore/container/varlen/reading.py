@@ -1,0 +1,162 @@
+"""Reading columns of a store that gives no live tensors: one batched read for the spans, one for their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.values.nontensor import NonTensor
+from tdstore.container.varlen.columns import PackedStack, Text, column_leaves, is_column, value_leaves
+from tdstore.container.varlen.encoding import Ints, bounds, in_order, moved, pieces
+from tdstore.container.varlen.nested_leaves import check_nested, is_nested
+from tdstore.errors import CorruptStoreError
+from tdstore.store import Cap, Store
+from tdstore.storekit.foreign_strings import HEAD, TEXT, mark_of
+from tdstore.types import Path, Read, path_text
+
+_GAP = 4096
+"""Values closer than this in the text are read as one range."""
+_FEW = 8
+"""So many ranges are a read each ..."""
+_LONG, _MOST = 2048, 4 << 20
+"""... and those longer than this on the average, or together: the numbers of their bytes take eight times as many."""
+
+
+class _Wanted(NamedTuple):
+    """The bytes of some spans: its mark first, then pieces of the text behind one another."""
+
+    reads: list[Read]
+    bounds: tuple[Ints, Ints]
+    starts: Ints
+    stops: Ints
+
+
+def _text_reads(spans: Tensor, path: Path, length: int, *, whole: bool) -> _Wanted:
+    """The requests for the bytes of some spans: neighbours together, so that few are left; none for no bytes.
+
+    Raises:
+        ValueError: a span reaches beyond a text of that length.
+    """
+    found = bounds(spans.reshape(-1, 2).numpy())
+    first, last = found
+    if len(first) and (np.maximum.reduce(last) > length or np.minimum.reduce(last - first) < 0):
+        raise ValueError(f"a span reaches beyond the {length} bytes of its text")
+    order = in_order(first, last)
+    starts, stops = pieces(*order, _GAP)
+    if not len(starts):
+        return _Wanted([], found, starts, stops)
+    if whole:
+        return _Wanted([Read(path)], found, np.zeros(1, np.int64), np.full(1, length))
+    if len(starts) > _FEW:
+        exact = pieces(*order)
+        if int(np.add.reduce(exact[1] - exact[0])) < min(_LONG * len(starts), _MOST):
+            starts, stops = _with_head(*exact)
+            return _Wanted([Read(path, (_numbers(starts, stops),))], found, starts, stops)
+    starts, stops = _with_head(starts, stops)
+    cuts = zip(starts.tolist(), stops.tolist(), strict=True)
+    return _Wanted([Read(path, (slice(a, b, 1),)) for a, b in cuts], found, starts, stops)
+
+
+def _with_head(starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
+    return np.concatenate(([0], starts)), np.concatenate(([HEAD], stops))
+
+
+def _numbers(starts: Ints, stops: Ints) -> Tensor:
+    """The numbers of all bytes of some pieces: one row index, which every store cuts up faster than many slices."""
+    sizes = stops - starts
+    ends = np.cumsum(sizes)
+    return torch.from_numpy(np.arange(ends[-1]) + np.repeat(starts - (ends - sizes), sizes))
+
+
+def _stack(spans: Tensor, wanted: _Wanted, values: Sequence[Tensor], what: str, url: str) -> PackedStack:
+    """The stack of spans whose bytes were read."""
+    if len(values) == 1 and len(wanted.starts) == 1:
+        return PackedStack.over(spans, Text(values[0], 0, what, url))
+    if len(values) == 2:
+        return PackedStack.over(spans, Text(values[1], int(wanted.starts[1]), what, url))
+    text = values[0] if len(values) == 1 else torch.cat(list(values)) if values else torch.zeros(0, dtype=torch.uint8)
+    return PackedStack.over(moved(spans, wanted.bounds, wanted.starts, wanted.stops), Text(text, 0, what, url))
+
+
+def read_columns(handle: Any, wanted: Sequence[tuple[Path, Tensor]]) -> list[NonTensor]:
+    """The entries of columns whose spans were read, by one more batched read.
+
+    Raises:
+        CorruptStoreError: the spans are none, or not those of the text that is there.
+    """
+    store: Store = handle.store
+    whole = Cap.PARTIAL_READ not in store.caps
+    asked = []
+    for path, spans in wanted:
+        text = (*path, TEXT)
+        try:
+            asked.append(_text_reads(spans, text, store.specs([text])[0].shape[0], whole=whole))
+        except ValueError as error:
+            raise CorruptStoreError(
+                f"the values {path_text(path)} of {store.url} are damaged: {error}", url=store.url
+            ) from error
+    found: Iterator[Tensor] = iter(store.read([read for each in asked for read in each.reads]))
+    out: list[NonTensor] = []
+    for (path, spans), each in zip(wanted, asked, strict=True):
+        values = [next(found) for _ in each.reads]
+        if values:
+            check_mark(values[0], handle, path)
+        what = f"the values {path_text(path)} of {store.url}"
+        stack = _stack(spans.reshape(-1, 2), each, values, what, store.url)
+        stack._pool.trusted = handle.trusted
+        out.append(stack.reshape(spans.shape[:-1]))
+    return out
+
+
+def check_mark(head: Tensor, handle: Any, path: Path) -> None:
+    """Refuse a text that is another one than that which the header was written with; `head`: its first bytes.
+
+    Raises:
+        CorruptStoreError: so it is.
+    """
+    if mark_of(head.as_subclass(Tensor).numpy()) != handle.groups[path[:-1]].values[path[-1]]["column"]:
+        url = handle.store.url
+        raise CorruptStoreError(
+            f"the text of the values {path_text(path)} of {url} is not the one that was there when it was opened",
+            url=url,
+            hint="if another process writes there, it has packed the column anew: open the store again",
+        )
+
+
+def check_leaves(path: Path, envelope: Any, specs: Any, batch: Sequence[int], url: str) -> None:
+    """Refuse a value whose leaves are not those that its group needs.
+
+    Raises:
+        CorruptStoreError: one is missing, or has another dtype or shape.
+    """
+    if is_column(envelope):
+        _check_column(path, envelope, specs, batch, url)
+    elif is_nested(envelope):
+        check_nested(path, envelope, specs, batch, url)
+    elif any(leaf not in specs for leaf in value_leaves(path, envelope)):
+        raise CorruptStoreError(f"the tensor {path_text(path)} of {url} is not there", url=url)
+
+
+def _check_column(path: Path, envelope: Any, specs: Any, batch: Sequence[int], url: str) -> None:
+    spans, text = (specs.get(leaf) for leaf in column_leaves(path))
+    sound = (
+        spans is not None
+        and text is not None
+        and (spans.dtype, text.dtype) == (torch.int64, torch.uint8)
+        and len(text.shape) == 1
+        and text.shape[0] >= HEAD
+        and spans.shape[-1:] == (2,)
+        and spans.shape[: len(batch)] == tuple(batch)
+        and len(spans.shape) > len(batch)
+        and type(envelope["column"]) is int
+    )
+    if not sound:
+        raise CorruptStoreError(
+            f"the values {path_text(path)} of {url} are not there: {spans!r} and {text!r} do not hold values "
+            f"of a batch of {list(batch)}",
+            url=url,
+        )

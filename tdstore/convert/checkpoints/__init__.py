@@ -1,0 +1,1 @@
+"""Checkpoints: state dicts and safetensors files."""

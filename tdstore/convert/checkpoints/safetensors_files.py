@@ -1,0 +1,118 @@
+"""From and to safetensors files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from tdstore.container.core.container import Container
+from tdstore.container.functions.construct_and_join import from_dict
+from tdstore.container.storage.describe import describe
+from tdstore.container.storage.handle import StoreHandle
+from tdstore.container.storage.open_and_save import over
+from tdstore.convert import packages
+from tdstore.errors import CorruptStoreError, UnsupportedError
+from tdstore.header import Header, header_from_builtins, header_to_builtins
+from tdstore.io.opening import open_store
+from tdstore.keys import join
+from tdstore.types import LeafSpec, Path, Write, path_text
+
+_RESERVED = "__metadata__"
+HEADER = "tdstore"
+"""The entry of the file's metadata that holds the header, and which path each tensor is."""
+
+
+def to_safetensors(td: Any, path: Any, separator: str, metadata: Mapping[str, str] | None) -> None:
+    """See `TensorDict.to_safetensors`."""
+    groups, specs = describe(td)
+    tensors: dict[str, Tensor] = {}
+    paths: dict[str, Path] = {}
+    values = td._read_pieces([(leaf, ()) for leaf in specs])
+    for leaf, value in zip(specs, values, strict=True):
+        name = join(leaf, separator)
+        if name in tensors:
+            raise ValueError(f"two entries would be called {name!r}: choose another separator")
+        if name == _RESERVED:
+            raise ValueError(f"no tensor of a safetensors file can be called {name!r}: rename the entry")
+        tensors[name], paths[name] = value, leaf
+    note = json.dumps({"leaves": paths, **header_to_builtins(Header(groups))})
+    try:
+        packages.safetensors().torch.save_file(_apart(tensors), path, {**(metadata or {}), HEADER: note})
+    except KeyError as error:  # a dtype that is not in its table
+        lost = [leaf for name, leaf in paths.items() if tensors[name].dtype == error.args[0]]
+        if not lost:
+            raise
+        raise UnsupportedError(
+            f"entry {path_text(lost[0])}: a safetensors file holds no {error.args[0]}",
+            hint="cast it, or torch.view_as_real() makes two numbers of a complex one",
+        ) from None
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors, none of which shares memory with another: the format knows no views."""
+    seen: set[int] = set()
+    out: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        out[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return out
+
+
+def from_safetensors(
+    path: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+    separator: str | None = ".",
+) -> Any:
+    """Make a TensorDict from a `.safetensors` file: one of `to_safetensors` as it was, others by the names of tensors.
+
+    Args:
+        separator: splits the names of another writer's tensors into nested keys.
+        auto_batch_size: of another writer's file; so `batch_dims` and `batch_size`.
+
+    Raises:
+        FileNotFoundError. CorruptStoreError: half a file, or what it says of itself does not fit its tensors.
+    """
+    reader = packages.safetensors()
+    try:
+        with reader.safe_open(path, "pt", device=str(device or "cpu")) as file:
+            note = (file.metadata() or {}).get(HEADER)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+    except reader.SafetensorError as error:
+        raise CorruptStoreError(
+            f"{path} is no whole safetensors file: {error}", url=str(path), hint="write it again"
+        ) from error
+    if note is not None and batch_size is None and not auto_batch_size:
+        td = _restored(note, tensors, str(path))
+        return td if device is None else td.to(device)
+    cls = Container._resident_class
+    td = from_dict(cls, tensors, None, False, None, device, None)
+    td = td if separator is None else td.unflatten_keys(separator)
+    if batch_size is None and not auto_batch_size:
+        return td
+    return from_dict(cls, td, batch_size, auto_batch_size, batch_dims, device, None)
+
+
+def _restored(note: str, tensors: dict[str, Tensor], url: str) -> Any:
+    """The TensorDict that was written: its leaves and header, as every store keeps them, read from memory."""
+    try:
+        plain = json.loads(note)
+        paths = {name: tuple(map(str, plain["leaves"][name])) for name in tensors}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptStoreError(f"{url}: what it says of its tensors does not fit them: {error!r}", url=url) from None
+    header = header_from_builtins(plain, url=url)
+    store, backend = open_store(None, storage="memory", mode="w")
+    for name, path in paths.items():
+        tensor = tensors.pop(name)
+        store.create({path: LeafSpec(tensor.shape, tensor.dtype)})
+        store.write([Write(path, (), tensor.cpu())])
+    store.save_header(header)
+    return over(StoreHandle(store, backend, None, "w", {}))

@@ -1,0 +1,305 @@
+"""state_dict and load_state_dict.
+
+A state dict is an ordered dict of tensors under dotted keys. Its attribute `_metadata` has, for each nested
+TensorDict and each value that is no tensor, what the keys do not tell. What is loaded may also be nested, or
+have the form of older versions, where `__batch_size` and `__device` are entries.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
+from tdstore.container.core.tensorclasses import inside, takes, worn_by
+from tdstore.container.entries.unbatched import UnbatchedTensor
+from tdstore.container.functions.uneven_stacks import even
+from tdstore.container.storage.change_plan import Changes
+from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.convert.checkpoints.state_dict_forms import Tree, read, write_flat, write_legacy, write_nested
+from tdstore.errors import BatchSizeError, StateDictError
+from tdstore.types import Path
+
+
+class StateDictMixin(Container):
+    """state_dict, load_state_dict."""
+
+    __slots__ = ()
+
+    def state_dict(
+        self,
+        destination: Any = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        flatten: bool = True,
+        *,
+        legacy: bool = False,
+    ) -> Any:
+        """Give the tensors as an `OrderedDict`, as `torch.nn.Module.state_dict`: detached, sharing memory.
+
+        Its attribute `_metadata` holds batch sizes, devices, names and values that are no tensors. A lazy stack
+        comes as the stack, or, where its elements differ, as its elements. The loaders of torchdata, which ask a
+        data set for its position, get an empty state.
+
+        Args:
+            destination: an ordered dict to add to.
+            prefix: put before each key.
+            keep_vars: do not detach.
+            flatten: dotted keys; False nests ordered dicts.
+            legacy: the form of older versions: `__batch_size` and `__device` are entries, and so are values.
+
+        Raises:
+            StateDictError: two entries would have one key.
+
+        Example:
+            >>> dict(TensorDict({"u": torch.zeros(2), "v": {"w": torch.ones(2)}}).state_dict())
+            {'u': tensor([0., 0.]), 'v.w': tensor([1., 1.])}
+        """
+        if _asked_by_a_loader():
+            return {}
+        out: Any = OrderedDict() if destination is None else destination
+        if not hasattr(out, "_metadata") and isinstance(out, OrderedDict):
+            out._metadata = OrderedDict()  # type: ignore[attr-defined]
+        tree = _tree_of(self, keep_vars)
+        if legacy:
+            write_legacy(tree, out, prefix, flatten)
+        elif flatten:
+            write_flat(tree, out, prefix)
+        else:
+            write_nested(tree, out, prefix)
+        return out
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False, from_flatten: bool | None = None
+    ) -> Self:
+        """Write what `state_dict()` gave into the entries, in place: on stored data, into the store.
+
+        Args:
+            state_dict: flat, nested, or of the older form; also that of a module with the same names.
+            strict: refuse keys that are only on one side, but for nested TensorDicts without entries. False leaves
+                entries alone that the state dict lacks, and adds those that it has more.
+            assign: take over the tensors instead of copying their values.
+            from_flatten: whether keys are to be split at dots. Default: as the state dict and the entries tell.
+
+        Raises:
+            StateDictError: keys that do not match. BatchSizeError: an entry of another shape. Nothing was changed.
+        """
+        if _asked_by_a_loader():
+            return self
+        tree = read(state_dict, self, from_flatten)
+        job = _Loading(strict, assign)
+        job.plan(self, tree, ())
+        job.run()
+        return self
+
+
+def _asked_by_a_loader() -> bool:
+    """Whether torchdata asks for the state of a data set, to go on from later.
+
+    A container has none, since the position is that of the sampler. Its entries are data: as a state they would be all
+    rows, in each checkpoint, and loading one would write old rows over newer ones.
+    """
+    if "torchdata" not in sys.modules:
+        return False
+    frame = sys._getframe(2)
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("tdstore."):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "torchdata"
+
+
+# -- out ---------------------------------------------------------------------------------------
+def _tree_of(td: Any, keep_vars: bool) -> Tree:
+    worn, td = worn_by(td), inside(td)
+    if isinstance(td, td._stack_class) and not even(td):
+        elements = {str(i): _tree_of(e, keep_vars) for i, e in enumerate(td.tensordicts)}
+        return Tree(td.batch_size, td.device, td._names, td.stack_dim, elements)
+    td = td._resident()
+    tree = Tree(td.batch_size, td.device, td._names)
+    for key in td._first_keys():
+        value = td._raw(key)
+        if isinstance(value, Tensor):
+            tree.entries[key] = value if keep_vars else value.detach()
+        else:
+            tree.entries[key] = _tree_of(value, keep_vars) if isinstance(value, Container) else value
+    if worn is not None:
+        tree.typed = (worn.__name__, tuple(sorted(worn._field_names - tree.entries.keys())))
+    return tree
+
+
+# -- in ----------------------------------------------------------------------------------------
+@dataclass
+class _Part:
+    """What becomes of one container."""
+
+    td: Any
+    tree: Tree
+    writes: dict[str, Any] = field(default_factory=dict)
+    fresh: dict[str, Any] = field(default_factory=dict)
+    empty: list[str] = field(default_factory=list)
+    """Fields of a tensorclass that hold a value, and are None in the state dict."""
+
+
+class _Loading:
+    """One `load_state_dict`: everything is looked at before anything is written."""
+
+    def __init__(self, strict: bool, assign: bool) -> None:
+        self._strict, self._assign = strict, assign
+        self._missing: list[str] = []
+        self._extra: list[str] = []
+        self._parts: list[_Part] = []
+
+    def plan(self, td: Any, tree: Tree, path: Path) -> None:
+        """Find what becomes of each entry."""
+        if tree.stack_dim is not None or _is_of_elements(td, tree):
+            self._elements(td, tree, path)
+            return
+        part = _Part(td, tree)
+        for key, value in tree.entries.items():
+            kind, name = td._kind(key), ".".join((*path, key))
+            if kind == VALUE and isinstance(value, Tensor) and isinstance(td._raw(key), UnbatchedTensor):
+                value = UnbatchedTensor(value, td.batch_size)
+            elif kind is None or (kind == VALUE and isinstance(td._raw(key), NonTensorStack)):
+                value = _of_rows(value, td.batch_size if tree.batch is None else tree.batch)
+            if kind is None:
+                if isinstance(value, Tree) and self._strict and _is_hollow(value):
+                    continue
+                if not (isinstance(value, NonTensor) and _is_field(td, key)):
+                    self._extra.append(name)
+                if takes(td, key):
+                    part.fresh[key] = _entry(td, value)
+            elif kind != _kind_of(value):
+                raise StateDictError(
+                    f"{name!r} is a {kind} in the TensorDict, and a {_kind_of(value)} in the state dict"
+                )
+            elif kind == GROUP:
+                self.plan(td._raw(key), value, (*path, key))
+            elif self._assign:
+                part.fresh[key] = value
+            else:
+                part.writes[key] = value
+                if kind == LEAF and value.shape != td._leaf_shape(key):
+                    raise BatchSizeError(
+                        f"{name!r} has shape {list(td._leaf_shape(key))}, and {list(value.shape)} in the state dict",
+                        hint="assign=True takes over tensors of any shape",
+                    )
+        for key in td._first_keys():
+            if key not in tree.entries:
+                if td._kind(key) == VALUE and tree.typed is not None and key in tree.typed[1] and _is_field(td, key):
+                    part.empty.append(key)
+                elif td._kind(key) == GROUP and td._raw(key).is_empty():
+                    continue
+                elif td._kind(key) != VALUE or tree.told:
+                    self._missing.append(".".join((*path, key)))
+                self._check_kept(td, key, tree, path)
+        if tree.typed is not None and worn_by(inside(td)) is not None:
+            self._extra += [".".join((*path, name)) for name in tree.typed[1] if not takes(td, name)]
+        self._parts.append(part)
+
+    def _elements(self, td: Any, tree: Tree, path: Path) -> None:
+        numbers = [str(i) for i in range(len(tree.entries))]
+        if not isinstance(td, td._stack_class) or len(td.tensordicts) != len(numbers):
+            raise StateDictError(
+                f"{'.'.join(path) or 'the state dict'} holds the {len(numbers)} elements of a lazy stack",
+                hint="load it into a lazy stack of as many",
+            )
+        for number, element in zip(numbers, td.tensordicts, strict=True):
+            self.plan(element, tree.entries[number], (*path, number))
+
+    def _check_kept(self, td: Any, key: str, tree: Tree, path: Path) -> None:
+        if tree.batch is None or td._kind(key) == VALUE:
+            return
+        shape = td._leaf_shape(key) if td._kind(key) == LEAF else td._raw(key).batch_size
+        if shape[: len(tree.batch)] != tree.batch:
+            name = ".".join((*path, key))
+            raise BatchSizeError(
+                f"{name!r} is not in the state dict, and does not fit its batch size, {list(tree.batch)}"
+            )
+
+    def run(self) -> None:
+        """Write.
+
+        Raises:
+            StateDictError: strict, and keys do not match.
+        """
+        if self._strict and (self._missing or self._extra):
+            said = [("only in the state dict", self._extra), ("only in the TensorDict", self._missing)]
+            text = "; ".join(f"{where}: {', '.join(map(repr, keys))}" for where, keys in said if keys)
+            raise StateDictError(f"the keys do not match: {text}", hint="strict=False takes what there is")
+        for part in self._parts:
+            if (part.fresh or part.empty) and part.td.is_locked:
+                raise part.td._refuse_locked(f"add or replace {', '.join(map(repr, [*part.fresh, *part.empty]))}")
+        with torch.no_grad():
+            for part in self._parts:
+                _set_batch(part)
+            changes = Changes()
+            for part in self._parts:
+                td = part.td
+                changes.write(td, {key: td._coerce_existing(key, value) for key, value in part.writes.items()})
+                changes.set(td, {key: td._coerce(key, value) for key, value in part.fresh.items()})
+                if part.empty:
+                    changes.then(functools.partial(td._drop, part.empty))
+            changes.run()
+
+
+def _is_hollow(tree: Tree) -> bool:
+    """Whether a level of a state dict, and all below it, is without entries."""
+    return tree.stack_dim is None and all(isinstance(v, Tree) and _is_hollow(v) for v in tree.entries.values())
+
+
+def _is_field(td: Any, key: str) -> bool:
+    """Whether a name is one of the fields of a tensorclass, which may be None."""
+    return worn_by(inside(td)) is not None and takes(td, key)
+
+
+def _is_of_elements(td: Any, tree: Tree) -> bool:
+    """Whether a level, of an older form that does not say it, holds the elements of a lazy stack."""
+    if not isinstance(td, td._stack_class):
+        return False
+    return tree.entries.keys() == {str(i) for i in range(len(td.tensordicts))} and all(
+        isinstance(element, Tree) for element in tree.entries.values()
+    )
+
+
+def _of_rows(value: Any, batch: torch.Size) -> Any:
+    """A list of the batch's shape as a value per row: older forms do not tell it from one value that is a list."""
+    if type(value) is NonTensorData and not value.batch_size and batch and _has_shape(value.data, batch):
+        return NonTensorStack.from_list(value.data, len(batch))
+    return value
+
+
+def _has_shape(value: Any, shape: Sequence[int]) -> bool:
+    return not shape or (
+        isinstance(value, list) and len(value) == shape[0] and all(_has_shape(v, shape[1:]) for v in value)
+    )
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, Tree):
+        return GROUP
+    return VALUE if isinstance(value, NonTensor) else LEAF
+
+
+def _entry(td: Any, value: Any) -> Any:
+    """What the target does not have yet."""
+    if not isinstance(value, Tree):
+        return value
+    entries = {key: _entry(td, item) for key, item in value.entries.items()}
+    if value.stack_dim is not None:
+        return td._stack_class(*entries.values(), stack_dim=value.stack_dim)
+    return td._resident_class(entries, batch_size=value.batch, names=value.names)
+
+
+def _set_batch(part: _Part) -> None:
+    td, tree = part.td, part.tree
+    if tree.batch is not None and tree.batch != td.batch_size:
+        td._drop([key for key in part.fresh if td._kind(key) is not None])  # replaced in a moment
+        td.batch_size = tree.batch
+    if tree.names is not None and tuple(td.names) != tree.names:
+        td.names = tree.names

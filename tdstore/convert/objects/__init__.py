@@ -1,0 +1,1 @@
+"""Objects in memory: Python containers, arrays, pytrees, padded tensors, printed forms."""

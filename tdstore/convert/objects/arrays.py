@@ -1,0 +1,151 @@
+"""From and to numpy: nested dicts of arrays, and structured arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import GROUP, LEAF, Container
+from tdstore.container.entries.structured_arrays import fields_of
+from tdstore.container.functions.construct_and_join import from_dict
+from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.convert.tables.row_blocks import refuse_ragged, row_blocks
+from tdstore.dtypes import is_bit_pattern, numpy_dtype
+from tdstore.errors import OptionError
+from tdstore.types import path_text
+
+
+def to_numpy(td: Any) -> dict[str, Any]:
+    """Nested dicts of arrays that share memory with the leaves; values as they are, one per row as an array of them."""
+    out: dict[str, Any] = {}
+    for key, value in td._resident().items():
+        if isinstance(value, NonTensorStack):
+            out[key] = value_array(value)
+        elif isinstance(value, NonTensor) and not isinstance(value, Tensor):
+            out[key] = value.plain()
+        else:
+            out[key] = value.numpy() if isinstance(value, Container) else tensor_array(value, (key,))  # type: ignore[attr-defined]
+    return out
+
+
+def tensor_array(tensor: Tensor, path: tuple[str, ...]) -> np.ndarray[Any, Any]:
+    """The array over a tensor's memory; an error that names the entry where numpy has no such thing."""
+    try:
+        return tensor.numpy(force=tensor.device.type != "cpu" and not tensor.requires_grad)
+    except (TypeError, RuntimeError) as error:
+        raise type(error)(f"entry {path_text(path)}: {error}") from None
+
+
+def value_array(values: NonTensor) -> np.ndarray[Any, Any]:
+    """Values per row as an array of the batch's shape: of text, of numbers, or of objects if they are of many kinds."""
+    flat = values.flat()
+    kinds = {type(v) for v in flat}
+    if kinds and kinds <= {str, bytes, bool, int, float, complex} and len(kinds) == 1:
+        return np.array(flat).reshape(values.batch_size)
+    array = np.empty(len(flat), object)
+    array[:] = flat
+    return array.reshape(values.batch_size)
+
+
+# -- structured arrays -------------------------------------------------------------------------
+
+
+def from_struct_array(
+    struct_array: np.ndarray[Any, Any],
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+) -> Any:
+    """Make a TensorDict of the fields of a structured array; the batch size is the array's shape.
+
+    Numbers share the array's memory where torch can; a field whose distance from row to row is not a multiple of its
+    item size, or one of a read-only array, is copied. Text, bytes and dates become one value per row, fields of
+    fields nested TensorDicts.
+
+    Raises:
+        TypeError: not a structured array. ValueError: both `batch_size` and `auto_batch_size`.
+
+    Example:
+        >>> dogs = np.array([("Rex", 9), ("Fido", 3)], dtype=[("name", "U10"), ("age", "i4")])
+        >>> td = from_struct_array(dogs)
+        >>> td["age"] += 1
+        >>> dogs["age"].tolist(), td["name"]
+        ([10, 4], LinkedList(['Rex', 'Fido']))
+    """
+    array = np.asarray(struct_array)
+    if array.dtype.names is None:
+        raise TypeError(f"expected a structured array, not one of dtype {array.dtype}")
+    auto = batch_size is None and auto_batch_size
+    if batch_size is not None and auto_batch_size:
+        raise OptionError("give batch_size or auto_batch_size=True, not both")
+    shape = array.shape if batch_size is None and not auto else batch_size
+    cls, dims = Container._resident_class, batch_dims if auto else None
+    return from_dict(cls, fields_of(array, cls), shape, auto, dims, device, None)
+
+
+def to_struct_array(td: Any) -> np.ndarray[Any, Any]:
+    """A structured array of the batch's shape, with a field per entry."""
+    refuse_ragged(td, "to_struct_array")
+    out = np.empty(td.batch_size, _struct_dtype(td, td.batch_dims))
+    if not td.batch_dims:
+        _fill(out, td._resident())
+        return out
+    for start, stop, block in row_blocks(td):
+        _fill(out[start:stop], block)
+    return out
+
+
+def _struct_dtype(td: Any, n: int) -> np.dtype[Any]:
+    """The dtype of a row, of `n` batch dimensions. Reads no tensors."""
+    fields: list[Any] = []
+    for key in td._first_keys():
+        kind = td._kind(key)
+        if kind == GROUP:
+            fields.append((key, _struct_dtype(td._raw(key), n)))
+        elif kind == LEAF:
+            shape, _, dtype, *_ = td._leaf_facts(key)
+            fields.append((key, _number_dtype(dtype, key), tuple(shape[n:])))
+        else:
+            values = td._raw(key)
+            fields.append((key, _value_dtype(values), tuple(values.batch_size[n:])))
+    return np.dtype(fields)
+
+
+def _number_dtype(dtype: torch.dtype, key: str) -> np.dtype[Any]:
+    if is_bit_pattern(dtype):
+        raise TypeError(f"entry {key!r}: numpy has no {dtype}; cast it first, such as with td.float()")
+    return numpy_dtype(dtype)
+
+
+def _value_dtype(values: NonTensor) -> Any:
+    known = getattr(getattr(values, "_pool", None), "dtype", None)
+    if isinstance(known, np.dtype):
+        return known
+    flat = [values.data] if isinstance(values, NonTensorData) else values.flat()
+    kinds = {type(v) for v in flat}
+    if kinds == {str}:
+        return f"U{max(_TEXT_WIDTH, *map(len, flat))}"
+    return np.asarray(flat).dtype if len(kinds) == 1 and kinds <= {bytes, bool, int, float, complex} else object
+
+
+_TEXT_WIDTH = 10
+"""Text whose width nobody said gets room for so many characters, or for the longest."""
+
+
+def _fill(out: Any, block: Any) -> None:
+    for key, value in block.items():
+        if isinstance(value, Container):
+            _fill(out[key], value._resident())
+        elif isinstance(value, Tensor):
+            out[key] = value.detach().cpu().resolve_conj().resolve_neg().numpy()
+        elif isinstance(value, NonTensorData):
+            out[key] = value.data
+        else:
+            array = np.empty(value.numel(), object)
+            array[:] = value.flat()
+            out[key] = array.reshape(value.batch_size)

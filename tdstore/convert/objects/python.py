@@ -1,0 +1,353 @@
+"""From and to Python's own containers: dicts, lists, tuples, named tuples, dataclasses, and any nesting of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from tdstore.container.core.container import Container
+from tdstore.container.core.tensorclasses import inside
+from tdstore.container.functions.construct_and_join import from_container, lazy_stack, maybe_dense_stack, stack
+from tdstore.container.functions.construct_and_join import from_dict as made_from_dict
+from tdstore.container.storage.open_and_save import open_container
+from tdstore.container.values.nontensor import NonTensor
+from tdstore.convert.objects.arrays import from_struct_array
+from tdstore.convert.opened import place_of_group
+from tdstore.convert.tables.arrow import from_arrow
+from tdstore.convert.tables.pandas import from_pandas, series_column
+from tdstore.errors import OptionError, UnsupportedError
+from tdstore.index.shapes import as_size
+from tdstore.io.opening import Location
+
+as_tensorclass_of: Callable[..., Any] | None = None
+"""Makes a tensorclass from a dataclass instance, with the arguments of `from_dataclass`: set by `tdstore.tensorclass`,
+which stands above this module."""
+
+
+def from_any(
+    obj: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+    strict: bool = False,
+) -> Any:
+    """Turn nearly anything into a TensorDict.
+
+    A TensorDict is returned as it is. Dicts, dataclasses and named tuples go by field, tuples by the names of their
+    positions ("0", "1", ...), a list of any of these becomes a lazy stack; structured arrays, groups that h5py (for
+    reading) or zarr has opened (which stay on disk), pandas frames and Arrow tables by column. Inside of them numbers,
+    arrays and lists of numbers become tensors, lists of strings one value per row, everything else a value. At the top,
+    arrays, numbers, strings and other objects are returned unchanged, and a list of numbers becomes a tensor.
+
+    Args:
+        auto_batch_size: give each level the largest batch size that its entries share.
+        batch_dims: at most this many batch dimensions, with `auto_batch_size`.
+        strict: refuse what does not become a TensorDict.
+
+    Raises:
+        ValueError: both `batch_size` and `auto_batch_size`. TypeError: `strict`, and no TensorDict comes out.
+
+    Example:
+        >>> from_any({"a": [1, 2], "n": ({"b": [3.0, 4.0]},)}, auto_batch_size=True)["n", "0"].batch_size
+        torch.Size([2])
+    """
+    if batch_size is not None and auto_batch_size:
+        raise OptionError("give batch_size or auto_batch_size=True, not both")
+    if isinstance(obj, Container):
+        return obj
+    found = _converted(obj, as_size(batch_size))
+    if type(found) is dict:
+        return made_from_dict(Container._resident_class, found, batch_size, auto_batch_size, batch_dims, device, None)
+    if isinstance(found, Container):
+        if batch_size is not None and found.batch_size != as_size(batch_size):
+            found.batch_size = as_size(batch_size)
+        if auto_batch_size:
+            found.auto_batch_size_(batch_dims)
+        return found if device is None else found.to(device)  # type: ignore[attr-defined]
+    if strict:
+        raise TypeError(f"a {type(obj).__name__} cannot become a TensorDict")
+    return Container._resident_class({"it": found}).get("it") if isinstance(found, list) else found
+
+
+def _converted(obj: Any, batch: Sequence[int]) -> Any:
+    """What the constructor of a TensorDict understands: dicts and containers where `obj` has entries, else `obj`."""
+    obj = _foreign(obj)
+    if isinstance(obj, Container):
+        return obj
+    fields = _fields(obj)
+    if fields is not None:
+        return {key: _converted(value, batch) for key, value in fields.items()}
+    if isinstance(obj, list):
+        if _is_records(obj):
+            below = batch[1:]
+            return lazy_stack([_as_container(value, below) for value in obj])
+        return obj
+    if isinstance(obj, (np.ndarray, np.void)) and obj.dtype.names is not None:
+        return from_struct_array(np.asarray(obj))
+    return obj
+
+
+def _fields(obj: Any) -> Mapping[Any, Any] | None:
+    """The entries of a record, by key; None for what is no record."""
+    if isinstance(obj, Mapping) and not isinstance(obj, Container):
+        return obj
+    if isinstance(obj, tuple):
+        names = getattr(obj, "_fields", None)
+        return dict(zip(names or map(str, range(len(obj))), obj, strict=True)) if type(obj).__name__ != "Size" else None
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, (type, Container, NonTensor)):
+        return {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
+    return None
+
+
+def _is_records(values: list[Any]) -> bool:
+    """Whether a list is one of dicts, dataclasses, named tuples or TensorDicts, or of lists of them."""
+    return bool(values) and all(
+        (isinstance(v, list) and _is_records(v))
+        or (isinstance(v, Container) and not isinstance(v, NonTensor))
+        or hasattr(v, "_fields")
+        or (not isinstance(v, tuple) and _fields(v) is not None)
+        for v in values
+    )
+
+
+def _as_container(obj: Any, batch: Sequence[int]) -> Any:
+    found = _converted(obj, batch)
+    return found if isinstance(found, Container) else Container._resident_class(found, batch_size=batch)
+
+
+def _foreign(obj: Any) -> Any:
+    """What other packages hold, as a container; anything else as it is. A package not imported made none of it."""
+    if (place := place_of_group(obj)) is not None:
+        location, path, backend = place
+        return open_container(cast(Location, location), storage=backend, mode="r", subpath=path or None)
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(obj, pandas.DataFrame):
+        return from_pandas(obj)
+    if pandas is not None and isinstance(obj, (pandas.Series, pandas.Index)):
+        return series_column(obj.to_series() if isinstance(obj, pandas.Index) else obj)
+    arrow = sys.modules.get("pyarrow")
+    if arrow is not None and isinstance(obj, (arrow.Table, arrow.RecordBatch)):
+        return from_arrow(obj)
+    return obj
+
+
+def from_dict(
+    input_dict: Mapping[Any, Any],
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+    names: Sequence[str | None] | None = None,
+) -> Any:
+    """Make a TensorDict from nested dicts: `TensorDict.from_dict`."""
+    cls = Container._resident_class
+    if isinstance(input_dict, Container):
+        return from_container(input_dict, batch_size, device, names)
+    return made_from_dict(cls, input_dict, batch_size, auto_batch_size, batch_dims, device, names)
+
+
+def fromkeys(keys: Iterable[Any], value: Any = 0) -> Any:
+    """Make a TensorDict without batch dimensions whose (nested) keys all hold `value`."""
+    return Container._resident_class.fromkeys(keys, value)
+
+
+def make_tensordict(
+    input_dict: Mapping[Any, Any] | Container | None = None,
+    batch_size: Any = None,
+    device: Any = None,
+    auto_batch_size: bool | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Make a TensorDict from a dict or a TensorDict, from keyword arguments or from both (then the dict counts).
+
+    The batch size and the names of a TensorDict that is given are not taken over.
+
+    Example:
+        >>> make_tensordict(a=torch.zeros(3, 4), b=torch.zeros(3), auto_batch_size=True).batch_size
+        torch.Size([3])
+    """
+    given: Any = input_dict
+    if isinstance(input_dict, Container):
+        given = inside(input_dict)._resident()._shallow()
+        given.batch_size = ()
+    entries = {**kwargs, **({} if given is None else dict(given.items()))}
+    cls = Container._resident_class
+    return made_from_dict(cls, entries, batch_size, bool(auto_batch_size), None, device, None)
+
+
+def from_dataclass(
+    dataclass: Any,
+    *,
+    dest_cls: type | None = None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    as_tensorclass: bool = False,
+    device: Any = None,
+    batch_size: Any = None,
+) -> Any:
+    """Make a TensorDict from a dataclass instance, field by field, nested ones too.
+
+    Args:
+        as_tensorclass: make a tensorclass of the same fields instead, or of `dest_cls`.
+
+    Raises:
+        TypeError: not an instance of a dataclass.
+    """
+    options: dict[str, Any] = {
+        "auto_batch_size": auto_batch_size,
+        "batch_dims": batch_dims,
+        "device": device,
+        "batch_size": batch_size,
+    }
+    if as_tensorclass or dest_cls is not None:
+        if as_tensorclass_of is None:
+            raise UnsupportedError("tensorclasses are not there", hint="import tdstore.tensorclass")
+        return as_tensorclass_of(dataclass, dest_cls=dest_cls, **options)
+    if isinstance(dataclass, type) or not dataclasses.is_dataclass(dataclass):
+        raise TypeError(f"expected an instance of a dataclass, not {_what(dataclass)}")
+    return from_any(dataclass, **options)
+
+
+def from_namedtuple(
+    named_tuple: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+) -> Any:
+    """Make a TensorDict from a named tuple, field by field, nested ones too.
+
+    Raises:
+        TypeError: no named tuple (a dict will do).
+    """
+    if not hasattr(named_tuple, "_asdict") and not isinstance(named_tuple, Mapping):
+        raise TypeError(f"expected a named tuple, not {_what(named_tuple)}")
+    return from_any(
+        named_tuple, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
+    )
+
+
+def from_tuple(
+    obj: Sequence[Any],
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+) -> Any:
+    """Make a TensorDict from a tuple (or list), with the keys "0", "1", ...
+
+    Raises:
+        TypeError: neither a tuple nor a list.
+    """
+    if not isinstance(obj, (tuple, list)):
+        raise TypeError(f"expected a tuple, not {_what(obj)}")
+    return from_any(
+        {str(i): value for i, value in enumerate(obj)},
+        auto_batch_size=auto_batch_size,
+        batch_dims=batch_dims,
+        device=device,
+        batch_size=batch_size,
+    )
+
+
+def from_list(
+    input: Sequence[Any],
+    *,
+    auto_batch_size: bool | None = None,
+    batch_size: Any = None,
+    device: Any = None,
+    batch_dims: int | None = None,
+    names: Sequence[str | None] | None = None,
+    lazy: bool | None = None,
+) -> Any:
+    """Stack a list of dicts or TensorDicts (or of lists of them) along new first batch dimensions.
+
+    Args:
+        lazy: True keeps a lazy stack, False makes a dense one or fails; None makes a dense one if shapes and keys
+            allow it, else a lazy one.
+
+    Raises:
+        RuntimeError: an empty list, or elements that differ with `lazy=False`. TypeError: elements without entries.
+    """
+    values = list(input)
+    if not values:
+        raise RuntimeError("from_list needs at least one element")
+    if not _is_records(values):
+        raise TypeError(
+            "from_list takes a list of dicts, dataclasses, named tuples or TensorDicts, or of lists of them"
+        )
+    below = None if batch_size is None else as_size(batch_size)[1:]
+    deeper = None if batch_dims is None else batch_dims - 1
+    parts = [
+        from_list(v, auto_batch_size=auto_batch_size, batch_size=below, batch_dims=deeper, lazy=lazy)
+        if isinstance(v, list)
+        else from_any(v, auto_batch_size=bool(auto_batch_size), batch_dims=deeper, batch_size=below)
+        for v in values
+    ]
+    made = lazy_stack(parts) if lazy else stack(parts) if lazy is False else maybe_dense_stack(parts)
+    if device is not None:
+        made = made.to(device)
+    if batch_size is not None and made.batch_size != as_size(batch_size):
+        made.batch_size = as_size(batch_size)
+    if names is not None:
+        made.names = names
+    return made
+
+
+def _what(obj: Any) -> str:
+    return f"the class {obj.__name__}" if isinstance(obj, type) else f"a {type(obj).__name__}"
+
+
+# -- and back ----------------------------------------------------------------------------------
+
+
+def to_list(td: Any, convert_nodes: bool, convert_tensors: Any, tolist_first: bool) -> Any:
+    """Nested lists over the batch dimensions, of dicts or of TensorDicts; the row itself where there are none."""
+    if convert_tensors and not convert_nodes:
+        raise TypeError("convert_tensors=True makes numbers of tensors in dicts: it needs convert_nodes=True")
+    if td.batch_dims:
+        return [to_list(row, convert_nodes, convert_tensors, tolist_first) for row in td]
+    return td.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first) if convert_nodes else td
+
+
+def to_namedtuple(td: Any, dest_cls: type | None) -> Any:
+    """A named tuple of the entries, nested TensorDicts as named tuples `GenericDict`, or one of `dest_cls`."""
+    entries = {
+        key: to_namedtuple(value, None)
+        if isinstance(value, Container)
+        else value.plain()
+        if isinstance(value, NonTensor)
+        else value
+        for key, value in td._resident().items()
+    }
+    return (dest_cls or namedtuple("GenericDict", list(entries)))(**entries)
+
+
+def from_dict_instance(
+    td: Any,
+    input_dict: Mapping[Any, Any],
+    auto_batch_size: bool | None,
+    batch_size: Any,
+    device: Any,
+    batch_dims: int | None,
+    names: Any,
+) -> Any:
+    """As `from_dict`, where nested dicts take the classes that the entries of `td` have."""
+    if isinstance(input_dict, Container):
+        return from_container(input_dict, batch_size, device, names)
+    entries = {}
+    for key, value in input_dict.items():
+        like = td.get(key, None) if isinstance(value, Mapping) and not isinstance(value, Container) else None
+        entries[key] = like.from_dict_instance(value) if isinstance(like, Container) else value  # type: ignore[attr-defined]
+    cls = Container._resident_class
+    return made_from_dict(cls, entries, batch_size, auto_batch_size, batch_dims, device, names)

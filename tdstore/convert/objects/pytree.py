@@ -1,0 +1,100 @@
+"""From and to nested lists, tuples, dicts and named tuples, so that the same ones come back."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from tdstore.container.core.container import Container
+from tdstore.container.functions.construct_and_join import from_dict
+from tdstore.container.values.nontensor import NonTensor, NonTensorData
+from tdstore.errors import StoreError
+
+MARK = "_pytree_type"
+"""The entry that says what a level was: plain data, so that it can be stored."""
+_KINDS: dict[str, Any] = {"list": list, "tuple": tuple, "dict": dict, "OrderedDict": OrderedDict}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+_named: dict[str, Any] = {}
+"""Classes of named tuples that this process has turned into TensorDicts, by their full names."""
+
+
+def from_pytree(
+    pytree: Any, *, batch_size: Any = None, auto_batch_size: bool = False, batch_dims: int | None = None
+) -> Any:
+    """Make a TensorDict of any nesting of lists, tuples, dicts and named tuples; `to_pytree` gives the same again.
+
+    Positions are the keys "0", "1", ...; so are dict keys that are not strings. The entry `_pytree_type` of each level
+    says what it was. Numbers and arrays become tensors, other leaves values. What has no entries is returned as a leaf.
+
+    Raises:
+        ValueError: both `batch_size` and `auto_batch_size`.
+
+    Example:
+        >>> tree = [torch.zeros(2), {"a": (torch.ones(2),), 5: None}]
+        >>> from_pytree(tree).to_pytree()
+        [tensor([0., 0.]), {'a': (tensor([1., 1.]),), 5: None}]
+    """
+    if batch_size is not None and auto_batch_size:
+        raise ValueError("give batch_size or auto_batch_size=True, not both")
+    entries = _entries(pytree)
+    if isinstance(entries, dict):
+        return from_dict(Container._resident_class, entries, batch_size, auto_batch_size, batch_dims, None, None)
+    if isinstance(entries, Container):
+        return entries
+    leaf = Container._resident_class({"leaf": entries}).get("leaf")
+    return leaf.plain() if isinstance(leaf, NonTensor) else leaf
+
+
+def _entries(tree: Any) -> Any:
+    kind = type(tree)
+    if kind is dict or kind is OrderedDict:
+        mark: dict[str, Any] = {"kind": _NAMES[kind]}
+        if all(type(key) is str and key != MARK for key in tree):
+            entries = dict(tree)
+        else:
+            mark["keys"] = list(tree)
+            entries = _numbered(tree.values())
+    elif isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        mark = {"kind": f"{kind.__module__}.{kind.__qualname__}", "fields": list(tree._fields)}
+        _named[mark["kind"]] = kind
+        entries = _numbered(tree)
+    elif kind is list or kind is tuple:
+        mark = {"kind": _NAMES[kind]}
+        entries = _numbered(tree)
+    else:
+        return tree
+    return {**{key: _entries(value) for key, value in entries.items()}, MARK: NonTensorData(mark)}
+
+
+def _numbered(values: Any) -> dict[str, Any]:
+    return {str(i): value for i, value in enumerate(values)}
+
+
+def to_pytree(td: Any) -> Any:
+    """What `from_pytree` was given; a TensorDict that it did not make is returned itself."""
+    mark = td.get(MARK, None)
+    mark = mark.flat()[0] if isinstance(mark, NonTensor) and mark.numel() else None
+    if not isinstance(mark, dict) or "kind" not in mark:
+        return td
+    values = [_back(value) for key, value in td._resident().items() if key != MARK]
+    names = [key for key in td._first_keys() if key != MARK]
+    kind, fields = mark["kind"], mark.get("fields")
+    if kind in ("dict", "OrderedDict"):
+        return _KINDS[kind](zip(mark.get("keys", names), values, strict=True))
+    order = sorted(range(len(names)), key=lambda i: int(names[i]))  # stores may have an order of their own
+    values = [values[i] for i in order]
+    if fields is None:
+        return _KINDS[kind](values)
+    known = _named.get(kind)
+    if known is None or list(known._fields) != fields:
+        raise StoreError(
+            f"the named tuple {kind} with the fields {fields} is not known in this process",
+            hint="from_pytree() of an instance makes it known",
+        )
+    return known(*values)
+
+
+def _back(value: Any) -> Any:
+    if isinstance(value, Container):
+        return to_pytree(value)
+    return value.plain() if isinstance(value, NonTensor) else value

@@ -1,0 +1,1 @@
+"""Tables of rows: Arrow, pandas, parquet, csv, json, streaming shards."""

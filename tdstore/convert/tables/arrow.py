@@ -1,0 +1,300 @@
+"""From and to Arrow tables, without a copy where the two lay their data out alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from tdstore.container.core.container import GROUP, LEAF, Container
+from tdstore.container.functions.construct_and_join import from_dict
+from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.convert import packages
+from tdstore.convert.tables.row_blocks import refuse_ragged, with_rows
+from tdstore.dtypes import is_bit_pattern
+from tdstore.errors import OptionError, UnsupportedError
+from tdstore.types import Path, path_text
+
+_NAT = -(2**63)
+"""What numpy and pandas have for a missing date."""
+
+
+def from_arrow(
+    table: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+    separator: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """Make a TensorDict of the columns of an Arrow table or record batch, one row per batch position.
+
+    Numbers without gaps, in one chunk, share the table's memory (writing to them changes the table), unless that is
+    read-only, as of a mapped file; lists of one length become feature dimensions of them, structs nested TensorDicts.
+    Numbers with gaps become float64 with NaN, dates int64 nanoseconds; text, bytes and ragged lists are one value per
+    row, None where it is missing. So are integers with gaps and dates that do not fit into those.
+
+    Args:
+        auto_batch_size: the largest batch size that the entries share; default: the number of rows.
+        separator: splits the names of columns into nested keys.
+        dtype: cast every tensor to it.
+
+    Raises:
+        ValueError: two columns of one name, or both `batch_size` and `auto_batch_size`.
+        UnsupportedError: a column of a type that Arrow itself cannot turn into values.
+
+    Example:
+        >>> import pyarrow
+        >>> from_arrow(pyarrow.table({"a": [1, 2], "s": ["x", "y"]}))["a"]
+        tensor([1, 2])
+    """
+    refuse_twice(table.schema.names)
+    entries = {name: _named_column(name, table.column(i)) for i, name in enumerate(table.schema.names)}
+    return of_columns(entries, table.num_rows, auto_batch_size, batch_dims, device, batch_size, separator, dtype)
+
+
+def refuse_twice(names: Iterable[str]) -> None:
+    """An error if two columns have one name: they would be one entry."""
+    names = list(names)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two columns have the same name, {twice!r}: rename one of {names}")
+
+
+def _named_column(name: str, column: Any) -> Any:
+    arrow = packages.pyarrow()
+    try:
+        return column_values(column)
+    except (arrow.ArrowInvalid, arrow.ArrowNotImplementedError) as error:
+        raise UnsupportedError(
+            f"the column {name!r}, of type {column.type}: {error}", hint="cast it or leave it out"
+        ) from error
+
+
+def of_columns(
+    columns: Mapping[Any, Any],
+    rows: int,
+    auto_batch_size: bool,
+    batch_dims: int | None,
+    device: Any,
+    batch_size: Any,
+    separator: str | None,
+    dtype: torch.dtype | None,
+) -> Any:
+    """A TensorDict of columns: tensors, lists of a value per row, or mappings of such."""
+    if batch_size is not None and auto_batch_size:
+        raise OptionError("give batch_size or auto_batch_size=True, not both")
+    shape = batch_size if batch_size is not None else None if auto_batch_size else (rows,)
+    cls, dims = Container._resident_class, batch_dims if auto_batch_size else None
+    return from_dict(cls, _entries(columns, dtype, separator), shape, auto_batch_size, dims, device, None)
+
+
+def _entries(columns: Mapping[Any, Any], dtype: torch.dtype | None, separator: str | None) -> dict[Any, Any]:
+    out: dict[Any, Any] = {}
+    for name, column in columns.items():
+        key = tuple(name.split(separator)) if separator is not None and isinstance(name, str) else name
+        if isinstance(column, Tensor):
+            out[key] = column if dtype is None else column.to(dtype)
+        elif isinstance(column, Mapping):
+            out[key] = _entries(column, dtype, None)
+        else:
+            out[key] = NonTensorStack._make(column, torch.arange(len(column)))
+    return out
+
+
+def column_values(column: Any) -> Any:
+    """What a column becomes: a tensor, a list of a value per row, or a dict of columns."""
+    arrow = packages.pyarrow()
+    if isinstance(column, arrow.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else arrow.concat_arrays(column.chunks or [_nothing(column)])
+    kind, types = column.type, arrow.types
+    if isinstance(column, arrow.ExtensionArray):
+        return _extension_values(column, arrow)
+    if types.is_dictionary(kind):
+        return column_values(column.dictionary_decode())
+    if types.is_struct(kind):
+        names = [kind.field(i).name for i in range(kind.num_fields)]
+        refuse_twice(names)
+        return {name: column_values(part) for name, part in zip(names, column.flatten(), strict=True)}
+    if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind):
+        return _list_values(column, arrow)
+    if types.is_temporal(kind):
+        return _dates(column, arrow)
+    if types.is_decimal(kind):
+        column = column.cast(arrow.float64())
+    if types.is_boolean(kind) and not column.null_count:
+        return torch.from_numpy(column.to_numpy(zero_copy_only=False))
+    if not (types.is_integer(column.type) or types.is_floating(column.type)):
+        return column.to_pylist()
+    if not column.null_count:
+        return _shared(column)
+    try:
+        return torch.from_numpy(column.cast(arrow.float64()).to_numpy(zero_copy_only=False).copy())
+    except arrow.ArrowInvalid:  # integers that no float64 is equal to
+        return column.to_pylist()
+
+
+def _shared(column: Any) -> Tensor:
+    """Numbers without gaps, over the column's memory: unless that is read-only, where writing would end the process."""
+    tensor: Tensor = from_dlpack(column)
+    memory = column.buffers()[1]
+    return tensor if memory is None or memory.is_mutable else tensor.clone()
+
+
+def _extension_values(column: Any, arrow: Any) -> Any:
+    """Arrays of one shape as a tensor; other types of Arrow's or anybody's as what is below, or as their values."""
+    kind = column.type
+    found = column_values(column.storage)
+    if not isinstance(found, Tensor):
+        return found if isinstance(found, dict) else column.to_pylist()
+    if not isinstance(kind, arrow.FixedShapeTensorType):
+        return found
+    if kind.permutation is not None:
+        return torch.from_numpy(column.to_numpy_ndarray().copy())
+    return found.reshape(len(column), *kind.shape)
+
+
+def _nothing(column: Any) -> Any:
+    return packages.pyarrow().array([], column.type)
+
+
+def _list_values(column: Any, arrow: Any) -> Any:
+    """Lists of one length as a dimension of a tensor; else a list per row."""
+    if column.null_count:
+        return column.to_pylist()
+    if arrow.types.is_fixed_size_list(column.type):
+        width = column.type.list_size
+    else:
+        widths = set(column.value_lengths().to_pylist())
+        if len(widths) != 1:
+            return column.to_pylist()
+        width = widths.pop()
+    inner = column_values(column.flatten())
+    return inner.reshape(len(column), width, *inner.shape[1:]) if isinstance(inner, Tensor) else column.to_pylist()
+
+
+def _dates(column: Any, arrow: Any) -> Tensor | list[Any]:
+    """Dates, times and durations as int64 nanoseconds; as values those that are too far away, and intervals."""
+    types, kind = arrow.types, column.type
+    if types.is_interval(kind):
+        return list(column.to_pylist())
+    if types.is_duration(kind):
+        unit = arrow.duration("ns")
+    elif types.is_time(kind):
+        unit = arrow.time64("ns")
+    else:
+        unit = arrow.timestamp("ns", getattr(kind, "tz", None))
+    try:
+        return _shared(column.cast(unit).cast(arrow.int64()).fill_null(_NAT))
+    except arrow.ArrowInvalid:  # not within 292 years of 1970
+        return list(column.to_pylist())
+
+
+# -- and back ----------------------------------------------------------------------------------
+
+
+def to_arrow(td: Any, separator: str | None = None, types: Mapping[Path, Any] | None = None) -> Any:
+    """An Arrow table of a row per element of the first batch dimension, see `TensorDict.to_arrow`.
+
+    Args:
+        types: the types of values that are not tensors, where these rows do not tell.
+    """
+    td = with_rows(td, "a table")
+    refuse_ragged(td, "a table")
+    arrays = _arrays(td._resident(), (), td.batch_size[0], types or {}, separator)
+    return packages.pyarrow().table(arrays)
+
+
+def _arrays(td: Any, prefix: Path, rows: int, types: Mapping[Path, Any], separator: str | None) -> dict[str, Any]:
+    arrow = packages.pyarrow()
+    out: dict[str, Any] = {}
+    for key, value in td.items():
+        path = (*prefix, key)
+        if key in out:
+            raise column_twice(key)
+        if isinstance(value, Container):
+            below = _arrays(value._resident(), path, rows, types, separator)
+            if separator is not None:
+                for name, array in below.items():
+                    out[joined(out, key, name, separator)] = array
+            elif below:  # files cannot hold a struct of nothing
+                out[key] = arrow.StructArray.from_arrays(list(below.values()), list(below))
+        elif isinstance(value, Tensor):
+            out[key] = _array(value, path)
+        else:
+            out[key] = _value_array(value, path, rows, types.get(path))
+    return out
+
+
+def joined(taken: Mapping[str, Any], key: str, name: str, separator: str) -> str:
+    """The name of a nested entry's column; an error if another has it already."""
+    column = f"{key}{separator}{name}"
+    if column in taken:
+        raise column_twice(column)
+    return column
+
+
+def column_twice(column: str) -> ValueError:
+    """The error for two entries of which only one could be kept."""
+    return ValueError(f"two entries would have the column {column!r}: choose another separator")
+
+
+def _array(tensor: Tensor, path: Path) -> Any:
+    arrow = packages.pyarrow()
+    tensor = exactly(tensor, path).contiguous()
+    if tensor.is_complex():
+        raise UnsupportedError(
+            f"entry {path_text(path)}: Arrow has no complex numbers", hint="torch.view_as_real() makes two of each"
+        )
+    array = arrow.array(tensor.flatten().numpy())
+    for at in range(tensor.ndim - 1, 0, -1):
+        if not math.prod(tensor.shape[: at + 1]):
+            kind = arrow.list_(array.type, tensor.shape[at])
+            array = arrow.array([[]] * math.prod(tensor.shape[:at]) if not tensor.shape[at] else [], kind)
+        else:
+            array = arrow.FixedSizeListArray.from_arrays(array, tensor.shape[at])
+    return array
+
+
+def exactly(tensor: Tensor, path: Path) -> Tensor:
+    """The tensor on the CPU in a dtype that numpy has: bfloat16 and float8 fit into float32 as they are."""
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    return tensor.float() if is_bit_pattern(tensor.dtype) and tensor.is_floating_point() else tensor
+
+
+def _value_array(value: NonTensor, path: Path, rows: int, kind: Any) -> Any:
+    arrow = packages.pyarrow()
+    values = row_values(value, rows)
+    try:
+        return arrow.array(values, kind)
+    except (arrow.ArrowInvalid, arrow.ArrowTypeError, arrow.ArrowNotImplementedError, OverflowError) as error:
+        raise UnsupportedError(
+            f"the values {path_text(path)} do not fit into one column: {error}", hint="exclude the key"
+        ) from error
+
+
+def row_values(value: NonTensor, rows: int) -> list[Any]:
+    """One value (or list of values) per row."""
+    if isinstance(value, NonTensorData):
+        return [value.data] * rows
+    found: list[Any] = value.tolist()
+    return found
+
+
+def value_types(td: Any, prefix: Path = ()) -> dict[Path, Any]:
+    """The Arrow types of all entries that are not tensors, told from all their rows. Reads no tensors."""
+    out: dict[Path, Any] = {}
+    for key in td._first_keys():
+        kind, path = td._kind(key), (*prefix, key)
+        if kind == GROUP:
+            out.update(value_types(td._raw(key), path))
+        elif kind != LEAF:
+            value = td._raw(key)
+            out[path] = _value_array(value, path, 1, None).type
+    return out

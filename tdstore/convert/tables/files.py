@@ -1,0 +1,372 @@
+"""Parquet, csv and json files: written in blocks of rows, read whole or in blocks straight into a store."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date, time, timedelta
+from decimal import Decimal
+from pathlib import PurePath
+from typing import Any
+from uuid import UUID, uuid4
+
+import numpy as np
+import torch
+
+from tdstore.container.core.container import GROUP
+from tdstore.convert import packages
+from tdstore.convert.tables.arrow import from_arrow, to_arrow, value_types
+from tdstore.convert.tables.pandas import columns_of, from_pandas, needs_separator, to_pandas
+from tdstore.convert.tables.row_blocks import TEXT_BLOCK, refuse_ragged, row_blocks, with_rows
+from tdstore.convert.tables.streaming import into_store
+from tdstore.errors import CorruptStoreError, OptionError, StoreError, UnsupportedError
+from tdstore.io.opening import Location, Storage
+
+ROWS = 1 << 16
+"""Rows that are read at a time on the way into a store."""
+
+
+# -- out ---------------------------------------------------------------------------------------
+
+
+def to_parquet(td: Any, path: Any, separator: str | None, options: dict[str, Any]) -> None:
+    """See `TensorDict.to_parquet`."""
+    td = _table(td, separator)
+    for name in ("engine", "index"):  # pandas' own: there is one engine, and no index
+        options.pop(name, None)
+    types = value_types(td)
+    writer: Any = None
+    with _replacing(path) as place:
+        try:
+            for block in _blocks(td, 32 << 20):
+                table = to_arrow(block, separator, types)
+                writer = writer or packages.parquet().ParquetWriter(place, table.schema, **options)
+                writer.write_table(table)
+        finally:
+            if writer is not None:
+                writer.close()
+
+
+def to_csv(td: Any, path: Any, separator: str | None, options: dict[str, Any]) -> None:
+    """See `TensorDict.to_csv`."""
+    td = _table(td, separator)
+    for node, key in td._leaf_places():
+        if len(node._leaf_shape(key)) > 1:
+            raise ValueError(
+                f"entry {key!r} of shape {list(node._leaf_shape(key))}: a cell of a csv file holds one number; "
+                "use to_parquet or to_json, or split it into columns"
+            )
+        _refuse_complex(node, key)
+    header = options.pop("header", True)
+    mode = options.pop("mode", "w")
+    with _replacing(path) as place:
+        for i, block in enumerate(_blocks(td, TEXT_BLOCK)):
+            frame = to_pandas(block, separator)
+            _refuse_objects(frame)
+            # A file object goes on where it is; a path is opened again for each block.
+            again = {} if hasattr(place, "write") else {"mode": "a" if i else mode}
+            frame.to_csv(place, **{"index": False, "header": header if not i else False, **again, **options})
+
+
+def to_json(td: Any, path: Any, separator: str | None, lines: bool, options: dict[str, Any]) -> None:
+    """See `TensorDict.to_json`."""
+    td = _table(td, separator)
+    if options:  # pandas' own
+        to_pandas(td, separator).to_json(path, **{"orient": "records", "lines": lines, **options})
+        return
+    with _replacing(path) as place, _text_file(place) as file:
+        before = "" if lines else "["
+        for block in _blocks(td, TEXT_BLOCK):
+            for record in _records(block, separator):
+                file.write(before + _json_of(record))
+                before = "\n" if lines else ","
+        file.write("\n" if lines else "]" if before == "," else "[]")
+
+
+def _json_of(record: dict[str, Any]) -> str:
+    try:
+        return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+    except TypeError:
+        for name, cell in record.items():
+            try:
+                json.dumps(cell)
+            except TypeError as error:
+                raise UnsupportedError(f"the entry {name!r} cannot be JSON: {error}", hint=_INSTEAD) from None
+        raise
+
+
+_CELLS = (str, int, float, np.generic, date, time, timedelta, Decimal, UUID, PurePath, type(None))
+_INSTEAD = "exclude the key, set what it is as text or numbers, or use to_parquet"
+
+
+def _refuse_objects(frame: Any) -> None:
+    """An error for what a cell of text would only name, such as `<object at 0x7f...>`, or not tell from text."""
+    for name in frame.columns:
+        if frame[name].dtype == object:
+            odd = next((cell for cell in frame[name] if not isinstance(cell, _CELLS)), None)
+            if odd is not None:
+                raise UnsupportedError(
+                    f"the entry {name!r} has a value of type {type(odd).__name__}, which no cell of a csv file holds",
+                    hint=_INSTEAD,
+                )
+
+
+def _refuse_complex(node: Any, key: str) -> None:
+    if node._leaf_facts(key)[2].is_complex:
+        raise UnsupportedError(
+            f"the entry {key!r}: no cell of a csv file holds a complex number",
+            hint="torch.view_as_real() makes two columns of it",
+        )
+
+
+def _records(block: Any, separator: str | None) -> Iterator[dict[str, Any]]:
+    columns = {name: _plain(column) for name, column in columns_of(block, separator).items()}
+    for row in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, row, strict=True))
+
+
+def _plain(column: Any) -> list[Any]:
+    if not hasattr(column, "tolist"):
+        column = [cell.tolist() if hasattr(cell, "tolist") else cell for cell in column]
+    cells: list[Any] = _without_nan(column if isinstance(column, list) else column.tolist())
+    return cells
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN; readers take null for it."""
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    if isinstance(value, dict):
+        return {k: _without_nan(v) for k, v in value.items()}
+    return [_without_nan(v) for v in value] if isinstance(value, list) else value
+
+
+def _table(td: Any, separator: str | None) -> Any:
+    if separator is None:
+        for key in td._first_keys():
+            if td._kind(key) == GROUP:
+                raise needs_separator((key,))
+    refuse_ragged(td, "a file of rows")
+    return with_rows(td, "a file of rows")
+
+
+def _blocks(td: Any, size: int) -> Iterator[Any]:
+    """Blocks of rows; one of none where there are none, for the names of the columns."""
+    empty = True
+    for _, _, block in row_blocks(td, size):
+        empty = False
+        yield block
+    if empty:
+        yield td._resident()
+
+
+@contextmanager
+def _replacing(path: Any) -> Iterator[Any]:
+    """A file beside a local path that takes its place at the end; anything else as it is."""
+    if not isinstance(path, (str, os.PathLike)) or "://" in str(path):
+        yield path
+        return
+    folder, name = os.path.split(os.fspath(path))
+    # The ending stays: pandas reads the compression off it.
+    part = os.path.join(folder, f".{uuid4().hex[:8]}-{name}")
+    try:
+        yield part
+        os.replace(part, path)
+    except BaseException:
+        if os.path.exists(part):
+            os.remove(part)
+        raise
+
+
+@contextmanager
+def _text_file(place: Any) -> Iterator[Any]:
+    if hasattr(place, "write"):
+        yield place
+        return
+    if "://" in str(place):
+        raise UnsupportedError(f"to_json writes local files, not {place}", hint="write it to an open file object")
+    with open(place, "w", encoding="utf-8") as file:
+        yield file
+
+
+# -- in ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _reading(path: Any) -> Iterator[None]:
+    """Name the file in the error of a reader that cannot make anything of it."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, StoreError):
+            raise
+        raise CorruptStoreError(
+            f"{path}: {error}", url=str(path), hint="the file is damaged, or not what the arguments say it is"
+        ) from error
+
+
+def from_parquet(
+    path: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+    separator: str | None = None,
+    dtype: torch.dtype | None = None,
+    columns: list[str] | None = None,
+    location: Location = None,
+    storage: Storage = None,
+    options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Make a TensorDict from a parquet file (or a folder or list of them), as `from_arrow` does.
+
+    Args:
+        columns: read only these.
+        location, storage, options: write the rows there, in blocks of bounded memory, and return the TensorDict over
+            that dataset: for one file that is larger than memory.
+        **kwargs: of `pyarrow.parquet.read_table`.
+
+    Raises:
+        CorruptStoreError: no parquet file, or half of one. ValueError: two columns of one name.
+    """
+    for name in ("engine", "index"):
+        kwargs.pop(name, None)
+    parquet = packages.parquet()
+    how: dict[str, Any] = {"separator": separator, "dtype": dtype}
+    if location is not None or storage is not None:
+        _only_rows(auto_batch_size, batch_size, device)
+
+        def blocks() -> Iterator[Any]:
+            with parquet.ParquetFile(path, **kwargs) as file:
+                for batch in file.iter_batches(ROWS, columns=columns):
+                    yield from_arrow(batch, **how)
+
+        return into_store(blocks, location, storage, options or {})
+    with _reading(path):
+        table = parquet.read_table(path, columns=columns, **kwargs)
+    stored = (table.schema.pandas_metadata or {}).get("index_columns", ())
+    table = table.drop_columns([name for name in stored if name in table.schema.names])
+    sizes: dict[str, Any] = {
+        "auto_batch_size": auto_batch_size,
+        "batch_dims": batch_dims,
+        "batch_size": batch_size,
+        "device": device,
+    }
+    return from_arrow(table, **sizes, **how)
+
+
+def from_csv(
+    path: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+    separator: str | None = None,
+    dtype: torch.dtype | None = None,
+    location: Location = None,
+    storage: Storage = None,
+    options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Make a TensorDict from a csv file, as `from_pandas` does.
+
+    Args:
+        location, storage, options: write the rows there, in blocks of bounded memory, and return the TensorDict over
+            that dataset: for a file that is larger than memory. The file is read twice.
+        **kwargs: of `pandas.read_csv`.
+
+    Raises:
+        CorruptStoreError: the file is empty, or its rows differ in length.
+    """
+    pandas = packages.pandas()
+    if int(pandas.__version__.split(".")[0]) < 3:  # from then on numbers are read exactly anyway
+        kwargs.setdefault("float_precision", "round_trip")
+    sizes = {
+        "auto_batch_size": auto_batch_size,
+        "batch_dims": batch_dims,
+        "batch_size": batch_size,
+        "device": device,
+    }
+    read = functools.partial(pandas.read_csv, path, **kwargs)
+    return _of_frames(read, True, sizes, {"separator": separator, "dtype": dtype}, location, storage, options)
+
+
+def from_json(
+    path: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+    separator: str | None = None,
+    dtype: torch.dtype | None = None,
+    lines: bool = False,
+    location: Location = None,
+    storage: Storage = None,
+    options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Make a TensorDict from a json file of records, as `from_pandas` does; what is quoted stays text.
+
+    Args:
+        lines: one record a line (files that end in `.jsonl` or `.ndjson` are known by that).
+        location, storage, options: write the rows there, in blocks of bounded memory, and return the TensorDict over
+            that dataset: for a file of lines that is larger than memory. The file is read twice.
+        **kwargs: of `pandas.read_json`.
+
+    Raises:
+        CorruptStoreError: no JSON, or half of it.
+    """
+    pandas = packages.pandas()
+    lines = lines or str(path).endswith((".jsonl", ".ndjson"))
+    kwargs = {"orient": "records", "lines": lines, "dtype": False, "precise_float": True, **kwargs}
+    sizes = {
+        "auto_batch_size": auto_batch_size,
+        "batch_dims": batch_dims,
+        "batch_size": batch_size,
+        "device": device,
+    }
+    read = functools.partial(pandas.read_json, path, **kwargs)
+    return _of_frames(read, lines, sizes, {"separator": separator, "dtype": dtype}, location, storage, options)
+
+
+def _of_frames(
+    read: functools.partial[Any],
+    in_parts: bool,
+    sizes: dict[str, Any],
+    how: dict[str, Any],
+    location: Location,
+    storage: Storage,
+    options: dict[str, Any] | None,
+) -> Any:
+    """What pandas reads, in memory or (`location`, `storage`) into a store; `in_parts` if it can be read in parts."""
+    if location is None and storage is None:
+        with _reading(read.args[0]):
+            frame = read()
+        return from_pandas(frame, **sizes, **how)
+    _only_rows(sizes["auto_batch_size"], sizes["batch_size"], sizes["device"])
+
+    def blocks() -> Iterator[Any]:
+        if not in_parts:
+            yield from_pandas(read(), **how)
+            return
+        with read(**({} if "chunksize" in read.keywords else {"chunksize": ROWS})) as frames:
+            for frame in frames:
+                yield from_pandas(frame, **how)
+
+    return into_store(blocks, location, storage, options or {})
+
+
+def _only_rows(auto_batch_size: bool, batch_size: Any, device: Any) -> None:
+    if auto_batch_size or batch_size is not None or device is not None:
+        raise OptionError(
+            "rows that go into a store have one batch dimension and no device",
+            hint="leave out batch_size, auto_batch_size and device, and change them on the result",
+        )

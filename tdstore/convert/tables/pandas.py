@@ -1,0 +1,143 @@
+"""From and to pandas frames."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import Container
+from tdstore.convert import packages
+from tdstore.convert.tables.arrow import column_twice, exactly, joined, of_columns, row_values
+from tdstore.convert.tables.row_blocks import refuse_ragged, with_rows
+from tdstore.dtypes import torch_ready
+from tdstore.types import Path, path_text
+
+
+def from_pandas(
+    dataframe: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: Any = None,
+    batch_size: Any = None,
+    separator: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """Make a TensorDict of the columns of a pandas frame, one row per batch position.
+
+    Numbers become tensors (missing ones NaN, in float64), dates int64 nanoseconds, arrays or lists of numbers of one
+    shape per cell a tensor with feature dimensions, everything else one value per row, None where it is missing. So
+    are integers with gaps and dates that do not fit into those.
+    Categories are replaced by what they stand for. The index is left out.
+
+    Args:
+        auto_batch_size: the largest batch size that the entries share; default: the number of rows.
+        separator: splits the names of columns into nested keys.
+        dtype: cast every tensor to it.
+
+    Example:
+        >>> import pandas
+        >>> td = from_pandas(pandas.DataFrame({"a": [1, 2], "n.s": ["x", "y"]}), separator=".")
+        >>> td["a"], td["n", "s"]
+        (tensor([1, 2]), LinkedList(['x', 'y']))
+    """
+    columns = {_name(name): series_column(dataframe.iloc[:, i]) for i, name in enumerate(dataframe.columns)}
+    if len(columns) < dataframe.shape[1]:
+        raise ValueError(f"two columns have the same name: {[str(c) for c in dataframe.columns]}")
+    return of_columns(columns, len(dataframe), auto_batch_size, batch_dims, device, batch_size, separator, dtype)
+
+
+def _name(name: Any) -> Any:
+    """Levels of a column index are levels of keys."""
+    return tuple(map(str, name)) if isinstance(name, tuple) else str(name)
+
+
+def series_column(series: Any) -> Tensor | list[Any]:
+    """What a pandas series becomes: a tensor, or a list of a value per row."""
+    pandas = packages.pandas()
+    dtype = series.dtype
+    if isinstance(dtype, pandas.CategoricalDtype):
+        whole = dtype.categories.dtype.kind in "iu" and series.hasnans
+        series = series.astype("Int64" if whole else dtype.categories.dtype)
+        dtype = series.dtype
+    elif isinstance(dtype, pandas.SparseDtype):
+        series = series.sparse.to_dense()
+        dtype = series.dtype
+    if dtype.kind in "mM":
+        return _dates(series, pandas)
+    if dtype.kind in "biufc" and not (not isinstance(dtype, np.dtype) and series.hasnans):
+        return torch.from_numpy(torch_ready(series.to_numpy(getattr(dtype, "numpy_dtype", dtype), copy=True)))
+    if dtype.kind in "biufc" and not (dtype.kind in "iu" and (series.abs() > _EXACT).any()):
+        return torch.from_numpy(series.to_numpy(np.float64, na_value=np.nan))
+    cells = series.astype(object).where(series.notna(), None).to_list()
+    return _cells(cells)
+
+
+_EXACT = 2**53
+"""Up to here float64 has every integer."""
+
+
+def _dates(series: Any, pandas: Any) -> Tensor | list[Any]:
+    """Dates and durations as int64 nanoseconds; as values those that are too far away."""
+    kind = series.dtype.kind
+    if getattr(series.dtype, "tz", None) is not None:
+        series = series.dt.tz_convert("UTC").dt.tz_localize(None)
+    try:
+        return torch.from_numpy(series.dt.as_unit("ns").to_numpy(f"{kind}8[ns]").astype(np.int64))
+    except (pandas.errors.OutOfBoundsDatetime, pandas.errors.OutOfBoundsTimedelta):  # not within 292 years of 1970
+        plain = "to_pydatetime" if kind == "M" else "to_pytimedelta"
+        return [None if pandas.isna(cell) else getattr(cell, plain)() for cell in series]
+
+
+def _cells(cells: list[Any]) -> Tensor | list[Any]:
+    """Arrays, or lists of numbers, of one shape and kind as one tensor."""
+    if cells and all(isinstance(cell, (list, tuple, np.ndarray)) for cell in cells):
+        try:
+            array = np.array(cells)
+        except ValueError:
+            return cells  # they differ in shape
+        if array.dtype.kind in "biufc" and array.size:
+            return torch.from_numpy(array)
+    return cells
+
+
+def to_pandas(td: Any, separator: str | None) -> Any:
+    """A pandas frame, see `TensorDict.to_pandas`."""
+    td = with_rows(td, "a frame")
+    columns = columns_of(td, separator)
+    return packages.pandas().DataFrame(columns, index=None if columns else range(td.batch_size[0]))
+
+
+def columns_of(td: Any, separator: str | None) -> dict[str, Any]:
+    """The columns of a TensorDict with rows: an array of numbers, or a list of arrays or values, each."""
+    refuse_ragged(td, "a table")
+    return _columns(td._resident(), (), td.batch_size[0], separator)
+
+
+def _columns(td: Any, prefix: Path, rows: int, separator: str | None) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in td.items():
+        path = (*prefix, key)
+        if key in out:
+            raise column_twice(key)
+        if isinstance(value, Container):
+            if separator is None:
+                raise needs_separator(path)
+            for name, column in _columns(value._resident(), path, rows, separator).items():
+                out[joined(out, key, name, separator)] = column
+        elif isinstance(value, Tensor):
+            array = exactly(value, path).numpy()
+            out[key] = array if array.ndim == 1 else list(array)
+        else:
+            out[key] = row_values(value, rows)
+    return out
+
+
+def needs_separator(path: Path) -> ValueError:
+    """The error for a nested TensorDict that nobody said how to name."""
+    return ValueError(
+        f"the entry {path_text(path)} is a TensorDict, whose columns need names: pass separator='.', or another"
+    )

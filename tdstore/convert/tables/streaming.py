@@ -1,0 +1,115 @@
+"""Rows that come in blocks, straight into a store: what is read from a file larger than memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import Container
+from tdstore.container.core.locks import MAPPED, SHARED
+from tdstore.container.storage.describe import describe
+from tdstore.container.storage.handle import StoreHandle
+from tdstore.container.storage.open_and_save import over
+from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.errors import MismatchError, StoreError
+from tdstore.header import Header
+from tdstore.io.opening import Location, Storage, find_backend, open_store
+from tdstore.store import Cap
+from tdstore.types import Path, Write, path_text
+
+Blocks = Callable[[], Iterator[Any]]
+"""Starts over, and gives TensorDicts in memory, the first batch dimension of each being its rows."""
+
+
+def into_store(blocks: Blocks, location: Location, storage: Storage, options: dict[str, Any]) -> Any:
+    """Write blocks of rows as a new dataset and return the TensorDict over it; the blocks are gone through twice.
+
+    The first time tells how many rows there are, what dtypes hold all of them, and the values that are not tensors,
+    which are kept in memory. Until the end whatever was at the location is what readers see.
+
+    Raises:
+        MismatchError: an entry has another shape, or is a tensor in some blocks only.
+    """
+    form = _form(blocks())
+    groups, specs = describe(form)
+    backend, text = find_backend(location, storage, "w")
+    store, backend = open_store(text, storage=backend, mode="w", **options)
+    try:
+        store.create(specs)
+        if Cap.PARTIAL_WRITE in store.caps:
+            at = 0
+            for block in blocks():
+                rows = slice(at, at + block.batch_size[0], 1)
+                store.write([Write(p, (rows,), _leaf(block, p).to(s.dtype)) for p, s in specs.items()])
+                at = rows.stop
+        else:
+            whole = [*blocks()]
+            for path, spec in specs.items():
+                store.write([Write(path, (), torch.cat([_leaf(b, path).to(spec.dtype) for b in whole]))])
+        store.save_header(Header(groups))
+        td = over(StoreHandle(store, backend, text, "w", options))
+    except BaseException:
+        store.close()
+        raise
+    td._undo = "close"  # with from_parquet(..., location=...) as td: closes it
+    return td.lock_() if td._state & (MAPPED | SHARED) else td
+
+
+def _leaf(block: Any, path: Path) -> Tensor:
+    leaf: Tensor = block.get(path)
+    return leaf.contiguous()
+
+
+def _form(blocks: Iterator[Any]) -> Any:
+    """A TensorDict like all blocks together, whose tensors have no memory."""
+    rows = 0
+    entries: dict[Path, Any] = {}
+    for block in blocks:
+        found = dict(_flat(block, ()))
+        if rows and found.keys() != entries.keys():
+            odd = sorted(found.keys() ^ entries.keys())[0]
+            raise MismatchError(f"the column {path_text(odd)} is in some of the rows only")
+        for path, value in found.items():
+            entries[path] = _joined(entries.get(path), value, path, rows)
+        rows += block.batch_size[0]
+    if not entries:
+        raise StoreError("there are no rows to store")
+    form = Container._resident_class(batch_size=(rows,))
+    for path, entry in entries.items():
+        if isinstance(entry, list):
+            form.set(path, NonTensorStack._make(entry, torch.arange(rows)))
+        else:
+            form.set(path, entry.expand(rows, *entry.shape[1:]))
+    return form
+
+
+def _flat(td: Any, prefix: Path) -> Iterator[tuple[Path, Any]]:
+    for key, value in td.items():
+        if isinstance(value, Container):
+            yield from _flat(value, (*prefix, key))
+        else:
+            yield (*prefix, key), value
+
+
+def _joined(known: Any, value: Any, path: Path, rows: int) -> Any:
+    """What is kept of an entry: one row of no content that has its shape and dtype, or the list of its values."""
+    if isinstance(value, NonTensor):
+        values = value.tolist() if not isinstance(value, NonTensorData) else [value.data] * len(value)
+        if isinstance(known, Tensor):
+            raise MismatchError(
+                f"the column {path_text(path)} has numbers before row {rows}, and none there",
+                hint="say what it is: dtype=, or a converter of the reader",
+            )
+        return [*known, *values] if known else values
+    if isinstance(known, list):
+        raise MismatchError(f"the column {path_text(path)} has text before row {rows}, and numbers there")
+    if known is not None and known.shape[1:] != value.shape[1:]:
+        raise MismatchError(
+            f"the column {path_text(path)} has cells of {list(known.shape[1:])} before row {rows}, "
+            f"of {list(value.shape[1:])} there"
+        )
+    dtype = value.dtype if known is None else torch.promote_types(known.dtype, value.dtype)
+    return torch.zeros((), dtype=dtype).expand(1, *value.shape[1:])

@@ -1,0 +1,1 @@
+"""Selections of rows and dimensions: parsed, planned, merged. Pure: no I/O."""

@@ -1,0 +1,87 @@
+"""The terms of a batch index: what each stands for, and how torch takes them on a leaf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.index.rows import as_index_tensor
+from tdstore.types import Names
+
+_LISTS = (list, range, tuple, np.ndarray)
+_NARROW = (torch.int8, torch.int16)
+
+
+def as_terms(index: Any) -> tuple[Any, ...]:
+    """An index as a tuple of terms."""
+    return index if isinstance(index, tuple) else (index,)
+
+
+def torch_terms(terms: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What torch misreads as tensors: an empty list it takes for floats, a range or an int16 tensor not at all."""
+    made = tuple(map(_torch_term, terms))
+    rows = [t for t in made if isinstance(t, Tensor) and t.dtype is not torch.bool]
+    if len(rows) < 2 or all(t.numel() for t in rows):
+        return made
+    # Together they select nothing, so that torch looks at none of them: [0] is no error beside [].
+    try:
+        block = torch.broadcast_shapes(*(t.shape for t in rows))
+    except RuntimeError:
+        return made
+    nothing = torch.empty(block, dtype=torch.int64)
+    return tuple(nothing if isinstance(t, Tensor) and t.dtype is not torch.bool else t for t in made)
+
+
+def _torch_term(term: Any) -> Any:
+    if isinstance(term, _LISTS):
+        return as_index_tensor(list(term) if isinstance(term, tuple) else term)
+    return term.long() if isinstance(term, Tensor) and term.dtype in _NARROW else term
+
+
+def spelled_out(terms: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
+    """As `torch_terms`, the ellipsis as slices of `ndim` batch dimensions: it ends where the features begin."""
+    terms = torch_terms(terms)
+    for at, term in enumerate(terms):
+        if term is Ellipsis:
+            if any(t is Ellipsis for t in terms[at + 1 :]):
+                raise IndexError("an index can hold only one Ellipsis (...)")
+            used = sum(map(dims_used, terms)) - 1
+            return (*terms[:at], *(slice(None),) * (ndim - used), *terms[at + 1 :])
+    return terms
+
+
+def dims_used(term: Any) -> int:
+    """How many dimensions a term of `torch_terms` stands for: a mask for as many as it has, None and bools for none."""
+    if term is None or isinstance(term, (bool, np.bool_)):
+        return 0
+    if isinstance(term, Tensor):
+        return term.ndim if term.dtype is torch.bool else 1
+    return 1
+
+
+def indexed_names(names: Names, index: Any, ndim: int) -> Names:
+    """Names after indexing: an int drops its dimension's, None inserts None, rows keep it, masks lose it."""
+    if names is None:
+        return None
+    terms = spelled_out(as_terms(index), ndim)
+    terms += (slice(None),) * (ndim - sum(map(dims_used, terms)))
+    out: list[str | None] = []
+    at = 0
+    arrays = 0
+    for term in terms:
+        width = dims_used(term)
+        if isinstance(term, slice):
+            out.append(names[at])
+        elif width == 0:
+            out.append(None)
+        elif (rank := int(getattr(term, "ndim", 0))) > 0:
+            arrays += 1
+            if arrays == 1:  # further arrays broadcast with the first
+                out += [names[at]] if rank == width == 1 else [None] * (1 if width > 1 else rank)
+        at += width
+    if arrays > 1:
+        return None
+    return tuple(out) if any(n is not None for n in out) else None

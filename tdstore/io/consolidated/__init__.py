@@ -1,0 +1,1 @@
+"""Consolidated files: all leaves in one buffer, one file."""

@@ -1,0 +1,199 @@
+"""The engine for local files: positional reads, atomic puts, conditions held under a lock."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+
+from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
+from tdstore.errors import ConflictError, CorruptStoreError, StoreNotFoundError
+from tdstore.index.ranges import Range
+from tdstore.storekit import files
+from tdstore.storekit.documents import is_plain_name
+
+LOCK_SECONDS = 30.0
+
+
+class LocalEngine(Engine):
+    """Files below a folder; no link is followed, and nothing outside of the folder is reached.
+
+    Args:
+        root: the folder. It is made when something is first put there.
+        writable: False refuses `put` and `delete`.
+        durable: puts survive a power loss (fsync of the file and of its folder).
+
+    Example:
+        >>> engine = LocalEngine(tmp_path)
+        >>> tag = engine.put("a/b.bin", b"0123456789")
+        >>> engine.get_ranges([Range("a/b.bin", 2, 4), Range("a/b.bin", -1, None)])
+        [b'23', b'9']
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, writable: bool = True, durable: bool = True) -> None:
+        self.root = os.path.abspath(os.fspath(root))
+        self.url = self.root
+        self._writable = writable
+        self._durable = durable
+
+    @property
+    def can(self) -> EngineCap:
+        """Everything but rename; nothing but reading when not `writable`."""
+        able = EngineCap.LIST
+        return able | EngineCap.WRITE | EngineCap.CONDITIONAL if self._writable else able
+
+    def get(self, key: str, limit: int | None = None) -> Blob:
+        """As `Engine.get`."""
+        with self._tree(key) as tree, files.io_errors(self.where(key), writing=False):
+            fd = tree.open(self._parts(key))
+            try:
+                size = os.fstat(fd).st_size
+                if limit is not None and size > limit:
+                    raise CorruptStoreError(
+                        f"{self.where(key)} has {size} bytes, more than the {limit} it may have", url=self.where(key)
+                    )
+                return Blob(self._read(fd, key, 0, size), _tag(fd))
+            finally:
+                os.close(fd)
+
+    def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
+        """As `Engine.get_ranges`: each file is opened once."""
+        answers: list[Buffer] = [b""] * len(ranges)
+        by_key: dict[str, list[int]] = {}
+        for at, r in enumerate(ranges):
+            by_key.setdefault(r.key, []).append(at)
+        if not by_key:
+            return answers
+        with self._tree(next(iter(by_key))) as tree:
+            for key, places in by_key.items():
+                with files.io_errors(self.where(key), writing=False):
+                    fd = tree.open(self._parts(key))
+                    try:
+                        size = os.fstat(fd).st_size
+                        for at in places:
+                            _, start, stop = ranges[at]
+                            first = max(size + start, 0) if start < 0 else start
+                            answers[at] = self._read(fd, key, first, size if stop is None else stop)
+                    finally:
+                        os.close(fd)
+        return answers
+
+    def size(self, key: str) -> int:
+        """As `Engine.size`."""
+        with self._tree(key) as tree, files.io_errors(self.where(key), writing=False):
+            fd = tree.open(self._parts(key))
+            try:
+                return os.fstat(fd).st_size
+            finally:
+                os.close(fd)
+
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
+        """As `Engine.put`; the tag is inode, time and size."""
+        self._check_writable()
+        where, parts = self.where(key), self._parts(key)
+        with files.io_errors(where, "cannot write"):
+            os.makedirs(self.root, exist_ok=True)
+            root = files.open_dir(self.root)
+            try:
+                parent = files.Tree(root)
+                folder = parent.folder(parts[:-1], create=True)
+                try:
+                    if not (if_absent or if_match is not None):
+                        files.replace_file(parts[-1], folder, data, sync=self._durable)
+                    else:
+                        # Rename is atomic, comparing first is not: who puts on a condition holds the folder.
+                        files.lock(folder, exclusive=True, timeout=LOCK_SECONDS, url=where)
+                        try:
+                            self._check_condition(parts[-1], folder, where, if_absent, if_match)
+                            files.replace_file(parts[-1], folder, data, sync=self._durable)
+                        finally:
+                            files.unlock(folder)
+                    if self._durable:
+                        files.fsync(folder)
+                    fd = files.open_plain(parts[-1], folder)
+                    try:
+                        return _tag(fd)
+                    finally:
+                        os.close(fd)
+                finally:
+                    parent.close()
+            finally:
+                os.close(root)
+
+    def _check_condition(self, name: str, folder: int, where: str, if_absent: bool, if_match: str | None) -> None:
+        try:
+            fd = files.open_plain(name, folder)
+        except FileNotFoundError:
+            if if_match is not None:
+                raise ConflictError(f"{where} is gone; another writer removed it", url=where) from None
+            return
+        try:
+            if if_absent or _tag(fd) != if_match:
+                raise ConflictError(f"{where} was written by somebody else", url=where)
+        finally:
+            os.close(fd)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """As `Engine.delete`."""
+        self._check_writable()
+        if not os.path.isdir(self.root):
+            return
+        with self._tree("") as tree:
+            for key in keys:
+                parts = self._parts(key)
+                with files.io_errors(self.where(key), "cannot remove"), contextlib.suppress(FileNotFoundError):
+                    files.unlink(parts[-1], tree.folder(parts[:-1]))
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """As `Engine.list`."""
+        if not os.path.isdir(self.root):
+            return
+        with files.io_errors(self.url, "cannot list", writing=False):
+            for folder, _, names in os.walk(self.root):
+                below = os.path.relpath(folder, self.root)
+                for name in names:
+                    key = name if below == "." else f"{below}/{name}"
+                    if key.startswith(prefix) and not files.is_temp(name):
+                        status = os.stat(os.path.join(folder, name), follow_symlinks=False)
+                        yield Entry(key, status.st_size, status.st_mtime)
+
+    # -- inside ------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def _tree(self, key: str) -> Iterator[files.Tree]:
+        with files.io_errors(self.where(key), writing=False):
+            root = files.open_dir(self.root)
+        try:
+            tree = files.Tree(root)
+            try:
+                yield tree
+            finally:
+                tree.close()
+        finally:
+            os.close(root)
+
+    def _parts(self, key: str) -> tuple[str, ...]:
+        parts = tuple(key.split("/"))
+        if not all(map(is_plain_name, parts)):
+            raise StoreNotFoundError(f"{key!r} does not name a file below {self.url}", url=self.url)
+        return parts
+
+    def _check_writable(self) -> None:
+        if not self._writable:
+            raise self.unsupported(EngineCap.WRITE)
+
+    def _read(self, fd: int, key: str, start: int, stop: int) -> bytes:
+        data = os.pread(fd, stop - start, start)
+        while len(data) < stop - start:  # at most 2 GiB come at once
+            more = os.pread(fd, stop - start - len(data), start + len(data))
+            if not more:
+                raise CorruptStoreError(
+                    f"{self.where(key)} ends at byte {os.fstat(fd).st_size}, and bytes up to {stop} were expected",
+                    url=self.where(key),
+                )
+            data += more
+        return data
+
+
+def _tag(fd: int) -> str:
+    status = os.fstat(fd)
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"

@@ -1,0 +1,294 @@
+"""Publish a folder whole: built beside its target, swapped in by one rename, strangers' files never touched."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+from tdstore.errors import StoreBusyError, StoreError, StoreExistsError
+from tdstore.storekit import files
+
+_TEMP = re.compile(r"\..*\.tdstore-[0-9a-f]{16}(-old)?")
+_SHOWN = 5
+
+Strangers = Callable[[int], Sequence[str]]
+"""Given the descriptor of a folder: the files in it that do not belong to a store that may be replaced."""
+
+
+class Site:
+    """A folder being built beside its target; a dead owner's is swept by whoever saves here next.
+
+    The owner holds an exclusive flock on the temporary folder, so that life and death are known
+    without pids.
+
+    Args:
+        path: where it is to be, absolute.
+        url: the location for messages.
+        timeout: seconds to wait for others.
+        strangers: which files of the folder at the target are not those of a store.
+        first: files that tell what a folder is: removed before the rest of it, or a reader that is just
+            opening it might take what is left for a whole.
+        kind: what is stored, for messages.
+
+    Attributes:
+        parent: a descriptor of the folder that holds the target.
+        root: a descriptor of the temporary folder, with the lock.
+        temp: the name of the temporary folder; "" once it is published.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        url: str,
+        timeout: float,
+        strangers: Strangers,
+        first: Sequence[str],
+        kind: str = "a dataset",
+    ) -> None:
+        self.path = path
+        self.url = url
+        self.name = os.path.basename(path)
+        self.timeout = timeout
+        self.temp = ""
+        self.parent = self.root = -1
+        self._strangers = strangers
+        self._first = tuple(first)
+        self._kind = kind
+        self._made: list[str] = []
+        self._swapped = False
+        if not self.name:
+            raise StoreExistsError(f"{url!r} cannot be replaced by {kind}", url=url)
+        folder = os.path.dirname(path)
+        with files.io_errors(url, "making its folder"):
+            self._make_parents(folder)
+            self.parent = files.open_dir(folder)
+        try:
+            with files.io_errors(url, "making its folder"), self.locked():
+                self._sweep()
+                self._make_temp()
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the parent's lock."""
+        self._lock_parent()
+        try:
+            yield
+        finally:
+            files.unlock(self.parent)
+
+    def _lock_parent(self) -> None:
+        timeout = max(self.timeout, 1.0)
+        files.lock(self.parent, exclusive=True, timeout=timeout, url=self.url, what="the parent folder")
+
+    # -- the target ------------------------------------------------------------------------
+    def check(self, *, replace: bool) -> int:
+        """Look at what is at the target: the descriptor of a store that may be replaced, or -1 if nothing is.
+
+        Raises:
+            StoreExistsError: a file, a folder that is no store, or one with files that are not its own.
+        """
+        while True:
+            try:
+                return self._check(replace=replace)
+            except (StoreError, OSError):
+                # A rival may have swapped its own folder in, and be removing the one that was looked at.
+                if not self._swapped:
+                    raise
+
+    def _check(self, *, replace: bool) -> int:
+        url = self.url
+        self._swapped = False
+        try:
+            info = os.stat(self.name, dir_fd=self.parent, follow_symlinks=False)
+        except FileNotFoundError:
+            return -1
+        if not stat.S_ISDIR(info.st_mode):
+            raise StoreExistsError(f"{url} is a file, not a folder", url=url, hint="remove it, or save elsewhere")
+        try:
+            fd = os.open(self.name, files.SAFE_DIR, dir_fd=self.parent)
+        except FileNotFoundError:
+            self._swapped = True
+            raise
+        try:
+            with os.scandir(fd) as entries:
+                empty = next(entries, None) is None
+            if empty:
+                os.close(fd)
+                return -1
+            if not replace:
+                raise StoreExistsError(f"{url} exists already", url=url, hint="mode='w' replaces it")
+            if strangers := self._strangers(fd):
+                more = f" and {len(strangers) - _SHOWN} more" if len(strangers) > _SHOWN else ""
+                raise StoreExistsError(
+                    f"{url} holds what is not part of {self._kind}: {', '.join(strangers[:_SHOWN])}{more}",
+                    url=url,
+                    hint="nothing was deleted; move these away, or save to another place",
+                )
+        except BaseException:
+            self._swapped = not files.is_still(fd, self.name, self.parent)
+            os.close(fd)
+            raise
+        return fd
+
+    # -- publishing ------------------------------------------------------------------------
+    def publish(
+        self,
+        *,
+        replace: bool,
+        sync: bool,
+        alone: Callable[[int], AbstractContextManager[None]],
+        ready: Callable[[], None] = lambda: None,
+        swapped: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Swap the built folder in.
+
+        Args:
+            alone: holds the folder that is there without other writers, given its descriptor; called under
+                the parent's lock, which may be let go of while it waits.
+            ready: called under the parent's lock, before anything is looked at.
+            swapped: called once the built folder is in the place of another one.
+        """
+        with files.io_errors(self.url, "publishing"), self.locked():
+            ready()
+            while not self._swap(replace=replace, sync=sync, alone=alone, swapped=swapped):
+                pass
+
+    def _swap(
+        self,
+        *,
+        replace: bool,
+        sync: bool,
+        alone: Callable[[int], AbstractContextManager[None]],
+        swapped: Callable[[], None],
+    ) -> bool:
+        """Put the built folder in the place of what is there; False if that changed while we waited for it."""
+        old = self.check(replace=replace)
+        if old < 0:
+            files.rename(self.temp, self.parent, self.name, self.parent)
+            self._published(sync)
+            return True
+        try:
+            with alone(old):
+                if not files.is_still(old, self.name, self.parent):
+                    return False
+                files.exchange(self.temp, self.name, self.parent)
+                swapped()
+                leftover = self.temp
+                self._published(sync)
+                # Unlinking thousands of files takes long: others may save beside us meanwhile.
+                files.unlock(self.parent)
+                remove_later(leftover, self.parent, self._first)
+        finally:
+            os.close(old)
+        return True
+
+    def wait_alone(self, old: int) -> None:
+        """Take the lock of the folder that is there; the parent's is let go of while waiting.
+
+        Raises:
+            StoreBusyError: another process has it after `timeout` seconds.
+        """
+        deadline = time.monotonic() + self.timeout
+        while not files.try_lock(old, exclusive=True):
+            if time.monotonic() >= deadline:
+                raise StoreBusyError(
+                    f"{self.url} is being written by another process; waited {self.timeout:g} s",
+                    url=self.url,
+                    hint="close it there, save to another place, or pass a longer lock_timeout=",
+                )
+            files.unlock(self.parent)
+            time.sleep(0.02)
+            self._lock_parent()
+
+    def _published(self, sync: bool) -> None:
+        self.temp = ""
+        self.keep_parents()
+        if sync:
+            files.fsync(self.parent)
+
+    def keep_parents(self) -> None:
+        """The folders that were made on the way to the target are to stay: something is in them."""
+        self._made.clear()
+
+    def close(self, *, forked: bool = False) -> None:
+        """Remove what was not published, and let go.
+
+        Args:
+            forked: this is a child of the owner: nothing but its own descriptors is its to close.
+        """
+        if self.temp and not forked:
+            remove_later(self.temp, self.parent, self._first)
+        self.temp = ""
+        for fd in (self.root, self.parent):
+            if fd >= 0:
+                os.close(fd)
+        self.root = self.parent = -1
+        for folder in [] if forked else reversed(self._made):
+            try:
+                os.rmdir(folder)
+            except OSError:
+                break  # somebody put something into it meanwhile
+        self._made.clear()
+
+    # -- beginning -------------------------------------------------------------------------
+    def _make_parents(self, folder: str) -> None:
+        missing = []
+        while not os.path.isdir(folder):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+        for path in reversed(missing):
+            try:
+                os.mkdir(path)
+            except FileExistsError:
+                continue  # a rival made it; if it is a file, opening it says so
+            self._made.append(path)
+
+    def _make_temp(self) -> None:
+        # The name may be as long as the file system allows: ours must fit too.
+        short = self.name.encode()[:200].decode(errors="ignore")
+        name = f".{short}.tdstore-{secrets.token_hex(8)}"
+        files.make_dir(name, self.parent)
+        self.temp = name
+        self.root = os.open(name, files.SAFE_DIR, dir_fd=self.parent)
+        files.try_lock(self.root, exclusive=True)
+
+    def _sweep(self) -> None:
+        with os.scandir(self.parent) as entries:
+            names = [e.name for e in entries if _TEMP.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
+        for name in names:
+            original = name[1 : name.rindex(".tdstore-")]
+            if name.endswith("-old") and not os.path.lexists(os.path.join(os.path.dirname(self.path), original)):
+                # An exchange by plain renames died half-way: this is the only copy of what was there.
+                files.rename(name, self.parent, original, self.parent)
+            else:
+                sweep_dead(name, self.parent, self._first)
+
+
+def sweep_dead(name: str, parent: int, first: Sequence[str]) -> None:
+    """Remove a temporary folder, the files named in `first` before the rest, if its owner is dead."""
+    try:
+        fd = os.open(name, files.SAFE_DIR, dir_fd=parent)
+    except OSError:
+        return  # gone meanwhile, or not ours to open
+    try:
+        if files.try_lock(fd, exclusive=True):
+            remove_later(name, parent, first)
+    finally:
+        os.close(fd)
+
+
+def remove_later(name: str, parent: int, first: Sequence[str]) -> None:
+    """Remove a folder that is not part of any store; what cannot be removed is swept by the next save."""
+    try:
+        files.remove_tree(name, parent, first=first)
+    except OSError:
+        return

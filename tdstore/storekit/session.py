@@ -1,0 +1,337 @@
+"""Who writes in place: one session per store opened "r+", so that a crash shows and rivals wait or are told.
+
+Liveness is a shared flock on the root folder, which dies with its process. What happened is in the
+log `tdstore.session`, one JSON line per event, which is there only while somebody writes (or when
+somebody died writing):
+
+    {"open": id, "pid": 1, "host": "h"}          a session began
+    {"leave": id, "touched": [path, ...] | null} it ended in order; these leaves (null: any) have stale sums
+    {"intent": {"add": [...], "drop": [...]}}    a commit begins that adds and removes these files
+
+Lock order: the parent folder, then the root. A session begins and a rival replaces the folder only
+under the parent's lock, so neither can miss the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tdstore.errors import CorruptStoreError, StoreBusyError
+from tdstore.storekit import files
+from tdstore.types import Path
+
+NAME = "tdstore.session"
+MAX_LOG = 64 << 20
+LOCK_TIMEOUT = 10.0
+
+FileParts = tuple[str, ...]
+
+
+@dataclass
+class Log:
+    """What the log says."""
+
+    opened: dict[str, str] = field(default_factory=dict)
+    """Session id -> `"pid 12 on host"`, for those that have not left."""
+    own: set[str] = field(default_factory=set)
+    """Of these, the ones of this process."""
+    touched: set[Path] = field(default_factory=set)
+    touched_all: bool = False
+    files: list[FileParts] = field(default_factory=list)
+    """Files that a commit meant to add or drop."""
+    torn: bool = False
+    """A line is not readable: its writer died, or its disk was full."""
+
+    def stale(self, path: Path) -> bool:
+        """Whether the checksums of a leaf may be older than its data, though nobody died."""
+        return self.touched_all or path in self.touched
+
+
+def read_log(root: int) -> Log | None:
+    """Parse the log; None when there is none."""
+    try:
+        data = files.read_small(NAME, root, MAX_LOG)
+    except FileNotFoundError:
+        return None
+    except CorruptStoreError:
+        return Log(torn=True)
+    log = Log()
+    me = _me()
+    for line in data.splitlines():
+        try:
+            _apply(log, json.loads(line), me)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            log.torn = True
+    log.torn |= bool(data) and not data.endswith(b"\n")
+    return log
+
+
+def _apply(log: Log, event: dict[str, object], me: dict[str, object]) -> None:
+    if "open" in event:
+        key = str(event["open"])
+        log.opened[key] = f"pid {event['pid']} on {event['host']}"
+        if {"pid": event["pid"], "host": event["host"]} == me:
+            log.own.add(key)
+    elif "leave" in event:
+        log.opened.pop(str(event["leave"]), None)
+        log.own.discard(str(event["leave"]))
+        touched = event["touched"]
+        if touched is None:
+            log.touched_all = True
+        else:
+            log.touched |= {tuple(map(str, path)) for path in touched}  # type: ignore[attr-defined]
+    else:
+        intent: dict[str, list[list[str]]] = event["intent"]  # type: ignore[assignment]
+        log.files += [tuple(map(str, parts)) for parts in (*intent["add"], *intent["drop"])]
+
+
+def _me() -> dict[str, object]:
+    return {"pid": os.getpid(), "host": socket.gethostname()}
+
+
+class Session:
+    """One store's share in a folder that is written in place.
+
+    Args:
+        root: descriptor of the root folder; the session makes its own.
+    """
+
+    def __init__(self, root: int, *, sync: bool) -> None:
+        self.id = secrets.token_hex(8)
+        self.pid = os.getpid()
+        self.root = os.dup(root)
+        # flock belongs to the open file, which dup shares: a second opening is needed for a lock of our own.
+        self._lock = os.open(".", files.SAFE_DIR, dir_fd=root)
+        self.sync = sync
+        info = os.fstat(root)
+        self.key = (info.st_dev, info.st_ino)
+        self.detached = False
+        self.escaped = False
+        """Another process may write through what this session mapped (fork, or a pickled leaf)."""
+        self.ended = False
+
+    def try_alone(self) -> bool:
+        """Take the folder for this session alone, if nobody is in; `begin` lets others in."""
+        return files.try_lock(self._lock, exclusive=True)
+
+    def begin(self, *, timeout: float, url: str) -> None:
+        """Enter the log; the caller holds the parent's lock (or the folder is not published yet)."""
+        files.lock(self._lock, exclusive=False, timeout=timeout, url=url)
+        fd = os.open(NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | files.SAFE, 0o666, dir_fd=self.root)
+        try:
+            files.append(fd, _line({"open": self.id, **_me()}))
+            if self.sync:
+                files.fsync(fd)
+        finally:
+            os.close(fd)
+        if self.sync:
+            files.fsync(self.root)
+        _SESSIONS.setdefault(self.key, weakref.WeakSet()).add(self)
+
+    def note(self, add: list[FileParts], drop: list[FileParts]) -> None:
+        """Log which files a commit is about to add and drop."""
+        self._append({"intent": {"add": [list(p) for p in add], "drop": [list(p) for p in drop]}})
+
+    def leave(self, touched: set[Path] | None, seal: Callable[[Log], None]) -> None:
+        """End in order: log it, and if nobody else is in, `seal` the store and remove the log.
+
+        Args:
+            touched: leaves that may have changed since their sums were taken; None for any.
+        """
+        if self.ended:
+            return
+        self.ended = True
+        try:
+            if self.detached or self.pid != os.getpid():
+                return
+            self._append({"leave": self.id, "touched": None if touched is None else [list(p) for p in touched]})
+            if not self._alone():
+                return
+            log = read_log(self.root)
+            # One that died without leaving may have been in the middle of a write: whoever opens next compares.
+            if log is not None and not log.opened and not log.torn:
+                seal(log)
+                files.unlink(NAME, self.root)
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        """Let go of the descriptors, and with them of the lock."""
+        self.ended = True
+        _SESSIONS.get(self.key, set()).discard(self)
+        if self._lock >= 0 and self.pid == os.getpid():
+            files.unlock(self._lock)  # closing is not enough: a forked child holds the same open file
+        for fd in (self._lock, self.root):
+            if fd >= 0:
+                os.close(fd)
+        self._lock = self.root = -1
+
+    def detach(self) -> None:
+        """The folder was replaced by this very process: there is nothing left to seal."""
+        self.detached = True
+        files.unlock(self._lock)
+
+    def pause(self) -> None:
+        """Give up the lock for a moment; the caller holds the parent's lock."""
+        files.unlock(self._lock)
+
+    def resume(self) -> None:
+        """Take the lock again after `pause`."""
+        files.lock(self._lock, exclusive=False, timeout=LOCK_TIMEOUT, url="this store")
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Keep other sessions out meanwhile; gives False where one is in, or this one's memory has left the process."""
+        if self.ended or self.detached or self.escaped or self.pid != os.getpid() or len(own_sessions(self.key)) > 1:
+            yield False
+            return
+        try:
+            yield self._alone()
+        finally:
+            if not self.ended:
+                self.resume()
+
+    def _append(self, event: dict[str, object]) -> None:
+        fd = os.open(NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | files.SAFE, 0o666, dir_fd=self.root)
+        try:
+            files.append(fd, _line(event))
+        finally:
+            os.close(fd)
+
+    def _alone(self) -> bool:
+        """Trade the shared lock for the exclusive one, if nobody else is in."""
+        parent = open_parent(self.root)
+        try:
+            if parent >= 0:
+                # So that a save that makes its own sessions pause for a moment does not look like a crash.
+                files.lock(parent, exclusive=False, timeout=LOCK_TIMEOUT, url="this store")
+            files.unlock(self._lock)
+            for _ in range(3):
+                if files.try_lock(self._lock, exclusive=True):
+                    return True
+                time.sleep(0.002)  # a reader may be asking whether anybody is in
+            return False
+        finally:
+            if parent >= 0:
+                os.close(parent)
+
+
+def _line(event: dict[str, object]) -> bytes:
+    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+
+
+def open_parent(root: int) -> int:
+    """The parent of a folder; -1 where it cannot be read (then there is no lock to take)."""
+    try:
+        return os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+    except OSError:
+        return -1
+
+
+def own_sessions(key: tuple[int, int]) -> list[Session]:
+    """The sessions of this process on a folder (device, inode)."""
+    return [s for s in _SESSIONS.get(key, ()) if not s.ended and not s.detached and s.pid == os.getpid()]
+
+
+def somebody_in(root: int) -> bool:
+    """Whether a live session holds the folder (asked through a descriptor of our own)."""
+    probe = os.open(".", files.SAFE_DIR, dir_fd=root)
+    parent = open_parent(root)
+    try:
+        if not files.try_lock(probe, exclusive=True):
+            return True
+        files.unlock(probe)
+        if parent < 0:
+            return False
+        # A save of theirs may have paused its own sessions; it holds the parent's lock meanwhile.
+        files.lock(parent, exclusive=False, timeout=LOCK_TIMEOUT, url="the parent folder")
+        return not files.try_lock(probe, exclusive=True)
+    finally:
+        os.close(probe)
+        if parent >= 0:
+            os.close(parent)
+
+
+@contextmanager
+def exclusive(root: int, *, parent: int, timeout: float, url: str) -> Iterator[None]:
+    """Hold a published folder alone, to replace it; waits for other processes' sessions to end.
+
+    The caller holds the parent's lock, which is released while waiting. Sessions of this process
+    do not count; once the body is through they are detached.
+
+    Raises:
+        StoreBusyError: others still write after `timeout` seconds; names them.
+    """
+    info = os.fstat(root)
+    deadline = time.monotonic() + timeout
+    lock = os.open(".", files.SAFE_DIR, dir_fd=root)
+    try:
+        while True:
+            own = own_sessions((info.st_dev, info.st_ino))
+            for session in own:
+                session.pause()
+            if files.try_lock(lock, exclusive=True):
+                break
+            for session in own:
+                session.resume()
+            if time.monotonic() >= deadline:
+                raise StoreBusyError(
+                    f"{url} is open for writing in {holders(root)}; waited {timeout:g} s",
+                    url=url,
+                    hint="close it there, save to another place, or pass a longer lock_timeout=",
+                )
+            files.unlock(parent)
+            time.sleep(0.02)
+            files.lock(parent, exclusive=True, timeout=max(timeout, 1.0), url=url, what="the parent folder")
+        try:
+            yield
+        except BaseException:
+            files.unlock(lock)
+            for session in own:
+                session.resume()
+            raise
+        for session in own:
+            session.detach()
+    finally:
+        os.close(lock)
+
+
+def holders(root: int) -> str:
+    """Who the log says is in, for messages."""
+    log = read_log(root)
+    others = [] if log is None else [who for key, who in log.opened.items() if key not in log.own]
+    return ", ".join(others) or "another process"
+
+
+class Lease:
+    """What keeps a session going: the store and each of its tensors hold it, and its end ends the session."""
+
+    __slots__ = ("__weakref__", "session")
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+
+    def escape(self) -> None:
+        """Another process may now write to what this session mapped."""
+        if self.session is not None:
+            self.session.escaped = True
+
+
+_SESSIONS: dict[tuple[int, int], weakref.WeakSet[Session]] = {}
+
+
+def _forked() -> None:
+    for sessions in _SESSIONS.values():
+        for session in sessions:
+            session.escaped = True
+
+
+os.register_at_fork(before=_forked)

@@ -1,0 +1,119 @@
+"""TensorDictBase: the whole surface, over the primitives of `Container`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from types import GenericAlias
+from typing import Any, ClassVar
+
+import torch
+
+from tdstore.container.core.container import Container
+from tdstore.container.display.text import ReprMixin
+from tdstore.container.distribute.collectives import DistributedMixin
+from tdstore.container.functions import construct_and_join, torch_functions
+from tdstore.container.persistence.backend_names import NamedStorageMixin
+from tdstore.container.persistence.consolidate import ConsolidatingMixin
+from tdstore.container.persistence.growing import GrowingMixin
+from tdstore.convert.checkpoints.state_dict import StateDictMixin
+from tdstore.convert.methods import ConvertMixin
+from tdstore.modules.methods import ModulesMixin
+
+
+class TensorDictBase(
+    NamedStorageMixin,
+    GrowingMixin,
+    ConsolidatingMixin,
+    DistributedMixin,
+    ConvertMixin,
+    StateDictMixin,
+    ModulesMixin,
+    ReprMixin,
+):
+    """Base of every container: `TensorDict`, `PersistentTensorDict` and `LazyStackedTensorDict`."""
+
+    __slots__ = ()
+
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
+    """`TensorDict[str, Tensor]`, for annotations."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return torch_functions.dispatch(func, types, args, kwargs)
+
+    @classmethod
+    def from_dict(
+        cls,
+        input_dict: Mapping[Any, Any],
+        *,
+        auto_batch_size: bool | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+        batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
+    ) -> Any:
+        """A TensorDict from nested dicts; one from a TensorDict is that TensorDict, with its own batch sizes.
+
+        Args:
+            batch_size: of every level, whatever `auto_batch_size` says.
+            auto_batch_size: give every level the largest batch size its entries share; default: with `batch_dims`.
+            batch_dims: at most this many batch dimensions.
+
+        Raises:
+            ValueError: both `batch_size` and `batch_dims`.
+
+        Example:
+            >>> TensorDict.from_dict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3)}}, batch_dims=1).batch_size
+            torch.Size([3])
+        """
+        if isinstance(input_dict, Container):
+            return construct_and_join.from_container(input_dict, batch_size, device, names)
+        plain = cls._resident_class
+        made = cls if issubclass(cls, plain) else plain
+        return construct_and_join.from_dict(made, input_dict, batch_size, auto_batch_size, batch_dims, device, names)
+
+    @classmethod
+    def fromkeys(cls, keys: Iterable[Any], value: Any = 0) -> Any:
+        """A TensorDict without batch dimensions whose (nested) keys all hold `value`."""
+        td = cls._resident_class()
+        for key in keys:
+            td.set(key, value)
+        return td
+
+    @classmethod
+    def stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+        """`torch.stack` of TensorDicts, along a new batch dimension."""
+        return construct_and_join.stack(input, dim, out=out)
+
+    @classmethod
+    def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+        """A stack that is not made, of TensorDicts that may differ: see `tdstore.lazy_stack`."""
+        return construct_and_join.lazy_stack(input, dim, out=out, **kwargs)
+
+    @classmethod
+    def maybe_dense_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+        """As `stack` where keys and shapes allow it, else as `lazy_stack`."""
+        return construct_and_join.maybe_dense_stack(input, dim, out=out, **kwargs)
+
+    def to_lazystack(self, dim: int = 0) -> Any:
+        """A lazy stack of the rows along `dim`, sharing memory."""
+        name = self.names[dim] if self._names is not None else None
+        return self._stack_class(*self.unbind(dim), stack_dim=dim % max(1, self.batch_dims), stack_dim_name=name)
+
+    def densify(self, layout: torch.layout = torch.strided) -> Any:
+        """The same entries with every lazy stack below made: see `LazyStackedTensorDict.densify`."""
+        td = self._resident()
+        entries: dict[str, Any] = td._data
+        data = {k: v.densify(layout) if isinstance(v, _KINDS) else v for k, v in entries.items()}
+        return td._new(data, td._batch_size, td._device, td._names)
+
+    @classmethod
+    def cat(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+        """`torch.cat` of TensorDicts, along a batch dimension."""
+        return construct_and_join.cat(input, dim, out=out)
+
+
+MutableMapping.register(TensorDictBase)  # type: ignore[type-abstract]
+_KINDS: Any = Container  # to type checkers it lacks what the bases of this class add

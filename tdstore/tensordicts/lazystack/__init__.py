@@ -1,0 +1,1 @@
+"""`LazyStackedTensorDict`: elements of any container, stacked when they are read."""

@@ -1,0 +1,598 @@
+"""Maths, reductions and shapes of a lazy stack: element by element where that is the same, stacked where it is not."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import Container
+from tdstore.container.core.locks import LOCKED
+from tdstore.container.core.tensorclasses import untyped
+from tdstore.container.functions.broadcast import uneven, widened
+from tdstore.container.methods.access import NO_DEFAULT
+from tdstore.container.methods.apply import Mapper
+from tdstore.container.values.nontensor import NonTensor, NonTensorData
+from tdstore.errors import BatchSizeError, UnevenError, UnsupportedError
+from tdstore.index.shapes import as_dim, as_size, flat_args, split_sizes, view_shape
+from tdstore.index.tracing import mapped, one_by_one
+from tdstore.ops.reduce import Over
+from tdstore.ops.reductions import Reduction, State
+from tdstore.tensordicts.lazystack.parts import merge_states, pieces, reduced_size
+from tdstore.tensordicts.lazystack.routing import Traced, trace, wants_view
+from tdstore.tensordicts.lazystack.writing import LazyWrites
+from tdstore.tensordicts.resident.entries import ResidentTree
+from tdstore.types import Names, Path
+
+_ALL = slice(None)
+
+
+class LazyOps(LazyWrites):
+    """What `OpsBase` asks for, and the methods that would otherwise need the whole stack in memory."""
+
+    __slots__ = ()
+
+    # -- operands ----------------------------------------------------------------------------
+    def _operands(self, other: Any) -> list[Any]:
+        """The second operand of each element."""
+        n, d = len(self._tds), self._stack_dim
+        if isinstance(other, Container):
+            if other.batch_size != self._batch_size and not self._ragged:
+                other = other.expand(self._batch_size)
+            return self._per_element(other)
+        if isinstance(other, np.ndarray):
+            other = torch.from_numpy(other)
+        if not isinstance(other, Tensor) or not other.ndim:
+            return [other] * n
+        batch = self._batch_size
+        at = d - (len(batch) - other.ndim)
+        if other.ndim > len(batch) or (at >= 0 and other.shape[at] not in (1, n)):
+            raise BatchSizeError(
+                f"a tensor of shape {list(other.shape)} cannot be broadcast to batch size {list(batch)}"
+            )
+        if at < 0:
+            return [other] * n
+        return list(other.unbind(at)) if other.shape[at] == n else [other.select(at, 0)] * n
+
+    def _foreach(self, fn: Callable[..., Sequence[Tensor]], *operands: Any) -> Self:
+        if uneven(self, operands) and (wide := widened(self, operands)) is not None:
+            result: Self = wide[0]._foreach(fn, *wide[1])
+            return result
+        columns = [self._operands(o) for o in operands]
+        made = self._all_at_once(fn, columns)
+        if made is None:
+            made = [td._foreach(fn, *[c[i] for c in columns]) for i, td in enumerate(self._tds)]
+        return self._of(made, self._stack_dim, self._dim_name, self._hollow)
+
+    def _all_at_once(self, fn: Callable[..., Sequence[Tensor]], columns: list[list[Any]]) -> list[Any] | None:
+        """One call for the leaves of all elements; None where they are not all live tensors, or an operand is one."""
+        leaves: list[Tensor] = []
+        given: list[list[Any]] = [[] for _ in columns]
+        for i, td in enumerate(self._tds):
+            mine: list[Tensor] = []
+            if not isinstance(td, ResidentTree) or td._state & LOCKED or not td._collect(mine):
+                return None
+            for into, column in zip(given, columns, strict=True):
+                part = td._operand(column[i], mine)
+                if not isinstance(part, list):
+                    return None
+                into += part
+            leaves += mine
+        if not leaves:
+            return None
+        results = iter((one_by_one(fn) if mapped() else fn)(leaves, *given))
+        return [td._with_leaves(results) for td in self._tds]
+
+    def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
+        self._check_writable()
+        columns = [self._operands(o) for o in operands]
+        for i, td in enumerate(self._tds):
+            td._foreach_(fn, *[c[i] for c in columns])
+        return self
+
+    def _in_rows(self) -> Any:
+        return self._resident()
+
+    def _aligned(self, other: Any, default: Any) -> tuple[Any, Any]:
+        if isinstance(default, Tensor) and default.ndim:
+            return super()._aligned(other, default)
+        pairs = [td._aligned(part, default) for td, part in zip(self._tds, self._operands(other), strict=True)]
+        return self._of([a for a, _ in pairs], self._stack_dim, self._dim_name), self._of(
+            [b for _, b in pairs], self._stack_dim
+        )
+
+    def _compare(self, other: Any, op: Any) -> Any:
+        if uneven(self, (other,)) and (wide := widened(self, (other,))) is not None:
+            return wide[0]._compare(wide[1][0], op)
+        if isinstance(other, Mapping) and not isinstance(other, Container):
+            other = self._each(lambda td: td.empty()).update(other)
+        elif not isinstance(other, (Container, Tensor, bool, int, float, complex, np.ndarray, np.generic)):
+            return NotImplemented
+        parts = iter(self._operands(other))
+        return self._each(lambda td: td._compare(next(parts), op))
+
+    def _compared(self, other: Any, op: Any) -> Any:
+        return self._compare(other, op)
+
+    def _chosen(self, condition: Tensor, other: Any, pad: Any) -> Any:
+        d = self._stack_dim
+        if 1 in condition.shape and condition.ndim <= len(self._batch_size) and not self._ragged:
+            condition = condition.expand(self._batch_size[: condition.ndim])
+        conditions = [condition] * len(self._tds) if condition.ndim <= d else condition.unbind(d)
+        if len(conditions) != len(self._tds):
+            raise BatchSizeError(f"a condition of shape {list(condition.shape)} for {list(self._batch_size)}")
+        if condition.ndim <= d and condition.ndim:
+            self._even("where")
+        pairs = iter(zip(conditions, self._operands(other), strict=True))
+        return self._each(lambda td: td.where(*next(pairs), pad=pad))
+
+    def masked_select(self, mask: Tensor) -> Any:
+        if mask.dtype != torch.bool:
+            raise TypeError(f"a mask is a bool tensor, not one of {mask.dtype}")
+        found = self._at(mask)
+        try:
+            return found._resident()
+        except UnevenError:
+            return found
+
+    # -- one element after the other -----------------------------------------------------------
+    def clone(self, recurse: bool = True) -> Any:
+        return self._each(lambda td: td.clone(recurse))
+
+    def _apart(self) -> Any:
+        return self._each(lambda td: td._apart())
+
+    def _to(self, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool) -> Any:
+        return self._each(lambda td: td._to(device, dtype, non_blocking))
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.pop("inplace", False):
+            if "batch_size" in kwargs:
+                self.batch_size = kwargs.pop("batch_size")
+            for td in self._tds:
+                td.to(*args, inplace=True, **kwargs)
+            return self
+        return super().to(*args, **kwargs)
+
+    def detach(self) -> Any:
+        return self._each(lambda td: td.detach())
+
+    @property
+    def data(self) -> Any:
+        return self._each(lambda td: td.data)
+
+    @property
+    def grad(self) -> Any:
+        grads = [td.grad for td in self._tds]
+        if all(g is None for g in grads):
+            return None
+        made = self._of(
+            [td.empty() if g is None else g for td, g in zip(self._tds, grads, strict=True)], self._stack_dim
+        )
+        return made.lock_() if self.is_locked else made
+
+    def _expanded_as(self, other: Any, lead: int) -> Self:
+        try:
+            dense: Self = self._resident()
+        except UnevenError:
+            d = self._stack_dim + lead
+            parts = other.unbind(d)
+            if len(parts) != len(self._tds):
+                raise BatchSizeError(
+                    f"cannot expand a batch size of {list(self._batch_size)} to {list(other.batch_size)}"
+                ) from None
+            made = [td._expanded_as(part, lead) for td, part in zip(self._tds, parts, strict=True)]
+            return self._of(made, d, self._dim_name)
+        return dense._expanded_as(other, lead)
+
+    def data_ptr(self, *, storage: bool = False) -> Any:
+        return self._resident_class({str(i): td.data_ptr(storage=storage) for i, td in enumerate(self._tds)}, [])
+
+    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+        """A plain in-memory TensorDict: the stack, made.
+
+        Raises:
+            UnsupportedError: elements that differ in shape; `densify()` takes them, as nested tensors.
+        """
+        return untyped(self._resident(), retain_none)
+
+    def to_dict(
+        self,
+        *,
+        retain_none: bool = True,
+        convert_tensors: bool | Literal["numpy"] = False,
+        tolist_first: bool = False,
+    ) -> dict[str, Any]:
+        keys = [set(td.keys(True)) for td in self._tds]
+        if any(k != keys[0] for k in keys):
+            raise UnevenError(
+                "to_dict: the elements of this lazy stack have different keys",
+                hint="[td.to_dict() for td in stack.tensordicts]",
+            )
+        return super().to_dict(retain_none=retain_none, convert_tensors=convert_tensors, tolist_first=tolist_first)
+
+    def empty(
+        self, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = None
+    ) -> Any:
+        if batch_size is not None or names is not None:
+            return super().empty(recurse, batch_size=batch_size, device=device, names=names)
+        return self._each(lambda td: td.empty(recurse, device=device))
+
+    def _without_values(self) -> Any:
+        return self._each(lambda td: td._without_values())
+
+    def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
+        if inplace:
+            self._free("select")
+        made = [td.select(*keys, inplace=inplace, strict=strict) for td in self._tds]
+        return self if inplace else self._of(made, self._stack_dim, self._dim_name, self._hollow)
+
+    def exclude(self, *keys: Any, inplace: bool = False) -> Self:
+        if inplace:
+            self._free("exclude")
+        made = [td.exclude(*keys, inplace=inplace) for td in self._tds]
+        return self if inplace else self._of(made, self._stack_dim, self._dim_name, self._hollow)
+
+    def _kept(self, wanted: dict[str, Any]) -> Any:
+        return self._each(lambda td: td._kept(wanted))
+
+    def filter_non_tensor_data(self) -> Any:
+        return self._each(lambda td: td.filter_non_tensor_data())
+
+    def filter_empty_(self) -> Self:
+        for td in self._tds:
+            td.filter_empty_()
+        return self
+
+    def split_keys(self, *key_sets: Iterable[Any], inplace: bool = False, **kwargs: Any) -> tuple[Self, ...]:
+        sets = [[s] if isinstance(s, str) else list(s) for s in key_sets]
+        made = [td.split_keys(*sets, inplace=inplace, **kwargs) for td in self._tds]
+        parts = tuple(self._of(column, self._stack_dim, self._dim_name) for column in zip(*made, strict=True))
+        return (*parts[:-1], self) if inplace else parts
+
+    def flatten_keys(
+        self, separator: str = ".", inplace: bool = False, is_leaf: Callable[[type], bool] | None = None
+    ) -> Self:
+        return self._rekeyed(
+            lambda td: td.flatten_keys(separator, inplace, is_leaf), inplace, lambda v: v.unflatten_keys(separator)
+        )
+
+    def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
+        return self._rekeyed(
+            lambda td: td.unflatten_keys(separator, inplace), inplace, lambda v: v.flatten_keys(separator)
+        )
+
+    def _rekeyed(self, fn: Callable[[Any], Any], inplace: bool, undo: Callable[[Any], Any]) -> Self:
+        if inplace:
+            self._free("change the key structure")
+            for td in self._tds:
+                fn(td)
+            return self
+        made = self._each(fn)
+        made._undo = (weakref.ref(self), undo)
+        return made
+
+    # -- apply -------------------------------------------------------------------------------
+    def _mapped(self, plan: Mapper, others: Sequence[Any], path: Path, batch: torch.Size) -> Any:
+        if batch != self._batch_size:
+            return super()._mapped(plan, others, path, batch)
+        columns = [self._per_element(o) for o in others]
+        made = [td._mapped(plan, [c[i] for c in columns], path, td._batch_size) for i, td in enumerate(self._tds)]
+        if made and all(m is None for m in made):
+            return None
+        full = [td.empty() if m is None else m for td, m in zip(self._tds, made, strict=True)]
+        return self._of(full, self._stack_dim, self._dim_name, self._hollow)
+
+    def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
+        columns = [self._per_element(o) for o in others]
+        for i, td in enumerate(self._tds):
+            td.apply_(fn, *[c[i] for c in columns], **kwargs)
+        return self
+
+    # -- reductions --------------------------------------------------------------------------
+    def _reduced(self, kind: Reduction, over: Over, keepdim: bool, batch_size: torch.Size, names: Names) -> Any:
+        """Stacked first where that is possible and in memory; else the elements' results are merged."""
+        if all(isinstance(td, ResidentTree) for td in self._tds):
+            try:
+                return self._resident()._reduced(kind, over, keepdim, batch_size, names)
+            except UnevenError:
+                pass
+        return self._merged_over(kind, over, keepdim, batch_size, names)
+
+    def _over_leaves_of(self, fn: Any, over: Over, batch_size: torch.Size, names: Names) -> Any:
+        return self._resident()._over_leaves_of(fn, over, batch_size, names)
+
+    def _merged_over(self, kind: Reduction, over: Over, keepdim: bool, batch: torch.Size, names: Names) -> Any:
+        d = self._stack_dim
+        if over.features or (over.dims is not None and d not in over.dims):
+            inner = None if over.dims is None else tuple(x - (x > d) for x in over.dims)
+            below = Over(inner, over.features, over.batch_dims - 1)
+            place = d if over.features or keepdim else d - sum(x < d for x in over.dims or ())
+            made = []
+            for td in self._tds:
+                left = td._batch_size if over.features else reduced_size(td._batch_size, inner or (), keepdim)
+                made.append(td._reduced(kind, below, keepdim, left, None))
+            stack = self._of(made, place)
+            try:
+                dense = stack._resident()
+            except UnevenError:
+                return stack
+            dense._set_names(names)
+            return dense
+        if kind.part is None or kind.merge is None or kind.finish is None:
+            return self._resident()._reduced(kind, over, keepdim, batch, names)
+        if over.dims is not None:
+            self._even("this reduction")
+        states: dict[Path, State] = {}
+        for td in self._tds:
+            leaves = td._live()
+            for path in self._leaf_paths():
+                if over.dims is None and not keepdim:  # shapes do not matter: stacks below may be uneven
+                    parts = [kind.part(piece.flatten(), (0,), False) for piece in pieces(leaves, path)]
+                else:
+                    parts = [kind.part(*over.of(leaves[path].unsqueeze(d)), keepdim)]
+                for new in parts:
+                    states[path] = merge_states(kind, path, states[path], new) if path in states else new
+        out = self._resident_class._new({}, batch, self._device, names)
+        for path, state in states.items():
+            out.set(path, kind.finish(state))
+        return out
+
+    def _leaf_paths(self) -> list[Path]:
+        return [k if isinstance(k, tuple) else (k,) for k in self.keys(True, True)]
+
+    def _over_leaves(self, kind: Reduction, over: Over, keepdim: bool) -> Tensor:
+        if over.features or over.dims is not None:
+            return self._resident()._over_leaves(kind, over, keepdim)  # type: ignore[no-any-return]
+        return super()._over_leaves(kind, over, keepdim)
+
+    # -- shapes ------------------------------------------------------------------------------
+    def _move(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        batch_size: torch.Size,
+        names: Names,
+        undo: Callable[[Any], Any] | None = None,
+        *,
+        keep_lock: bool = True,
+        views: bool = False,
+    ) -> Any:
+        traced = trace(fn, self._batch_size, self._stack_dim)
+        made = self._copied(fn, batch_size, names) if traced is None else self._view_of(fn, traced[0], names)
+        if undo is not None and made is not self:
+            made._undo = (weakref.ref(self), undo)
+        if keep_lock and self._state & LOCKED:
+            made.lock_()
+        return made
+
+    def _move_tree(self, fn: Callable[[Tensor], Tensor], new: torch.Size, names: Names, n: int) -> Any:
+        """As part of a TensorDict of `n` batch dimensions that is moved."""
+        if trace(fn, self._batch_size, self._stack_dim) is None and (
+            wants_view(fn, self._batch_size) or self._is_flattened(fn, new)
+        ):
+            self._even("view")
+            made = self._row_by_row(fn(torch.arange(self._batch_size.numel()).reshape(self._batch_size)))
+            if names is not None:
+                made._set_names(names)
+            return made
+        return self._move(fn, new, names, keep_lock=False)
+
+    def _is_flattened(self, fn: Callable[[Tensor], Tensor], new: torch.Size) -> bool:
+        """Whether a move makes one dimension of all of them: rows that share memory with the elements."""
+        if len(new) != 1 or self._ragged or new[0] != self._batch_size.numel():
+            return False
+        places = torch.arange(new[0])
+        return torch.equal(fn(places.reshape(self._batch_size)), places)
+
+    def _row_by_row(self, places: Tensor) -> Any:
+        """Stacks of single rows that share memory with the elements; `places` are their flat positions."""
+        numbers = torch.unravel_index(places.flatten(), self._batch_size)
+        inner = (*numbers[: self._stack_dim], *numbers[self._stack_dim + 1 :])
+        return self._nest(self._singly(numbers[self._stack_dim].tolist(), inner), places.shape, 0)
+
+    def _view_of(self, fn: Callable[[Tensor], Any], found: Traced, names: Names) -> Any:
+        """Elements moved one by one: `fn` makes nothing but views of them."""
+        rows = found.rows
+        if isinstance(rows, int):
+            made = self._moved_element(rows, fn, found, 0)
+        else:
+            parts = [self._moved_element(row, fn, found, i) for i, row in enumerate(rows.flatten().tolist())]
+            place = found.dims[0]
+            made = self._nest(parts, rows.shape, place) if parts else self._of((), place, None, self._inner)
+        if made._names != names:
+            made = made._shallow() if found.same else made  # the elements keep their own names
+            made._set_names(names)
+        return made
+
+    def _moved_element(self, row: int, fn: Callable[[Tensor], Any], found: Traced, number: int) -> Any:
+        td = self._tds[row]
+        if found.same:
+            return td
+        d, n = self._stack_dim, len(self._tds)
+        at: Any = () if isinstance(found.rows, int) else np.unravel_index(number, tuple(found.rows.shape))
+
+        def one(t: Tensor) -> Tensor:
+            out: Tensor = fn(t.unsqueeze(d).expand(*t.shape[:d], n, *t.shape[d:]))
+            for dim, i in sorted(zip(found.dims, at, strict=False), reverse=True):
+                out = out.select(dim, int(i))
+            return out
+
+        return td._move(one, one(torch.empty(td._batch_size, device="meta")).shape, None, keep_lock=False, views=True)
+
+    def _copied(self, fn: Callable[[Tensor], Tensor], batch_size: torch.Size, names: Names) -> Any:
+        try:
+            return self._resident()._move(fn, batch_size, names, keep_lock=False)
+        except UnevenError:
+            if self._ragged:
+                raise
+        places = torch.arange(self._batch_size.numel()).reshape(self._batch_size)
+        there = fn(places)
+        if not torch.equal(fn(places + len(places.flatten())), there + len(places.flatten())):
+            raise UnevenError(
+                "this needs the stack, and its elements differ in shape",
+                hint="go over td.tensordicts, or td.apply(...) leaf by leaf",
+            )
+        made = self._gathered(there)
+        made._set_names(names)
+        return made
+
+    def _fan_out(
+        self,
+        fn: Callable[[Tensor], Sequence[Tensor]],
+        batch_sizes: Sequence[torch.Size],
+        names: Names,
+        *,
+        keep_lock: bool = False,
+    ) -> Any:
+        traced = trace(fn, self._batch_size, self._stack_dim)
+        if traced is None:
+            return self._resident()._fan_out(fn, batch_sizes, names)
+
+        def part(k: int) -> Callable[[Tensor], Tensor]:
+            return lambda t: fn(t)[k]
+
+        return tuple(self._view_of(part(k), found, names) for k, found in enumerate(traced))
+
+    def _fan_tree(
+        self, fn: Callable[[Tensor], Sequence[Tensor]], batch_sizes: Sequence[torch.Size], names: Names
+    ) -> Any:
+        return self._fan_out(fn, batch_sizes, names)
+
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """A tuple with one TensorDict per index of `dim`: along the stack dimension, the elements themselves."""
+        d = self._stack_dim
+        at = as_dim(dim, len(self._inner) + 1)
+        if at == d:
+            return tuple(self._tds)
+        inner = at - (at > d)
+        if self._inner[inner] < 0:
+            self._even("unbind")
+        place = d - (at < d)
+        columns = zip(*(td.unbind(inner) for td in self._tds), strict=True)
+        return tuple(self._of(column, place, self._dim_name) for column in columns)
+
+    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
+        """A tuple of lazy stacks along `dim`, of `split_size` rows or of the sizes listed, sharing memory."""
+        at = as_dim(dim, len(self._inner) + 1)
+        out, start = [], 0
+        for size in split_sizes(self._batch_size[at], split_size):
+            piece = self._at((*(_ALL,) * at, slice(start, start + size)))
+            out.append(self._of(self._tds, self._stack_dim, self._dim_name) if piece is self else piece)
+            start += size
+        return tuple(out)
+
+    def unsqueeze(self, dim: int) -> Any:
+        at, d = as_dim(dim, len(self._inner) + 2), self._stack_dim
+        old = self._batch_size
+        place = d + (at <= d)
+        made = self._of((td.unsqueeze(at - (at > d)) for td in self._tds), place, self._dim_name, self._hollow)
+        for td in made._tds:
+            td._undo = None
+        made._undo = (weakref.ref(self), lambda v: v.squeeze(at) if -1 in old else v.reshape(old))
+        return made
+
+    def narrow(self, dim: int, start: int, length: int) -> Any:
+        at = as_dim(dim, len(self._inner) + 1)
+        torch.empty(self._batch_size, device="meta").narrow(at, start, length)  # torch checks the range
+        first = start + self._batch_size[at] if start < 0 else start
+        return self._at((*(_ALL,) * at, slice(first, first + length)))
+
+    def view(self, *shape: Any, size: Any = None, batch_size: Any = None) -> Any:
+        """View the batch as `shape`, sharing memory; where the stack dimension is merged, row by row."""
+        if shape and isinstance(shape[0], torch.dtype):
+            return self._bytes_as(shape[0], batch_size)
+        self._even("view")
+        old = self._batch_size
+        wanted = size if size is not None else batch_size if batch_size is not None else flat_args(shape)
+        new = view_shape(old, as_size(wanted))
+        if new == old:
+            return self._unmoved()
+        n = len(old)
+
+        def fn(t: Tensor) -> Tensor:
+            return t.view((*new, *t.shape[n:]))
+
+        if trace(fn, old, self._stack_dim) is not None:
+            return self._move(fn, new, None, lambda v: v.reshape(old))
+        made = self._row_by_row(torch.arange(old.numel()).reshape(new))
+        made._undo = (weakref.ref(self), lambda v: v.reshape(old))
+        return made.lock_() if self._state & LOCKED else made
+
+    def reshape(self, *args: Any, shape: Any = None, size: Any = None, inplace: bool = False) -> Any:
+        """As `view` where that gives one dimension, or leaves the stack dimension apart; else a copy."""
+        old = self._batch_size
+        wanted = shape if shape is not None else size if size is not None else flat_args(args)
+        new = old if self._ragged else view_shape(old, as_size(wanted))
+        made = self.view(new) if len(new) == 1 and len(old) > 1 else super().reshape(*args, shape=shape, size=size)
+        return self._given(made, "reshape", inplace)
+
+    def _flattened(self, start_dim: int | None, end_dim: int | None) -> Any:
+        n = len(self._batch_size)
+        first = 0 if start_dim is None else as_dim(start_dim, n) if n else 0
+        last = n - 1 if end_dim is None else as_dim(end_dim, n) if n else 0
+        if n > 1 and (first, last) == (0, n - 1) and not self._ragged:
+            return self.view(-1)
+        return super()._flattened(start_dim, end_dim)
+
+    # -- dense -------------------------------------------------------------------------------
+    def densify(self, layout: torch.layout = torch.strided) -> Any:
+        """One TensorDict: entries that cannot be stacked become nested tensors, what some lack has no rows there.
+
+        Args:
+            layout: of the nested tensors, `torch.strided` or `torch.jagged`, which has one ragged dimension only.
+
+        Raises:
+            UnsupportedError: something is ragged, and the stack dimension is not the first. RuntimeError: tensors that
+                the layout cannot hold.
+
+        Example:
+            >>> stack = lazy_stack([TensorDict({"x": torch.ones(n)}, [n]) for n in (1, 3)])
+            >>> stack.densify().batch_size
+            torch.Size([2, -1])
+        """
+        batch, d = self._batch_size, self._stack_dim
+        keys = dict.fromkeys(k for td in self._tds for k in td._first_keys())
+        data: dict[str, Any] = {}
+        for key in keys:
+            column = [td._raw(key) if td._kind(key) is not None else None for td in self._tds]
+            known = next(v for v in column if v is not None)
+            if isinstance(known, Container):
+                filled = [td.empty() if v is None else v for td, v in zip(self._tds, column, strict=True)]
+                data[key] = self._of(filled, d).densify(layout)
+            elif isinstance(known, NonTensor):
+                values = [
+                    NonTensorData(None, td._batch_size) if v is None else v
+                    for td, v in zip(self._tds, column, strict=True)
+                ]
+                data[key] = self._stacked(key, values, d)
+            else:
+                parts = [known.new_empty((0, *known.shape[1:])) if v is None else v for v in column]
+                if len({p.shape for p in parts}) == 1:
+                    data[key] = torch.stack(parts, d)
+                    continue
+                self._stacked_first(key)
+                data[key] = torch.nested.as_nested_tensor(parts, layout=layout)
+        if self._ragged:
+            self._stacked_first("its batch size")
+            if any(isinstance(v, NonTensor) for v in data.values()):  # whose rows are the elements
+                batch = batch[: batch.index(-1)]
+        return self._resident_class._new(data, batch, self._device, None)
+
+    def _stacked_first(self, what: str) -> None:
+        if self._stack_dim:
+            raise UnsupportedError(
+                f"densify: {what!r} is ragged, and a nested tensor is stacked along its first dimension, "
+                f"not along {self._stack_dim}",
+                hint="LazyStackedTensorDict(*td.tensordicts).densify()",
+            )
+
+    def to_lazystack(self, dim: int = 0) -> Any:
+        """This stack, or one along another dimension over the same memory."""
+        at = as_dim(dim, len(self._inner) + 1)
+        if at == self._stack_dim:
+            return self
+        return self._of(self.unbind(at), at, None)

@@ -1,0 +1,114 @@
+"""What of a value goes to one element of a lazy stack, or to some positions of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import LEAF, VALUE, Container
+from tdstore.container.values.nontensor import NonTensor, NonTensorData
+from tdstore.errors import BatchSizeError, UnevenError
+from tdstore.index.selection import index_shape
+from tdstore.ops.reductions import Reduction, State
+from tdstore.tensordicts.lazystack.routing import Route, pick
+from tdstore.types import Path, path_text
+
+
+def result_ndim(inner: torch.Size, found: Route) -> int:
+    """Dimensions of the result of a route, for elements of that shape."""
+    sizes = torch.Size(2 if n < 0 else n for n in inner) if -1 in inner else inner
+    ndim = len(index_shape(sizes, found.rest)) - found.lift
+    return ndim + (0 if isinstance(found.rows, int) else found.rows.ndim)
+
+
+def lifted(part: Tensor, found: Route, ndim: int) -> Tensor:
+    """The part with the dimension of one that `rest` asks for."""
+    if not found.lift or part.ndim <= ndim - found.place - 1 or not part.ndim:
+        return part
+    after = ndim - found.place
+    return part.unsqueeze(part.ndim - after) if part.ndim >= after else part
+
+
+def part_at(td: Any, key: str, value: Any, found: Route, number: int, wide: int) -> Any:
+    """What of a value goes to one element at a batch index; `wide` is how many dimensions the result's batch has."""
+    block = () if isinstance(found.rows, int) else tuple(found.rows.shape)
+    kind = td._kind(key)
+    if isinstance(value, NonTensor):
+        if kind != VALUE or isinstance(value, NonTensorData) or not block or value.ndim < wide:
+            return value
+        at = tuple(int(i) for i in np.unravel_index(number, block))
+        return value[(*(slice(None),) * found.place, *at)]
+    if kind != LEAF or isinstance(value, (bool, int, float, complex)):
+        return value
+    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    features = len(td._leaf_shape(key)) - len(td._batch_size)
+    try:
+        part = pick(tensor, found.place, block, number, wide + features)
+    except IndexError:
+        raise BatchSizeError(f"cannot write shape {list(tensor.shape)} into entry {key!r} at this index") from None
+    return lifted(part, found, wide + features - len(block))
+
+
+def flat_part(td: Any, key: str, value: Any, shape: torch.Size, mine: Tensor, several: bool) -> Any:
+    """What of a value goes to the flat positions `mine` of a result of `shape`."""
+    if isinstance(value, NonTensor):
+        if isinstance(value, NonTensorData):
+            return value
+        flat = value.move(lambda t: t.expand(shape).reshape(-1))
+        return flat[mine] if several else flat[int(mine[-1])]
+    if td._kind(key) != LEAF or isinstance(value, (bool, int, float, complex)):
+        return value
+    feature = td._leaf_shape(key)[len(td._batch_size) :]
+    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    try:
+        rows = tensor.expand(*shape, *feature).reshape(-1, *feature)
+    except RuntimeError:
+        raise BatchSizeError(
+            f"cannot write shape {list(tensor.shape)} into entry {key!r} at an index of shape {list(shape)}"
+        ) from None
+    return rows[mine] if several else rows[mine[-1]]
+
+
+def pieces(node: Any, path: Path) -> Iterator[Tensor]:
+    """The tensors that an entry is made of: one for each element of the lazy stacks on the way."""
+    if isinstance(node, Container._stack_class):
+        for td in node._tds:
+            yield from pieces(td, path)
+    elif len(path) > 1:
+        yield from pieces(node._raw(path[0]), path[1:])
+    else:
+        yield node._raw(path[0])
+
+
+def merge_states(kind: Reduction, path: Path, one: State, other: State) -> State:
+    """What a reduction of two parts of an entry is together.
+
+    Raises:
+        UnevenError: the parts have different shapes.
+    """
+    assert kind.merge is not None
+    if any(a.shape != b.shape for a, b in zip(one, other, strict=True) if a.ndim and b.ndim):
+        raise UnevenError(
+            f"the entries {path_text(path)} of this lazy stack have different shapes, and are reduced over the stack",
+            hint="reduce everything (dim=None), another dimension, or td.get(key, as_padded_tensor=True)",
+        )
+    return kind.merge(one, other)
+
+
+def reduced_size(batch: torch.Size, dims: tuple[int, ...], keepdim: bool) -> torch.Size:
+    """The batch size that is left of a reduction over some dimensions."""
+    if keepdim:
+        return torch.Size(1 if i in dims else n for i, n in enumerate(batch))
+    return torch.Size(n for i, n in enumerate(batch) if i not in dims)
+
+
+def reshapes(td: Any, part: Any) -> bool:
+    """Whether a tensor of `part`, of the same batch size, has another shape than that of `td` under the same key."""
+    return td.batch_size == part.batch_size and any(
+        isinstance(value, Tensor) and isinstance(old := td.get(key, None), Tensor) and old.shape != value.shape
+        for key, value in part.items(True, True)
+    )

@@ -1,0 +1,599 @@
+"""A stack of containers that is not made: the primitives that read, each by asking the elements."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
+from tdstore.container.core.dim_names import extend_names
+from tdstore.container.core.locks import LOCKED
+from tdstore.container.core.tensorclasses import inside, redressed, undressed
+from tdstore.container.entries.nested_tensors import forms, nested, padded
+from tdstore.container.entries.unbatched import is_batched
+from tdstore.container.methods.access import NO_DEFAULT
+from tdstore.container.storage.describe import STACK_KIND
+from tdstore.container.values.linked_lists import LinkedList
+from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, merge
+from tdstore.errors import BatchSizeError, UnevenError, UnsupportedError
+from tdstore.header import Group
+from tdstore.index.index_terms import as_terms, indexed_names, spelled_out
+from tdstore.index.selection import index_shape
+from tdstore.index.shapes import as_dim
+from tdstore.keys import key_text
+from tdstore.tensordicts.base import TensorDictBase
+from tdstore.tensordicts.lazystack.routing import Route, positions, route, unravel
+from tdstore.tensordicts.resident.store_backed import HomeMixin
+from tdstore.types import Names, NestedKey, Path, path_text
+
+_ALL = slice(None)
+_FORMS = {"as_list", "as_padded_tensor", "as_nested_tensor"}
+_allocate: Any = object.__new__
+
+
+class LazyTree(TensorDictBase):
+    """The elements, and what follows from them: nothing is kept here that they could contradict."""
+
+    __slots__ = ("_dim_name", "_hollow", "_home", "_stack_dim", "_tds")
+
+    _tds: list[Any]
+    _stack_dim: int
+    _dim_name: str | None
+    """Name of the stack dimension; the other names are the elements'."""
+    _hollow: torch.Size
+    """Batch size of the elements while there are none."""
+    _home: Any
+    _stack_class: ClassVar[Any]
+
+    @classmethod
+    def _of(cls, tds: Iterable[Any], dim: int, name: str | None = None, hollow: Sequence[int] = ()) -> Self:
+        """Build from checked parts, without `__init__`."""
+        td: Self = _allocate(cls)
+        td._tds, td._stack_dim, td._dim_name, td._hollow = list(tds), dim, name, torch.Size(hollow)
+        td._parents = td._undo = td._home = None
+        td._state = 0
+        return td
+
+    def _each(self, fn: Callable[[Any], Any]) -> Self:
+        """A stack of `fn(element)`, which keeps batch sizes."""
+        return self._of(map(fn, self._tds), self._stack_dim, self._dim_name, self._hollow)
+
+    # -- what the elements say ---------------------------------------------------------------
+    @property
+    def tensordicts(self) -> list[Any]:
+        """The elements, in order. Change the stack with `append`, `insert` and `extend`, not this list."""
+        return self._tds
+
+    @property
+    def stack_dim(self) -> int:
+        """The batch dimension along which the elements are stacked."""
+        return self._stack_dim
+
+    @property
+    def _inner(self) -> torch.Size:
+        """Batch size of the elements; -1 where they differ."""
+        tds = self._tds
+        if not tds:
+            return self._hollow
+        first: torch.Size = tds[0]._batch_size
+        for td in tds:
+            size = td._batch_size
+            if size is not first and size != first:
+                merged = _merged([td._batch_size for td in tds])
+                if merged is None:
+                    raise BatchSizeError("an element of this lazy stack was given a batch size of another length")
+                return merged
+        return first
+
+    @property
+    def _batch_size(self) -> torch.Size:  # type: ignore[override]
+        # Asked of the elements each time: one of them may have been given another batch size, or have grown.
+        inner, d = self._inner, self._stack_dim
+        if not d:
+            return torch.Size((len(self._tds), *inner))
+        return torch.Size((*inner[:d], len(self._tds), *inner[d:]))
+
+    @property
+    def _device(self) -> torch.device | None:  # type: ignore[override]
+        devices = {td._device for td in self._tds}
+        return devices.pop() if len(devices) == 1 else None
+
+    @property
+    def _names(self) -> Names:  # type: ignore[override]
+        tds, d = self._tds, self._stack_dim
+        found: Any = tds[0]._names if tds else None
+        if any(td._names != found for td in tds):
+            columns = zip(*(td._names or (None,) * td.batch_dims for td in tds), strict=True)
+            found = tuple(c[0] if len(set(c)) == 1 else None for c in columns)
+        if found is None and self._dim_name is None:
+            return None
+        found = found or (None,) * len(self._inner)
+        names = (*found[:d], self._dim_name, *found[d:])
+        return names if any(names) else None
+
+    @property
+    def _ragged(self) -> bool:
+        return -1 in self._inner
+
+    def _even(self, what: str) -> None:
+        if self._ragged:
+            raise UnevenError(
+                f"{what}: the elements of this lazy stack have different batch sizes, {list(self._batch_size)}",
+                hint="index the stack dimension first, or go over td.tensordicts",
+            )
+
+    # -- primitives --------------------------------------------------------------------------
+    def _first_keys(self) -> Iterable[str]:
+        tds = self._tds
+        if not tds:
+            return []
+        first: Any = tds[0]._first_keys()
+        if isinstance(first, dict):
+            same = first.keys()
+            if all(isinstance(k := td._first_keys(), dict) and k.keys() == same for td in tds):
+                return list(first)
+        first = list(first)
+        common = set(first).intersection(*(td._first_keys() for td in tds[1:]))
+        return first if len(common) == len(first) else [k for k in first if k in common]
+
+    def _kind(self, key: str) -> str | None:
+        kinds = {td._kind(key) for td in self._tds}
+        if not kinds or None in kinds:
+            return None
+        return kinds.pop() if len(kinds) == 1 else LEAF  # reading one of several kinds says what to do
+
+    def _is_unbatched(self, key: str) -> bool:
+        return all(td._kind(key) == VALUE and td._is_unbatched(key) for td in self._tds)
+
+    def _unwrapped(self, key: str, entry: Any) -> Any:
+        if isinstance(entry, NonTensorStack):  # a copy: what is written into it goes to the elements, too
+            return LinkedList.over(entry, (self, key))
+        return super()._unwrapped(key, entry)
+
+    def _raw(self, key: str) -> Any:
+        return self._stacked(key, [td._raw(key) for td in self._tds], self._stack_dim)
+
+    def _stacked(self, key: NestedKey, parts: list[Any], place: int) -> Any:
+        """Entries of the elements as one."""
+        first = parts[0]
+        if isinstance(first, Container):
+            if all(isinstance(p, Container) for p in parts):
+                worn, bare = undressed(parts)
+                return redressed(worn, self._of(bare, place, self._dim_name))
+        else:
+            try:
+                if is_batched(first):
+                    return torch.stack(parts, place)
+                return merge(parts, lambda columns: torch.stack(columns, place))
+            except (RuntimeError, TypeError, AttributeError):
+                if all(isinstance(p, (NonTensorData, NonTensorStack)) for p in parts) and (
+                    made := _lists(parts, place)
+                ):
+                    return made
+                # the others are told below
+        raise UnevenError(
+            f"the entries {key_text(key)} of this lazy stack cannot be stacked: {forms(parts)}",
+            hint=f"td.get({key!r}, as_list=True), or as_padded_tensor=True, or as_nested_tensor=True",
+        )
+
+    def _leaf_shape(self, key: str) -> torch.Size:
+        merged = self._merged_leaf(key)
+        if merged is None:
+            return torch.Size((-1,))
+        return torch.Size((*merged[: self._stack_dim], len(self._tds), *merged[self._stack_dim :]))
+
+    def _value_size(self, key: str) -> torch.Size:
+        sizes = [td._value_size(key) for td in self._tds]
+        if len(set(sizes)) < 2:
+            return super()._value_size(key)
+        merged, d = _merged(sizes) or torch.Size(()), self._stack_dim
+        return torch.Size((*merged[:d], len(sizes), *merged[d:]))
+
+    def _merged_leaf(self, key: str) -> torch.Size | None:
+        """Shape of an entry in the elements, -1 where it differs; None unless all are tensors of one rank."""
+        if any(td._kind(key) != LEAF for td in self._tds):
+            return None
+        return _merged([td._leaf_shape(key) for td in self._tds])
+
+    def _leaf_facts(self, key: str) -> tuple[Any, ...]:
+        if self._is_unbatched(key):
+            facts: tuple[Any, ...] = self._tds[0]._leaf_facts(key)
+            return facts
+        if any(td._kind(key) != LEAF for td in self._tds):
+            return self._leaf_shape(key), None, None, False, "Tensor"
+        found = [td._leaf_facts(key) for td in self._tds]
+        devices = {f[1] for f in found}
+        dtype = functools.reduce(torch.promote_types, (f[2] for f in found))
+        device = devices.pop() if len(devices) == 1 else None
+        return self._leaf_shape(key), device, dtype, all(f[3] for f in found), "Tensor"
+
+    def _leaf_layout(self, key: str) -> torch.layout:
+        layouts = {td._leaf_layout(key) for td in self._tds}
+        return layouts.pop() if len(layouts) == 1 else torch.strided
+
+    def _identity(self, key: str) -> Any:
+        return tuple(td._identity(key) for td in self._tds)
+
+    def _leaf_places(self) -> list[tuple[Any, str]]:
+        return [place for td in self._tds for place in td._leaf_places()]
+
+    def _groups(self) -> list[Any]:
+        return self._tds
+
+    def _leaf_list(self) -> list[Tensor]:
+        """The elements' own tensors, one element after the other."""
+        return [leaf for td in self._tds for leaf in td._leaf_list()]
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is an entry of that key; of a TensorDict, whether it is an element of the stack."""
+        if isinstance(key, Container):
+            element = inside(key)
+            return any(td is element for td in self._tds)
+        return super().__contains__(key)
+
+    def _leaf_depth(self) -> int:
+        return max((td._leaf_depth() for td in self._tds), default=-1)
+
+    def _resident(self) -> Any:
+        """Stacked for good; entries that not all elements have are left out.
+
+        Raises:
+            UnsupportedError: the elements differ in shape.
+        """
+        if not self._tds:
+            return self._resident_class._new({}, self._batch_size, None, self._names)
+        self._even("cannot stack")
+        made = self._dense([td._resident() for td in self._tds], (), self._batch_size, self._names, self._stack_dim)
+        made._device = self._device
+        return made
+
+    def _dense(self, parts: list[Any], path: Path, batch: torch.Size, names: Names, d: int) -> Any:
+        data: dict[str, Any] = {}
+        first = parts[0]
+        for key in first._data:
+            column = [p._data.get(key) for p in parts]
+            if any(v is None for v in column):
+                continue
+            if all(isinstance(v, Container) for v in column):
+                worn, bare = undressed(column)
+                below = [v._resident() for v in bare]
+                inner = _merged([b._batch_size for b in below])
+                if inner is None or -1 in inner or len(inner) < d:
+                    raise UnevenError(f"the TensorDicts {path_text((*path, key))} have different batch sizes")
+                wide = torch.Size((*inner[:d], len(parts), *inner[d:]))
+                made = self._dense(below, (*path, key), wide, extend_names(names, len(wide)), d)
+                data[key] = redressed(worn, made)
+            else:
+                data[key] = self._stacked((*path, key) if path else key, column, d)
+        return self._resident_class._new(data, batch, first._device, names)
+
+    def _plain_entries(self) -> Iterable[tuple[str, Any]]:
+        if self._ragged:  # there is no TensorDict of these, but values have lists
+            return [(key, self._raw(key)) for key in self._first_keys()]
+        return super()._plain_entries()
+
+    # -- get, in all its forms ---------------------------------------------------------------
+    def _raw_as(self, key: str, **form: Any) -> Any:
+        """The entry in the form asked for; nested TensorDicts stay lazy stacks."""
+        odd = set(form) - _FORMS - {"padding_side", "padding_value", "layout"}
+        if odd or sum(bool(form.get(name)) for name in _FORMS) > 1:
+            raise TypeError(f"get takes one of {', '.join(sorted(_FORMS))}, not {form}")
+        as_list, as_padded_tensor, as_nested_tensor = (
+            form.get(n, False) for n in ("as_list", "as_padded_tensor", "as_nested_tensor")
+        )
+        if self._kind(key) == GROUP or not (as_list or as_padded_tensor or as_nested_tensor):
+            return self._raw(key)
+        # Of stacks of stacks, each in the form asked for.
+        parts = [
+            td._raw_as(key, **form) if isinstance(td, LazyTree) and not as_nested_tensor else td._raw(key)
+            for td in self._tds
+        ]
+        if as_list:
+            return [p.plain() if isinstance(p, NonTensor) else p for p in parts]
+        if not all(is_batched(p) for p in parts):
+            raise UnevenError(f"the entries {key!r} are not all tensors", hint=f"td.get({key!r}, as_list=True)")
+        if as_nested_tensor:
+            return nested(parts, form.get("layout") or torch.jagged)
+        made = padded(parts, form.get("padding_side", "right"), form.get("padding_value", 0.0))
+        return torch.stack(made, self._stack_dim)
+
+    def get_nestedtensor(self, key: Any, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None) -> Any:
+        """The entry as a nested tensor, one component per element.
+
+        Args:
+            default: is returned if there is no such entry.
+            layout: `torch.strided` (default) or `torch.jagged`.
+
+        Raises:
+            KeyNotFoundError: there is no such entry, and no default. UnsupportedError: the elements are stacked along
+                another dimension than the first.
+        """
+        if self._stack_dim:
+            raise UnsupportedError(
+                f"the components of a nested tensor are stacked along its first dimension, not along {self._stack_dim}",
+                hint=f"td.get({key!r}, as_nested_tensor=True) has the elements as components",
+            )
+        if (found := self._find(key)) is None:
+            return self._default(key, default)
+        return nested([td._raw(found[1]) for td in found[0]._tds], layout or torch.strided)
+
+    # -- indexing ----------------------------------------------------------------------------
+    def _at(self, index: Any) -> Any:
+        if type(index) is int and not self._stack_dim:
+            try:
+                return self._tds[index]
+            except IndexError:
+                n = len(self._tds)
+                raise IndexError(f"index {index} is out of bounds for dimension 0 with size {n}") from None
+        if not self._stack_dim and (quick := self._quick_rows(index)) is not None:
+            return quick
+        ndim = len(self._inner) + 1
+        terms = spelled_out(as_terms(index), ndim)
+        if len(terms) <= ndim and all(type(t) is slice and t == _ALL for t in terms):
+            return self
+        found = route(terms, self._stack_dim, len(self._tds), ndim)
+        if found is None:
+            return self._scattered(terms)
+        if isinstance(found.rows, int):
+            return self._cut(self._tds[found.rows], found)
+        elements = self._taken(found.rows.flatten().tolist(), found)
+        hollow = () if elements else index_shape(self._inner, found.rest)
+        name = self._dim_name if found.rows.ndim == 1 else None
+        return self._nest(elements, found.rows.shape, found.place, hollow, name)
+
+    def _quick_rows(self, index: Any) -> Any:
+        """Elements at a slice or at rows of the first dimension; None for any other index."""
+        if type(index) is slice:
+            if index.step is not None and index.step <= 0:
+                raise ValueError("slice step must be positive")
+            rows = self._tds[index]
+            if len(rows) == len(self._tds):
+                return self
+        elif type(index) is Tensor and index.ndim == 1 and index.dtype is torch.int64:
+            tds, n = self._tds, len(self._tds)
+            numbers = index.tolist()
+            if not numbers or min(numbers) < -n or max(numbers) >= n:
+                return None
+            rows = [tds[i] for i in numbers]
+            if len(set(map(id, rows))) < len(rows):
+                return None
+        else:
+            return None
+        return self._of(rows, 0, self._dim_name, self._inner) if rows else None
+
+    def _cut(self, td: Any, found: Route) -> Any:
+        if found.whole:
+            return td
+        part = td._at(found.index)
+        return part._at((*(_ALL,) * found.place, 0)) if found.lift else part
+
+    def _taken(self, rows: list[int], found: Route) -> list[Any]:
+        """Elements at rows; one that comes twice is copied, so that no change is made twice to it."""
+        seen: set[int] = set()
+        out = []
+        for row in rows:
+            part = self._cut(self._tds[row], found)
+            out.append(part.clone() if row in seen else part)
+            seen.add(row)
+        return out
+
+    def _nest(
+        self,
+        elements: list[Any],
+        shape: Sequence[int],
+        place: int,
+        hollow: Sequence[int] = (),
+        name: str | None = None,
+    ) -> Any:
+        """Stacks in stacks, for elements that go through several dimensions from `place` on."""
+        if not shape:
+            return elements[0]
+        if len(shape) > 1:
+            width = torch.Size(shape[1:]).numel()
+            parts = [elements[i * width : (i + 1) * width] for i in range(shape[0])]
+            elements = [self._nest(part, shape[1:], place, hollow) for part in parts]
+            hollow = (*hollow[:place], *shape[1:], *hollow[place:])
+        return self._of(elements, place, name, hollow)
+
+    def _scattered(self, terms: tuple[Any, ...]) -> Any:
+        """Any other index: positions are copied one by one, into a TensorDict if they can be stacked."""
+        self._even("this index")
+        made = self._gathered(positions(self._batch_size, terms))
+        made._set_names(indexed_names(self._names, terms, len(self._batch_size)))
+        return made
+
+    def _gathered(self, places: Tensor) -> Any:
+        """The batch positions that `places` tells, in its shape; the caller names the dimensions."""
+        numbers, inner = unravel(places.flatten(), self._batch_size, self._stack_dim)
+        parts, order = [], []
+        for number in numbers.unique().tolist():
+            mine = (numbers == number).nonzero().flatten()
+            td = self._tds[number]
+            at = tuple(i[mine] for i in inner)
+            parts.append(td._at(at) if at else td._at((None,))._at(torch.zeros(len(mine), dtype=torch.int64)))
+            order.append(mine)
+        if not parts:
+            empty = self._of(self._tds[:1], self._stack_dim)._resident() if self._tds else self._resident()
+            return empty.reshape(-1)[:0].reshape(places.shape)
+        try:
+            flat = torch.cat([part._resident() for part in _common(parts)], 0)
+        except RuntimeError:
+            return self._nest(self._singly(numbers.tolist(), inner), places.shape, 0)
+        return flat[torch.cat(order).argsort()].reshape(places.shape)
+
+    def _singly(self, numbers: list[int], inner: tuple[Tensor, ...]) -> list[Any]:
+        """One element of each position, sharing memory."""
+        at = list(zip(*(i.tolist() for i in inner), strict=True)) if inner else [()] * len(numbers)
+        return [self._tds[n]._at(a) if a else self._tds[n] for n, a in zip(numbers, at, strict=True)]
+
+    def _leaf_route(self, key: str, terms: tuple[Any, ...]) -> Route | None:
+        inner = self._merged_leaf(key)
+        return None if inner is None else route(terms, self._stack_dim, len(self._tds), len(inner) + 1)
+
+    def _leaf_at(self, key: str, index: Any) -> Tensor:
+        shape = self._leaf_shape(key)
+        terms = spelled_out(as_terms(index), len(shape))
+        found = self._leaf_route(key, terms)
+        if found is None:
+            whole: Tensor = self._raw(key)[terms]
+            return whole
+        cut = _leaf_cutter(key, found)
+        if isinstance(found.rows, int):
+            return cut(self._tds[found.rows])
+        parts = [cut(self._tds[row]) for row in found.rows.flatten().tolist()]
+        if not parts:
+            empty: Tensor = self._raw(key)[terms]
+            return empty
+        stacked: Tensor = self._stacked(key, parts, found.place)
+        return stacked if found.rows.ndim == 1 else stacked.unflatten(found.place, found.rows.shape)
+
+    # -- as a store sees it ------------------------------------------------------------------
+    def _own_record(self) -> Group:
+        """A group whose groups are the elements, "0", "1", ...; their number is told, not looked for."""
+        extra: dict[str, Any] = {"stack_dim": self._stack_dim, "count": len(self._tds)}
+        if self._dim_name is not None:
+            extra["name"] = self._dim_name
+        if not self._tds:
+            extra["batch_size"] = list(self._hollow)
+        return Group(batch_size=(), kind=STACK_KIND, keys=tuple(map(str, range(len(self._tds)))), extra=extra)
+
+    def _stored_groups(self) -> list[tuple[str, Any]]:
+        return [(str(i), td) for i, td in enumerate(self._tds)]
+
+    def _child(self, key: str) -> Any:
+        return self._tds[int(key)]
+
+    def _leaves(self) -> list[Any]:
+        return [leaf for td in self._tds for leaf in td._leaves()]
+
+    def _nested_keys(self) -> list[Any]:
+        return [path for td in self._tds for path in td._nested_keys()]
+
+    def _columns(self) -> list[Any]:
+        return [column for td in self._tds for column in td._columns()]
+
+    def _built(self, leaves: Iterator[Tensor], columns: Iterator[Any]) -> Any:
+        return self._each(lambda td: td._built(leaves, columns))
+
+    def _read_pieces(self, batch: Any) -> list[Tensor]:
+        return [self._tds[int(path[0])]._read_pieces([(path[1:], index)])[0] for path, index in batch]
+
+    def _as_meta(self) -> Any:
+        return self._each(lambda td: td._as_meta())
+
+    def _read_into(self, out: Any) -> Any:
+        for td, part in zip(self._tds, out.unbind(self._stack_dim), strict=True):
+            td._read_into(part)
+        return out
+
+    def _live(self) -> Any:
+        return self
+
+    def _shut(self, url: str) -> None:
+        for td in self._tds:
+            if isinstance(td, (HomeMixin, LazyTree)):
+                td._shut(url)
+
+    def _with_leaves(self, leaves: Iterator[Tensor]) -> Any:
+        return self._each(lambda td: td._live()._with_leaves(leaves))
+
+    # -- flags -------------------------------------------------------------------------------
+    def is_memmap(self) -> bool:
+        return bool(self._tds) and all(td.is_memmap() for td in self._tds)
+
+    def is_shared(self) -> bool:
+        return bool(self._tds) and all(td.is_shared() for td in self._tds)
+
+    def is_contiguous(self) -> bool:
+        """False: a lazy stack is not one block of memory."""
+        return False
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the key set is frozen: the stack's own lock, or those of all elements."""
+        return bool(self._state & LOCKED) or (bool(self._tds) and all(td.is_locked for td in self._tds))
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        if value:
+            self.lock_()
+        else:
+            self.unlock_()
+
+    def unlock_(self) -> Self:
+        if self._state & LOCKED:
+            return super().unlock_()
+        if not self.is_locked:
+            return self._unmoved()
+        for td in self._tds:
+            td.unlock_()
+        self._offer("lock_")
+        return self
+
+
+def _leaf_cutter(key: str, found: Route) -> Callable[[Any], Tensor]:
+    def cut(td: Any) -> Tensor:
+        part: Tensor = td._leaf_at(key, found.rest)
+        return part.squeeze(found.place) if found.lift else part
+
+    return cut
+
+
+def _common(parts: list[Any]) -> list[Any]:
+    """The same containers with only the keys that all have."""
+    keys = [set(p.keys(True)) for p in parts]
+    both = set.intersection(*keys)
+    return parts if all(k == both for k in keys) else [p.exclude(*(k - both)) for p, k in zip(parts, keys, strict=True)]
+
+
+def _merged(shapes: Sequence[Sequence[int]]) -> torch.Size | None:
+    """One shape for several, -1 where they differ; None where even their lengths do."""
+    if len({len(s) for s in shapes}) > 1:
+        return None
+    return torch.Size(c[0] if len(set(c)) == 1 else -1 for c in zip(*shapes, strict=True))
+
+
+def _lists(parts: Sequence[Any], place: int) -> NonTensorStack | None:
+    """Values of any lengths as one entry, whose values are the nested lists of what comes behind `place`."""
+    leading = {part.batch_size[:place] for part in parts}
+    if len(leading) > 1:
+        return None
+    size = torch.Size((*leading.pop(), len(parts)))
+    columns = [part.tolist() for part in parts]
+    for _ in range(place):
+        columns = [[value for row in column for value in row] if _ else column for column in columns]
+    flat = list(columns) if not place else [column[i] for i in range(size[:-1].numel()) for column in columns]
+    return NonTensorStack._make(flat, torch.arange(size.numel()).reshape(size))
+
+
+def check_elements(tds: Sequence[Any], dim: int, strict_shape: bool) -> int:
+    """The stack dimension, not negative, once the elements are found fit to be stacked.
+
+    Raises:
+        TypeError: not a TensorDict. BatchSizeError: their batch sizes differ in length (or at all, with
+            `strict_shape`). DimensionError: no such dimension. ValueError: the names of their dimensions differ.
+    """
+    for td in tds:
+        if not isinstance(td, TensorDictBase):
+            raise TypeError(f"a lazy stack is made of TensorDicts, not of a {type(td).__name__}")
+    sizes = [td.batch_size for td in tds]
+    if len({len(s) for s in sizes}) > 1 or (strict_shape and len(set(sizes)) > 1):
+        shown = ", ".join(str(list(s)) for s in dict.fromkeys(sizes))
+        raise BatchSizeError(f"cannot stack TensorDicts of batch sizes {shown}")
+    check_same_names(tds)
+    return as_dim(dim, (len(sizes[0]) if sizes else 0) + 1)
+
+
+def check_same_names(tds: Sequence[Any]) -> None:
+    """Refuse to stack elements whose dimensions have different names.
+
+    Raises:
+        ValueError: they differ.
+    """
+    if any(td._names != tds[0]._names for td in tds):
+        shown = " and ".join(str(list(names)) for names in dict.fromkeys(tuple(td.names) for td in tds))
+        raise ValueError(f"the elements of a lazy stack have the same dimension names, not {shown}")

@@ -1,0 +1,234 @@
+"""LazyStackedTensorDict: TensorDicts side by side as if they were stacked, of any shapes and wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tdstore import pickling
+from tdstore.container.core.container import Container
+from tdstore.container.core.dim_names import as_names
+from tdstore.container.core.key_views import FirstKeys, IsLeaf
+from tdstore.container.core.one_buffer import is_one_buffer, reduced
+from tdstore.container.display.options import level_lines, ordered, ordered_lines
+from tdstore.container.display.text import entry_text, indent
+from tdstore.container.methods.access import AS_SET
+from tdstore.errors import BatchSizeError
+from tdstore.index.shapes import as_dim, as_size
+from tdstore.tensordicts.lazystack.ops import LazyOps
+from tdstore.tensordicts.lazystack.reading import check_elements
+from tdstore.tensordicts.resident.entries import ResidentTree
+from tdstore.types import Fault
+
+
+class LazyStackedTensorDict(LazyOps):
+    """A stack of TensorDicts that is not made: reading a key stacks it, writing one writes into the elements.
+
+    The elements may differ in shapes and keys, and may live anywhere: in memory, in files, in windows of a
+    dataset. The keys of the stack are those that all elements have; `repr` shows the others. Indexing the
+    stack dimension with an int gives the element itself.
+
+    Args:
+        *tensordicts: the elements, of batch sizes of one length; where these differ, the stack's has -1.
+        stack_dim: where the new batch dimension goes.
+        batch_size: checked against the stack's; without elements, that of those to come.
+        device: move the elements there.
+        names: of the batch dimensions.
+        stack_dim_name: of the stack dimension.
+        strict_shape: refuse elements of different batch sizes.
+
+    Raises:
+        TypeError: an element is not a TensorDict. BatchSizeError: their batch sizes do not fit.
+
+    Example:
+        >>> short, long = TensorDict({"x": torch.ones(2)}), TensorDict({"x": torch.zeros(3)})
+        >>> stack = LazyStackedTensorDict(short, long)
+        >>> stack[0] is short, stack.get_item_shape("x")
+        (True, torch.Size([2, -1]))
+        >>> stack.get("x", as_padded_tensor=True)
+        tensor([[1., 1., 0.],
+                [0., 0., 0.]])
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        *tensordicts: Any,
+        stack_dim: int = 0,
+        hook_out: None = None,
+        hook_in: None = None,
+        batch_size: Any = None,
+        device: Any = None,
+        names: Sequence[str | None] | None = None,
+        stack_dim_name: str | None = None,
+        strict_shape: bool = False,
+    ) -> None:
+        tds = list(tensordicts)
+        hollow = torch.Size(()) if tds or batch_size is None else as_size(batch_size)
+        self._stack_dim = check_elements(tds, stack_dim, strict_shape) if tds else as_dim(stack_dim, len(hollow) + 1)
+        self._tds = tds if device is None else [td.to(device) for td in tds]
+        self._dim_name, self._hollow = stack_dim_name, hollow
+        self._parents = self._undo = self._home = None
+        self._state = 0
+        if tds and batch_size is not None and as_size(batch_size) != self._batch_size:
+            raise BatchSizeError(f"batch_size={list(as_size(batch_size))} for a stack of {list(self._batch_size)}")
+        if names is not None:
+            self._set_names(as_names(names, len(self._batch_size)))
+
+    @classmethod
+    def from_dict(
+        cls,
+        input_dict: Any,
+        *other: Any,
+        auto_batch_size: bool | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+        batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
+        stack_dim_name: str | None = None,
+        stack_dim: int = 0,
+    ) -> Any:
+        """A lazy stack of dicts: a list of them, or a dict of them by their number. Any other dict is a TensorDict.
+
+        Args:
+            *other: more dicts to stack, after those of `input_dict`.
+            batch_size, batch_dims, auto_batch_size, device: of every element.
+            names: of the stack's batch dimensions.
+
+        Example:
+            >>> LazyStackedTensorDict.from_dict([{"x": torch.ones(2)}, {"x": torch.ones(3)}]).get_item_shape("x")
+            torch.Size([2, -1])
+        """
+        how = {
+            "auto_batch_size": bool(auto_batch_size),
+            "batch_size": batch_size,
+            "batch_dims": batch_dims,
+            "device": device,
+        }
+        parts = list(input_dict.values()) if isinstance(input_dict, Mapping) else list(input_dict)
+        numbered = isinstance(input_dict, Mapping) and list(input_dict) == [str(i) for i in range(len(parts))]
+        if isinstance(input_dict, Mapping) and not (numbered and parts and all(isinstance(p, Mapping) for p in parts)):
+            return super().from_dict(input_dict, names=names, **how)
+        tds = [cls._resident_class.from_dict(part, **how) for part in (*parts, *other)]
+        return cls(*tds, stack_dim=stack_dim, stack_dim_name=stack_dim_name, names=names)
+
+    def __repr__(self) -> str:
+        common = set(self._first_keys())
+        fields = ",\n".join(ordered_lines(f"{key}: {entry_text(self, key)}" for key in ordered(self._first_keys())))
+        alone = []
+        for i, td in enumerate(self._tds):
+            own = ",\n".join(f"{key}: {entry_text(td, key)}" for key in td._first_keys() if key not in common)
+            if own:
+                alone.append(f"{i} ->\n{indent(own)}")
+        exclusive = indent(",\n".join(alone))
+        lines = [
+            f"fields={{\n{indent(fields)}}}" if fields else "fields={\n}",
+            f"exclusive_fields={{\n{exclusive}}}" if exclusive else "exclusive_fields={\n}",
+            *level_lines(self),
+            f"stack_dim={self._stack_dim}",
+            *self._dataset_lines(),
+        ]
+        return f"{type(self).__name__}(\n" + ",\n".join(indent(line) for line in lines) + ")"
+
+    def __getitem__(self, index: Any) -> Any:
+        if type(index) is str:
+            found = self._quick(index)
+            if found is not None:
+                return found
+        return super().__getitem__(index)
+
+    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Any:
+        """The entry, stacked; `default` if not all elements have it.
+
+        Args:
+            as_list: what each element has, in a list.
+            as_padded_tensor: stacked after padding with `padding_value` (0) at `padding_side` ("right", "left").
+            as_nested_tensor: a nested tensor of `layout` (`torch.jagged`).
+
+        Raises:
+            UnsupportedError: the shapes differ, and none of these was asked for.
+        """
+        if type(key) is str:
+            if not kwargs:
+                found = self._quick(key)
+                if found is not None:
+                    return found
+            elif kwargs == {"as_list": True} and (parts := self._tensors(key)) is not None:
+                return parts
+        return super().get(key, default, **kwargs)
+
+    def _quick(self, key: str) -> Any:
+        """The stacked tensor of the commonest case; None for all others."""
+        parts = self._tensors(key)
+        try:
+            return torch.stack(parts, self._stack_dim) if parts else None
+        except RuntimeError:
+            return None  # told by the slow way
+
+    def _tensors(self, key: str) -> list[torch.Tensor] | None:
+        parts = []
+        for td in self._tds:
+            if not isinstance(td, ResidentTree):
+                return None
+            part = td._data.get(key)
+            if type(part) is not torch.Tensor:
+                return None
+            parts.append(part)
+        return parts
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        if include_nested or leaves_only or sort:
+            return super().keys(include_nested, leaves_only, is_leaf, sort=sort)
+        return FirstKeys(dict.fromkeys(self._first_keys()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if is_one_buffer(self):
+            return reduced(self)
+        own = bool(self._state & 1)
+        return pickling.rebuild, (
+            "LazyStackedTensorDict",
+            self._tds,
+            self._stack_dim,
+            self._dim_name,
+            self._hollow,
+            own,
+        )
+
+    def valid_keys(self) -> Any:
+        """The first-level keys that all elements have."""
+        return self.keys()
+
+    def close(self) -> None:
+        """Close the dataset that the stack is over, or those that its elements are over."""
+        if self._home is not None:
+            handle = self._home[0]
+            self._shut(handle.store.url)
+            handle.close()
+        else:
+            for td in self._tds:
+                td.close()
+
+    def verify(self) -> list[Fault]:
+        """As `TensorDict.verify`; faults of elements that lie in places of their own begin with their number."""
+        if self._home is not None:
+            return super().verify()
+        return [Fault((str(i), *fault.path), fault.reason) for i, td in enumerate(self._tds) for fault in td.verify()]
+
+
+def rebuilt(tds: list[Any], dim: int, name: str | None, hollow: Any, locked: bool) -> LazyStackedTensorDict:
+    """Rebuild a stack from its pickle."""
+    td = LazyStackedTensorDict._of(tds, dim, name, hollow)
+    return td.lock_() if locked else td
+
+
+Container._stack_class = LazyStackedTensorDict

@@ -1,0 +1,1 @@
+"""`PersistentTensorDict`: entries in a store, read and written by rows."""

@@ -1,0 +1,483 @@
+"""Reading a container over a store: keys, batched reads, windows, and what needs the data in memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import GROUP, LEAF, VALUE
+from tdstore.container.core.locks import LOCKED, SHARED
+from tdstore.container.core.tensorclasses import dressed, untyped
+from tdstore.container.entries.unbatched import LEAF as UNBATCHED
+from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
+from tdstore.container.values.linked_lists import LinkedList
+from tdstore.container.values.nested_lists import stack_text
+from tdstore.container.values.nontensor import SHOWN, NonTensor, NonTensorData, NonTensorStack, merge
+from tdstore.container.varlen.columns import column_leaves, stored_leaves
+from tdstore.container.varlen.nested_leaves import parts_of_nested, specs_of_nested
+from tdstore.container.varlen.reading import read_columns
+from tdstore.errors import BatchSizeError, KeyNotFoundError, UnsupportedError, UntrustedDataError
+from tdstore.index.selection import Selection
+from tdstore.io.blocks import row_ranges
+from tdstore.ops.reduce import Over, common_dtype
+from tdstore.ops.reductions import Reduction, State
+from tdstore.store import Cap
+from tdstore.storekit.sparse import HOLES, reserve
+from tdstore.tensordicts.persistent.window import WindowTree
+from tdstore.types import LeafSpec, Names, Path, Read, path_text
+
+
+class StoredTree(WindowTree):
+    """The entries of a group of a store, or a window of them."""
+
+    __slots__ = ()
+
+    # -- looking -----------------------------------------------------------------------------
+    @property
+    def store(self) -> Any:
+        """The open store behind this container."""
+        return self._handle.store
+
+    @property
+    def filename(self) -> str | None:
+        """The location it was opened from; None for a store object of another library."""
+        location = self._handle.location
+        return location if isinstance(location, str) else None
+
+    def _leaf_shape(self, key: str) -> torch.Size:
+        if (nested := self._handle.nested((*self._path, key))) is not None:
+            return nested.shape(self._sel)
+        spec, sel = self._handle.specs[(*self._path, key)], self._sel
+        return torch.Size((*sel.shape, *spec.shape[len(sel.src_shape) :]))
+
+    def _leaf_facts(self, key: str) -> tuple[Any, ...]:
+        if self._kind(key) == VALUE:  # an unbatched tensor
+            spec = self._handle.specs.get((*self._path, key, UNBATCHED)) or self._raw(key)
+            device = self._device or torch.device("cpu")
+            return torch.Size(spec.shape), device, spec.dtype, False, UnbatchedTensor.__name__
+        nested = self._handle.nested((*self._path, key))
+        dtype = self._handle.specs[(*self._path, key)].dtype if nested is None else nested.dtype
+        jagged = nested is not None and nested.layout is torch.jagged and not nested.is_row(self._sel)
+        name = "NestedTensor" if jagged else "Tensor"
+        return self._leaf_shape(key), self._device or torch.device("cpu"), dtype, False, name
+
+    def _leaf_layout(self, key: str) -> torch.layout:
+        nested = self._handle.nested((*self._path, key))
+        return torch.strided if nested is None or nested.is_row(self._sel) else torch.jagged
+
+    def _nested_parts(self, key: str) -> tuple[dict[str, Any], dict[str, LeafSpec]] | None:
+        path = (*self._path, key)
+        nested = self._handle.nested(path)
+        if nested is None or nested.is_row(self._sel):
+            return None
+        if not self._sel.is_full:
+            envelope, parts = parts_of_nested(self._raw(key))
+            return envelope, specs_of_nested(parts)
+        leaves = {leaf[-1]: self._handle.specs[leaf] for leaf in self._handle.leaves_below(path)}
+        return self._group().values[key], leaves
+
+    def _raw(self, key: str) -> Any:
+        kind = self._kind(key)
+        path = (*self._path, key)
+        if kind == GROUP:
+            return dressed(self._handle, path, self._child(key))
+        if (nested := self._handle.nested(path)) is not None:
+            found = nested.at(self._sel)
+            return found if self._device is None else found.to(self._device)
+        if kind == LEAF:
+            return self._fetch([(path, self._sel)])[0]
+        if self._by_column(key):
+            return self._value_shown(key, self._column_read(path, self._fetch([self._spans(key)])[0]))
+        return self._value_shown(key, self._value_here(self._handle.value(path)))
+
+    def _column_read(self, path: Path, spans: Tensor) -> NonTensor:
+        return read_columns(self._handle, [(path, spans.cpu())])[0]
+
+    def _value_here(self, value: NonTensor) -> NonTensor:
+        """A value of the store, for the rows and the batch dimensions of this container."""
+        if self._view is None:
+            return value
+        size = value.batch_size
+        if more := self._sel.src_shape[len(size) :]:
+            value = value.move(lambda t: t.reshape(*size, *(1,) * len(more)).expand(*size, *more))
+        return value if self._window is None else value.move(self._sel_on_tensor)
+
+    def _value_shown(self, key: str, value: NonTensor) -> NonTensor:
+        """As one value for all rows, if it was given to this view so and is so still."""
+        if self._view is None:
+            return value
+        one_row = self._window is not None and self._window.is_one
+        if (one_row or key in self._view.single) and isinstance(value, NonTensorStack) and value.numel():
+            rows: list[NonTensor] = [NonTensorData(v) for v in value.flat()]
+            size = value.batch_size
+            value = merge(rows, lambda parts: torch.stack(parts).reshape(size), collapse=True)
+        one = value.for_batch(self._batch_size)
+        return value if one is None else one
+
+    def _by_column(self, key: str) -> bool:
+        """Whether the rows of a value are read by themselves."""
+        batch = self._group().batch_size or ()
+        return self._handle.column((*self._path, key)) and len(self._sel.src_shape) <= len(batch)
+
+    def _spans(self, key: str) -> tuple[Path, Selection]:
+        """Where the spans of a value per row are, for the rows of this window."""
+        return column_leaves((*self._path, key))[0], self._sel
+
+    def _value_size(self, key: str) -> torch.Size:
+        path, sel = self._spans(key)
+        if not self._by_column(key):
+            return super()._value_size(key)
+        return torch.Size((*sel.shape, *self._handle.specs[path].shape[len(sel.src_shape) : -1]))
+
+    def _unwrapped(self, key: str, entry: Any) -> Any:
+        if isinstance(entry, NonTensorStack):  # a copy: what is written into it goes to the store, too
+            return LinkedList.over(entry, (self, key))
+        return super()._unwrapped(key, entry)
+
+    def _is_unbatched(self, key: str) -> bool:
+        envelope = self._group().values.get(key)
+        return isinstance(envelope, dict) and "unbatched" in envelope
+
+    def _value_text(self, key: str) -> str:
+        if (why := self._handle.refusal((*self._path, key))) is not None:
+            return f"<cannot be read: {why}>"
+        try:
+            size = self._value_size(key)
+            if size.numel() <= SHOWN or not self._by_column(key) or len(self._batch_size) != 1:
+                return super()._value_text(key)
+            rows = self._at(slice(0, 3))  # a million values are not read to show three
+            return stack_text(rows._raw(key).flat(), size)
+        except UntrustedDataError as error:
+            return f"<cannot be read: {error.message}>"
+
+    # -- reading -----------------------------------------------------------------------------
+    def _fetch(self, wanted: Sequence[tuple[Path, Selection]], outs: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """One batched read of leaves, each at a selection of its leading dimensions."""
+        parts = Cap.PARTIAL_READ in self._handle.store.caps
+        distinct = {id(sel): sel for _, sel in wanted}
+        plans = {at: (sel.read_plan(), sel.is_full) for at, sel in distinct.items()}
+        reads = []
+        for i, (path, sel) in enumerate(wanted):
+            sel.check_there(self._handle.specs[path].shape)
+            plan, full = plans[id(sel)]
+            out = outs[i] if outs is not None and plan.exact and (parts or full) else None
+            reads.append(Read(path, plan.index if parts and not full else (), out))
+        values = self._handle.store.read(reads)
+        done = []
+        for i, ((_, sel), value) in enumerate(zip(wanted, values, strict=True)):
+            plan, full = plans[id(sel)]
+            if not full:
+                value = plan.finish(value if parts else value[plan.index])
+            if outs is not None and outs[i] is not value:
+                if outs[i].data_ptr() != value.data_ptr():
+                    outs[i].copy_(value)
+                value = outs[i]
+            elif self._device is not None and value.device != self._device:
+                value = value.to(self._device)
+            done.append(value)
+        return done
+
+    def _leaves(self) -> list[tuple[Path, Selection]]:
+        """Every leaf under this container with its selection, in key order."""
+        out: list[tuple[Path, Selection]] = []
+        for key in self._first_keys():
+            kind = self._kind(key)
+            if kind == LEAF and self._handle.nested((*self._path, key)) is None:
+                out.append(((*self._path, key), self._sel))
+            elif kind == GROUP:
+                out += self._child(key)._leaves()
+        return out
+
+    def _nested_keys(self) -> list[Path]:
+        """The paths of the nested tensors under this container, which are read by themselves."""
+        out: list[Path] = []
+        for key in self._first_keys():
+            if self._kind(key) == GROUP:
+                out += self._child(key)._nested_keys()
+            elif self._handle.nested((*self._path, key)) is not None:
+                out.append((*self._path, key))
+        return out
+
+    def _columns(self) -> list[tuple[Path, Selection]]:
+        """The spans of every value per row under this container that lies in leaves, in key order."""
+        out: list[tuple[Path, Selection]] = []
+        for key in self._first_keys():
+            kind = self._kind(key)
+            if kind == GROUP:
+                out += self._child(key)._columns()
+            elif kind == VALUE and self._by_column(key):
+                out.append(self._spans(key))
+        return out
+
+    def _resident(self) -> Any:
+        leaves, columns = self._leaves(), self._columns()
+        if not columns:
+            return self._built(iter(self._fetch(leaves)), iter(()))
+        values = self._fetch(leaves + columns)
+        spans = [(path[:-1], value.cpu()) for (path, _), value in zip(columns, values[len(leaves) :], strict=True)]
+        return self._built(iter(values), iter(read_columns(self._handle, spans)))
+
+    def _built(self, leaves: Iterator[Tensor], columns: Iterator[Any]) -> Any:
+        data: dict[str, Any] = {}
+        for key in self._first_keys():
+            kind = self._kind(key)
+            if kind == LEAF:
+                data[key] = next(leaves) if (*self._path, key) in self._handle.specs else self._raw(key)
+            elif kind == GROUP:
+                data[key] = self._raw(key)._built(leaves, columns)
+            elif self._by_column(key):
+                data[key] = self._value_shown(key, next(columns))
+            else:
+                data[key] = self._raw(key)
+        return self._resident_class._new(data, self._batch_size, self._device, self._names)
+
+    def _read_into(self, out: Any) -> Any:
+        if nested := self._nested_keys():
+            raise UnsupportedError(
+                f"the nested tensor {path_text(nested[0])} of {self._handle.store.url} cannot be read into a buffer",
+                hint="read the other keys with keys=, and this entry by td[key]",
+            )
+        buffers = []
+        for path, _ in self._leaves():
+            buffer = out.get(path[len(self._path) :])
+            if buffer is None:
+                raise KeyNotFoundError(f"out has no entry {path_text(path[len(self._path) :])}")
+            spec = self._handle.specs[path]
+            feature = spec.shape[len(self._sel.src_shape) :]
+            if buffer.dtype != spec.dtype or buffer.shape[len(buffer.shape) - len(feature) :] != feature:
+                raise BatchSizeError(
+                    f"the buffer {path_text(path)} is {buffer.dtype} of shape {list(buffer.shape)}, the leaf {spec!r}"
+                )
+            if HOLES:
+                reserve(buffer)
+            buffers.append(buffer)
+        self._fetch(self._leaves(), buffers)
+        return out
+
+    def _leaf_list(self) -> list[Tensor]:
+        if self._nested_keys():
+            found: list[Tensor] = self._resident()._leaf_list()
+            return found
+        return self._fetch(self._leaves())
+
+    # -- windows -----------------------------------------------------------------------------
+    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
+        """A tuple of windows along `dim`; nothing is read."""
+        places = torch.empty((), device="meta").expand(self._batch_size).split(split_size, dim)
+        at, out, start = dim % max(1, self.batch_dims), [], 0
+        for piece in places:
+            stop = start + piece.shape[at]
+            out.append(self._at((*(slice(None),) * at, slice(start, stop))))
+            start = stop
+        return tuple(out)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._batch_size:
+            raise TypeError("iteration over a TensorDict without batch dimensions; use td.keys()")
+        for start, stop in self._row_blocks():
+            yield from self._at(slice(start, stop))._resident().unbind(0)
+
+    def _row_blocks(self) -> Iterator[tuple[int, int]]:
+        rows = self._batch_size[0]
+        total = 0
+        for path, sel in self._leaves():
+            spec = self._handle.specs[path]
+            feature = torch.Size(spec.shape[len(sel.src_shape) :]).numel()
+            total += torch.Size(sel.shape).numel() * feature * spec.dtype.itemsize
+        for path, _ in self._columns():
+            total += sum(self._handle.specs[leaf].nbytes for leaf in column_leaves(path[:-1]))
+        for path in self._nested_keys():
+            total += sum(self._handle.specs[leaf].nbytes for leaf in self._handle.leaves_below(path))
+        return row_ranges(rows, total // max(1, rows))
+
+    def _detached(self) -> Any:
+        return self._resident()
+
+    # -- primitives that need the data ---------------------------------------------------------
+    def _move(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        batch_size: torch.Size,
+        names: Names,
+        undo: Callable[[Any], Any] | None = None,
+        *,
+        keep_lock: bool = True,
+        views: bool = False,
+    ) -> Any:
+        td = self._resident()._move(fn, batch_size, names)
+        if keep_lock and self._state & LOCKED:
+            td.lock_()
+        if undo is not None:
+            td._undo = (weakref.ref(self), undo)
+        return td
+
+    def _fan_out(
+        self,
+        fn: Callable[[Tensor], Sequence[Tensor]],
+        batch_sizes: Sequence[torch.Size],
+        names: Names,
+        *,
+        keep_lock: bool = False,
+    ) -> Any:
+        return self._resident()._fan_out(fn, batch_sizes, names)
+
+    def _foreach(self, fn: Callable[..., Sequence[Tensor]], *operands: Any) -> Any:
+        return self._resident()._foreach(fn, *operands)
+
+    def _reduced(self, kind: Reduction, over: Over, keepdim: bool, batch_size: torch.Size, names: Names) -> Any:
+        """In blocks of rows of bounded memory: their results are merged, or put one after another."""
+        if (td := self._without_columns()) is not self:
+            return td._reduced(kind, over, keepdim, batch_size, names)
+        rows = self._batch_size[0] if self._batch_size else 0
+        blocks = list(self._row_blocks()) if rows else []
+        across = not over.features and (over.dims is None or 0 in over.dims)
+        if len(blocks) < 2 or (across and (kind.part is None or kind.merge is None or kind.finish is None)):
+            return self._resident()._reduced(kind, over, keepdim, batch_size, names)
+        if not across:
+            parts = [
+                block._reduced(kind, over, keepdim, torch.Size((len(block), *batch_size[1:])), names)
+                for block in self._blocks(blocks)
+            ]
+            return torch.cat(parts, 0)
+        states: list[State] = []
+        shape: Any = None
+        for block in self._blocks(blocks):
+            shape = block
+            new = [kind.part(*over.of(leaf), keepdim) for leaf in block._leaf_list()]  # type: ignore[misc]
+            states = [kind.merge(a, b) for a, b in zip(states, new, strict=True)] if states else new  # type: ignore[misc]
+        results = iter([kind.finish(state) for state in states])  # type: ignore[misc]
+        return shape._over_leaves_of(lambda leaf: next(results), over, batch_size, names)
+
+    def _over_leaves(self, kind: Reduction, over: Over, keepdim: bool) -> Tensor:
+        if (td := self._without_columns()) is not self:
+            return td._over_leaves(kind, over, keepdim)  # type: ignore[no-any-return]
+        if over.features or over.dims is not None or kind.part is None or kind.merge is None or kind.finish is None:
+            return super()._over_leaves(kind, over, keepdim)
+        total: State | None = None
+        wide: torch.dtype | None = None
+        for block in self._blocks(self._row_blocks()) if self._batch_size else [self._resident()]:
+            leaves = block._leaf_list()
+            wide = wide or (common_dtype(leaves) if leaves else None)
+            for leaf in leaves:
+                part = kind.part(leaf.flatten().to(wide), (0,), False)
+                total = part if total is None else kind.merge(total, part)
+        if total is None:
+            raise RuntimeError("there is no leaf to reduce")
+        return kind.finish(total)
+
+    def _without_columns(self) -> Any:
+        """This container without the values per row that lie in leaves; itself if there are none."""
+        if not self._columns():
+            return self
+        return self._kept(self._tensor_keys())
+
+    def _tensor_keys(self) -> dict[str, Any]:
+        keys: dict[str, Any] = {}
+        for key in self._first_keys():
+            if self._kind(key) == GROUP:
+                keys[key] = self._child(key)._tensor_keys()
+            elif not self._handle.column((*self._path, key)):
+                keys[key] = None
+        return keys
+
+    def _blocks(self, ranges: Iterable[tuple[int, int]]) -> Iterator[Any]:
+        for start, stop in ranges:
+            yield self._at(slice(start, stop))._resident()
+
+    # -- the rest ----------------------------------------------------------------------------
+    def clone(self, recurse: bool = True) -> Any:
+        """An in-memory copy, or with `recurse=False` another container over the same store."""
+        if recurse:
+            return self._resident()
+        return self._again(self._device, lambda td: td.clone(recurse=False))
+
+    def _shallow(self) -> Any:
+        """With a batch size and names of its own, for a place in another container."""
+        return self._at(()) if self._view is None else self.clone(recurse=False)
+
+    def _called(self, names: Names) -> Any:
+        td = self.clone(recurse=False)
+        td._names = names
+        return td
+
+    def _apart(self) -> Any:
+        return self._resident()
+
+    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+        """The entries in memory, by one batched read."""
+        return untyped(self._resident(), retain_none)
+
+    def is_shared(self) -> bool:
+        return bool(self._state & SHARED)
+
+    def _owned(self, what: str) -> tuple[Any, Path]:
+        self._handle.check_writable()
+        return self._handle, self._path
+
+    def _read_pieces(self, batch: Any) -> list[Tensor]:
+        wanted = []
+        packed: dict[int, Tensor] = {}
+        for number, (path, index) in enumerate(batch):
+            node: Any = self
+            for key in path[:-2]:
+                node = node._child(key)
+            if len(path) > 1 and isinstance(node, StoredTree) and node._nested_whole(path[-2]):
+                wanted.append(((*node._path, path[-2], path[-1]), node._sel, index))
+                continue
+            node = node._child(path[-2]) if len(path) > 1 else node
+            if is_batched(node):
+                leaf = parts_of_nested(node)[1][path[-1]]
+                packed[number] = (leaf[index] if index else leaf).cpu()
+            elif isinstance(node, NonTensor):
+                leaf = self._packed(path[:-1], node)[path[-1]]
+                packed[number] = leaf[index] if index else leaf
+            elif node._handle.nested((*node._path, path[-1])) is not None:
+                leaf = node._raw(path[-1])  # one row
+                packed[number] = (leaf[index] if index else leaf).cpu()
+            else:
+                wanted.append(((*node._path, path[-1]), node._sel, index))
+        if self._sel.is_full:
+            values = self._handle.store.read([Read(path, index) for path, _, index in wanted])
+        else:
+            cut = [(path, sel[index] if index and sel.shape else sel) for path, sel, index in wanted]
+            pairs = zip(wanted, self._fetch(cut), strict=True)
+            values = [v.cpu()[index] if index and not sel.shape else v.cpu() for (_, sel, index), v in pairs]
+        rest = iter(values)
+        return [packed[number] if number in packed else next(rest) for number in range(len(batch))]
+
+    def _nested_whole(self, key: str) -> bool:
+        """Whether an entry is a nested tensor that is seen as it is stored: its leaves are those of the store."""
+        return self._sel.is_full and self._handle.nested((*self._path, key)) is not None
+
+    def _packed(self, path: Path, value: Any) -> dict[str, Tensor]:
+        """The leaves of values per row, packed once for all the pieces of a copy."""
+        if self._texts is None or self._texts[0] != path:
+            found = stored_leaves(value)
+            assert found is not None, path  # or nobody would ask for its leaves
+            self._texts = (path, found[1])
+        return self._texts[1]
+
+    def _as_meta(self) -> Any:
+        def build(td: Any) -> Any:
+            data: dict[str, Any] = {}
+            for key in td._first_keys():
+                if td._kind(key) == LEAF:
+                    shape, _, dtype, *_ = td._leaf_facts(key)
+                    data[key] = torch.empty(shape, dtype=dtype, device="meta")
+                else:
+                    data[key] = build(td._raw(key)) if td._kind(key) == GROUP else td._raw(key)
+            return td._resident_class._new(data, td._batch_size, torch.device("meta"), td._names)
+
+        return build(self)
+
+    def _compared(self, other: Any, op: Any) -> Any:
+        return self._resident()._compared(other, op)
+
+    def _to(self, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool) -> Any:
+        if dtype is not None:
+            return super()._to(device, dtype, non_blocking)
+        return self._again(device, lambda td: td._to(device, None, non_blocking))

@@ -1,0 +1,95 @@
+"""What comes to a store when an entry is set through a window: rows outside of it hold zeros, values None."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import GROUP, LEAF, Container
+from tdstore.container.core.tensorclasses import inside, redressed, worn_by
+from tdstore.container.entries.unbatched import UnbatchedTensor
+from tdstore.container.values.nontensor import NonTensor, NonTensorData, assign
+from tdstore.container.varlen.nested_leaves import leaf_below
+from tdstore.errors import TDStoreError, UnsupportedError
+from tdstore.index.selection import Selection
+from tdstore.types import Names, Path
+
+
+def widened(entry: Any, sel: Selection, source: torch.Size, names: Names) -> Any:
+    """A TensorDict like `entry` for all rows: values of the window's rows are there, tensors are zeros in no memory.
+
+    Args:
+        sel: the rows of `entry` among those of the `source`, whose dimensions have these names.
+    """
+    td = dense(entry)
+    n = len(sel.shape)
+    data: dict[str, Any] = {}
+    for key in td._first_keys():
+        kind = td._kind(key)
+        if kind == LEAF:
+            shape, _, dtype, *_ = td._leaf_facts(key)
+            if -1 in shape or td._leaf_layout(key) is not torch.strided:
+                raise UnsupportedError(
+                    f"the nested tensor {key!r} cannot be set through a window",
+                    hint="set it on the TensorDict that was indexed",
+                )
+            data[key] = torch.zeros((), dtype=dtype).expand((*source, *shape[n:]))
+        elif kind == GROUP:
+            data[key] = widened(td._raw(key), sel, source, names)
+        else:
+            value = td._raw(key)
+            empty = NonTensorData(None, (*source, *value.batch_size[n:]))
+            data[key] = put_rows(key, empty, sel, value)
+    rest = td.batch_size[n:]
+    every = (*(names or (None,) * len(source)), *((td._names or ())[n:] or (None,) * len(rest)))
+    made = td._resident_class._new(data, torch.Size((*source, *rest)), td.device, every if any(every) else None)
+    return redressed(worn_by(entry), made)
+
+
+def dense(entry: Any) -> Any:
+    """A container without its class; of a lazy stack, the TensorDict that it stands for."""
+    td = inside(entry)
+    if not isinstance(td, Container._stack_class):
+        return td
+    try:
+        return inside(td._resident())
+    except (TDStoreError, RuntimeError) as error:
+        raise UnsupportedError(
+            f"a lazy stack whose elements differ cannot be set through a window: {error}",
+            hint="set it on the TensorDict that was indexed",
+        ) from error
+
+
+def rows_below(entry: Any, path: Path) -> Tensor:
+    """A leaf of `entry` by its path in what `widened` makes of it."""
+    node = dense(entry)
+    for key in path[:-1]:
+        node = dense(node._child(key))
+    return leaf_below(node, path[-1:])
+
+
+def is_of_value(widened: Any, path: Path) -> bool:
+    """Whether a leaf is one of those that hold a value, which has its rows in it already."""
+    node = inside(widened)
+    for key in path[:-1]:
+        node = inside(node._child(key))
+    return isinstance(node, NonTensor)
+
+
+def put_rows(key: str, old: NonTensor, sel: Selection, value: NonTensor) -> NonTensor:
+    """The values of all rows once those of a selection were written."""
+    if isinstance(value, UnbatchedTensor) and not isinstance(old, UnbatchedTensor):
+        raise UnsupportedError(
+            f"the unbatched tensor {key!r} cannot be set through a window: it belongs to all rows",
+            hint="set it on the TensorDict that was indexed",
+        )
+    size = old.batch_size
+    sel.check_there(size)
+    plan = sel.read_plan()
+    places = torch.arange(size.numel()).reshape(size)
+    if more := sel.src_shape[len(size) :]:
+        places = places.reshape(*size, *(1,) * len(more)).expand(*size, *more)
+    flat = old.move(lambda t: t.reshape(-1))
+    return assign(flat, plan.finish(places[plan.index]), value).move(lambda t: t.reshape(size))

@@ -1,0 +1,1 @@
+"""`TensorDict`: entries in memory, or live views of a store."""

@@ -1,0 +1,296 @@
+"""Batch indices on live tensors: a lane for each common kind of index, and one for all the others."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tdstore.container.core.locks import LOCKED, MAPPED, READONLY
+from tdstore.container.core.tensorclasses import Typed, inside
+from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
+from tdstore.container.values.nontensor import NonTensor, NonTensorData
+from tdstore.container.varlen.nested_rows import rows_at
+from tdstore.errors import DimensionError
+from tdstore.index.index_terms import indexed_names, spelled_out
+from tdstore.index.rows import check_rows, put_rows, take
+from tdstore.index.selection import as_rows, index_shape
+from tdstore.index.tracing import traced
+from tdstore.storekit.sparse import HOLES, reserve
+from tdstore.tensordicts.resident.entries import VIEW_FLAGS
+from tdstore.tensordicts.resident.store_backed import HomeMixin
+from tdstore.tensordicts.resident.write_checks import are_plain, check_copies
+from tdstore.types import Names
+
+_ALL = slice(None)
+_FEW = 64
+"""Up to this many rows Python checks a list faster than numpy does."""
+_PAGE = 4096
+_NUMPY = frozenset(
+    getattr(torch, name)
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+)
+
+
+class IndexedTree(HomeMixin):
+    """`td[index]` and `td[index] = value`."""
+
+    __slots__ = ()
+
+    # -- reading -----------------------------------------------------------------------------
+    def _at(self, index: Any) -> Any:
+        batch = self._batch_size
+        kind = type(index)
+        if kind is tuple:
+            return self._at_terms(index)
+        if not batch:
+            if index is None or index is Ellipsis or kind is bool or getattr(index, "dtype", None) is torch.bool:
+                return self._at_terms((index,))
+            raise DimensionError(f"a TensorDict without batch dimensions cannot be indexed with {index!r}")
+        n = batch[0]
+        if kind is int:
+            if not -n <= index < n:
+                raise IndexError(f"index {index} is out of bounds for dimension 0 with size {n}")
+            return self._view_at(index, batch[1:], self._names and self._names[1:], len(batch))
+        if kind is slice:
+            start, stop, step = index.indices(n)
+            if step <= 0:
+                raise ValueError("slice step must be positive")
+            if index == _ALL:
+                return self  # and only then: whether a part is the whole must not depend on the data
+            new = torch.Size((max(0, -(-(stop - start) // step)), *batch[1:]))
+            return self._view_at(index, new, self._names, len(batch))
+        listed = kind is Tensor and index.dtype is torch.int64 and index.ndim == 1
+        if listed and self._starts_with_cpu_tensor() and not traced():
+            try:  # torch checks the rows as it copies them: good ones need not be checked before
+                return self._take(index, torch.Size((index.shape[0], *batch[1:])), self._names, len(batch))
+            except IndexError:
+                rows = self._rows_of(index)  # negative rows, or the error to tell
+        else:
+            rows = None if traced() else self._rows_of(index)
+        if rows is None:
+            return self._at_terms((index,))
+        return self._take(rows, torch.Size((rows.shape[0], *batch[1:])), self._names, len(batch))
+
+    def _starts_with_cpu_tensor(self) -> bool:
+        first = next(iter(self._data.values()), None)
+        return is_batched(first) and first.device.type == "cpu"
+
+    def _rows_of(self, index: Any) -> Tensor | None:
+        """Rows of the first dimension for a list, mask, range, array or 1-D tensor, checked once for all leaves."""
+        if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.is_cpu:
+            return check_rows(index, self._batch_size[0])
+        if type(index) is list and index and type(index[0]) is int:
+            few = _few_rows(index, self._batch_size[0])
+            if few is not None:
+                return few
+        if type(index) is range:
+            index = torch.from_numpy(np.arange(index.start, index.stop, index.step))
+        elif not isinstance(index, (Tensor, list)) and not hasattr(index, "__array__"):
+            return None
+        rows = as_rows(index, self._batch_size[0])
+        return rows if isinstance(rows, Tensor) else None
+
+    def _view_at(self, index: Any, new: torch.Size, names: Names, n: int) -> Self:
+        """For an int, a slice or a tuple of them: entries are views; the batch size is known."""
+        data: dict[str, Any] = {}
+        for key, value in self._data.items():
+            if type(value) is Tensor:
+                try:
+                    data[key] = value[index]
+                except RuntimeError:  # a nested tensor has no slices
+                    data[key] = rows_at(value, index)
+            elif isinstance(value, IndexedTree):
+                below = value._batch_size
+                if len(below) == n:
+                    data[key] = value._view_at(index, new, names, n)
+                else:
+                    below = self._fitting(value)._batch_size
+                    deeper = indexed_names(value._names, index, len(below))
+                    data[key] = value._view_at(index, torch.Size((*new, *below[n:])), deeper, len(below))
+            else:
+                data[key] = rows_at(value, index) if is_batched(value) else _value_at(value, index, new)
+        td = self._new(data, new, self._device, names)
+        if self._state & VIEW_FLAGS:
+            td._state = self._state & VIEW_FLAGS
+            if self._state & LOCKED:
+                td.lock_()
+        return td
+
+    def _take(self, rows: Tensor, new: torch.Size, names: Names, n: int) -> Self:
+        """Rows of the first dimension, copied row by row (several times faster than elementwise indexing)."""
+        data: dict[str, Any] = {}
+        array = rows.numpy() if rows.device.type == "cpu" else None
+        for key, value in self._data.items():
+            if type(value) is Tensor or is_batched(value):
+                data[key] = _take_rows(value, rows, array)
+            elif isinstance(value, IndexedTree):
+                below = value._batch_size
+                wide = new if len(below) == n else torch.Size((*new, *self._fitting(value)._batch_size[n:]))
+                data[key] = value._take(rows, wide, value._names, len(value._batch_size))
+            elif isinstance(value, NonTensor):
+                data[key] = value.rows(rows)
+            else:
+                data[key] = value[rows]
+        return self._new(data, new, self._device, names)
+
+    def _at_terms(self, terms: tuple[Any, ...]) -> Any:
+        batch = self._batch_size
+        ndim = len(batch)
+        used, basic, dots = 0, True, -1
+        for i, term in enumerate(terms):
+            kind = type(term)
+            if kind is int or kind is slice:
+                used += 1
+            elif term is Ellipsis:
+                if dots >= 0:
+                    raise IndexError("an index can hold only one Ellipsis (...)")
+                dots = i
+            elif term is not None:
+                basic = False
+        if basic and used <= ndim:
+            if dots >= 0:  # an ellipsis must not reach into the feature dimensions of the leaves
+                terms = (*terms[:dots], *(slice(None),) * (ndim - used), *terms[dots + 1 :])
+            names = self._names and indexed_names(self._names, terms, ndim)
+            probe = next((v for v in self._data.values() if type(v) is Tensor and not v.is_nested), None)
+            if probe is None:
+                new = index_shape(batch, terms)
+            else:
+                seen = probe[terms]
+                new = seen.shape[: seen.ndim - probe.ndim + ndim]
+            if all(t == _ALL for t in terms):
+                return self
+            return self._view_at(terms, new, names, ndim)
+        index = spelled_out(terms, ndim)
+        new = index_shape(batch, index)  # raises for too many terms, masks that do not fit, ...
+        return self._move_tree(lambda t: rows_at(t, index), new, indexed_names(self._names, index, ndim), ndim)
+
+    # -- writing -----------------------------------------------------------------------------
+    def _set_rows(self, index: Any, value: Any) -> None:
+        same = self._same_at(index, value) if isinstance(value, IndexedTree) else None
+        if same is None:
+            super()._set_rows(index, value)
+        else:
+            self._write_same(*same)
+
+    def _plan_rows(self, changes: Any, index: Any, value: Any, made: list[tuple[Any, list[str]]]) -> None:
+        same = self._same_at(index, value) if isinstance(value, IndexedTree) else None
+        if same is None:
+            super()._plan_rows(changes, index, value, made)
+        else:
+            changes.then(partial(self._write_same, *same))
+
+    def _same_at(self, index: Any, value: IndexedTree) -> tuple[Any, list[tuple[Tensor, Tensor]]] | None:
+        """The checked index, and the tensors of a TensorDict of the same structure, each beside its own here.
+
+        None if it has another structure (dtypes aside), or the index needs a closer look.
+        """
+        batch, kind = self._batch_size, type(index)
+        if not batch or self._state & READONLY:
+            return None
+        if kind is int and -batch[0] <= index < batch[0]:
+            new = batch[1:]
+        elif kind is slice and (index.step is None or index.step > 0):
+            new = torch.Size((len(range(*index.indices(batch[0]))), *batch[1:]))
+        elif kind is Tensor or kind is list or kind is np.ndarray:
+            rows = None if traced() else self._rows_of(index)
+            if rows is None:
+                return None
+            index, new = rows, torch.Size((rows.shape[0], *batch[1:]))
+        else:
+            return None
+        pairs: list[tuple[Tensor, Tensor]] = []
+        if value._batch_size != new or not self._pair(value, len(batch), len(new) - len(batch), pairs):
+            return None
+        if not are_plain(pairs):
+            if any(mine.is_nested or theirs.is_nested for mine, theirs in pairs):
+                return None
+            check_copies(pairs)
+        return index, pairs
+
+    def _write_same(self, index: Any, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        """Write at a checked index what `_same_at` found."""
+        mapped = type(index) is slice and self._state & MAPPED
+        if mapped and self._write_files(index, [theirs for _, theirs in pairs]):
+            return
+        if HOLES:
+            for mine, _ in pairs:
+                reserve(mine, (index,))
+        if isinstance(index, Tensor):
+            for mine, theirs in pairs:
+                put_rows(mine, index, theirs)
+        else:
+            for mine, theirs in pairs:
+                mine[index] = theirs
+
+    def _pair(self, other: IndexedTree, n: int, shift: int, pairs: list[tuple[Tensor, Tensor]]) -> bool:
+        """Match tensors by key. False if anything does not fit.
+
+        `n` is how many dimensions the index is about, `shift` how many more the other side has of them.
+        """
+        theirs = other._data
+        if len(theirs) != len(self._data):
+            return False
+        other_n = n + shift
+        for key, mine in self._data.items():
+            match = theirs.get(key)
+            if is_batched(mine):
+                if not is_batched(match):
+                    return False
+                try:
+                    shape = match.shape
+                    if (shape[other_n:] if other_n else shape) != mine.shape[n:]:
+                        return False
+                except RuntimeError:  # a nested tensor
+                    return False
+                pairs.append((mine, match))
+                continue
+            if isinstance(mine, Typed):
+                mine, match = mine._tensordict, inside(match)
+            if isinstance(mine, IndexedTree) and isinstance(match, IndexedTree):
+                if not mine._pair(match, n, shift, pairs):
+                    return False
+            elif type(mine) is NonTensorData and type(match) is NonTensorData:
+                if not (mine.data is match.data or (type(mine.data) is str and mine.data == match.data)):
+                    return False  # else there is nothing to write
+            else:
+                return False
+        return True
+
+
+def _value_at(value: Any, index: Any, new: torch.Size) -> Any:
+    """An entry that is no tensor with rows, at an index that gives the batch size `new`."""
+    return value.for_batch(new) if isinstance(value, UnbatchedTensor) else value[index]
+
+
+def _few_rows(index: list[Any], size: int) -> Tensor | None:
+    """A short list of rows in `[0, size)` as a tensor; None for what needs a closer look, such as negative rows."""
+    if len(index) > _FEW or set(map(type, index)) != {int} or min(index) < 0 or max(index) >= size:
+        return None
+    return torch.tensor(index, dtype=torch.int64)
+
+
+def _take_rows(leaf: Tensor, rows: Tensor, array: np.ndarray[Any, Any] | None) -> Tensor:
+    if leaf.is_nested:
+        return rows_at(leaf, rows)
+    if leaf.device != rows.device:
+        rows = check_rows(rows, len(leaf)).to(leaf.device)  # where bad ones are no IndexError
+    elif (
+        array is not None
+        and leaf.ndim > 1
+        and leaf.dtype in _NUMPY
+        and not leaf.requires_grad
+        and leaf.is_contiguous()
+        and leaf.stride(0) * leaf.itemsize <= _PAGE
+    ):
+        # For rows of up to a page numpy's gather takes half the time of torch's (it copies what is not contiguous).
+        return torch.from_numpy(leaf.numpy().take(array, 0))
+    try:
+        return leaf.index_select(0, rows)
+    except (NotImplementedError, RuntimeError):
+        if not len(leaf):
+            return leaf[rows]  # no rows at all
+        return take(leaf, 0, check_rows(rows, len(leaf)))  # dtypes that index_select lacks

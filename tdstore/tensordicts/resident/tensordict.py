@@ -1,0 +1,390 @@
+"""TensorDict: a tree of live tensors.
+
+The fast lanes come first in each method: the commonest call pays for no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdstore.container.core.container import Container
+from tdstore.container.core.dim_names import as_names
+from tdstore.container.core.key_views import FirstKeys, IsLeaf
+from tdstore.container.core.locks import READONLY
+from tdstore.container.core.paths import entry_path, is_key
+from tdstore.container.core.tensorclasses import inside
+from tdstore.container.entries.unbatched import is_batched
+from tdstore.container.methods.access import AS_SET
+from tdstore.container.values.nontensor import NonTensor
+from tdstore.errors import KeyNotFoundError
+from tdstore.index.shapes import as_size
+from tdstore.storekit.sparse import HOLES, reserve
+from tdstore.tensordicts.resident.indexing import IndexedTree
+from tdstore.tensordicts.resident.write_checks import check_copies, copy_all
+from tdstore.types import Names, NestedKey
+
+
+class TensorDict(IndexedTree):
+    """A dictionary of tensors that share leading batch dimensions, nested at will.
+
+    Args:
+        source: a dict (nested dicts become nested TensorDicts) or a TensorDict.
+        batch_size: the leading shape `[*B]` that all entries share; default `[]`.
+        device: move entries there; default: leave each where it is.
+        names: one name (or None) per batch dimension.
+        lock: lock it once built.
+        **kwargs: the entries, where there is no `source`.
+
+    Raises:
+        BatchSizeError: an entry does not start with the batch size. ValueError: a source and keywords: a typing error.
+
+    Example:
+        >>> td = TensorDict({"obs": torch.zeros(3, 4), "next": {"obs": torch.ones(3, 4)}}, batch_size=[3])
+        >>> td[1:]["next", "obs"].shape
+        torch.Size([2, 4])
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        source: Any = None,
+        batch_size: Any = None,
+        device: Any = None,
+        names: Sequence[str | None] | None = None,
+        non_blocking: bool | None = None,
+        lock: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        batch = _NO_BATCH if batch_size is None else as_size(batch_size)
+        self._batch_size = batch
+        self._device = None if device is None else _as_device(device)
+        self._names = None if names is None else as_names(names, len(batch))
+        self._parents = self._undo = self._home = None
+        self._state = 0
+        self._data = {}
+        if source is not None:
+            if kwargs:
+                raise ValueError(
+                    f"a TensorDict is made of a mapping, or of keywords: {next(iter(kwargs))!r} is neither in "
+                    "the mapping nor an argument (batch_size, device, names, non_blocking, lock)"
+                )
+            self._fill(source)
+        elif kwargs:
+            self._fill(kwargs)
+        if lock:
+            self.lock_()
+
+    def _fill(self, source: Any) -> None:
+        data, batch = self._data, self._batch_size
+        n = len(batch)
+        rows = batch[0] if n else 0
+        # Nothing is to be moved: no device is named, or the CPU is and the tensor lies there.
+        free, on_cpu = self._device is None, self._device == _CPU
+        try:
+            items = source.items()
+        except AttributeError:
+            raise TypeError(
+                f"a TensorDict is made from a dict or a TensorDict, not a {type(source).__name__}"
+            ) from None
+        for key, value in items:
+            if type(key) is not str:
+                self.set(key, value)
+            elif type(value) is Tensor and (free or (on_cpu and value.is_cpu)):
+                # The commonest batch has one dimension; comparing slices of shapes takes ten times longer.
+                try:
+                    shape = value.shape
+                except RuntimeError:  # a nested tensor has none: `_coerce` knows what to ask it
+                    data[key] = self._coerce(key, value)
+                    continue
+                if (n == 1 and shape and shape[0] == rows) or not n or shape[:n] == batch:
+                    data[key] = value
+                else:
+                    data[key] = self._coerce(key, value)
+            elif type(value) is dict:
+                data[key] = self._from_mapping(value, batch, self._device, self._names)
+                self._name_after(data[key])
+            else:
+                data[key] = self._coerce(key, value)
+                self._name_after(data[key])
+
+    @classmethod
+    def _from_mapping(cls, source: Mapping[Any, Any], batch: Any, device: Any, names: Names) -> Self:
+        td = cls._new({}, as_size(batch), device, names)
+        td._fill(source)
+        return td
+
+    # -- fast access by key --------------------------------------------------------------------
+    def __getitem__(self, index: Any) -> Any:
+        if type(index) is str:
+            try:
+                found = self._data[index]
+            except KeyError:
+                raise self._missing(index) from None
+            if type(found) is Tensor or not isinstance(found, NonTensor):
+                return found
+            return found.plain()
+        if type(index) is int or type(index) is slice:
+            return self._at(index)
+        if type(index) is tuple and index and type(index[0]) is str:
+            value: Any = self
+            try:
+                for key in index:
+                    value = value._data[key]
+            except (KeyError, AttributeError, TypeError):
+                return super().__getitem__(index)
+            if type(value) is Tensor or not isinstance(value, NonTensor):
+                return value
+            return value.plain()
+        return super().__getitem__(index)
+
+    def get(self, key: NestedKey, default: Any = AS_SET, **kwargs: Any) -> Any:
+        if type(key) is str:
+            value = self._data.get(key)
+            if value is not None:
+                return value if self._names is None else self._with_names(value)
+        return super().get(key, default, **kwargs)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if type(index) is str:
+            if (
+                not self._state
+                and type(value) is Tensor
+                and (self._device is None or (value.is_cpu and self._device == _CPU))
+            ):
+                try:
+                    shape, batch = value.shape, self._batch_size
+                except RuntimeError:  # a nested tensor
+                    self._data[index] = self._coerce(index, value)
+                    return
+                n = len(batch)
+                if not n or (n == 1 and shape and shape[0] == batch[0]) or shape[:n] == batch:
+                    self._data[index] = value
+                    return
+            self.set(index, value)
+        elif type(index) is tuple and is_key(index):
+            self.set(index, value)
+        else:
+            self._set_rows(index, value)
+
+    def set(
+        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any
+    ) -> Self:
+        if inplace:
+            if type(key) is str and type(item) is Tensor and not self._state & READONLY:
+                old = self._data.get(key)
+                if type(old) is Tensor and old.shape == item.shape:
+                    if HOLES:
+                        reserve(old)
+                    old.copy_(item)
+                    return self
+            return super().set(key, item, inplace)
+        node: Any = self
+        full = key
+        if type(key) is tuple:
+            for part in key[:-1]:
+                node = node._data.get(part) if type(part) is str else None
+                if type(node) is not TensorDict:
+                    return super().set(key, item)
+            key = key[-1] if key else key
+        if type(key) is not str or node._state:
+            return super().set(full, item)
+        if type(item) is Tensor and node._device is None:
+            try:
+                shape, batch = item.shape, node._batch_size
+            except RuntimeError:  # a nested tensor
+                node._data[key] = node._coerce(key, item)
+                return self
+            n = len(batch)
+            if not n or (n == 1 and shape and shape[0] == batch[0]) or shape[:n] == batch:
+                node._data[key] = item
+                return self
+        made = node._coerce(key, item)
+        node._data[key] = made
+        if type(made) is not Tensor:
+            node._name_after(made)
+        return self
+
+    def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
+        source = input_dict_or_td
+        plain = type(source) is dict or type(source) is TensorDict
+        if kwargs or clone or inplace or self._state or not plain or not self._merge(source):
+            super().update(source, clone, inplace, **kwargs)
+        return self
+
+    def _merge(self, source: Any) -> bool:
+        """Take over plain tensors that fit; False, with nothing taken, if anything else is in the way."""
+        into: list[tuple[dict[str, Any], Any]] = []
+        if not self._mergeable(source, into):
+            return False
+        _take(into)
+        return True
+
+    def _mergeable(self, source: Any, into: list[tuple[dict[str, Any], Any]]) -> bool:
+        batch, data = self._batch_size, self._data
+        n = len(batch)
+        if self._device is not None:
+            return False
+        below = []
+        for key, value in source.items():
+            if type(key) is not str:
+                return False
+            if type(value) is Tensor:
+                if n and value.shape[:n] != batch:
+                    return False
+            elif type(value) is TensorDict and type(data.get(key)) is TensorDict and not data[key]._state:
+                below.append((data[key], value))
+            else:
+                return False
+        if not all(mine._mergeable(theirs, into) for mine, theirs in below):
+            return False
+        if type(source) is TensorDict and not source._data and not data and source._batch_size != batch:
+            return False
+        into.append((data, {k: v for k, v in source.items() if type(v) is Tensor} if below else source))
+        return True
+
+    def _plan_update(self, changes: Any, source: Any, wanted: Any, how: Any) -> None:
+        into: list[tuple[dict[str, Any], Any]] = []
+        plain = wanted is None and (type(source) is dict or type(source) is TensorDict)
+        if plain and not (how.clone or how.inplace or self._state) and self._mergeable(source, into):
+            changes.then(partial(_take, into))
+        else:
+            super()._plan_update(changes, source, wanted, how)
+
+    def _update_in_place(self, source: Any, at: tuple[Any] | None, keys_to_update: Any) -> Self:
+        if at is None and keys_to_update is None and (pairs := self._pairs(source)) is not None:
+            copy_all(pairs)
+            return self
+        return super()._update_in_place(source, at, keys_to_update)
+
+    def _plan_in_place(self, changes: Any, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> None:
+        if at is None and keys_to_update is None and (pairs := self._pairs(source)) is not None:
+            check_copies(pairs)
+            changes.then(partial(copy_all, pairs))
+        else:
+            super()._plan_in_place(changes, source, at, keys_to_update)
+
+    def _pairs(self, source: Any) -> list[tuple[Tensor, Tensor]] | None:
+        """The tensors of another TensorDict, each with that of this one which it is to be written into."""
+        pairs: list[tuple[Tensor, Tensor]] = []
+        if type(source) is not TensorDict or self._state & READONLY or not self._pair_existing(source, pairs):
+            return None
+        return pairs
+
+    def _pair_existing(self, source: Any, pairs: list[tuple[Tensor, Tensor]]) -> bool:
+        for key, value in source._data.items():
+            mine = self._data.get(key)
+            if mine is None:
+                raise KeyNotFoundError(f"update_: key {key!r} not found in a TensorDict with keys {list(self._data)}")
+            if is_batched(mine) and is_batched(value):
+                if mine.is_nested or mine.shape != value.shape:
+                    return False
+                pairs.append((mine, value))
+            elif type(mine) is not TensorDict or type(value) is not TensorDict or not mine._pair_existing(value, pairs):
+                return False
+        return True
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        if not (include_nested or leaves_only or sort):
+            return FirstKeys(self._data)
+        if include_nested and leaves_only and is_leaf is None and not sort:
+            out: list[Any] = []
+            self._leaf_keys((), out)
+            return _LeafKeys(self, out)
+        return super().keys(include_nested, leaves_only, is_leaf, sort=sort)
+
+    def _leaf_keys(self, prefix: tuple[str, ...], out: list[Any]) -> None:
+        for key, value in self._data.items():
+            if isinstance(value, Tensor):
+                out.append((*prefix, key) if prefix else key)
+            elif isinstance(value, TensorDict):
+                value._leaf_keys((*prefix, key), out)
+            elif isinstance(value, Container):  # a lazy stack, a tensorclass
+                below: Any = inside(value)
+                out += [(*prefix, key, *entry_path(k)) for k in below.keys(True, True)]
+
+    def _data_with_names(self) -> dict[str, Any]:
+        """The entries, whose values are told the names of the dimensions."""
+        if self._names is not None:
+            for value in self._data.values():
+                self._with_names(value)
+        return self._data
+
+    def values(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        if not (include_nested or leaves_only or sort):
+            return self._data_with_names().values()
+        if include_nested and leaves_only and is_leaf is None and not sort:
+            leaves: list[Tensor] = []
+            if self._collect(leaves, plain=False):
+                return leaves  # a lazy stack's would be those of each element
+        return super().values(include_nested, leaves_only, is_leaf, sort=sort)
+
+    def items(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        if not (include_nested or leaves_only or sort):
+            return self._data_with_names().items()
+        if include_nested and leaves_only and is_leaf is None and not sort:
+            out: list[Any] = []
+            self._leaf_keys((), out)
+            leaves: list[Tensor] = []
+            if self._collect(leaves, plain=False) and len(leaves) == len(out):
+                return list(zip(out, leaves, strict=True))
+        return super().items(include_nested, leaves_only, is_leaf, sort=sort)
+
+
+Container._resident_class = NonTensor._container = TensorDict
+ForkingPickler.register(TensorDict, TensorDict._to_process)
+_NO_BATCH = torch.Size(())
+_CPU = torch.device("cpu")
+
+
+class _LeafKeys(list[Any]):
+    """Leaf keys, listed at once; membership asks the container."""
+
+    __slots__ = ("_td",)
+
+    def __init__(self, td: TensorDict, keys: list[Any]) -> None:
+        super().__init__(keys)
+        self._td = td
+
+    def __contains__(self, key: object) -> bool:
+        path = entry_path(key)  # type: ignore[arg-type]
+        return list.__contains__(self, path[0] if len(path) == 1 else path)
+
+
+def _take(into: list[tuple[dict[str, Any], Any]]) -> None:
+    for data, taken in into:
+        data.update(taken.items())
+
+
+def _as_device(device: Any) -> torch.device:
+    found = torch.device(device)
+    if found.type == "cuda" and found.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return found

@@ -1,0 +1,151 @@
+"""What can be written into what, found out before the first of many entries is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdstore.container.storage.describe import check_value
+from tdstore.container.storage.inline_values import KeptStack
+from tdstore.container.values.codecs import pickling
+from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
+from tdstore.container.varlen.columns import PackedStack
+from tdstore.errors import BatchSizeError
+from tdstore.index.tracing import mapped, traced
+from tdstore.storekit.sparse import HOLES, reserve
+
+_DENSE = torch.strided
+_MANY = 5
+"""From so many tensors on one call for all is faster."""
+
+
+def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Write tensors into others of the same shape, all or none."""
+    if len(pairs) > 1 and not are_plain(pairs):
+        check_copies(pairs)
+    if HOLES:
+        for mine, _ in pairs:
+            reserve(mine)
+    if len(pairs) >= _MANY and not traced() and not mapped():
+        mine_all, theirs_all = zip(*pairs, strict=True)
+        torch._foreach_copy_(mine_all, theirs_all)
+    else:
+        for mine, theirs in pairs:
+            mine.copy_(theirs)
+
+
+def are_plain(pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
+    """Whether nothing can be wrong with `mine.copy_(theirs)`, for pairs of the same shape: dense, of one dtype."""
+    try:
+        for mine, theirs in pairs:
+            if (
+                mine.requires_grad
+                or theirs.dtype is not mine.dtype
+                or theirs.layout is not _DENSE
+                or theirs.is_meta
+                or not mine.is_contiguous()
+            ):
+                return False
+    except RuntimeError:  # what torch.vmap hands out does not tell
+        return False
+    return True
+
+
+def check_copies(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Raise what `mine.copy_(theirs)` would, for pairs of the same shape.
+
+    Raises:
+        RuntimeError: a leaf of autograd, memory that several elements share, no data, a layout or dtype that torch
+            cannot copy from.
+    """
+    if traced():
+        return
+    for mine, theirs in pairs:
+        dtype = theirs.dtype
+        if mine.requires_grad:
+            _check_grad(mine)
+        if not mine.is_contiguous() and mine.layout is torch.strided:
+            _check_apart(mine)
+        if theirs.layout is not mine.layout or theirs.is_meta:
+            if not mine.is_meta:
+                torch.empty_like(mine, requires_grad=False).copy_(theirs)  # torch tells
+        elif dtype is not mine.dtype:
+            theirs = theirs if theirs.is_quantized else theirs.new_empty(1)
+            mine.new_empty(theirs.shape).copy_(theirs.detach())
+
+
+def _check_grad(leaf: Tensor) -> None:
+    base = leaf._base if leaf._is_view() else leaf
+    if torch.is_grad_enabled() and base is not None and base.is_leaf and base.requires_grad:
+        raise RuntimeError(
+            "a leaf that requires grad cannot be written in place: do it under torch.no_grad(), or detach() it first"
+        )
+
+
+def _check_apart(leaf: Tensor) -> None:
+    if any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True)):
+        raise RuntimeError(
+            "an expanded tensor cannot be written in place, several of its elements are one: contiguous() it first"
+        )
+
+
+def fits(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether a value of that shape can be broadcast to a target."""
+    try:
+        return bool(torch.broadcast_shapes(shape, target) == target)
+    except RuntimeError:
+        return False
+
+
+def check_rows_of_values(key: str, old: NonTensor, value: Any, index: Any) -> None:
+    """Look whether values can be written at an index of an entry of values, and kept where that lies.
+
+    Raises:
+        BatchSizeError: another shape. UntrustedDataError: they cannot be stored.
+    """
+    part = value if isinstance(value, NonTensor) else NonTensorData(value)
+    if isinstance(part, NonTensorStack):
+        shape = old.batch_size if index is None else old[index].batch_size
+        if not fits(part.batch_size, shape):
+            raise BatchSizeError(
+                f"cannot write values of shape {list(part.batch_size)} at an index of shape {list(shape)} "
+                f"in entry {key!r}"
+            )
+    pool = old._pool if isinstance(old, (KeptStack, PackedStack)) else None
+    handle = getattr(pool, "_handle", None) or getattr(pool, "handle", None)  # of a column, of what a header holds
+    if handle is not None:
+        handle.check_writable()
+        with pickling(handle.trusted):
+            check_value(part, (key,))
+
+
+def rehearse(fn: Callable[..., object], leaves: Sequence[Tensor], parts: Sequence[Any]) -> None:
+    """Where dtypes differ, run once on empty tensors: a dtype that torch refuses must not stop it halfway."""
+    seen: dict[tuple[Any, ...], int] = {}
+    for i, leaf in enumerate(leaves):
+        kinds = (getattr(p[i], "dtype", type(p[i])) if isinstance(p, list) else None for p in parts)
+        seen.setdefault((leaf.dtype, *kinds), i)
+    if len(seen) > 1:
+        chosen = list(seen.values())
+        empty = [leaves[i].new_empty(0) for i in chosen]
+        fn(empty, *[[_emptied(p[i]) for i in chosen] if isinstance(p, list) else p for p in parts])
+
+
+def _emptied(operand: Any) -> Any:
+    return operand.new_empty(0) if isinstance(operand, Tensor) and operand.ndim else operand
+
+
+def check_operands(leaves: Sequence[Tensor], operands: Sequence[Tensor]) -> None:
+    """Refuse an operand that an in-place operation could not broadcast, before any leaf has changed."""
+    for leaf, operand in zip(leaves, operands, strict=True):
+        if leaf.shape == operand.shape:
+            continue
+        try:
+            fits = torch.broadcast_shapes(leaf.shape, operand.shape) == leaf.shape
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise BatchSizeError(f"an operand of shape {list(operand.shape)} does not fit a leaf of {list(leaf.shape)}")

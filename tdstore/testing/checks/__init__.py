@@ -1,0 +1,1 @@
+"""The tests that the kit asks of every backend."""

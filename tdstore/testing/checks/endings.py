@@ -1,0 +1,118 @@
+"""The kit's tests of the end of a store: what is there after a process has written and ended, in a dozen ways."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, ClassVar
+
+import pytest
+
+from tdstore.errors import DirtyStoreError
+from tdstore.store import Cap
+from tdstore.testing.comparing import check_leaves
+from tdstore.testing.processes.events import HEADER, KILLS, NEW, OLD, ORDERLY, Ended, host
+from tdstore.testing.setup import Location, StoreSetup, import_root, read_all, same_leaves
+from tdstore.types import Mode
+
+
+class EndingTests(StoreSetup):
+    """What was written and never closed is committed, or the last commit is there; and nothing hangs or complains."""
+
+    patience: ClassVar[float] = 20
+    """Seconds after which a process that does not end is a deadlock."""
+
+    def ended(self, location: Location, event: str, mode: Mode) -> Ended:
+        """Write in a process of its own that ends so. A deadlock, a traceback or a remark of the process fails."""
+        __tracebackhide__ = True
+        opener = type(self).open
+        roots = [] if opener is None else [import_root(opener)]
+        process = host(self.declaration(), roots)
+        patience = self.patience * (3 if event == "spawned" else 1)  # a fresh interpreter imports torch
+        ended = process.run(location, event, mode=mode, options=self.options, patience=patience)
+        if ended.stuck:
+            raise AssertionError(
+                f"deadlock: the process did not end within {patience:g} s ({event}). Where its threads were:\n"
+                f"{ended.errors}"
+            )
+        if ended.remarks:
+            raise AssertionError(f"{event}: {'; '.join(ended.remarks)}\n{ended.errors}")
+        for sign in ("Exception ignored", "Traceback (most recent call last)", "uncommitted changes"):
+            if sign in ended.errors:
+                raise AssertionError(f"{event}: the process ends with complaints:\n{ended.errors}")
+        return ended
+
+    def _needs_events(self, location: Location) -> None:
+        self.needs(Cap.WRITE, Cap.PERSISTENT)
+        self.needs_processes(location)
+        if sys.platform == "win32":
+            pytest.skip("it forks")
+
+    @pytest.mark.parametrize("mode", ["r+", "w"])
+    @pytest.mark.parametrize("event", ORDERLY)
+    def test_rows_are_there_after(self, location: Location, event: str, mode: Mode) -> None:
+        """Rows that were written are there after `close`, a dropped handle, the end of a script, of a worker."""
+        self._needs_events(location)
+        if mode == "r+":
+            self.saved(location, OLD, HEADER)
+        self.ended(location, event, mode)
+        with self.opened(location) as store:
+            got = read_all(store)
+        what = f"written in mode {mode!r}, ended by: {event}"
+        if same_leaves(got, OLD):
+            raise AssertionError(f"{what}: the rows are lost, only the last commit is there")
+        check_leaves(got, NEW, what)
+
+    @pytest.mark.parametrize("mode", ["r+", "w"])
+    @pytest.mark.parametrize("event", KILLS)
+    def test_last_commit_is_there_after(self, location: Location, event: str, mode: Mode) -> None:
+        """After SIGTERM, `os._exit` or `kill -9` the last commit is there, or a `DirtyStoreError` says it is not."""
+        self._needs_events(location)
+        if mode == "r+":
+            self.saved(location, OLD, HEADER)
+        self.ended(location, event, mode)
+        self.found(location, f"written in mode {mode!r}, ended by: {event}")
+
+    def found(self, location: Location, what: str) -> str:
+        """What a reader finds after a kill: "old", "new" or "dirty". Anything else fails."""
+        __tracebackhide__ = True
+        try:
+            with self.opened(location) as store:
+                got = read_all(store)
+        except DirtyStoreError as error:
+            if not error.leaves:
+                raise AssertionError(f"{what}: the DirtyStoreError names no leaves: {error}") from error
+            return "dirty"
+        if same_leaves(got, NEW):
+            return "new"
+        check_leaves(got, OLD, f"{what}: neither the last commit nor all that was written")
+        return "old"
+
+    def test_reader_ends_quietly(self, location: Location) -> None:
+        """A script that leaves a store open for reading ends without a word."""
+        self._needs_events(location)
+        self.saved(location, OLD, HEADER)
+        self.ended(location, "script", "r")
+
+    def test_fork_commits_nothing(self, location: Location) -> None:
+        """A forked child that ends leaves alone what its parent has open: it commits nothing, and breaks nothing."""
+        self._needs_events(location)
+        outcomes: dict[str, Any] = {}
+        for event in ("os._exit", "carried-killed"):
+            self.saved(location, OLD, HEADER)
+            self.ended(location, event, "r+")
+            outcomes[event] = self.found(location, event)
+        alone, beside = outcomes.values()
+        assert alone == beside, (
+            f"a process that writes and is killed leaves {alone!r}; if a forked child of it ended before, {beside!r}: "
+            "the end of the child committed, or took back, what belongs to its parent"
+        )
+        self.saved(location, OLD, HEADER)
+        self.ended(location, "carried-closed", "r+")
+        with self.opened(location) as store:
+            check_leaves(read_all(store), NEW, "closed by the parent after its forked child ended")
+
+    def test_fork_shares_no_connection(self, location: Location) -> None:
+        """A parent and its forked child read at once: a connection or a file position is not used by both."""
+        self._needs_events(location)
+        self.saved(location, OLD, HEADER)
+        self.ended(location, "both", "r")

@@ -1,0 +1,184 @@
+"""A second process that opens a store and does what it is told: one JSON line in, one JSON line out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from tdstore.header import Group, Header, encode_header
+from tdstore.hookspecs import Backend
+from tdstore.registry import registry
+from tdstore.store import Store
+from tdstore.testing.processes.warm import python
+from tdstore.testing.samples import bits
+from tdstore.types import Path, Read, Write
+from tdstore.values import decode_value, encode_value
+
+
+class Child:
+    """A process that opens the same store. `ask(command, ...)` runs one of the `_Commands` there.
+
+    Args:
+        backend: what to open; its opener must be importable there, see `import_path`.
+        location: the store.
+        mode: as for the opener.
+        options: plain values only.
+        import_path: folders to put on `sys.path` of the process.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        location: str,
+        *,
+        mode: str = "r",
+        options: Mapping[str, Any] | None = None,
+        import_path: list[str] | None = None,
+    ) -> None:
+        job = {
+            "path": (import_path or []) + [p for p in sys.path if p],
+            "backend": [backend.name, backend.opener],
+            "location": location,
+            "mode": mode,
+            "options": encode_value(dict(options or {})),
+        }
+        # Only the job's own `sys.path` can find this module when tdstore is not installed.
+        code = "import sys, json; job = json.loads(sys.stdin.readline()); sys.path[:] = job['path']; "
+        code += "from tdstore.testing.processes.child import serve; serve(job)"
+        self._process = subprocess.Popen(
+            [*python(), "-W", "ignore", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        try:
+            self._send(job)
+            self._receive()
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, command: str, *args: Any) -> Any:
+        """Run a command in the process; an error there is an `AssertionError` here."""
+        self.start(command, *args)
+        return self.result()
+
+    def start(self, command: str, *args: Any) -> None:
+        """Send a command without waiting for its answer."""
+        self._send([command, encode_value(list(args))])
+
+    def result(self) -> Any:
+        """The answer to the command that was started."""
+        return self._receive()
+
+    def close(self) -> None:
+        """Close the store there and end the process."""
+        try:
+            self._process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _send(self, message: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+
+    def _receive(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the second process ended with status {self._process.wait()} (its error is above)"
+        status, value = json.loads(line)
+        assert status == "ok", f"in the second process: {value}"
+        return decode_value(value)
+
+
+class _Commands:
+    """What a child can be asked."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def digests(self) -> dict[Path, str]:
+        """Every leaf by path: a hash of its dtype, shape and bits."""
+        paths = list(self.store.paths())
+        return {p: digest(t) for p, t in zip(paths, self.store.read([Read(p) for p in paths]), strict=True)}
+
+    def header(self) -> bytes:
+        """The header, as JSON."""
+        return encode_header(self.store.load_header())
+
+    def put(self, path: Path, start: int, stop: int, number: float) -> None:
+        """Fill rows `start` to `stop` with a number, one write a row."""
+        (spec,) = self.store.specs([path])
+        for row in range(start, stop):
+            value = torch.full((1, *spec.shape[1:]), number + row, dtype=spec.dtype)
+            self.store.write([Write(path, (slice(row, row + 1, 1),), value)])
+        self.store.flush()
+
+    def put_whole(self, path: Path, number: float) -> None:
+        """Fill a leaf with a number."""
+        (spec,) = self.store.specs([path])
+        self.store.write([Write(path, (), torch.full(spec.shape, number, dtype=spec.dtype))])
+        self.store.flush()
+
+    def save_header(self, size: int) -> None:
+        """Commit a header with that batch size."""
+        self.store.save_header(Header({(): Group(batch_size=(size,))}))
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """A hash of dtype, shape and bits."""
+    return hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + bits(tensor)).hexdigest()
+
+
+def serve(job: dict[str, Any]) -> None:
+    """Open the store of `job` and answer commands until stdin ends."""
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # what a backend prints must not look like an answer
+    name, opener = job["backend"]
+    backend = Backend(name=name, opener=opener, summary="under test")
+    try:
+        store = registry().open(backend, job["location"], mode=job["mode"], **decode_value(job["options"]))
+    except Exception as error:
+        _answer(answers, "error", f"{type(error).__name__}: {error}")
+        raise
+    _answer(answers, "ok", None)
+    with store:
+        commands = _Commands(store)
+        for line in sys.stdin:
+            command, args = json.loads(line)
+            try:
+                result = encode_value(getattr(commands, command)(*decode_value(args)))
+            except Exception as error:
+                _answer(answers, "error", f"{type(error).__name__}: {error}")
+            else:
+                _answer(answers, "ok", result)
+
+
+def _answer(stream: Any, status: str, value: object) -> None:
+    stream.write(json.dumps([status, value]) + "\n")
+    stream.flush()
