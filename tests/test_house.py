@@ -78,6 +78,17 @@ def test_the_documented_layers_are_the_real_ones() -> None:
     assert [sorted(row.split()) for row in documented] == [sorted(row.split()) for row in ROWS]
 
 
+def test_each_folder_and_module_is_in_the_tables_of_the_house() -> None:
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    said = set(re.findall(r"`([\w/]+)`", page[page.index("## The house") : page.index("## The layers")]))
+    parts = {path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")}
+    folders = {f"{part.parent}/" for part in parts if len(part.parts) > 1 and len(part.parent.parts) == 1}
+    folders |= {f"{part.parent}/" for part in parts if part.parts[0] == "container" and len(part.parts) > 2}
+    modules = {part.stem for part in parts if len(part.parts) == 1} - {"__init__"}
+    missing = sorted((folders | modules) - said - {"container/"})
+    none(missing, "folders and modules without a row under 'The house'")
+
+
 def sources() -> list[Path]:
     plugins = (p for p in (ROOT / "plugins").rglob("*.py") if "tests" not in p.parts)
     return sorted([*PACKAGE.rglob("*.py"), *plugins])
