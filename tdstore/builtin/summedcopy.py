@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import google_crc32c
 import torch
 
 from tdstore.storekit.checksums import Memory, crcs_of
+from tdstore.storekit.pageadvice import map_whole_pages
 
 PIECE = 448 << 10
 """Bytes that are copied and then summed. They stay in the cache in between, and are too few for torch to share their
@@ -18,9 +16,6 @@ copy among threads, which costs more than the copy where others need the process
 SHARE = 4 << 20
 """Least bytes that are worth a thread."""
 _WIDE = torch.complex128
-_POPULATE_WRITE = 23
-"""Advice to `madvise`, of Linux 5.14. Older ones refuse it, and pages come when they are first written."""
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def is_aligned(*memories: Memory) -> bool:
@@ -66,19 +61,6 @@ def _start(pool: ThreadPoolExecutor, source: Memory, target: Memory, size: int, 
         return done
 
 
-def take_pages(address: int, size: int) -> None:
-    """Let the system give all pages of fresh memory at once: one call is cheaper than a fault for each of them.
-
-    Args:
-        address, size: of memory of this process that will be written whole.
-    """
-    if _libc is not None:
-        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE - start
-        if length > 0:
-            _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _POPULATE_WRITE)
-
-
 def _copy(source: Memory, target: Memory, size: int, *, fresh: bool) -> list[int]:
     """As `copy_summed`, in this thread."""
     length, address = len(source), target.ctypes.data
@@ -88,7 +70,7 @@ def _copy(source: Memory, target: Memory, size: int, *, fresh: bool) -> list[int
 
     def move(start: int, stop: int) -> Memory:
         if fresh:
-            take_pages(address + start, stop - start)
+            map_whole_pages(address + start, stop - start)
         wide = slice(start // _WIDE.itemsize, stop // _WIDE.itemsize)
         there[wide].copy_(here[wide])
         return target[start:stop]

@@ -21,8 +21,8 @@ from torch import Tensor
 from tdstore import StoreHandle
 from tdstore.dtypes import from_numpy, is_bit_pattern, to_numpy
 from tdstore.errors import BatchSizeError, CorruptStoreError
-from tdstore.rl.storages.pages import MANY, map_pages
 from tdstore.rl.storages.structure import Column
+from tdstore.storekit.pageadvice import MANY, map_pages
 from tdstore.types import Path, Write
 
 STATE: Path = ("_replay_state", "data")

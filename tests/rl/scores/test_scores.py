@@ -32,20 +32,20 @@ def shapes(score):
 
 
 # -- I1, I6: the container -----------------------------------------------------------------
-def test_values_get_a_trailing_dimension():
+def test_i1_values_get_a_trailing_dimension():
     score = IFEvalScoreData(T, [T, F, T], T, [T, T, T])
     assert shapes(score) == [(1,), (3,), (1,), (3,)]
     assert all(score.get(name).dtype == torch.bool for name in FIELDS)
     assert score.inst_level_strict_acc.tolist() == [T, F, T]
 
 
-def test_none_becomes_zeros():
+def test_i1_none_becomes_zeros():
     score = IFEvalScoreData(None, None, None, None, batch_size=[2])
     assert shapes(score) == [(2, 1)] * 4
     assert all(score.get(name).dtype == torch.float32 and not score.get(name).any() for name in FIELDS)
 
 
-def test_a_missing_field_is_named():
+def test_i6_a_missing_field_is_named():
     with pytest.raises(TypeError, match="inst_level_loose_acc"):
         IFEvalScoreData(T, [T], T)
 
@@ -89,7 +89,7 @@ REWARDS = [
 
 
 @pytest.mark.parametrize(("fields", "think", "answer", "expected"), REWARDS)
-def test_reward(fields, think, answer, expected):
+def test_i2_reward(fields, think, answer, expected):
     reward = default_reward(IFEvalScoreData(*fields), think, answer)
     assert reward.shape == (1, 1)
     assert reward.dtype == torch.get_default_dtype()
@@ -100,7 +100,7 @@ BATCH = [(T, [T, F], T, [T, T]), (F, [F, F], F, [T, F])]
 
 
 @pytest.mark.parametrize("stack", [torch.stack, tdstore.lazy_stack])
-def test_reward_of_a_batch(stack):
+def test_i3_reward_of_a_batch(stack):
     scores = stack([IFEvalScoreData(*row) for row in BATCH])
     reward = default_reward(scores)
     assert reward.shape == (2, 1, 1)
@@ -176,7 +176,7 @@ def checked(name, text, kwargs=None):
     return score.inst_level_strict_acc.item(), score.inst_level_loose_acc.item()
 
 
-def test_strict_and_loose():
+def test_i4_strict_and_loose():
     assert checked("no_comma", "Sure, here it is:\nno commas here") == (F, T)
     assert checked("quotation", '*"hi"*') == (F, T)
     assert checked("no_comma", "") == (F, F)
@@ -243,7 +243,7 @@ def round_trips(tmp_path, obj):
     yield empty
 
 
-def test_scores_come_back_from_every_place(tmp_path):
+def test_i5_scores_come_back_from_every_place(tmp_path):
     score = IFEvalScoreData(T, [T, F, T], F, [T, T, T])
     for found in round_trips(tmp_path, score):
         assert type(found) is IFEvalScoreData
@@ -252,7 +252,7 @@ def test_scores_come_back_from_every_place(tmp_path):
             assert found.get(name).tolist() == score.get(name).tolist()
 
 
-def test_none_comes_back_as_none_from_every_place(tmp_path):
+def test_i5_none_comes_back_as_none_from_every_place(tmp_path):
     for found in round_trips(tmp_path, Optional(y=torch.arange(3))):
         assert type(found) is Optional
         assert found.x is None

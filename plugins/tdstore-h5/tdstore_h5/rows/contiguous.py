@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.builtin.summedcopy import take_pages
 from tdstore.builtin.tensorbytes import byte_blocks
 from tdstore.dtypes import from_numpy, numpy_dtype, to_numpy
 from tdstore.errors import CorruptStoreError
 from tdstore.index.selection import gather
 from tdstore.storekit.checksums import BLOCK
 from tdstore.storekit.files import write_at
+from tdstore.storekit.pageadvice import map_whole_pages
 from tdstore.types import LeafSpec, StoreIndex
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -198,7 +198,7 @@ class RawFile:
         for start in range(0, len(buffer), PIECE):
             piece = buffer[start : start + PIECE]
             if out is None:
-                take_pages(address + start, len(piece))
+                map_whole_pages(address + start, len(piece))
             self._read_into(piece, at + start)
             if arrived is not None:
                 arrived(buffer, start + len(piece))
