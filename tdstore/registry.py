@@ -348,6 +348,8 @@ class Registry:
         if mode == "w" and isinstance(place, str) and not backend.checks_target:
             self._check_replaceable(backend, opener, place, options)
         store = self._call(backend, opener, place, mode, options)
+        if store.opened_as is None:  # an opener may have handed over to that of another backend
+            store.opened_as = backend.name
         for impl in self.plugins.manager.hook.tdstore_store_opened.get_hookimpls():
             try:
                 impl.function(store)

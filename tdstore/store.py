@@ -139,6 +139,8 @@ class Store(ABC):
     """False in mode "r"."""
     uncommitted: bool = False
     """Whether a method changed something since the last commit. Kept up to date by this class."""
+    opened_as: str | None = None
+    """Name of the backend whose opener made this, if the registry opened it; `reopen_token` is for that backend."""
     restructured: bool = False
     """Whether leaves were created, deleted, renamed or resized since the last commit. Kept up to date by this class."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import zipfile
 from pathlib import Path as FsPath
 from typing import Any
@@ -195,6 +196,27 @@ def test_zarr(s3: S3Server) -> None:
     sample().save(where, storage_options=s3.fsspec_options)
     with tdstore.open(where, storage_options=s3.fsspec_options) as td:
         assert same(td[40:50], sample()[40:50])
+
+
+@pytest.mark.parametrize("storage, suffix", [("zarr", ".zarr"), ("zarr", ""), ("h5", ".h5")])
+def test_a_handle_of_another_format_travels(
+    storage: str, suffix: str, s3: S3Server, tmp_path: FsPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a process is sent names the backend that made the store, not the one that handed over to it."""
+    if storage not in registry().backends():
+        pytest.skip(f"tdstore-{storage} is not installed")
+    places = [(f"file://{tmp_path}/x{suffix}", {})]
+    if storage == "zarr":
+        places.append((f"{s3.url}/{name()}{suffix}", {"storage_options": s3.fsspec_options}))
+    for variable, value in s3.env.items():  # a pickle carries no secrets
+        monkeypatch.setenv(variable, value)
+    for where, options in places:
+        to = where.removeprefix("file://")
+        sample().save(to, storage=storage, **options).close()
+        with tdstore.open(where, **options) as td:
+            received = pickle.loads(pickle.dumps(td))
+            assert same(received[40:50], sample()[40:50])
+            received.close()
 
 
 def test_a_directory_of_ours(s3: S3Server, tmp_path: FsPath) -> None:

@@ -309,7 +309,10 @@ class StoreHandle:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the way to the data, never the data: backend, location, mode and options."""
         token = self.store.reopen_token()
-        if token is None:
+        backend = self.backend.name
+        if token is not None:
+            backend = self.store.opened_as or backend  # which differ where an opener handed over to another backend
+        else:
             mode: Mode = "r+" if self.store.writable else "r"
             if self.location is None:
                 raise StoreError(
@@ -320,7 +323,7 @@ class StoreHandle:
             token = (self.location, mode, self.options)
         if self.trusted:
             token = (*token[:2], {**token[2], "trust": True})
-        return rebuild, ("StoreHandle", self.backend.name, token)
+        return rebuild, ("StoreHandle", backend, token)
 
 
 def reopened(backend: str, token: tuple[Any, Mode, dict[str, Any]]) -> StoreHandle:
