@@ -102,6 +102,15 @@ _SYNONYMS = {
     "AuthFailure": "InvalidAccessKeyId",
 }
 _REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
+_NO_CREDENTIALS = (
+    "169.254.169.254",
+    "metadata.google.internal",
+    "MissingCredentials",
+    "MissingAccessKeyId",
+    "MissingSecretAccessKey",
+    "MissingAccount",
+    "Account must be specified",
+)
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _FULL = ("QuotaExceeded", "XMinioStorageFull", "InsufficientCapacity", "EntityTooLarge")
 
@@ -174,7 +183,7 @@ def of_obstore(error: BaseException, call: Call) -> Exception:
         return of_status(404, None, short(error), call)
     if name == "NotSupportedError" or name == "NotImplementedError":
         return UnsupportedError(f"{call.url}: {call.doing}: {short(error)}", url=call.url)
-    if "169.254.169.254" in text or "metadata.google.internal" in text or "MissingCredentials" in text:
+    if any(sign in text for sign in _NO_CREDENTIALS):
         return missing_credentials(call.url)
     if status is not None or code is not None:
         return of_status(status, code, reason_of(error), call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import socket
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tdstore_remote.opening import open_engine
 from tdstore_remote.options import StorageOptions, Target, for_fsspec, for_obstore, split_settings, without_secrets
 from tdstore_remote.urls import last_name, parent_and_name, shown, take_apart
 
+import tdstore
 from tdstore.errors import OptionError, StoreIOError
 
 URL = "s3://bucket/run"
@@ -145,6 +147,31 @@ def test_missing_credentials_are_told() -> None:
         open_engine("s3://bucket/x")
     assert "AWS_ACCESS_KEY_ID" in str(error.value)
     assert "anon" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "named"),
+    [
+        ("s3://bucket/x", {"key": "id"}, "AWS_SECRET_ACCESS_KEY"),
+        ("az://container/x", {}, "AZURE_STORAGE_ACCOUNT_NAME"),
+        ("az://container/x", {"account_name": "somebody"}, "AZURE_STORAGE_ACCOUNT_KEY"),
+    ],
+)
+def test_half_of_the_credentials_are_missing_credentials(url: str, options: dict[str, str], named: str) -> None:
+    with pytest.raises(StoreIOError, match=f"no credentials were found for {url}(.|\n)*{named}"):
+        tdstore.open(url, storage_options={**options, "timeout": 5})
+
+
+def test_a_machine_that_does_not_answer_has_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without botocore obstore asks the machine itself, and would do so until the deadline."""
+    monkeypatch.setattr("tdstore_remote.engines.credentials.load_botocore", lambda: None)
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(StoreIOError, match="no credentials were found for s3://bucket/x"):
+            tdstore.open("s3://bucket/x", storage_options={"timeout": 5})
 
 
 # -- secrets -------------------------------------------------------------------------------

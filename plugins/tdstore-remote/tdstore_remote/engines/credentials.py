@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import configparser
 import errno
+import http.client
 import os
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from tdstore.errors import StoreIOError
 from tdstore_remote.libraries import load_botocore
@@ -17,6 +19,11 @@ _PROVIDERS = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
+
+METADATA = "http://169.254.169.254"
+"""Where a machine of AWS answers questions about itself."""
+METADATA_SECONDS = 1.0
+"""How long it may take; botocore waits as long."""
 
 
 def s3_config(target: Target, url: str) -> tuple[dict[str, Any], Callable[[], Any] | None]:
@@ -40,7 +47,7 @@ def s3_config(target: Target, url: str) -> tuple[dict[str, Any], Callable[[], An
     from_env = "AWS_ACCESS_KEY_ID" in env or any(name in env for name in _PROVIDERS)
     if not given and (profile or not from_env):
         found, provider, its_region = _from_files(profile, url)
-        if not found and provider is None and not _on_a_machine_of_aws():
+        if not found and provider is None and not _on_a_machine_of_aws(str(config.get("metadata_endpoint") or "")):
             raise missing_credentials(url)
         config |= found
         region = region or its_region
@@ -67,10 +74,24 @@ def missing_credentials(url: str) -> StoreIOError:
     )
 
 
-def _on_a_machine_of_aws() -> bool:
-    """Whether the machine itself may still have credentials, which obstore would ask it for."""
+def _on_a_machine_of_aws(endpoint: str) -> bool:
+    """Whether the machine itself may still have credentials, which obstore would ask it for.
+
+    Without an answer obstore asks until the deadline of the call has passed, so this asks first.
+    """
     # botocore has asked already.
-    return load_botocore() is None and os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true"
+    if load_botocore() is not None or os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return False
+    address = urlsplit(endpoint or os.environ.get("AWS_METADATA_ENDPOINT") or METADATA)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=METADATA_SECONDS)
+    try:
+        connection.request("PUT", "/latest/api/token", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+        connection.getresponse()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True
 
 
 def _from_files(profile: str | None, url: str) -> tuple[dict[str, Any], Callable[[], Any] | None, str | None]:
