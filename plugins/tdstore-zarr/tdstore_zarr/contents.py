@@ -58,6 +58,7 @@ class Contents:
         buffer_bytes: int, max_bytes: int | None,
     ) -> None:  # fmt: skip
         self.place = place
+        self.closed = False
         self.url = place.url
         self.writable = writable
         self.durable = durable

@@ -294,7 +294,10 @@ class Session(Contents):
         return [leaf.key(number) for leaf in self.leaves.values() for number in list(leaf.objects)]
 
     def close(self, *, discard: bool = False) -> None:
-        """Commit rows that were written, and let go."""
+        """Commit rows that were written, and let go. Once: what failed then is reported to that caller."""
+        if self.closed:
+            return
+        self.closed = True
         mine = self.writable and self.pid == os.getpid()
         try:
             if mine and not discard:

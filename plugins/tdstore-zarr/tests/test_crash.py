@@ -291,3 +291,20 @@ def test_holders_do_not_outlive_their_store(place: FsPath) -> None:
         store.write([Write(("n", "b"), (), NEW[("n", "b")])])
         assert len(folder._HOLDERS) == 1
     assert not folder._HOLDERS
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["saved", "opened"])
+def test_a_folder_that_is_gone_is_reported_once(opened: bool, tmp_path: FsPath) -> None:
+    program = f"""
+import shutil, torch, tdstore
+td = tdstore.TensorDict({{"a": torch.zeros(6)}}, [6]).save({str(tmp_path / "x.zarr")!r})
+if {opened}:
+    td.close()
+    td = tdstore.open({str(tmp_path / "x.zarr")!r}, mode="r+")
+td.set_at_("a", torch.tensor(1.0), 3)
+shutil.rmtree({str(tmp_path / "x.zarr")!r})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert "x.zarr has uncommitted changes, and they are lost" in line
