@@ -279,7 +279,7 @@ def _storage_class() -> Any:
             """Write rows in place."""
             rows = from_tensordict(data)
             if isinstance(rows, Container) and "index" not in set(self.td.keys()):
-                rows = rows.exclude("index")  # type: ignore[attr-defined]  # where the buffer puts the rows: its samples get it anew
+                rows = rows.exclude("index")  # where the buffer puts the rows: its samples get it anew
             self.td[cursor] = rows
             self._filled = max(self._filled, _rows_up_to(cursor, len(self.td)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import functools
 import importlib
 import inspect
@@ -18,7 +19,9 @@ import pytest
 import tdstore
 import tdstore.errors
 from tdstore import hookspecs
+from tdstore.container.core.primitives import Primitives
 from tdstore.store import Cap, Store
+from tdstore.tensordicts.base import TensorDictBase
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tdstore"
@@ -76,6 +79,25 @@ def test_the_documented_layers_are_the_real_ones() -> None:
     rows = re.findall(r"^\| \d+ \| (.+?) \| *(yes)? *\|$", page, re.MULTILINE)
     documented = [" ".join(re.findall(r"`([^`]+)`", names)) + (" together" if yes else "") for names, yes in rows]
     assert [sorted(row.split()) for row in documented] == [sorted(row.split()) for row in ROWS]
+
+
+def test_what_containers_implement_each_in_its_way_is_declared_once() -> None:
+    shared = set(TensorDictBase.__mro__)
+    own: dict[str, set[str]] = {}
+    for cls in (tdstore.TensorDict, tdstore.PersistentTensorDict, tdstore.LazyStackedTensorDict):
+        for base in set(cls.__mro__) - shared:
+            for name in vars(base):
+                own.setdefault(name, set()).add(cls.__name__)
+    declared = {name for base in shared - {object} for name in vars(base)} | set(Primitives.__annotations__)
+    wrong = [name for name, classes in own.items() if len(classes) > 1 and name not in declared and name[:2] != "__"]
+    none(sorted(wrong), "primitives that container/core/primitives.py does not declare")
+
+
+def test_mixins_inherit_the_core_alone_and_overlap_nowhere() -> None:
+    *mixins, core = TensorDictBase.__bases__
+    none([m.__name__ for m in mixins if m.__bases__ != (core,)], "mixins that inherit another one")
+    names = collections.Counter(name for mixin in mixins for name in vars(mixin) if name[:2] != "__")
+    none(sorted(name for name, count in names.items() if count > 1), "names that two mixins define")
 
 
 def test_each_folder_and_module_is_in_the_tables_of_the_house() -> None:

@@ -381,7 +381,7 @@ class TensorClass(Surface, metaclass=Fields):
             return getattr(self, first) if self._flags.tensor_only else entry_of(self._tensordict, first)
         inner = entry_of(self._tensordict, first) if below else None
         if isinstance(inner, Typed):  # what it has is for it to say: its fields may be None
-            found = inner.get(tuple(below), default, **kwargs)  # type: ignore[attr-defined]
+            found = inner.get(tuple(below), default, **kwargs)
         else:
             found = self._tensordict.get(key, default if below else None, **kwargs)
         return unwrapped(found, self._flags)

@@ -11,24 +11,43 @@ import torch
 from tdstore.container.core.container import Container
 from tdstore.container.display.text import ReprMixin
 from tdstore.container.distribute.collectives import DistributedMixin
+from tdstore.container.distribute.map import MappingMixin
 from tdstore.container.functions import construct_and_join, torch_functions
+from tdstore.container.methods.access import AccessMixin
+from tdstore.container.methods.devices import PlacingMixin
+from tdstore.container.methods.entry_concat import ColumnsMixin
+from tdstore.container.methods.facts import MeasureMixin
+from tdstore.container.methods.filling import FillingMixin
+from tdstore.container.methods.structure import StructureMixin
+from tdstore.container.methods.writing import WritingMixin
 from tdstore.container.persistence.backend_names import NamedStorageMixin
 from tdstore.container.persistence.consolidate import ConsolidatingMixin
 from tdstore.container.persistence.growing import GrowingMixin
+from tdstore.container.persistence.saving import SavingMixin
 from tdstore.convert.checkpoints.state_dict import StateDictMixin
 from tdstore.convert.methods import ConvertMixin
 from tdstore.modules.methods import ModulesMixin
 
 
 class TensorDictBase(
+    AccessMixin,
+    WritingMixin,
+    StructureMixin,
+    MeasureMixin,
+    ColumnsMixin,
+    PlacingMixin,
+    FillingMixin,
+    SavingMixin,
     NamedStorageMixin,
     GrowingMixin,
     ConsolidatingMixin,
+    MappingMixin,
     DistributedMixin,
     ConvertMixin,
     StateDictMixin,
     ModulesMixin,
     ReprMixin,
+    Container,
 ):
     """Base of every container: `TensorDict`, `PersistentTensorDict` and `LazyStackedTensorDict`."""
 

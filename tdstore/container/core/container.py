@@ -7,8 +7,7 @@ with its batch size. Where the tensors live is the business of a store, never of
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -18,6 +17,10 @@ from torch import Tensor
 from tdstore.container.core.dim_names import NamesMixin
 from tdstore.container.core.locks import READONLY, LockMixin
 from tdstore.container.core.paths import entry_path
+from tdstore.container.core.primitives import GROUP as GROUP
+from tdstore.container.core.primitives import LEAF as LEAF
+from tdstore.container.core.primitives import VALUE as VALUE
+from tdstore.container.core.primitives import Primitives
 from tdstore.container.entries.nested_tensors import leaf_shape
 from tdstore.container.entries.structured_arrays import fields_of
 from tdstore.container.entries.unbatched import is_batched
@@ -32,15 +35,11 @@ from tdstore.ops.pointwise import PointwiseOps
 from tdstore.ops.rearrange import RearrangeOps
 from tdstore.ops.reduce import ReduceOps
 from tdstore.settings import list_to_stack
-from tdstore.types import LeafSpec, Names, path_text
-
-LEAF = "leaf"
-GROUP = "group"
-VALUE = "value"
+from tdstore.types import Names, path_text
 
 
-class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, NamesMixin, LockMixin):
-    """The primitives and what follows from them at once; `TensorDictBase` adds the rest of the surface."""
+class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, NamesMixin, LockMixin, Primitives):
+    """The state of a container, and what follows from the primitives at once; `TensorDictBase` adds the methods."""
 
     __slots__ = ("__weakref__", "_batch_size", "_device", "_names", "_worn")
 
@@ -61,91 +60,6 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
     """What was saved on a redis server, and where its reads land, as a `TensorDictStore`; set by the module of that."""
 
     __hash__ = None  # type: ignore[assignment]
-
-    # -- primitives --------------------------------------------------------------------------
-    @abstractmethod
-    def _first_keys(self) -> Iterable[str]:
-        """First-level keys in insertion order."""
-
-    @abstractmethod
-    def _kind(self, key: str) -> str | None:
-        """LEAF, GROUP or VALUE; None when there is no such entry. Reads no data."""
-
-    @abstractmethod
-    def _raw(self, key: str) -> Any:
-        """The entry of an existing first-level key; non-tensor values stay wrapped."""
-
-    @abstractmethod
-    def _assign(self, entries: Mapping[str, Any]) -> None:
-        """Add or replace entries (already coerced), all or none."""
-
-    @abstractmethod
-    def _prepared(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> Callable[[], None]:
-        """Check that values can be written into existing entries, at a batch index or whole: what then writes them."""
-
-    def _write(self, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
-        """Write into existing entries in place; all checked before any is written."""
-        self._prepared(entries, at)()
-
-    def _plan_write(self, changes: Any, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
-        """Add to a change what `_write` does, all checked."""
-        changes.then(self._prepared(entries, at))
-
-    def _plan_set(self, changes: Any, entries: Mapping[str, Any]) -> None:
-        """Add to a change what `_assign` does, all checked."""
-        changes.then(lambda: self._assign(entries))
-
-    def _leaf_layout(self, key: str) -> torch.layout:
-        """Memory layout of a first-level LEAF: dense in every store."""
-        return torch.strided
-
-    def _nested_parts(self, key: str) -> tuple[dict[str, Any], dict[str, LeafSpec]] | None:
-        """The envelope of a first-level LEAF that is a nested tensor, and the specs of its leaves; else None."""
-        return None
-
-    @abstractmethod
-    def _leaf_at(self, key: str, index: Any) -> Tensor:
-        """`leaf[index]` of a first-level LEAF; the index may reach into feature dimensions."""
-
-    @abstractmethod
-    def _write_leaf_at(self, key: str, index: Any, value: Any) -> None:
-        """`leaf[index] = value` of a first-level LEAF, likewise."""
-
-    @abstractmethod
-    def _drop(self, keys: Iterable[str]) -> None:
-        """Remove existing first-level entries."""
-
-    def _take_back(self, keys: list[str]) -> None:
-        """Remove first-level entries that were just made, wherever they were made."""
-        self._drop(keys)
-
-    @abstractmethod
-    def _rename(self, old: str, new: str) -> None:
-        """Rename an existing first-level entry, replacing `new`."""
-
-    @abstractmethod
-    def _reorder(self, keys: list[str]) -> None:
-        """Put the first-level entries in the order of `keys`, which are all of them."""
-
-    @abstractmethod
-    def _resident(self) -> Any:
-        """This container with its entries as live tensors: itself, or one batched read."""
-
-    @abstractmethod
-    def _to(self, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool) -> Any:
-        """A container of the same entries on a device, of a dtype."""
-
-    @abstractmethod
-    def _at(self, index: Any) -> Any:
-        """The container at a batch index (anything torch takes but a string key)."""
-
-    @abstractmethod
-    def _set_batch_size(self, batch_size: torch.Size) -> None:
-        """Change the batch size, checked already against every leaf."""
-
-    @abstractmethod
-    def _leaf_shape(self, key: str) -> torch.Size:
-        """Shape of a first-level LEAF without reading it."""
 
     # -- shape -------------------------------------------------------------------------------
     @property

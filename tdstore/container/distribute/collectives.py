@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
-from tdstore.container.distribute.map import MappingMixin
+from tdstore.container.core.container import Container
 from tdstore.container.distribute.rank_trees import (
     Described,
     RowTree,
@@ -25,7 +25,7 @@ SCATTER = wire.schema_text([])
 """What all ranks agree on before a scatter."""
 
 
-class DistributedMixin(MappingMixin):
+class DistributedMixin(Container):
     """send and recv, reduce, gather, broadcast, ...: every rank of a group calls its part.
 
     Before any data moves the ranks compare keys, shapes and dtypes: where they differ, all of them raise

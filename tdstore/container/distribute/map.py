@@ -23,7 +23,6 @@ from tdstore.container.distribute.row_tasks import (
     place_of,
     write_rows,
 )
-from tdstore.container.persistence.saving import SavingMixin
 from tdstore.errors import BatchSizeError
 from tdstore.index.shapes import as_dim
 from tdstore.parallel.byvalue import Packed
@@ -34,7 +33,7 @@ _ROWS_PER_TASK = 64
 """Rows that are mapped one by one go to a worker so many at a time, at most."""
 
 
-class MappingMixin(SavingMixin):
+class MappingMixin(Container):
     """A function over chunks of rows."""
 
     __slots__ = ()

@@ -14,12 +14,11 @@ from tdstore.container.core.container import Container
 from tdstore.container.core.one_buffer import is_one_buffer, moved
 from tdstore.container.core.tensor_attrs import FIELDS, TensorAttrs, asked, converted, described, recorded
 from tdstore.container.entries.unbatched import is_batched
-from tdstore.container.methods.entry_concat import ColumnsMixin
 from tdstore.errors import BatchSizeError, UnsupportedError
 from tdstore.index.shapes import as_size
 
 
-class PlacingMixin(ColumnsMixin):
+class PlacingMixin(Container):
     """to, cpu, cuda, detach, requires_grad_, ..."""
 
     __slots__ = ()

@@ -8,13 +8,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.container.core.container import Container
 from tdstore.container.core.paths import entry_path
 from tdstore.container.methods.access import NO_DEFAULT
-from tdstore.container.methods.facts import MeasureMixin
 from tdstore.types import NestedKey
 
 
-class ColumnsMixin(MeasureMixin):
+class ColumnsMixin(Container):
     """cat_tensors, stack_tensors, separates, ..."""
 
     __slots__ = ()

@@ -11,12 +11,11 @@ from torch import Tensor
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.paths import entry_path
 from tdstore.container.methods.access import NO_DEFAULT
-from tdstore.container.methods.structure import StructureMixin
 from tdstore.keys import key_text
 from tdstore.ops.reduce import Over
 
 
-class MeasureMixin(StructureMixin):
+class MeasureMixin(Container):
     """bytes, param_count, requires_grad, grad, is_cpu, ..."""
 
     __slots__ = ()

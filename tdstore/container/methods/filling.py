@@ -15,7 +15,6 @@ from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
 from tdstore.container.functions.broadcast import expanded_as, uneven, widened
 from tdstore.container.functions.compare import keys_compared
 from tdstore.container.methods.access import NO_DEFAULT
-from tdstore.container.methods.devices import PlacingMixin
 from tdstore.container.storage.block_writer import into, rows_of
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.errors import BatchSizeError, KeyNotFoundError
@@ -24,7 +23,7 @@ from tdstore.keys import unravel
 from tdstore.types import NestedKey, Path, path_text
 
 
-class FillingMixin(PlacingMixin):
+class FillingMixin(Container):
     """zero_, fill_, masked_fill, masked_select, where, new_*, equality."""
 
     __slots__ = ()

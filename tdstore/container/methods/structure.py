@@ -16,13 +16,12 @@ from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.functions.broadcast import uneven, widened
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.methods.apply import Mapper, writes_in_place
-from tdstore.container.methods.writing import WritingMixin
 from tdstore.container.values.nontensor import NonTensor, NonTensorStack
 from tdstore.index.shapes import as_size
 from tdstore.types import NestedKey, Path
 
 
-class StructureMixin(WritingMixin):
+class StructureMixin(Container):
     """select, exclude, flatten_keys, clone, apply, to_dict, ..."""
 
     __slots__ = ()
@@ -318,7 +317,7 @@ class StructureMixin(WritingMixin):
             if type(value) is Tensor or is_batched(value):
                 data[key] = value.clone() if recurse else value
             elif isinstance(value, Container):
-                data[key] = value.clone(recurse)  # type: ignore[attr-defined]
+                data[key] = value.clone(recurse)
             elif recurse:
                 data[key] = value.own_values()
             else:  # what is done in place to one of them is not done to the other

@@ -15,7 +15,7 @@ from tdstore.container.core.paths import entry_path, is_key
 from tdstore.container.core.tensorclasses import inside, redressed, worn_by
 from tdstore.container.entries.nested_tensors import leaf_shape
 from tdstore.container.functions.uneven_stacks import differs, merged
-from tdstore.container.methods.access import NO_DEFAULT, AccessMixin
+from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.storage.change_plan import Changes
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import BatchSizeError, KeyNotFoundError, NotAGroupError
@@ -25,7 +25,7 @@ from tdstore.keys import key_text
 from tdstore.types import NestedKey, Path, path_text
 
 
-class WritingMixin(AccessMixin):
+class WritingMixin(Container):
     """set, update, pop, rename_key_, ... and `td[...] = value`."""
 
     __slots__ = ()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import LOCKED, MAPPED, SHARED
-from tdstore.container.persistence.saving import SavingMixin, absolute, later, refuse_new, unlocked
+from tdstore.container.persistence.saving import absolute, later, refuse_new, unlocked
 from tdstore.container.storage.describe import describe
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import allocate, open_container, over
@@ -23,7 +23,7 @@ from tdstore.keys import key_text
 from tdstore.types import LeafSpec, Mode, NestedKey, Path, StoreIndex, Write
 
 
-class NamedStorageMixin(SavingMixin):
+class NamedStorageMixin(Container):
     """memmap and its kin, to_h5 and from_h5, share_memory_."""
 
     __slots__ = ()

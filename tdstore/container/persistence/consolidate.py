@@ -93,7 +93,7 @@ class ConsolidatingMixin(Container):
             else:
                 made = self._in_one_buffer(num_threads, device, non_blocking, share_memory, pin_memory)
             made.lock_()
-            return self._become(made) if inplace else made  # type: ignore[attr-defined]
+            return self._become(made) if inplace else made
 
         return later(run) if return_early else run()
 

@@ -10,11 +10,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tdstore.container.core.container import Container
 from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.one_buffer import consolidated_faults
 from tdstore.container.core.preallocation import mark_allocated
 from tdstore.container.functions.construct_and_join import flat_schema
-from tdstore.container.methods.filling import FillingMixin
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import allocate, open_container, over, write
 from tdstore.container.values.codecs import pickling
@@ -28,7 +28,7 @@ from tdstore.types import Fault, LeafSpec, Mode, Path, path_text
 _LOCATION_NAMES = ("location", "prefix", "filename", "url")
 
 
-class SavingMixin(FillingMixin):
+class SavingMixin(Container):
     """save, load, from_schema, read, close."""
 
     __slots__ = ()

@@ -116,7 +116,7 @@ class Source:
             if storage is not None or options:
                 raise OptionError("src_storage and src_options are for a location, not for an open TensorDict")
             groups, specs = describe(src)
-            pieces: Any = src._read_pieces  # type: ignore[attr-defined]
+            pieces: Any = src._read_pieces
             self.read: ReadBatch = lambda batch, outs: pieces(batch)
             self.caps = Cap.PARTIAL_READ
         else:

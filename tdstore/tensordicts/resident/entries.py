@@ -440,7 +440,7 @@ class ResidentTree(TensorDictBase):
             given = set(o._tensors_only()) if isinstance(o, Container) else names  # type: ignore[attr-defined]
             if odd := names ^ given if exact else names - given:
                 raise KeyNotFoundError(f"keys {sorted(odd)} are in one TensorDict and not in the other")
-        parts = [o.select(*tensors) if isinstance(o, Container) else o for o in operands]  # type: ignore[attr-defined]
+        parts = [o.select(*tensors) if isinstance(o, Container) else o for o in operands]
         data.update(run(self._new(tensors, self._batch_size, self._device, self._names), *parts).items())
         for key, value in self._data.items():
             if isinstance(value, Container):
