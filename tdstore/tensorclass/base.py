@@ -16,7 +16,7 @@ from tdstore import pickling
 from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.paths import entry_path, is_key
-from tdstore.container.core.tensorclasses import Typed, class_of, inside, maker_of, register, stamp
+from tdstore.container.core.tensorclasses import Typed, maker_of, register, resolve_class, stamp, unwrap
 from tdstore.container.display.options import level_lines, ordered_lines
 from tdstore.container.display.text import entry_text, indent
 from tdstore.container.functions import torch_functions
@@ -167,7 +167,7 @@ class TensorClass(Surface, metaclass=Fields):
                 batch_size, device, names = plan.shadow(kwargs, batch_size=batch_size, device=device, names=names)
             td = TensorDict(None, batch_size, device, named(names))
             object.__setattr__(self, "_tensordict", td)
-            td._worn = type(self)
+            td._tensorclass = type(self)
             if args:
                 plan.take(args, kwargs)
             passed = []
@@ -201,19 +201,19 @@ class TensorClass(Surface, metaclass=Fields):
         """An object around a container whose entries are fields; nothing is run that the user wrote."""
         obj: Self = _allocate(cls)
         object.__setattr__(obj, "_tensordict", td)
-        td._worn = cls
+        td._tensorclass = cls
         if cls._flags.frozen and not td._state & LOCKED:
             td.lock_()
         return obj
 
     @classmethod
-    def _dress(cls, td: Any) -> Any:
+    def _wrap_if_fits(cls, td: Any) -> Any:
         return td if isinstance(td, Typed) or cls._odd(td) else cls._wrap(td)
 
     @classmethod
     def _from_tensordict(cls, tensordict: Any, non_tensordict: Mapping[str, Any] | None = None) -> Self:
         """As `from_tensordict`, without `__post_init__`."""
-        td: Any = inside(tensordict)
+        td: Any = unwrap(tensordict)
         if not isinstance(td, _CONTAINERS):
             raise RuntimeError(f"expected a TensorDict, not a {type(td).__name__}")
         names, nested = cls._field_names, type(td) is not TensorDict
@@ -250,7 +250,7 @@ class TensorClass(Surface, metaclass=Fields):
                 continue
             if hint is not None and issubclass(hint, Typed) and not hint._odd(value):
                 hint._type_nested(value)
-                td._data[key] = hint._dress(value)
+                td._data[key] = hint._wrap_if_fits(value)
 
     @classmethod
     def from_tensordict(
@@ -303,7 +303,7 @@ class TensorClass(Surface, metaclass=Fields):
         for key in [k for k in td._first_keys() if td._kind(k) == GROUP]:
             hint = cls._plan.hint(key)
             if hint is not None and issubclass(hint, TensorClass):
-                hint._stamp(inside(td._raw(key)))
+                hint._stamp(unwrap(td._raw(key)))
 
     @classmethod
     def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
@@ -483,7 +483,7 @@ class TensorClass(Surface, metaclass=Fields):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         check_rows(self, index, value)
-        self._tensordict[index] = inside(value)
+        self._tensordict[index] = unwrap(value)
 
     def __iter__(self) -> Iterator[Self]:
         for row in iter(self._tensordict):
@@ -505,7 +505,7 @@ class TensorClass(Surface, metaclass=Fields):
         made = td.select(*there, inplace=inplace, strict=strict)
         if as_tensordict:
             return made
-        return self if made is td else self._dress(made)
+        return self if made is td else self._wrap_if_fits(made)
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
         """A TensorDict with copies of all entries; nested classes become TensorDicts.
@@ -571,7 +571,7 @@ class TensorClass(Surface, metaclass=Fields):
         return torch_functions.dispatch(func, types, args, kwargs)
 
     @property
-    def _worn(self) -> Any:
+    def _tensorclass(self) -> Any:
         return type(self)
 
     @property
@@ -594,7 +594,7 @@ def _above(cls: type) -> tuple[type, ...]:
 
 def _rebuilt(found: Any, td: Any) -> Any:
     """An object that was pickled; `found` is its class, or gives it."""
-    return class_of(found)._wrap(td._tensordict if isinstance(td, Typed) else td)
+    return resolve_class(found)._wrap(td._tensordict if isinstance(td, Typed) else td)
 
 
 pickling.register("TensorClass", _rebuilt, safe=_rebuilt)  # `torch.load` may name declared classes; see `register`

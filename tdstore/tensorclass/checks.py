@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, Container
 from tdstore.container.core.paths import is_key
-from tdstore.container.core.tensorclasses import Typed, inside
+from tdstore.container.core.tensorclasses import Typed, unwrap
 from tdstore.tensorclass.fields import resolved
 from tdstore.types import Path, path_text
 
@@ -52,7 +52,7 @@ def check_rows(obj: Any, index: Any, value: Any) -> None:
     if is_key(index):
         raise ValueError(f"a {name} is indexed by rows: its fields are attributes, not {index!r}")
     if isinstance(value, Typed) and type(value) is not type(obj):
-        mine, theirs = (set(inside(o)._first_keys()) for o in (obj, value))
+        mine, theirs = (set(unwrap(o)._first_keys()) for o in (obj, value))
         if mine != theirs:
             raise ValueError(
                 f"rows of {name} take {name} or a class with the same entries; "

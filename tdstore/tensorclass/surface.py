@@ -24,7 +24,7 @@ from types import FunctionType, MemberDescriptorType
 from typing import Any
 
 from tdstore.container.core.container import Container
-from tdstore.container.core.tensorclasses import Typed, inside
+from tdstore.container.core.tensorclasses import Typed, unwrap
 from tdstore.container.persistence.saving import later
 
 _OWN = {"__new__", "__init__", "__init_subclass__", "__class_getitem__", "__getattr__", "__setattr__", "__delattr__"}
@@ -57,9 +57,9 @@ def forwarded(name: str, value: Any, source: type) -> Any:
 def again(cls: type[Typed], made: Any) -> Any:
     """A result of the container inside, with the class where it is of the same kind."""
     if isinstance(made, Container):
-        return cls._dress(made)
+        return cls._wrap_if_fits(made)
     if type(made) is tuple and made and all(isinstance(part, Container) for part in made):
-        return tuple(cls._dress(part) for part in made)
+        return tuple(cls._wrap_if_fits(part) for part in made)
     return made
 
 
@@ -95,7 +95,7 @@ def _result(obj: Any, made: Any, kwargs: dict[str, Any]) -> Any:
     td, out = obj._tensordict, kwargs.get("out")
     if made is td:
         return obj
-    if out is not None and made is inside(out):
+    if out is not None and made is unwrap(out):
         return out
     if type(made) is tuple and any(part is td for part in made):
         return tuple(obj if part is td else again(type(obj), part) for part in made)
@@ -105,8 +105,8 @@ def _result(obj: Any, made: Any, kwargs: dict[str, Any]) -> Any:
 def bare(value: Any) -> Any:
     """The container inside of an argument, or those inside of a list's."""
     if isinstance(value, list) and any(isinstance(part, Typed) for part in value):
-        return [inside(part) for part in value]
-    return inside(value)
+        return [unwrap(part) for part in value]
+    return unwrap(value)
 
 
 def _class_method(name: str, fn: Callable[..., Any], source: type) -> Any:

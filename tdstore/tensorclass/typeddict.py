@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self, get_origin, 
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.paths import is_key
-from tdstore.container.core.tensorclasses import inside
+from tdstore.container.core.tensorclasses import unwrap
 from tdstore.tensorclass.base import TensorClass
 from tdstore.tensorclass.fields import FieldAccess, Flags, named
 from tdstore.tensorclass.static import FieldsByName
@@ -123,7 +123,7 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
             cls._check(entries)
             td = TensorDict(entries, batch_size, device, named(names), non_blocking)
             object.__setattr__(self, "_tensordict", td)
-            td._worn = cls
+            td._tensorclass = cls
             cls._type_nested(td)
             self._settle(lock)
 
@@ -143,7 +143,7 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
             TypeError: a required field is missing.
         """
         if check:
-            cls._check(inside(td).keys())
+            cls._check(unwrap(td).keys())
         obj = cls._from_tensordict(td)
         obj._settle(False)
         return obj
@@ -173,7 +173,7 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
         return found if is_key(index) else again(type(self), found)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self._tensordict[index] = value if is_key(index) else inside(value)
+        self._tensordict[index] = value if is_key(index) else unwrap(value)
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
         """A TensorDict with copies of all entries; nested classes become TensorDicts."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdstore.container.core.tensorclasses import Typed, full_name, inside, lookup, redressed
+from tdstore.container.core.tensorclasses import Typed, full_name, lookup, rewrap, unwrap
 
 
 def unwrap_tensorclass(value: Any) -> Any:
@@ -21,7 +21,7 @@ def unwrap_tensorclass(value: Any) -> Any:
         >>> type(unwrap_tensorclass(step)).__name__
         'TensorDict'
     """
-    return inside(value)
+    return unwrap(value)
 
 
 def wrap_tensorclass(cls: type, container: Any) -> Any:
@@ -46,7 +46,7 @@ def wrap_tensorclass(cls: type, container: Any) -> Any:
     """
     if not (isinstance(cls, type) and issubclass(cls, Typed)):
         raise TypeError(f"cls is a tensorclass, not {cls!r}")
-    return redressed(cls, container)
+    return rewrap(cls, container)
 
 
 def tensorclass_name(cls: type) -> str:

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
 from tdstore.container.core.container import Container
-from tdstore.container.core.tensorclasses import redressed, undressed
+from tdstore.container.core.tensorclasses import rewrap, unwrap_all
 from tdstore.container.functions.uneven_stacks import even
 from tdstore.container.persistence.backend_names import REDIS_LIKE, on_server
 from tdstore.container.persistence.saving import later, unlocked
@@ -210,12 +210,12 @@ def _on_redis(saved: Any, device: Any) -> Any:
     """What `save` returned for a redis server, as one of the two classes."""
     if isinstance(saved, Future):
         return later(lambda: _on_redis(saved.result(), device))
-    worn, (td,) = undressed([saved])
+    tensorclass, (td,) = unwrap_all([saved])
     if isinstance(td, LazyStackedTensorDict):
-        return redressed(worn, LazyStackedTensorDictStore._stored(td, device))
+        return rewrap(tensorclass, LazyStackedTensorDictStore._stored(td, device))
     made = TensorDictStore._over(td._handle, device=device)
     made._undo = td._undo
-    return redressed(worn, made)
+    return rewrap(tensorclass, made)
 
 
 def _place(backend: str, name: str, server: dict[str, Any]) -> dict[str, Any]:

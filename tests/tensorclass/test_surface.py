@@ -63,7 +63,7 @@ def test_a_method_of_tomorrow_is_there_on_the_day_it_is_written():
         _field_names = frozenset({"x"})
 
         @classmethod
-        def _dress(cls, td):
+        def _wrap_if_fits(cls, td):
             return made(cls, td) if list(td.keys()) == ["x"] else td
 
     def made(cls, td):

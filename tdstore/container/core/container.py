@@ -41,12 +41,12 @@ from tdstore.types import Names, path_text
 class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, NamesMixin, LockMixin, Primitives):
     """The state of a container, and what follows from the primitives at once; `TensorDictBase` adds the methods."""
 
-    __slots__ = ("__weakref__", "_batch_size", "_device", "_names", "_worn")
+    __slots__ = ("__weakref__", "_batch_size", "_device", "_names", "_tensorclass")
 
     _batch_size: torch.Size
     _device: torch.device | None
     _names: Names
-    _worn: Any
+    _tensorclass: Any
     """The tensorclass that this container is the inside of; not set otherwise."""
     _resident_class: ClassVar[Any]
     """The in-memory container; set by its module."""

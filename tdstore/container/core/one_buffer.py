@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import CONSOLIDATED
-from tdstore.container.core.tensorclasses import Typed, class_of, inside, maker_of
+from tdstore.container.core.tensorclasses import Typed, maker_of, resolve_class, unwrap
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
 from tdstore.errors import CorruptStoreError, UnsupportedError
 from tdstore.io.consolidated.buffer import Slot, arrange
@@ -167,7 +167,7 @@ _DENSE, _JAGGED, _OTHER, _TREE, _STACK, _CLASS, _UNBATCHED = range(7)
 def packed(td: Any) -> tuple[Any, ...]:
     """Everything but the buffer, as tuples."""
     if isinstance(td, Typed):
-        return _CLASS, maker_of(type(td)), packed(inside(td))
+        return _CLASS, maker_of(type(td)), packed(unwrap(td))
     if isinstance(td, Container._stack_class):
         return _STACK, [packed(element) for element in td._tds], td._stack_dim, td._dim_name, td._hollow
     entries: list[tuple[Any, ...]] = []
@@ -199,7 +199,7 @@ def unpacked(parts: tuple[Any, ...], buffer: Tensor) -> Any:
 
 def _unpacked(parts: tuple[Any, ...], buffer: Tensor) -> Any:
     if parts[0] == _CLASS:
-        return class_of(parts[1])._dress(_unpacked(parts[2], buffer))
+        return resolve_class(parts[1])._wrap_if_fits(_unpacked(parts[2], buffer))
     if parts[0] == _STACK:
         _, elements, *rest = parts
         return Container._stack_class._of([_unpacked(element, buffer) for element in elements], *rest)

@@ -32,7 +32,7 @@ class Typed(Container):
     """Whether it may have entries beside its fields."""
 
     @classmethod
-    def _dress(cls, td: Any) -> Any:
+    def _wrap_if_fits(cls, td: Any) -> Any:
         """An object of this class around a container, or the container itself if it has other entries."""
         raise NotImplementedError
 
@@ -73,7 +73,7 @@ def maker_of(cls: type[Typed]) -> Any:
     return vars(cls).get("_made_by", cls)
 
 
-def class_of(found: Any) -> Any:
+def resolve_class(found: Any) -> Any:
     """The class that a pickle refers to: `found`, or what that gives."""
     return found if isinstance(found, type) else found()
 
@@ -101,17 +101,17 @@ def lookup(name: str) -> type[Typed] | None:
 
 
 # -- to and from a store ---------------------------------------------------------------------
-def kind_of(worn: type[Typed] | None) -> str:
+def kind_of(tensorclass: type[Typed] | None) -> str:
     """What a header calls a container of a class, or of none."""
-    return "TensorDict" if worn is None else PREFIX + full_name(worn)
+    return "TensorDict" if tensorclass is None else PREFIX + full_name(tensorclass)
 
 
-def worn_by(td: Any) -> type[Typed] | None:
+def class_of(td: Any) -> type[Typed] | None:
     """The tensorclass of a container that is part of one; None for all others."""
-    return getattr(td, "_worn", None)
+    return getattr(td, "_tensorclass", None)
 
 
-def dressed(handle: Any, path: Path, td: Any) -> Any:
+def wrap(handle: Any, path: Path, td: Any) -> Any:
     """The container of a group of a store, with its class; as it is, with a warning, where that cannot be given."""
     kind = handle.groups[path].kind
     if not kind.startswith(PREFIX):
@@ -130,7 +130,7 @@ def dressed(handle: Any, path: Path, td: Any) -> Any:
                 stacklevel=3,
             )
         return td
-    return cls._dress(td).__opened__()
+    return cls._wrap_if_fits(td).__opened__()
 
 
 def _tell_unknown(handle: Any, first: str) -> None:
@@ -151,12 +151,12 @@ def _tell_unknown(handle: Any, first: str) -> None:
 
 def takes(td: Any, key: str) -> bool:
     """Whether a container may get an entry of that name: one of a tensorclass is a field."""
-    cls = worn_by(inside(td))
+    cls = class_of(unwrap(td))
     return cls is None or cls._open or key in cls._field_names
 
 
 # -- several at once -------------------------------------------------------------------------
-def undressed(tds: list[Any]) -> tuple[type[Typed] | None, list[Any]]:
+def unwrap_all(tds: list[Any]) -> tuple[type[Typed] | None, list[Any]]:
     """Containers without their class, and the class that they share; None, and the same, if none has one.
 
     Raises:
@@ -170,28 +170,28 @@ def undressed(tds: list[Any]) -> tuple[type[Typed] | None, list[Any]]:
     return kinds[0], [td._tensordict for td in tds]
 
 
-def redressed(cls: type[Typed] | None, made: Any, out: Any = None) -> Any:
+def rewrap(cls: type[Typed] | None, made: Any, out: Any = None) -> Any:
     """What was made of such containers, with their class again; `out` if that is where it was made."""
-    return out if out is not None else made if cls is None else cls._dress(made)
+    return out if out is not None else made if cls is None else cls._wrap_if_fits(made)
 
 
-def inside(td: Any) -> Any:
+def unwrap(td: Any) -> Any:
     """The container that a typed one has; any other as it is."""
     return td._tensordict if isinstance(td, Typed) else td
 
 
-def untyped(td: Any, retain_none: bool | None = None) -> Any:
+def without_classes(td: Any, retain_none: bool | None = None) -> Any:
     """A tree in memory that only the caller has, with plain containers in the places of its tensorclasses."""
-    found = inside(td)
+    found = unwrap(td)
     if found is not td:
-        found._worn = None
+        found._tensorclass = None
         for name in td._non_tensordict if retain_none else ():
             found.set_non_tensor(name, None)
     for key, value in getattr(found, "_data", {}).items():
         if isinstance(value, Container):
-            found._data[key] = untyped(value, retain_none)
+            found._data[key] = without_classes(value, retain_none)
     for number, element in enumerate(getattr(found, "_tds", ())):
-        found._tds[number] = untyped(element, retain_none)
+        found._tds[number] = without_classes(element, retain_none)
     return found
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.dim_names import extend_names
 from tdstore.container.core.paths import entry_path
-from tdstore.container.core.tensorclasses import Typed, inside, redressed, undressed
+from tdstore.container.core.tensorclasses import Typed, rewrap, unwrap, unwrap_all
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.values.nontensor import NonTensor, merge
 from tdstore.errors import BatchSizeError, DifferentKeysError, KeyNotFoundError
@@ -108,9 +108,9 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
         else:
             if len(set(map(type, column))) > 1 and not all(isinstance(v, Container) for v in column):
                 raise RuntimeError(f"cannot {what} {path_text((*path, key))}: some are TensorDicts, some are not")
-            worn, column = undressed(column)
+            tensorclass, column = unwrap_all(column)
             if any(isinstance(v, Container._stack_class) for v in column):
-                data[key] = redressed(worn, (stack if fn is torch.stack else cat)(column, dim))
+                data[key] = rewrap(tensorclass, (stack if fn is torch.stack else cat)(column, dim))
                 continue
             parts = [v._resident() for v in column]
             below = value.batch_size
@@ -123,7 +123,7 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
                 _nested_names(column if fn is torch.stack else column[:1], names, n, new),
                 (*path, key),
             )
-            data[key] = redressed(worn, made)
+            data[key] = rewrap(tensorclass, made)
     device = first._device
     if device is not None and any(td._device != device for td in tds):
         device = None
@@ -163,9 +163,9 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
         return lazy_stack(parts, dim, out=out)
     if not _all_plain(parts):
         _check_all(parts, "stack")
-        worn, parts = undressed(parts)
-        if worn is not None:
-            return redressed(worn, stack(parts, dim, out=inside(out)), out)
+        tensorclass, parts = unwrap_all(parts)
+        if tensorclass is not None:
+            return rewrap(tensorclass, stack(parts, dim, out=unwrap(out)), out)
         if (together := _side_by_side(parts)) is not None:
             return _stack_elements(together, dim, out)
         parts = [td._resident() for td in parts]
@@ -196,9 +196,9 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     parts = list(input)
     if not _all_plain(parts):
         _check_all(parts, "cat")
-        worn, parts = undressed(parts)
-        if worn is not None:
-            return redressed(worn, cat(parts, dim, out=inside(out)), out)
+        tensorclass, parts = unwrap_all(parts)
+        if tensorclass is not None:
+            return rewrap(tensorclass, cat(parts, dim, out=unwrap(out)), out)
         lazy = next((td for td in parts if isinstance(td, Container._stack_class)), None)
         if lazy is not None:
             return _cat_elements(parts, lazy, dim, out)
@@ -318,14 +318,14 @@ def lazy_stack(
         raise RuntimeError("lazy_stack needs at least one TensorDict")
     if all(isinstance(td, Tensor) for td in tds):
         return torch.stack(tds, dim, out=out)
-    worn, tds = undressed(tds)
-    if worn is not None and not worn._open:
+    tensorclass, tds = unwrap_all(tds)
+    if tensorclass is not None and not tensorclass._open:
         made = lazy_stack(
-            tds, dim, device=device, out=inside(out), stack_dim_name=stack_dim_name, strict_shape=strict_shape
+            tds, dim, device=device, out=unwrap(out), stack_dim_name=stack_dim_name, strict_shape=strict_shape
         )
-        return redressed(worn, made, out)
-    if worn is not None:  # such an object is a TensorDict itself: an element, as it is
-        tds = [worn._dress(td) for td in tds]
+        return rewrap(tensorclass, made, out)
+    if tensorclass is not None:  # such an object is a TensorDict itself: an element, as it is
+        tds = [tensorclass._wrap_if_fits(td) for td in tds]
     made = Container._stack_class(
         *tds, stack_dim=dim, device=device, stack_dim_name=stack_dim_name, strict_shape=strict_shape
     )

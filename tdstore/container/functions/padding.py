@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.paths import entry_path
-from tdstore.container.core.tensorclasses import Typed, inside, redressed, undressed
+from tdstore.container.core.tensorclasses import Typed, rewrap, unwrap, unwrap_all
 from tdstore.container.functions.construct_and_join import stack
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, merge
 from tdstore.errors import BatchSizeError
@@ -51,7 +51,7 @@ def pad_sequence(
         tensor([[1., 0.],
                 [1., 1.]])
     """
-    worn, tds = undressed(list(list_of_tensordicts))
+    tensorclass, tds = unwrap_all(list(list_of_tensordicts))
     tds = [td._resident() for td in tds]
     if not tds:
         raise RuntimeError("pad_sequence needs at least one TensorDict")
@@ -61,7 +61,7 @@ def pad_sequence(
     made = _padded(tds, pad_dim, padding_value, masks, ())
     if return_mask is not False:
         made.set(entry_path("masks" if return_mask is True else return_mask), masks)
-    return redressed(worn, made) if out is None else out.update(made, inplace=True)
+    return rewrap(tensorclass, made) if out is None else out.update(made, inplace=True)
 
 
 def _batch(tds: Sequence[Any], dim: int) -> torch.Size:
@@ -151,8 +151,8 @@ def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
         >>> made["l"].stack_dim, made["l"][:, 1]["x"].shape
         (1, torch.Size([3, 2]))
     """
-    if isinstance(td_list, Typed) and isinstance(inside(td_list), Container._stack_class):
-        return redressed(type(td_list), dense_stack_tds(inside(td_list), dim))
+    if isinstance(td_list, Typed) and isinstance(unwrap(td_list), Container._stack_class):
+        return rewrap(type(td_list), dense_stack_tds(unwrap(td_list), dim))
     if isinstance(td_list, Container._stack_class):
         dim = td_list.stack_dim if dim is None else dim
         td_list = td_list._tds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tdstore.container.core.container import GROUP, LEAF, Container
-from tdstore.container.core.tensorclasses import inside, redressed, worn_by
+from tdstore.container.core.tensorclasses import class_of, rewrap, unwrap
 from tdstore.errors import BatchSizeError
 from tdstore.types import Path
 
@@ -25,7 +25,7 @@ def even(td: Any) -> bool:
 def differs(source: Any, target: Any) -> bool:
     """Whether a source is a lazy stack of elements that differ, and the target is none."""
     stack = Container._stack_class
-    return isinstance(inside(source), stack) and not isinstance(inside(target), stack) and not even(inside(source))
+    return isinstance(unwrap(source), stack) and not isinstance(unwrap(target), stack) and not even(unwrap(source))
 
 
 def merged(target: Any, source: Any, wanted: list[Path] | None, clone: bool) -> Any:
@@ -39,9 +39,9 @@ def merged(target: Any, source: Any, wanted: list[Path] | None, clone: bool) -> 
     Raises:
         BatchSizeError: the batch sizes differ.
     """
-    stack = inside(source)
+    stack = unwrap(source)
     dim = stack.stack_dim
-    td = inside(target)._resident()
+    td = unwrap(target)._resident()
     rows = td.unbind(dim) if dim < td.batch_dims else ()
     if len(rows) != len(stack.tensordicts):
         raise BatchSizeError(
@@ -49,4 +49,4 @@ def merged(target: Any, source: Any, wanted: list[Path] | None, clone: bool) -> 
         )
     for row, element in zip(rows, stack.tensordicts, strict=True):
         row.update(element, clone, keys_to_update=wanted)
-    return redressed(worn_by(inside(target)), stack._of(rows, dim, stack._dim_name))
+    return rewrap(class_of(unwrap(target)), stack._of(rows, dim, stack._dim_name))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, Container
-from tdstore.container.core.tensorclasses import inside
+from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import BatchSizeError, KeyNotFoundError
@@ -22,7 +22,7 @@ def writes_in_place(out: Any, made: Any) -> bool:
     A locked one and one whose leaves lie in files or in shared memory keep their leaves; a stored one keeps leaves
     that have the shapes and dtypes of the results.
     """
-    out = inside(out)
+    out = unwrap(out)
     if out.is_locked or out.is_memmap() or out.is_shared():
         return True
     if not isinstance(out, Container._stored_class):

@@ -12,7 +12,7 @@ from torch import Tensor
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.key_views import IsLeaf, walk
 from tdstore.container.core.paths import entry_path, is_key
-from tdstore.container.core.tensorclasses import inside, redressed, worn_by
+from tdstore.container.core.tensorclasses import class_of, rewrap, unwrap
 from tdstore.container.entries.nested_tensors import leaf_shape
 from tdstore.container.functions.uneven_stacks import differs, merged
 from tdstore.container.methods.access import NO_DEFAULT
@@ -479,7 +479,7 @@ def _zeros_for(entry: Any, batch: torch.Size, ndim: int) -> Any:
             entry.device,
             None,
         )
-        return redressed(worn_by(entry), zeros)
+        return rewrap(class_of(entry), zeros)
     return torch.zeros((*batch, *entry.shape[ndim:]), dtype=entry.dtype, device=entry.device)
 
 
@@ -504,7 +504,7 @@ class How(NamedTuple):
 
 def _unlike(mine: Any, theirs: Any) -> list[tuple[Any, Any]]:
     """The containers of two trees, side by side, whose batch sizes differ in a dimension that both have."""
-    mine, theirs = inside(mine), inside(theirs)
+    mine, theirs = unwrap(mine), unwrap(theirs)
     if not isinstance(theirs, Container):
         groups = [(mine._raw(k), v) for k, v in theirs.items() if isinstance(k, str) and mine._kind(k) == GROUP]
         return [pair for a, b in groups if isinstance(b, Container) for pair in _unlike(a, b)]

@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensor
 
 from tdstore.container.core.container import GROUP, LEAF, Container
 from tdstore.container.core.dim_names import names_below
-from tdstore.container.core.tensorclasses import inside, kind_of, worn_by
+from tdstore.container.core.tensorclasses import class_of, kind_of, unwrap
 from tdstore.container.storage.value_records import from_json
 from tdstore.container.values.codecs import codec_value, to_plain
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
@@ -43,7 +43,7 @@ def describe(
     """
     groups: dict[Path, Group] = {}
     specs: dict[Path, LeafSpec] = {}
-    for path, node, worn in _nodes(td, prefix, worn_by(td)):
+    for path, node, tensorclass in _nodes(td, prefix, class_of(td)):
         if (record := node._own_record()) is not None:
             groups[path] = record
             continue
@@ -66,7 +66,7 @@ def describe(
             elif kind != GROUP:
                 values[key], held = stored_value(node._raw(key), (*path, key))
                 specs.update(held)
-        groups[path] = group_of(node, values, worn)
+        groups[path] = group_of(node, values, tensorclass)
     return groups, specs
 
 
@@ -84,7 +84,7 @@ def _spec(path: Path, shape: Any, device: Any, dtype: torch.dtype, node: Any) ->
         raise UnsupportedError(f"entry {path_text(path)}: {error}", hint="cast it, or exclude the key") from None
 
 
-def group_of(node: Any, values: dict[str, Any], worn: type | None = None) -> Group:
+def group_of(node: Any, values: dict[str, Any], tensorclass: type | None = None) -> Group:
     """The record of one level.
 
     Raises:
@@ -97,7 +97,7 @@ def group_of(node: Any, values: dict[str, Any], worn: type | None = None) -> Gro
             hint=f"set td.batch_size = {ragged[: ragged.index(-1)]} first; its entries stay ragged all the same",
         )
     return Group(
-        kind=kind_of(worn),
+        kind=kind_of(tensorclass),
         batch_size=tuple(node.batch_size),
         names=node._dim_names(),
         device=None if node.device is None else str(node.device),
@@ -142,7 +142,7 @@ def stored_value(value: NonTensor, path: Path) -> tuple[Any, dict[Path, LeafSpec
 
 def let_go(td: Any) -> None:
     """Forget the leaves that `describe` made of values, once they are written."""
-    for _, node, *_ in _nodes(td, (), worn_by(td)):
+    for _, node, *_ in _nodes(td, (), class_of(td)):
         for key in node._first_keys() if isinstance(node, Container._resident_class) else ():
             value = node._raw(key)
             if isinstance(value, NonTensorStack):
@@ -179,12 +179,12 @@ def decoded(envelope: Any, batch_size: torch.Size) -> NonTensor:
     return NonTensorData(codec_value(str(envelope["codec"]), decode_value(envelope["data"])), batch_size)
 
 
-def _nodes(td: Any, path: Path, worn: type | None) -> Iterator[tuple[Path, Any, type | None]]:
+def _nodes(td: Any, path: Path, tensorclass: type | None) -> Iterator[tuple[Path, Any, type | None]]:
     """Every container of a tree, with its tensorclass; that of a lazy stack is its elements'."""
-    yield path, td, worn
-    stack = isinstance(inside(td), Container._stack_class)
+    yield path, td, tensorclass
+    stack = isinstance(unwrap(td), Container._stack_class)
     for key, group in td._stored_groups():
-        yield from _nodes(group, (*path, key), worn_by(group) or (worn if stack else None))
+        yield from _nodes(group, (*path, key), class_of(group) or (tensorclass if stack else None))
 
 
 def named_groups(groups: Mapping[Path, Group], root: Path, names: Names) -> dict[Path, Group]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
-from tdstore.container.core.tensorclasses import inside, kind_of, worn_by
+from tdstore.container.core.tensorclasses import class_of, kind_of, unwrap
 from tdstore.container.storage.column_plan import ValuePlan, give_back
 from tdstore.container.storage.describe import describe, stored_value
 from tdstore.container.values.codecs import pickling
@@ -105,7 +105,7 @@ class Growth:
         """The parts below that somebody else owns."""
 
     def _walk(self, node: Any, rows: Any, path: Path) -> None:
-        node, rows = inside(node), inside(rows)
+        node, rows = unwrap(node), unwrap(rows)
         home = place_of(node)
         if node is not self.root and home is not None and (self.home is None or home[0] is not self.home[0]):
             check_owner(node, "a new length")
@@ -330,9 +330,9 @@ class _Plan:
         for i, td in enumerate(elements or (), len(node._tds)):
             with pickling(self.handle.trusted):
                 groups, specs = describe(td, (*path, str(i)))
-            record, worn = groups[(*path, str(i))], worn_by(node)
-            if worn is not None and record.kind == kind_of(None):  # elements are of the stack's class
-                groups[(*path, str(i))] = msgspec.structs.replace(record, kind=kind_of(worn))
+            record, tensorclass = groups[(*path, str(i))], class_of(node)
+            if tensorclass is not None and record.kind == kind_of(None):  # elements are of the stack's class
+                groups[(*path, str(i))] = msgspec.structs.replace(record, kind=kind_of(tensorclass))
             self.groups.update(groups)
             self.fresh.update(specs)
             self.made += [(leaf, leaf_below(td, leaf[len(path) + 1 :])) for leaf in specs]

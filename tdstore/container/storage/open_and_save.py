@@ -10,7 +10,7 @@ import torch
 
 from tdstore.container.core.container import GROUP, LEAF, Container
 from tdstore.container.core.locks import HOME, MAPPED, READONLY, SHARED, THROUGH
-from tdstore.container.core.tensorclasses import dressed, redressed, undressed
+from tdstore.container.core.tensorclasses import rewrap, unwrap_all, wrap
 from tdstore.container.storage.describe import STACK_KIND, describe, let_go
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.errors import CorruptStoreError, KeyNotFoundError, NotAGroupError, OptionError
@@ -52,7 +52,7 @@ def stored(handle: StoreHandle, path: Path, device: torch.device | None = None) 
     """The container over a group of a store whose leaves are not live tensors."""
     if handle.groups[path].kind == STACK_KIND:
         return _stack(handle, path, 0, lambda below: stored(handle, below, device))
-    return dressed(handle, path, Container._stored_class._over(handle, path, device=device))
+    return wrap(handle, path, Container._stored_class._over(handle, path, device=device))
 
 
 def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path], Any]) -> Any:
@@ -73,8 +73,8 @@ def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path]
             f"the lazy stack {path_text(path)} of {handle.store.url} is not what its header says: {str(extra)[:200]}",
             url=handle.store.url,
         )
-    cls, bare = undressed(made)
-    td = redressed(cls, Container._stack_class._of(bare, dim, name, hollow or ()))
+    cls, bare = unwrap_all(made)
+    td = rewrap(cls, Container._stack_class._of(bare, dim, name, hollow or ()))
     above = handle.groups[path[:-1]] if path else None
     lead = tuple(above.batch_size or ()) if above is not None and above.kind != STACK_KIND else ()
     if tuple(td.batch_size[: len(lead)]) != lead:
@@ -99,7 +99,7 @@ def _resident(handle: StoreHandle, path: Path, flags: int) -> Any:
     device = _device_of(handle.store) if flags & MAPPED or group.device is not None else None
     td = Container._resident_class._new(data, torch.Size(group.batch_size or ()), device, group.names, flags)
     td._home = (handle, path) if flags else None
-    return dressed(handle, path, td)
+    return wrap(handle, path, td)
 
 
 def entry(handle: StoreHandle, path: Path, flags: int, view: Any = None) -> Any:

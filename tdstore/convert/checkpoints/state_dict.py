@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
-from tdstore.container.core.tensorclasses import inside, takes, worn_by
+from tdstore.container.core.tensorclasses import class_of, takes, unwrap
 from tdstore.container.entries.unbatched import UnbatchedTensor
 from tdstore.container.functions.uneven_stacks import even
 from tdstore.container.storage.change_plan import Changes
@@ -116,7 +116,7 @@ def _asked_by_a_loader() -> bool:
 
 # -- out ---------------------------------------------------------------------------------------
 def _tree_of(td: Any, keep_vars: bool) -> Tree:
-    worn, td = worn_by(td), inside(td)
+    tensorclass, td = class_of(td), unwrap(td)
     if isinstance(td, td._stack_class) and not even(td):
         elements = {str(i): _tree_of(e, keep_vars) for i, e in enumerate(td.tensordicts)}
         return Tree(td.batch_size, td.device, td._names, td.stack_dim, elements)
@@ -128,8 +128,8 @@ def _tree_of(td: Any, keep_vars: bool) -> Tree:
             tree.entries[key] = value if keep_vars else value.detach()
         else:
             tree.entries[key] = _tree_of(value, keep_vars) if isinstance(value, Container) else value
-    if worn is not None:
-        tree.typed = (worn.__name__, tuple(sorted(worn._field_names - tree.entries.keys())))
+    if tensorclass is not None:
+        tree.typed = (tensorclass.__name__, tuple(sorted(tensorclass._field_names - tree.entries.keys())))
     return tree
 
 
@@ -198,7 +198,7 @@ class _Loading:
                 elif td._kind(key) != VALUE or tree.told:
                     self._missing.append(".".join((*path, key)))
                 self._check_kept(td, key, tree, path)
-        if tree.typed is not None and worn_by(inside(td)) is not None:
+        if tree.typed is not None and class_of(unwrap(td)) is not None:
             self._extra += [".".join((*path, name)) for name in tree.typed[1] if not takes(td, name)]
         self._parts.append(part)
 
@@ -255,7 +255,7 @@ def _is_hollow(tree: Tree) -> bool:
 
 def _is_field(td: Any, key: str) -> bool:
     """Whether a name is one of the fields of a tensorclass, which may be None."""
-    return worn_by(inside(td)) is not None and takes(td, key)
+    return class_of(unwrap(td)) is not None and takes(td, key)
 
 
 def _is_of_elements(td: Any, tree: Tree) -> bool:

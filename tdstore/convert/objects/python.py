@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from tdstore.container.core.container import Container
-from tdstore.container.core.tensorclasses import inside
+from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.functions.construct_and_join import from_container, lazy_stack, maybe_dense_stack, stack
 from tdstore.container.functions.construct_and_join import from_dict as made_from_dict
 from tdstore.container.storage.open_and_save import open_container
@@ -176,7 +176,7 @@ def make_tensordict(
     """
     given: Any = input_dict
     if isinstance(input_dict, Container):
-        given = inside(input_dict)._resident()._shallow()
+        given = unwrap(input_dict)._resident()._shallow()
         given.batch_size = ()
     entries = {**kwargs, **({} if given is None else dict(given.items()))}
     cls = Container._resident_class

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import LOCKED
-from tdstore.container.core.tensorclasses import untyped
+from tdstore.container.core.tensorclasses import without_classes
 from tdstore.container.functions.broadcast import uneven, widened
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.methods.apply import Mapper
@@ -198,7 +198,7 @@ class LazyOps(LazyWrites):
         Raises:
             UnsupportedError: elements that differ in shape; `densify()` takes them, as nested tensors.
         """
-        return untyped(self._resident(), retain_none)
+        return without_classes(self._resident(), retain_none)
 
     def to_dict(
         self,

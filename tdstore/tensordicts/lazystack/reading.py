@@ -12,7 +12,7 @@ from torch import Tensor
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.dim_names import extend_names
 from tdstore.container.core.locks import LOCKED
-from tdstore.container.core.tensorclasses import inside, redressed, undressed
+from tdstore.container.core.tensorclasses import rewrap, unwrap, unwrap_all
 from tdstore.container.entries.nested_tensors import forms, nested, padded
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.methods.access import NO_DEFAULT
@@ -162,8 +162,8 @@ class LazyTree(TensorDictBase):
         first = parts[0]
         if isinstance(first, Container):
             if all(isinstance(p, Container) for p in parts):
-                worn, bare = undressed(parts)
-                return redressed(worn, self._of(bare, place, self._dim_name))
+                tensorclass, bare = unwrap_all(parts)
+                return rewrap(tensorclass, self._of(bare, place, self._dim_name))
         else:
             try:
                 if is_batched(first):
@@ -231,7 +231,7 @@ class LazyTree(TensorDictBase):
     def __contains__(self, key: object) -> bool:
         """Whether there is an entry of that key; of a TensorDict, whether it is an element of the stack."""
         if isinstance(key, Container):
-            element = inside(key)
+            element = unwrap(key)
             return any(td is element for td in self._tds)
         return super().__contains__(key)
 
@@ -259,14 +259,14 @@ class LazyTree(TensorDictBase):
             if any(v is None for v in column):
                 continue
             if all(isinstance(v, Container) for v in column):
-                worn, bare = undressed(column)
+                tensorclass, bare = unwrap_all(column)
                 below = [v._resident() for v in bare]
                 inner = _merged([b._batch_size for b in below])
                 if inner is None or -1 in inner or len(inner) < d:
                     raise UnevenError(f"the TensorDicts {path_text((*path, key))} have different batch sizes")
                 wide = torch.Size((*inner[:d], len(parts), *inner[d:]))
                 made = self._dense(below, (*path, key), wide, extend_names(names, len(wide)), d)
-                data[key] = redressed(worn, made)
+                data[key] = rewrap(tensorclass, made)
             else:
                 data[key] = self._stacked((*path, key) if path else key, column, d)
         return self._resident_class._new(data, batch, first._device, names)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, VALUE
 from tdstore.container.core.locks import LOCKED, SHARED
-from tdstore.container.core.tensorclasses import dressed, untyped
+from tdstore.container.core.tensorclasses import without_classes, wrap
 from tdstore.container.entries.unbatched import LEAF as UNBATCHED
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
 from tdstore.container.values.linked_lists import LinkedList
@@ -84,7 +84,7 @@ class StoredTree(WindowTree):
         kind = self._kind(key)
         path = (*self._path, key)
         if kind == GROUP:
-            return dressed(self._handle, path, self._child(key))
+            return wrap(self._handle, path, self._child(key))
         if (nested := self._handle.nested(path)) is not None:
             found = nested.at(self._sel)
             return found if self._device is None else found.to(self._device)
@@ -409,7 +409,7 @@ class StoredTree(WindowTree):
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
         """The entries in memory, by one batched read."""
-        return untyped(self._resident(), retain_none)
+        return without_classes(self._resident(), retain_none)
 
     def is_shared(self) -> bool:
         return bool(self._state & SHARED)

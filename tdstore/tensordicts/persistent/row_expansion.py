@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, Container
-from tdstore.container.core.tensorclasses import inside, redressed, worn_by
+from tdstore.container.core.tensorclasses import class_of, rewrap, unwrap
 from tdstore.container.entries.unbatched import UnbatchedTensor
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, assign
 from tdstore.container.varlen.nested_leaves import leaf_below
@@ -45,16 +45,16 @@ def widened(entry: Any, sel: Selection, source: torch.Size, names: Names) -> Any
     rest = td.batch_size[n:]
     every = (*(names or (None,) * len(source)), *((td._names or ())[n:] or (None,) * len(rest)))
     made = td._resident_class._new(data, torch.Size((*source, *rest)), td.device, every if any(every) else None)
-    return redressed(worn_by(entry), made)
+    return rewrap(class_of(entry), made)
 
 
 def dense(entry: Any) -> Any:
     """A container without its class; of a lazy stack, the TensorDict that it stands for."""
-    td = inside(entry)
+    td = unwrap(entry)
     if not isinstance(td, Container._stack_class):
         return td
     try:
-        return inside(td._resident())
+        return unwrap(td._resident())
     except (TDStoreError, RuntimeError) as error:
         raise UnsupportedError(
             f"a lazy stack whose elements differ cannot be set through a window: {error}",
@@ -72,9 +72,9 @@ def rows_below(entry: Any, path: Path) -> Tensor:
 
 def is_of_value(widened: Any, path: Path) -> bool:
     """Whether a leaf is one of those that hold a value, which has its rows in it already."""
-    node = inside(widened)
+    node = unwrap(widened)
     for key in path[:-1]:
-        node = inside(node._child(key))
+        node = unwrap(node._child(key))
     return isinstance(node, NonTensor)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from tdstore.container.core.container import GROUP, LEAF, VALUE
 from tdstore.container.core.dim_names import extend_names
 from tdstore.container.core.locks import LOCKED
-from tdstore.container.core.tensorclasses import inside, redressed, worn_by
+from tdstore.container.core.tensorclasses import class_of, rewrap, unwrap
 from tdstore.container.storage.describe import STACK_KIND
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import stored
@@ -177,7 +177,7 @@ class WindowTree(TensorDictBase):
         """A nested TensorDict with the batch dimensions of this one at least, as it can be indexed."""
         if nested.batch_dims < len(self._batch_size):
             nested = nested.clone(recurse=False)
-            inside(nested)._set_batch_size(self._batch_size)
+            unwrap(nested)._set_batch_size(self._batch_size)
         return nested
 
     # -- entries -----------------------------------------------------------------------------
@@ -208,14 +208,14 @@ class WindowTree(TensorDictBase):
             return kept
         child = self._stack_child(key) if group.kind == STACK_KIND else self._group_child(path, group)
         if self._state & LOCKED:
-            inside(child)._lock(weakref.ref(self))
+            unwrap(child)._lock(weakref.ref(self))
         if view is not None:
             view.nested[key] = child
         return child
 
     def _still(self, kept: Any, path: Path, group: Group) -> bool:
         """Whether a nested TensorDict is one of the group that is there now: another may have been put in its place."""
-        bare = inside(kept)
+        bare = unwrap(kept)
         if not isinstance(bare, WindowTree) or bare._path != path:
             return group.kind == STACK_KIND  # a lazy stack, or an element of one
         batch = tuple(group.batch_size or ())
@@ -292,7 +292,7 @@ class WindowTree(TensorDictBase):
         self._names = names if names and any(names) else None
         for td in nested:
             if td.batch_size[:n] != batch_size:
-                inside(td)._set_batch_size(batch_size)
+                unwrap(td)._set_batch_size(batch_size)
 
     def _added(self, view: View, entries: Iterable[tuple[str, Any]]) -> None:
         """Show entries that were set, as they were given."""
@@ -316,10 +316,10 @@ _whole_of = functools.lru_cache(256)(Selection.full)
 
 def _as_view(td: Any) -> Any:
     """A container over a store, or a stack of them, as a view of the same rows."""
-    bare = inside(td)
+    bare = unwrap(td)
     if isinstance(bare, WindowTree):
         return td._at(())
-    return redressed(worn_by(td), bare._each(_as_view))
+    return rewrap(class_of(td), bare._each(_as_view))
 
 
 def _usable_device(device: str | None) -> torch.device | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.dim_names import extend_names, names_below
 from tdstore.container.core.paths import is_key
-from tdstore.container.core.tensorclasses import inside
+from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.storage.block_writer import into, rows_of
 from tdstore.container.storage.change_plan import Changes, Prepared
@@ -321,7 +321,7 @@ class StoredWrites(StoredTree):
         self._names = names
         if self._view is not None:
             for td in self._view.nested.values():
-                inside(td)._set_names(names_below(names, td._names, td.batch_dims))
+                unwrap(td)._set_names(names_below(names, td._names, td.batch_dims))
         else:
             groups = named_groups(self._handle.groups, self._path, names)
             if self._handle.store.writable:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.locks import LOCKED, MAPPED, READONLY
-from tdstore.container.core.tensorclasses import Typed, inside
+from tdstore.container.core.tensorclasses import Typed, unwrap
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.container.varlen.nested_rows import rows_at
@@ -249,7 +249,7 @@ class IndexedTree(HomeMixin):
                 pairs.append((mine, match))
                 continue
             if isinstance(mine, Typed):
-                mine, match = mine._tensordict, inside(match)
+                mine, match = mine._tensordict, unwrap(match)
             if isinstance(mine, IndexedTree) and isinstance(match, IndexedTree):
                 if not mine._pair(match, n, shift, pairs):
                     return False

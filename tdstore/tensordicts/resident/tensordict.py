@@ -18,7 +18,7 @@ from tdstore.container.core.dim_names import as_names
 from tdstore.container.core.key_views import FirstKeys, IsLeaf
 from tdstore.container.core.locks import READONLY
 from tdstore.container.core.paths import entry_path, is_key
-from tdstore.container.core.tensorclasses import inside
+from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.methods.access import AS_SET
 from tdstore.container.values.nontensor import NonTensor
@@ -313,7 +313,7 @@ class TensorDict(IndexedTree):
             elif isinstance(value, TensorDict):
                 value._leaf_keys((*prefix, key), out)
             elif isinstance(value, Container):  # a lazy stack, a tensorclass
-                below: Any = inside(value)
+                below: Any = unwrap(value)
                 out += [(*prefix, key, *entry_path(k)) for k in below.keys(True, True)]
 
     def _data_with_names(self) -> dict[str, Any]:
