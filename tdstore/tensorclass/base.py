@@ -208,7 +208,7 @@ class TensorClass(Surface, metaclass=Fields):
 
     @classmethod
     def _wrap_if_fits(cls, td: Any) -> Any:
-        return td if isinstance(td, Typed) or cls._odd(td) else cls._wrap(td)
+        return td if isinstance(td, Typed) or cls._extra_keys(td) else cls._wrap(td)
 
     @classmethod
     def _from_tensordict(cls, tensordict: Any, non_tensordict: Mapping[str, Any] | None = None) -> Self:
@@ -217,7 +217,7 @@ class TensorClass(Surface, metaclass=Fields):
         if not isinstance(td, _CONTAINERS):
             raise RuntimeError(f"expected a TensorDict, not a {type(td).__name__}")
         names, nested = cls._field_names, type(td) is not TensorDict
-        if odd := cls._odd(td):
+        if odd := cls._extra_keys(td):
             raise cls._foreign(odd[0])
         for key in td._first_keys():
             if not nested and type(found := td._data[key]) is not Tensor:
@@ -248,7 +248,7 @@ class TensorClass(Surface, metaclass=Fields):
             hint, value = cls._plan.hint(key), td._raw(key)
             if type(td) is not TensorDict or isinstance(value, Typed):
                 continue
-            if hint is not None and issubclass(hint, Typed) and not hint._odd(value):
+            if hint is not None and issubclass(hint, Typed) and not hint._extra_keys(value):
                 hint._type_nested(value)
                 td._data[key] = hint._wrap_if_fits(value)
 

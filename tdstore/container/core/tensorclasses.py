@@ -44,7 +44,7 @@ class Typed(Container):
         return self
 
     @classmethod
-    def _odd(cls, td: Any) -> list[str]:
+    def _extra_keys(cls, td: Any) -> list[str]:
         """Entries that a container of this class cannot have."""
         return [] if cls._open else [key for key in td._first_keys() if key not in cls._field_names]
 
@@ -119,11 +119,11 @@ def wrap(handle: Any, path: Path, td: Any) -> Any:
     name = kind[len(PREFIX) :]
     cls = lookup(name)
     if cls is None:
-        _tell_unknown(handle, name)
+        _warn_unknown(handle, name)
         return td
-    if odd := cls._odd(td):
-        if name not in handle.told:
-            handle.told.add(name)
+    if odd := cls._extra_keys(td):
+        if name not in handle.warned_classes:
+            handle.warned_classes.add(name)
             warnings.warn(
                 f"the data of tensorclass {name!r} has the entry {odd[0]!r}, which the class lacks: "
                 f"it comes as a {type(td).__name__}",
@@ -133,13 +133,13 @@ def wrap(handle: Any, path: Path, td: Any) -> Any:
     return cls._wrap_if_fits(td).__opened__()
 
 
-def _tell_unknown(handle: Any, first: str) -> None:
+def _warn_unknown(handle: Any, first: str) -> None:
     """Warn once of all classes of a dataset that this process has not declared."""
-    if first in handle.told:
+    if first in handle.warned_classes:
         return
     kinds = (group.kind[len(PREFIX) :] for group in handle.groups.values() if group.kind.startswith(PREFIX))
     names = [first, *sorted({name for name in kinds if lookup(name) is None} - {first})]
-    handle.told.update(names)
+    handle.warned_classes.update(names)
     listed = ", ".join(map(repr, names))
     several = len(names) > 1
     warnings.warn(

@@ -13,7 +13,7 @@ from tdstore.container.storage.describe import naming, stored_value
 from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, spread_over
 from tdstore.container.varlen.columns import checked_end, column_leaves, grow, text_writes
-from tdstore.container.varlen.compaction import pack_crowded
+from tdstore.container.varlen.compaction import compact_columns
 from tdstore.container.varlen.encoding import encode_rows
 from tdstore.container.varlen.nested_leaves import parts_of_nested, specs_of_nested
 from tdstore.container.varlen.reading import check_mark
@@ -39,7 +39,7 @@ class ValuePlan:
         Only where the store cannot take a change back: there, the old leaf stays until the new one is whole.
         """
         self._added: dict[Path, tuple[int, list[bytes]]] = {}
-        self._crowded: list[Path] = []
+        self._needs_compaction: list[Path] = []
 
     def keep(self, path: Path, entry: NonTensor) -> None:
         """Store a whole entry anew."""
@@ -93,7 +93,7 @@ class ValuePlan:
         """
         store = self.handle.store
         added = [w for path, (end, parts) in self._added.items() for w in self._add(path, end, b"".join(parts))]
-        if seal and self._crowded:
+        if seal and self._needs_compaction:
             self.handle.commit(self.handle.groups)
         if Cap.DISCARD not in store.caps:
             self.beside = {
@@ -105,19 +105,19 @@ class ValuePlan:
 
     def tidy(self) -> None:
         """After the commit: give back what the texts that had to grow do not need."""
-        give_back(self.handle, self._crowded)
+        give_back(self.handle, self._needs_compaction)
 
     def _add(self, path: Path, end: int, data: bytes) -> list[Write]:
         spec, store = self.handle.specs[path], self.handle.store
         if (Cap.RESIZE | Cap.PARTIAL_WRITE) in store.caps:
             if end + len(data) > spec.shape[0]:
                 grow(self.handle, path, end + len(data))
-                self._crowded.append(path[:-1])
+                self._needs_compaction.append(path[:-1])
             return text_writes(path, end, data)
         whole = store.read([Read(path)])[0][:end].numpy().tobytes()
         head = (end + len(data)).to_bytes(8, "little") + whole[8:HEAD]
         text = torch.frombuffer(bytearray(head + whole[HEAD:] + data), dtype=torch.uint8)
-        self._crowded.append(path[:-1])
+        self._needs_compaction.append(path[:-1])
         self.fresh[path] = LeafSpec(text.shape, torch.uint8)
         return [Write(path, (), text)]
 
@@ -128,6 +128,6 @@ def give_back(handle: Any, paths: Sequence[Path]) -> None:
     Where leaves are live tensors others may hold them: there, it is done by `StoreHandle.close`.
     """
     if Cap.VIEW in handle.store.caps:
-        handle.crowded.update(paths)
+        handle.needs_compaction.update(paths)
     else:
-        pack_crowded(handle, paths)
+        compact_columns(handle, paths)

@@ -20,7 +20,7 @@ from tdstore.container.storage.inline_values import kept
 from tdstore.container.values.codecs import trusting
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.container.varlen.columns import LiveText, PackedStack, column_leaves, is_column, value_leaves
-from tdstore.container.varlen.compaction import pack_crowded
+from tdstore.container.varlen.compaction import compact_columns
 from tdstore.container.varlen.nested_leaves import VALUES, Nested, is_nested
 from tdstore.container.varlen.reading import check_leaves, read_columns
 from tdstore.errors import (
@@ -49,8 +49,20 @@ class StoreHandle:
     """
 
     __slots__ = (
-        "__weakref__", "_before", "_ending", "backend", "blank", "crowded", "groups", "location", "mode",
-        "options", "specs", "store", "told", "trusted",
+        "__weakref__",
+        "_before",
+        "_ending",
+        "backend",
+        "blank",
+        "groups",
+        "location",
+        "mode",
+        "needs_compaction",
+        "options",
+        "specs",
+        "store",
+        "trusted",
+        "warned_classes",
     )  # fmt: skip
 
     def __init__(
@@ -67,9 +79,9 @@ class StoreHandle:
         self.options = dict(options)
         self.trusted = self.options.get("trust") is True
         """Whether values may be unpickled: the caller said `trust=True`."""
-        self.crowded: set[Path] = set()
+        self.needs_compaction: set[Path] = set()
         """Columns of live tensors whose text may have to be packed anew."""
-        self.told: set[str] = set()
+        self.warned_classes: set[str] = set()
         """Names of tensorclasses that this data cannot be given, of which the user was warned."""
         self.specs: dict[Path, LeafSpec] = {}
         self.groups: dict[Path, Group] = {}
@@ -206,12 +218,12 @@ class StoreHandle:
     def close(self) -> None:
         """Give back what texts do not need, if nobody else has them open; close the store."""
         try:
-            if self.crowded and self.store.writable:
+            if self.needs_compaction and self.store.writable:
                 with self.store.alone() as alone:
                     if alone:
-                        pack_crowded(self, self.crowded)
+                        compact_columns(self, self.needs_compaction)
         finally:
-            self.crowded.clear()
+            self.needs_compaction.clear()
             self._close_store()
 
     def _close_store(self) -> None:

@@ -228,7 +228,7 @@ class LiveText(Text):
             spans, data = encode_rows(values, end)
         if end + len(data) > len(self._bytes):
             grow(self._handle, path, end + len(data))
-            self._handle.crowded.add(self._path)
+            self._handle.needs_compaction.add(self._path)
             # At once: a store of files takes a leaf of another length than it committed for the trace of a crash.
             self._handle.commit(self._handle.groups)
             self._bytes = store.view(path)

@@ -23,7 +23,7 @@ _FEW = 1 << 16
 """Less garbage is not worth a commit."""
 
 
-def pack_crowded(handle: Any, paths: Iterable[Path]) -> None:
+def compact_columns(handle: Any, paths: Iterable[Path]) -> None:
     """Pack anew those columns at `paths` of whose text more than half is of no use any longer."""
     for path in paths:
         if handle.column(path):
