@@ -145,9 +145,9 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
     __slots__ = ()
 
     @classmethod
-    def _of(cls, tds: Iterable[Any], dim: int, name: str | None = None, hollow: Sequence[int] = ()) -> Any:
+    def _of(cls, tds: Iterable[Any], dim: int, name: str | None = None, empty_batch_size: Sequence[int] = ()) -> Any:
         # What is made from the elements is no dataset: parts of one, or results in memory.
-        return LazyStackedTensorDict._of(tds, dim, name, hollow)
+        return LazyStackedTensorDict._of(tds, dim, name, empty_batch_size)
 
     @property
     def td_id(self) -> str:
@@ -193,7 +193,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         if not isinstance(td, LazyStackedTensorDict):
             raise UnsupportedError(f"{td.filename} is not a lazy stack", hint="open it with TensorDictStore.from_store")
         made = cls(*td._tds, stack_dim=td._stack_dim, stack_dim_name=td._dim_name, device=device)
-        made._home, made._hollow, made._undo = td._home, td._hollow, td._undo
+        made._home, made._empty_batch_size, made._undo = td._home, td._empty_batch_size, td._undo
         return made
 
     def _dataset(self, what: str) -> StoreHandle:

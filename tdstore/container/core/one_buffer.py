@@ -169,7 +169,7 @@ def packed(td: Any) -> tuple[Any, ...]:
     if isinstance(td, Typed):
         return _CLASS, maker_of(type(td)), packed(unwrap(td))
     if isinstance(td, Container._stack_class):
-        return _STACK, [packed(element) for element in td._tds], td._stack_dim, td._dim_name, td._hollow
+        return _STACK, [packed(element) for element in td._tds], td._stack_dim, td._dim_name, td._empty_batch_size
     entries: list[tuple[Any, ...]] = []
     for key in td._first_keys():
         value = td._raw(key)

@@ -266,7 +266,7 @@ def _cat_elements(tds: list[Any], lazy: Any, dim: int, out: Any) -> Any:
         if len({len(column) for column in columns}) > 1:
             raise BatchSizeError(f"cannot concatenate lazy stacks of {[len(c) for c in columns]} elements along {at}")
         elements = [cat(row, at - (at > d)) for row in zip(*columns, strict=True)]
-    made = lazy._of(elements, d, lazy._dim_name, lazy._hollow)
+    made = lazy._of(elements, d, lazy._dim_name, lazy._empty_batch_size)
     return made if out is None else _into(out, made)
 
 

@@ -135,12 +135,12 @@ def _with_keys(td: Any) -> tuple[list[tuple[Any, Any]], Node]:
 
 
 def _flatten_stack(td: Any) -> tuple[list[Any], Any]:
-    return list(td._tds), (td._stack_dim, td._dim_name, tuple(td._hollow))
+    return list(td._tds), (td._stack_dim, td._dim_name, tuple(td._empty_batch_size))
 
 
 def _unflatten_stack(tds: Iterable[Any], context: Any) -> Any:
-    dim, name, hollow = context
-    return Container._stack_class._of(list(tds), dim, name, torch.Size(hollow))
+    dim, name, empty_batch_size = context
+    return Container._stack_class._of(list(tds), dim, name, torch.Size(empty_batch_size))
 
 
 def _stack_with_keys(td: Any) -> tuple[list[tuple[Any, Any]], Any]:

@@ -58,14 +58,16 @@ def stored(handle: StoreHandle, path: Path, device: torch.device | None = None) 
 def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path], Any]) -> Any:
     """The lazy stack that a group is, its elements made by `element`."""
     extra = handle.groups[path].extra
-    dim, count, name, hollow = (extra.get(k) for k in ("stack_dim", "count", "name", "batch_size"))
+    dim, count, name, empty_batch_size = (extra.get(k) for k in ("stack_dim", "count", "name", "batch_size"))
     if count is None:  # another writer's
         count = len(handle.groups[path].keys)
     paths = [(*path, str(i)) for i in range(count)] if isinstance(count, int) and count <= len(handle.groups) else []
     lost = [p for p in paths if handle.kind(p) != GROUP]
     made = [] if lost else [element(p) for p in paths]
-    sound = hollow is None or (isinstance(hollow, list) and all(type(n) is int and 0 <= n < 2**62 for n in hollow))
-    ndims = {len(td.batch_size) for td in made} or {len(hollow or ()) if sound else -1}
+    sound = empty_batch_size is None or (
+        isinstance(empty_batch_size, list) and all(type(n) is int and 0 <= n < 2**62 for n in empty_batch_size)
+    )
+    ndims = {len(td.batch_size) for td in made} or {len(empty_batch_size or ()) if sound else -1}
     sound = sound and isinstance(name, (str, type(None)))
     sound = sound and isinstance(dim, int) and len(ndims) == 1 and 0 <= dim <= min(ndims)
     if lost or not sound or len(paths) != count:
@@ -74,7 +76,7 @@ def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path]
             url=handle.store.url,
         )
     cls, bare = unwrap_all(made)
-    td = rewrap(cls, Container._stack_class._of(bare, dim, name, hollow or ()))
+    td = rewrap(cls, Container._stack_class._of(bare, dim, name, empty_batch_size or ()))
     above = handle.groups[path[:-1]] if path else None
     lead = tuple(above.batch_size or ()) if above is not None and above.kind != STACK_KIND else ()
     if tuple(td.batch_size[: len(lead)]) != lead:

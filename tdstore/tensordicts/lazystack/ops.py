@@ -66,7 +66,7 @@ class LazyOps(LazyWrites):
         made = self._all_at_once(fn, columns)
         if made is None:
             made = [td._foreach(fn, *[c[i] for c in columns]) for i, td in enumerate(self._tds)]
-        return self._of(made, self._stack_dim, self._dim_name, self._hollow)
+        return self._of(made, self._stack_dim, self._dim_name, self._empty_batch_size)
 
     def _all_at_once(self, fn: Callable[..., Sequence[Tensor]], columns: list[list[Any]]) -> list[Any] | None:
         """One call for the leaves of all elements; None where they are not all live tensors, or an operand is one."""
@@ -229,13 +229,13 @@ class LazyOps(LazyWrites):
         if inplace:
             self._free("select")
         made = [td.select(*keys, inplace=inplace, strict=strict) for td in self._tds]
-        return self if inplace else self._of(made, self._stack_dim, self._dim_name, self._hollow)
+        return self if inplace else self._of(made, self._stack_dim, self._dim_name, self._empty_batch_size)
 
     def exclude(self, *keys: Any, inplace: bool = False) -> Self:
         if inplace:
             self._free("exclude")
         made = [td.exclude(*keys, inplace=inplace) for td in self._tds]
-        return self if inplace else self._of(made, self._stack_dim, self._dim_name, self._hollow)
+        return self if inplace else self._of(made, self._stack_dim, self._dim_name, self._empty_batch_size)
 
     def _kept(self, wanted: dict[str, Any]) -> Any:
         return self._each(lambda td: td._kept(wanted))
@@ -285,7 +285,7 @@ class LazyOps(LazyWrites):
         if made and all(m is None for m in made):
             return None
         full = [td.empty() if m is None else m for td, m in zip(self._tds, made, strict=True)]
-        return self._of(full, self._stack_dim, self._dim_name, self._hollow)
+        return self._of(full, self._stack_dim, self._dim_name, self._empty_batch_size)
 
     def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
         columns = [self._per_element(o) for o in others]
@@ -489,7 +489,9 @@ class LazyOps(LazyWrites):
         at, d = as_dim(dim, len(self._inner) + 2), self._stack_dim
         old = self._batch_size
         place = d + (at <= d)
-        made = self._of((td.unsqueeze(at - (at > d)) for td in self._tds), place, self._dim_name, self._hollow)
+        made = self._of(
+            (td.unsqueeze(at - (at > d)) for td in self._tds), place, self._dim_name, self._empty_batch_size
+        )
         for td in made._tds:
             td._undo = None
         made._undo = (weakref.ref(self), lambda v: v.squeeze(at) if -1 in old else v.reshape(old))

@@ -38,29 +38,29 @@ _allocate: Any = object.__new__
 class LazyTree(TensorDictBase):
     """The elements, and what follows from them: nothing is kept here that they could contradict."""
 
-    __slots__ = ("_dim_name", "_hollow", "_home", "_stack_dim", "_tds")
+    __slots__ = ("_dim_name", "_empty_batch_size", "_home", "_stack_dim", "_tds")
 
     _tds: list[Any]
     _stack_dim: int
     _dim_name: str | None
     """Name of the stack dimension; the other names are the elements'."""
-    _hollow: torch.Size
+    _empty_batch_size: torch.Size
     """Batch size of the elements while there are none."""
     _home: Any
     _stack_class: ClassVar[Any]
 
     @classmethod
-    def _of(cls, tds: Iterable[Any], dim: int, name: str | None = None, hollow: Sequence[int] = ()) -> Self:
+    def _of(cls, tds: Iterable[Any], dim: int, name: str | None = None, empty_batch_size: Sequence[int] = ()) -> Self:
         """Build from checked parts, without `__init__`."""
         td: Self = _allocate(cls)
-        td._tds, td._stack_dim, td._dim_name, td._hollow = list(tds), dim, name, torch.Size(hollow)
+        td._tds, td._stack_dim, td._dim_name, td._empty_batch_size = list(tds), dim, name, torch.Size(empty_batch_size)
         td._parents = td._undo = td._home = None
         td._state = 0
         return td
 
     def _each(self, fn: Callable[[Any], Any]) -> Self:
         """A stack of `fn(element)`, which keeps batch sizes."""
-        return self._of(map(fn, self._tds), self._stack_dim, self._dim_name, self._hollow)
+        return self._of(map(fn, self._tds), self._stack_dim, self._dim_name, self._empty_batch_size)
 
     # -- what the elements say ---------------------------------------------------------------
     @property
@@ -78,7 +78,7 @@ class LazyTree(TensorDictBase):
         """Batch size of the elements; -1 where they differ."""
         tds = self._tds
         if not tds:
-            return self._hollow
+            return self._empty_batch_size
         first: torch.Size = tds[0]._batch_size
         for td in tds:
             size = td._batch_size
@@ -341,9 +341,9 @@ class LazyTree(TensorDictBase):
         if isinstance(found.rows, int):
             return self._cut(self._tds[found.rows], found)
         elements = self._taken(found.rows.flatten().tolist(), found)
-        hollow = () if elements else index_shape(self._inner, found.rest)
+        empty_batch_size = () if elements else index_shape(self._inner, found.rest)
         name = self._dim_name if found.rows.ndim == 1 else None
-        return self._nest(elements, found.rows.shape, found.place, hollow, name)
+        return self._nest(elements, found.rows.shape, found.place, empty_batch_size, name)
 
     def _quick_rows(self, index: Any) -> Any:
         """Elements at a slice or at rows of the first dimension; None for any other index."""
@@ -386,7 +386,7 @@ class LazyTree(TensorDictBase):
         elements: list[Any],
         shape: Sequence[int],
         place: int,
-        hollow: Sequence[int] = (),
+        empty_batch_size: Sequence[int] = (),
         name: str | None = None,
     ) -> Any:
         """Stacks in stacks, for elements that go through several dimensions from `place` on."""
@@ -395,9 +395,9 @@ class LazyTree(TensorDictBase):
         if len(shape) > 1:
             width = torch.Size(shape[1:]).numel()
             parts = [elements[i * width : (i + 1) * width] for i in range(shape[0])]
-            elements = [self._nest(part, shape[1:], place, hollow) for part in parts]
-            hollow = (*hollow[:place], *shape[1:], *hollow[place:])
-        return self._of(elements, place, name, hollow)
+            elements = [self._nest(part, shape[1:], place, empty_batch_size) for part in parts]
+            empty_batch_size = (*empty_batch_size[:place], *shape[1:], *empty_batch_size[place:])
+        return self._of(elements, place, name, empty_batch_size)
 
     def _scattered(self, terms: tuple[Any, ...]) -> Any:
         """Any other index: positions are copied one by one, into a TensorDict if they can be stacked."""
@@ -458,7 +458,7 @@ class LazyTree(TensorDictBase):
         if self._dim_name is not None:
             extra["name"] = self._dim_name
         if not self._tds:
-            extra["batch_size"] = list(self._hollow)
+            extra["batch_size"] = list(self._empty_batch_size)
         return Group(batch_size=(), kind=STACK_KIND, keys=tuple(map(str, range(len(self._tds)))), extra=extra)
 
     def _stored_groups(self) -> list[tuple[str, Any]]:

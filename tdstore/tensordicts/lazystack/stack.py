@@ -67,10 +67,12 @@ class LazyStackedTensorDict(LazyOps):
         strict_shape: bool = False,
     ) -> None:
         tds = list(tensordicts)
-        hollow = torch.Size(()) if tds or batch_size is None else as_size(batch_size)
-        self._stack_dim = check_elements(tds, stack_dim, strict_shape) if tds else as_dim(stack_dim, len(hollow) + 1)
+        empty_batch_size = torch.Size(()) if tds or batch_size is None else as_size(batch_size)
+        self._stack_dim = (
+            check_elements(tds, stack_dim, strict_shape) if tds else as_dim(stack_dim, len(empty_batch_size) + 1)
+        )
         self._tds = tds if device is None else [td.to(device) for td in tds]
-        self._dim_name, self._hollow = stack_dim_name, hollow
+        self._dim_name, self._empty_batch_size = stack_dim_name, empty_batch_size
         self._parents = self._undo = self._home = None
         self._state = 0
         if tds and batch_size is not None and as_size(batch_size) != self._batch_size:
@@ -200,7 +202,7 @@ class LazyStackedTensorDict(LazyOps):
             self._tds,
             self._stack_dim,
             self._dim_name,
-            self._hollow,
+            self._empty_batch_size,
             own,
         )
 
@@ -225,9 +227,9 @@ class LazyStackedTensorDict(LazyOps):
         return [Fault((str(i), *fault.path), fault.reason) for i, td in enumerate(self._tds) for fault in td.verify()]
 
 
-def rebuilt(tds: list[Any], dim: int, name: str | None, hollow: Any, locked: bool) -> LazyStackedTensorDict:
+def rebuilt(tds: list[Any], dim: int, name: str | None, empty_batch_size: Any, locked: bool) -> LazyStackedTensorDict:
     """Rebuild a stack from its pickle."""
-    td = LazyStackedTensorDict._of(tds, dim, name, hollow)
+    td = LazyStackedTensorDict._of(tds, dim, name, empty_batch_size)
     return td.lock_() if locked else td
 
 
