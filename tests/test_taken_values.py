@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tdstore import NonTensorStack, TensorDict
-from tdstore.container.values.lazy_gather import MANY, Lent
+from tdstore.container.values.lazy_gather import MANY, GatherRegistry
 
 N = 4 * MANY
 ROWS = torch.arange(N).flip(0)[: 2 * MANY]
@@ -38,7 +38,7 @@ def test_nothing_is_fetched_before_somebody_looks():
             return super().__getitem__(i)
 
     stack = NonTensorStack.from_list([f"v{i}" for i in range(N)])
-    taken = stack._lent.take(Watched(stack.flat()), ROWS)
+    taken = stack._gathers.gather(Watched(stack.flat()), ROWS)
     assert not looked and len(taken) == len(WANT)
     assert taken[0] == WANT[0] and looked == ROWS.tolist()
     assert list(taken) == WANT and len(looked) == len(WANT)  # once
@@ -135,7 +135,7 @@ def test_several_that_look_at_once_see_one_list():
             time.sleep(0.001)
             return super().__getitem__(i)
 
-    taken = Lent().take(Slow(f"v{i}" for i in range(N)), ROWS)
+    taken = GatherRegistry().gather(Slow(f"v{i}" for i in range(N)), ROWS)
     with ThreadPoolExecutor(3) as pool:
         first, *others = pool.map(lambda _: taken.values(), range(3))
     assert first == WANT
@@ -152,6 +152,6 @@ def test_many_that_are_gone_are_forgotten():
     held = [stack[ROWS] for _ in range(10)]
     for _ in range(1000):
         stack[ROWS]
-    assert len(stack._lent._taken) < 200
+    assert len(stack._gathers._pending) < 200
     stack[N - 1] = "new"
-    assert all(part.tolist() == WANT for part in held) and not stack._lent._taken
+    assert all(part.tolist() == WANT for part in held) and not stack._gathers._pending

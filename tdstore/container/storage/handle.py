@@ -49,20 +49,8 @@ class StoreHandle:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_before",
-        "_ending",
-        "backend",
-        "blank",
-        "groups",
-        "location",
-        "mode",
-        "needs_compaction",
-        "options",
-        "specs",
-        "store",
-        "trusted",
-        "warned_classes",
+        "__weakref__", "_before", "_ending", "backend", "blank", "groups", "location", "mode", "needs_compaction",
+        "options", "specs", "store", "trusted", "warned_classes",
     )  # fmt: skip
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tdstore.container.values.lazy_gather import Taken, repeats
+from tdstore.container.values.lazy_gather import LazyGather, repeats
 from tdstore.errors import UnsupportedError
 
 _UNCHANGING = {
@@ -107,7 +107,7 @@ class Elements:
     def own_values(self: Any) -> Any:
         """With copies of those values that can be changed."""
         made = self.apart()
-        if type(made._pool) not in (list, Taken) or torch.compiler.is_compiling() or unchanging(made.flat()):
+        if type(made._pool) not in (list, LazyGather) or torch.compiler.is_compiling() or unchanging(made.flat()):
             return made  # values in a buffer are decoded anew by each that reads them
         made = made.own()
         made._pool[:] = map(copied, made._pool)

@@ -29,7 +29,7 @@ def counted(n: int) -> Tensor:
     return torch.from_numpy(np.arange(n))  # on the CPU, and real, whatever mode torch is in
 
 
-class Taken:
+class LazyGather:
     """Values of a list at some positions, int64 `[n]`. Read like a list; the lock is that of the list."""
 
     __slots__ = ("__weakref__", "_at", "_lock", "_source", "_values")
@@ -60,38 +60,38 @@ class Taken:
         return len(self._at)
 
 
-class Lent:
+class GatherRegistry:
     """All that was taken out of one list, shared by the stacks over it."""
 
-    __slots__ = ("_lock", "_most", "_taken")
+    __slots__ = ("_lock", "_pending", "_prune_at")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # what is missing from the list is never settled
-        self._taken: list[weakref.ref[Taken]] = []
-        self._most = _PRUNE
+        self._pending: list[weakref.ref[LazyGather]] = []
+        self._prune_at = _PRUNE
 
-    def take(self, source: list[Any], at: Tensor) -> Taken:
+    def gather(self, source: list[Any], at: Tensor) -> LazyGather:
         """Values of that list."""
-        made = Taken(source, at, self._lock)
+        made = LazyGather(source, at, self._lock)
         with self._lock:
-            if len(self._taken) >= self._most:  # most are gone
-                self._taken = [ref for ref in self._taken if ref() is not None]
-                self._most = max(_PRUNE, 2 * len(self._taken))
-            self._taken.append(weakref.ref(made))
+            if len(self._pending) >= self._prune_at:  # most are gone
+                self._pending = [ref for ref in self._pending if ref() is not None]
+                self._prune_at = max(_PRUNE, 2 * len(self._pending))
+            self._pending.append(weakref.ref(made))
         return made
 
-    def settle(self) -> None:
+    def materialize(self) -> None:
         """Fetch what is not fetched yet: the list is about to change, or to go."""
         with self._lock:
-            for ref in self._taken:
+            for ref in self._pending:
                 if (made := ref()) is not None:
                     made.values()
-            self._taken.clear()
+            self._pending.clear()
 
     def __del__(self) -> None:
         # Else a few rows that are kept would keep all the others.
-        if self._taken and not sys.is_finalizing():
-            self.settle()
+        if self._pending and not sys.is_finalizing():
+            self.materialize()
 
 
 def repeats(at: Tensor) -> bool:

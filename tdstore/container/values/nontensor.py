@@ -18,7 +18,7 @@ from tdstore.container.values import typed_metadata
 from tdstore.container.values.codecs import to_plain
 from tdstore.container.values.elements import Element, Elements
 from tdstore.container.values.equality import alike, equal
-from tdstore.container.values.lazy_gather import MANY, Lent, Taken, counted, repeats
+from tdstore.container.values.lazy_gather import MANY, GatherRegistry, LazyGather, counted, repeats
 from tdstore.container.values.linked_lists import LinkedList
 from tdstore.container.values.methods import ValueMethods
 from tdstore.container.values.nested_lists import as_text, levels, nested, stack_text
@@ -352,8 +352,8 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         ['a', 'c']
     """
 
-    __slots__ = ("_at", "_held", "_lent", "_names", "_pool")
-    _lent: Lent | None
+    __slots__ = ("_at", "_gathers", "_held", "_names", "_pool")
+    _gathers: GatherRegistry | None
     _names: tuple[str | None, ...] | None
     _held: dict[str, Tensor] | None
 
@@ -364,17 +364,17 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         made = merge(rows, lambda parts: torch.stack(parts, stack_dim)) if rows else None
         self._pool: Any = made._pool if isinstance(made, NonTensorStack) else []
         self._at: Tensor = made._at if isinstance(made, NonTensorStack) else torch.arange(0)
-        self._lent = made._lent if isinstance(made, NonTensorStack) else None
+        self._gathers = made._gathers if isinstance(made, NonTensorStack) else None
         self._held = None
         if batch_size is not None and as_size(batch_size) != self._at.shape:
             raise BatchSizeError(f"batch_size={list(as_size(batch_size))} for a stack of {list(self._at.shape)}")
 
     @classmethod
-    def _make(cls, pool: Any, at: Tensor, lent: Lent | None = None) -> Self:
+    def _make(cls, pool: Any, at: Tensor, gathers: GatherRegistry | None = None) -> Self:
         stack = cls.__new__(cls)
-        if lent is None and type(pool) in (list, Taken) and not torch.compiler.is_compiling():
-            lent = Lent()
-        stack._pool, stack._at, stack._held, stack._lent = pool, at, None, lent
+        if gathers is None and type(pool) in (list, LazyGather) and not torch.compiler.is_compiling():
+            gathers = GatherRegistry()
+        stack._pool, stack._at, stack._held, stack._gathers = pool, at, None, gathers
         return stack
 
     @classmethod
@@ -416,7 +416,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
 
     def flat(self) -> list[Any]:
         pool = self._pool
-        values = pool.values() if type(pool) is Taken else pool
+        values = pool.values() if type(pool) is LazyGather else pool
         return list(map(values.__getitem__, self._at.flatten().tolist()))
 
     # -- shapes ------------------------------------------------------------------------------
@@ -436,7 +436,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
             if not torch.compiler.is_compiling():
                 made._source = (self, at)
             return made
-        return self._make(self._pool, at, self._lent) if self._shares(at) else self._copied(at)
+        return self._make(self._pool, at, self._gathers) if self._shares(at) else self._copied(at)
 
     def _one(self, at: Tensor) -> Any:
         return self._pool[int(at)]
@@ -454,11 +454,11 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         pool = self._pool
         if torch.compiler.is_compiling():
             return NonTensorStack._make(list(pool), at)  # what the positions are is known when it runs
-        if type(pool) is Taken:
+        if type(pool) is LazyGather:
             pool = pool.values()
         flat = at.flatten()
-        if self._lent is not None and len(flat) >= MANY and type(pool) is list:
-            values: Any = self._lent.take(pool, flat)
+        if self._gathers is not None and len(flat) >= MANY and type(pool) is list:
+            values: Any = self._gathers.gather(pool, flat)
         else:
             values = list(map(pool.__getitem__, flat.tolist()))
         positions = counted(len(values))
@@ -477,7 +477,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
 
     def _become(self, other: Any) -> Self:
         """Take over the values and the batch of another stack."""
-        self._pool, self._at, self._lent, self._held = other._pool, other._at, other._lent, other._held
+        self._pool, self._at, self._gathers, self._held = other._pool, other._at, other._gathers, other._held
         return self
 
     def own(self) -> NonTensorStack:
@@ -510,8 +510,8 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
             return False
         places = self._at[index]
         values = spread_over(part, places.shape)
-        if self._lent is not None:
-            self._lent.settle()
+        if self._gathers is not None:
+            self._gathers.materialize()
         for place, value in zip(places.flatten().tolist(), values, strict=True):
             self._pool[place] = value
         return True
@@ -529,16 +529,20 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         return self._held[key]
 
     def __copy__(self) -> Self:
-        return self._make(self._pool, self._at, self._lent)
+        return self._make(self._pool, self._at, self._gathers)
 
     def __getstate__(self) -> Any:
         pool = self._pool
-        return None, {"_pool": pool.values() if type(pool) is Taken else pool, "_at": self._at, "_held": self._held}
+        return None, {
+            "_pool": pool.values() if type(pool) is LazyGather else pool,
+            "_at": self._at,
+            "_held": self._held,
+        }
 
     def __setstate__(self, state: Any) -> None:
         for name, value in state[1].items():
             setattr(self, name, value)
-        self._lent = Lent() if type(self._pool) is list else None
+        self._gathers = GatherRegistry() if type(self._pool) is list else None
 
     def __repr__(self) -> str:
         if self.numel() <= SHOWN:
