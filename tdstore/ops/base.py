@@ -69,7 +69,7 @@ class OpsBase:
         """As `_move`, for a `fn` that gives views, one per result."""
 
     @abstractmethod
-    def _unmoved(self) -> Self:
+    def _return_unchanged(self) -> Self:
         """This container, as the result of an operation that had nothing to do."""
 
     @abstractmethod
@@ -88,7 +88,7 @@ class OpsBase:
         return self
 
     @abstractmethod
-    def _given(self, result: Any, what: str, inplace: bool) -> Self:
+    def _apply_inplace_result(self, result: Any, what: str, inplace: bool) -> Self:
         """A result; or, `inplace`, this container after taking over its entries, nested ones staying the same."""
 
     @abstractmethod

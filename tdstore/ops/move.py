@@ -44,7 +44,7 @@ class MoveOps(OpsBase):
         old = self.batch_size
         new = view_shape(old, as_size(_first_given(size, batch_size, flat_args(shape))))
         if new == old:
-            return self._unmoved()
+            return self._return_unchanged()
         n = len(old)
         return self._move(lambda t: t.view((*new, *t.shape[n:])), new, None, lambda v: v.reshape(old), views=True)
 
@@ -56,10 +56,10 @@ class MoveOps(OpsBase):
         old = self.batch_size
         new = view_shape(old, as_size(_first_given(shape, size, flat_args(args))))
         if new == old:
-            return self if inplace else self._unmoved()
+            return self if inplace else self._return_unchanged()
         n = len(old)
         result = self._move(lambda t: t.reshape((*new, *t.shape[n:])), new, None, lambda v: v.reshape(old))
-        return self._given(result, "reshape", inplace)
+        return self._apply_inplace_result(result, "reshape", inplace)
 
     def permute(self, *args: Any, dims: Sequence[int] | None = None) -> Self:
         """Reorder the batch dimensions: each is named once, as for tensors.
@@ -73,7 +73,7 @@ class MoveOps(OpsBase):
         if sorted(order) != list(range(n)):
             raise ValueError(f"permute needs each of the {n} batch dimensions once, not {wanted}")
         if order == list(range(n)):
-            return self._unmoved()
+            return self._return_unchanged()
         names = self._dim_names()
         new = torch.Size(self.batch_size[d] for d in order)
         back = sorted(range(n), key=order.__getitem__)
@@ -101,7 +101,7 @@ class MoveOps(OpsBase):
             at = as_dim(dim, len(old))
             gone = [at] if at in gone else []
         if not gone:
-            return self._unmoved()
+            return self._return_unchanged()
         new = torch.Size(n for i, n in enumerate(old) if i not in gone)
         return self._move(
             lambda t: t.squeeze(tuple(gone)),
@@ -156,7 +156,7 @@ class MoveOps(OpsBase):
         With `inplace`, here as in the methods below that have it, this TensorDict takes over the result's
         leaves and is returned; its keys and nested TensorDicts stay the same objects.
         """
-        return self._given(self._flattened(start_dim, end_dim), "flatten", inplace)
+        return self._apply_inplace_result(self._flattened(start_dim, end_dim), "flatten", inplace)
 
     def _flattened(self, start_dim: int | None, end_dim: int | None) -> Self:
         old = self.batch_size
@@ -167,7 +167,7 @@ class MoveOps(OpsBase):
         if end < start:
             raise ValueError(f"flatten from dimension {start} to {end}: the end comes first")
         if start == end:
-            return self._unmoved()
+            return self._return_unchanged()
         names = self._dim_names()
         new = torch.Size((*old[:start], math.prod(old[start : end + 1]), *old[end + 1 :]))
         return self._move(
@@ -190,7 +190,7 @@ class MoveOps(OpsBase):
             names and (*names[:at], *(None,) * len(sizes), *names[at + 1 :]),
             lambda v: v.reshape(old),
         )
-        return self._given(result, "unflatten", inplace)
+        return self._apply_inplace_result(result, "unflatten", inplace)
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
         """A tuple with one TensorDict per index of `dim`, sharing memory."""
@@ -244,6 +244,6 @@ class MoveOps(OpsBase):
         names = self._dim_names()
         result = self._move(take, torch.Size((*index.shape, *old[k:])), names, keep_lock=False)
         if out is None:
-            return self._given(result, "gather", inplace)
+            return self._apply_inplace_result(result, "gather", inplace)
         update: Any = out
         return update.update_(result)  # type: ignore[no-any-return]

@@ -164,7 +164,7 @@ class RearrangeOps(MoveOps):
                 return t.roll(shifts, which)
             return t.flatten(0, n - 1).roll(shifts, 0).unflatten(0, old) if n else t
 
-        return self._given(self._move(rolled, old, self._dim_names()), "roll", inplace)
+        return self._apply_inplace_result(self._move(rolled, old, self._dim_names()), "roll", inplace)
 
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Self:
         """Rotate by `k` times 90 degrees in the plane of two batch dimensions, as [`torch.rot90`][]."""
@@ -184,7 +184,7 @@ class RearrangeOps(MoveOps):
         old = self.batch_size
         if len(times) != len(old):
             raise ValueError(f"repeat needs one number for each of the {len(old)} batch dimensions, not {list(times)}")
-        return self._given(self._repeated(tuple(times), self._dim_names()), "repeat", inplace)
+        return self._apply_inplace_result(self._repeated(tuple(times), self._dim_names()), "repeat", inplace)
 
     def tile(self, *args: Any, dims: Sequence[int] | None = None) -> Self:
         """Repeat the batch as [`torch.tile`][]: fewer numbers stand for the last dimensions."""
@@ -208,13 +208,13 @@ class RearrangeOps(MoveOps):
         if dim is None:
             if len(old) != 1:
                 flat = self.reshape(-1).repeat_interleave(repeats, 0, output_size=output_size)
-                return self._given(flat, "repeat_interleave", inplace)
+                return self._apply_inplace_result(flat, "repeat_interleave", inplace)
             dim = 0
         at = as_dim(dim, len(old))
         new = list(old)
         new[at] = torch.arange(old[at]).repeat_interleave(torch.as_tensor(repeats), 0, output_size=output_size).numel()
         many = self._move(lambda t: t.repeat_interleave(repeats, at, output_size=output_size), torch.Size(new), names)
-        return self._given(many, "repeat_interleave", inplace)
+        return self._apply_inplace_result(many, "repeat_interleave", inplace)
 
     def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> Self:
         """Pad batch dimensions with `value`: `pad_size` is (before, after) of dimension 0, then of 1, and so on.
@@ -232,7 +232,9 @@ class RearrangeOps(MoveOps):
             tensor([0., 1., 1.])
         """
         padding = Padding.of(self.batch_size, pad_size, value)
-        return self._given(self._move(padding, padding.new, self._dim_names(), keep_lock=False), "pad", inplace)
+        return self._apply_inplace_result(
+            self._move(padding, padding.new, self._dim_names(), keep_lock=False), "pad", inplace
+        )
 
     def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Self, ...]:
         """Split along a batch dimension into about equal parts, or at given places, as [`torch.tensor_split`][]."""

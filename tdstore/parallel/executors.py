@@ -31,7 +31,7 @@ _IN_FLIGHT = 2
 """Tasks sent ahead per worker: one to work on and one that waits."""
 _DEATHS = frozenset({"KilledWorker", "ActorDiedError", "WorkerCrashedError"})
 """How dask and ray call it; their classes are not imported to ask."""
-_given: dict[str, Any] = {}
+_shared_objects: dict[str, Any] = {}
 """In a worker of ours: what the parent gave to all of its tasks."""
 
 
@@ -51,10 +51,10 @@ def _start(counter: Any, seed: int, threads: int, given: dict[str, Any]) -> None
     np.random.seed(own % 2**32)
     random.seed(own)
     torch.set_num_threads(threads)
-    _given.update(given)
+    _shared_objects.update(given)
 
 
-class Given:
+class SharedObject:
     """A name for what `_start` brought."""
 
     __slots__ = ("key",)
@@ -66,9 +66,9 @@ class Given:
 def call(fn: Any, task: Any, origin: tuple[str, int]) -> Any:
     """Run one task, here and now; what it raises is a result too, or the executors would each treat it in their way."""
     try:
-        if type(fn) is Given:
+        if type(fn) is SharedObject:
             key = fn.key
-            fn = _given[key] = plain(_given[key])
+            fn = _shared_objects[key] = plain(_shared_objects[key])
         result = plain(fn)(task)
         if here() == origin:
             return result
@@ -159,7 +159,7 @@ class Crew:
         Raises:
             whatever `fn` raised, its type kept. WorkerDiedError: a worker ended before its task did.
         """
-        fn = Given("fn") if "fn" in self._given else fn
+        fn = SharedObject("fn") if "fn" in self._given else fn
         origin = here()
         flying: deque[Future[Any]] = deque()
         most = 1 if isinstance(self.executor, InlineExecutor) else self.width * _IN_FLIGHT

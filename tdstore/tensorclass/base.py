@@ -444,7 +444,7 @@ class TensorClass(Surface, metaclass=Fields):
         source = self._by_field(input_dict_or_td, kwargs)
         if not source:
             return self
-        td = self._tensordict._apart()
+        td = self._tensordict._own_copy()
         for key in [k for k, v in source.items() if v is None]:
             td.pop(key, source.pop(key))
         return self._wrap(td.update({k: self._as_field(k, v) for k, v in source.items()}, *args, **kwargs))

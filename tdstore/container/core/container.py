@@ -214,7 +214,7 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
         """The entry of a name in a store."""
         return self._raw(key)
 
-    def _live(self) -> Any:
+    def _walkable(self) -> Any:
         """Something that the walks over trees can go through: the resident form, or a lazy stack itself."""
         return self._resident()
 
@@ -310,7 +310,7 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
         self._undo = [None, *running, offered]
         return self
 
-    def _unmoved(self) -> Self:
+    def _return_unchanged(self) -> Self:
         self._offer("")
         return self
 

@@ -74,7 +74,7 @@ class NamesMixin(OpsBase):
     def _shallow(self) -> Self:
         raise NotImplementedError
 
-    def _called(self, names: Names) -> Self:
+    def _copy_with_names(self, names: Names) -> Self:
         """A shallow copy with other names, of which a store does not hear."""
         td = self._shallow()
         td._set_names(names)
@@ -118,4 +118,4 @@ class NamesMixin(OpsBase):
 
     def rename(self, *names: str | None, **rename_map: str) -> Self:
         """A shallow copy with other dimension names; see `rename_`."""
-        return self._called(as_names(self._renamed(names, rename_map), len(self.batch_size)))
+        return self._copy_with_names(as_names(self._renamed(names, rename_map), len(self.batch_size)))

@@ -80,7 +80,7 @@ def consolidated(td: Any, new_buffer: Callable[[int], Tensor], copy: Copy) -> An
         new_buffer: makes a uint8 tensor of so many bytes.
         copy: copies the leaves of the second list into those of the first.
     """
-    source = td._live()
+    source = td._walkable()
     leaves: list[Tensor] = source._leaf_list()
     parts = [part.detach() for leaf in leaves for part in parts_of(leaf)]
     slots = arrange((part.dtype, part.shape) for part in parts)

@@ -138,7 +138,7 @@ def converted(td: Container, found: dict[tuple[str, ...], TensorAttrs], non_bloc
             return leaf
         return leaf.to(attrs.tgt_device or leaf.device, attrs.tgt_dtype or leaf.dtype, non_blocking)
 
-    source = td._live()
+    source = td._walkable()
     if any(attrs.tgt_device not in (None, td.device) for attrs in found.values()):
         source = source.clone(False).clear_device_()
     return source.named_apply(convert, nested_keys=True)

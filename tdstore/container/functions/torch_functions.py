@@ -206,7 +206,7 @@ def _flat(values: Any, *, dense: bool = False) -> list[Tensor]:
     if values is None or isinstance(values, Tensor):
         return [values]  # type: ignore[list-item]  # None: no gradient for this output
     if isinstance(values, Container):
-        td: Any = values._resident()._in_rows() if dense else values._live()
+        td: Any = values._resident()._in_rows() if dense else values._walkable()
         return list(td._leaf_list())
     return [leaf for value in values for leaf in _flat(value, dense=dense)]
 
@@ -214,7 +214,7 @@ def _flat(values: Any, *, dense: bool = False) -> list[Tensor]:
 def _rebuilt(like: Any, leaves: Iterator[Any]) -> Any:
     if not isinstance(like, Container):
         return next(leaves)
-    made: Any = like._live()._with_leaves(leaves)
+    made: Any = like._walkable()._with_leaves(leaves)
     unused = [key for key, value in made.items(True) if value is None]
     return made.exclude(*unused) if unused else made
 

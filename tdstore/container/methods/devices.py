@@ -198,7 +198,7 @@ class PlacingMixin(Container):
             with ThreadPoolExecutor(num_threads) as pool:
                 return list(pool.map(torch.Tensor.pin_memory, leaves))
 
-        return self._given(self._resident()._foreach(pin), "pin_memory", inplace)
+        return self._apply_inplace_result(self._resident()._foreach(pin), "pin_memory", inplace)
 
     def pin_memory_(self, num_threads: int | str = 0) -> Self:
         """As `pin_memory`, in place."""

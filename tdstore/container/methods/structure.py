@@ -338,9 +338,9 @@ class StructureMixin(Container):
         """A shallow copy with some entries replaced; of stored data a copy in memory, the store stays as it is."""
         if not kwargs and (not args or args[0] is None or (isinstance(args[0], dict) and not args[0])):
             return self
-        return self._apart().update(*args, **kwargs)
+        return self._own_copy().update(*args, **kwargs)
 
-    def _apart(self) -> Any:
+    def _own_copy(self) -> Any:
         """A shallow copy whose changes no store hears of."""
         return self._shallow()
 
@@ -353,8 +353,11 @@ class StructureMixin(Container):
             inplace: this TensorDict takes over the leaves and is returned.
         """
         td = self._resident()
-        made = [t if t.is_contiguous() and not (canonical and _odd(t)) else _compact(t) for t in td._leaf_list()]
-        return self._given(td._with_leaves(iter(made)), "contiguous", inplace)
+        made = [
+            t if t.is_contiguous() and not (canonical and _has_unusual_strides(t)) else _compact(t)
+            for t in td._leaf_list()
+        ]
+        return self._apply_inplace_result(td._with_leaves(iter(made)), "contiguous", inplace)
 
     def is_contiguous(self) -> bool:
         """Whether every leaf is contiguous in memory."""
@@ -531,6 +534,6 @@ def _compact(t: Tensor) -> Tensor:
     return t.clone(memory_format=torch.contiguous_format)
 
 
-def _odd(t: Tensor) -> bool:
+def _has_unusual_strides(t: Tensor) -> bool:
     """Whether a contiguous tensor has other strides than torch gives: those of dimensions of size 1 do not matter."""
     return t.stride() != torch.empty(t.shape, device="meta").stride()

@@ -109,7 +109,7 @@ class GrowingMixin(Container):
 
     def _add_rows(self, rows: Any) -> None:
         if len(rows):
-            rows = rows if place_of(self) is not None else rows._live()
+            rows = rows if place_of(self) is not None else rows._walkable()
             step_of(self, Growth(self, rows, self._batch_size[0] + len(rows))).do()
 
     def _check_may_grow(self, what: str) -> None:

@@ -107,7 +107,7 @@ class SavingMixin(Container):
             f"a {type(self).__name__} stays where it is stored", hint="use the form that returns a new TensorDict"
         )
 
-    def _given(self, result: Any, what: str, inplace: bool) -> Self:
+    def _apply_inplace_result(self, result: Any, what: str, inplace: bool) -> Self:
         if not inplace:
             return result  # type: ignore[no-any-return]
         if self.is_locked:

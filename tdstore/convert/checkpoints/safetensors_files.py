@@ -40,7 +40,7 @@ def to_safetensors(td: Any, path: Any, separator: str, metadata: Mapping[str, st
         tensors[name], paths[name] = value, leaf
     note = json.dumps({"leaves": paths, **header_to_builtins(Header(groups))})
     try:
-        packages.safetensors().torch.save_file(_apart(tensors), path, {**(metadata or {}), HEADER: note})
+        packages.safetensors().torch.save_file(_unshared(tensors), path, {**(metadata or {}), HEADER: note})
     except KeyError as error:  # a dtype that is not in its table
         lost = [leaf for name, leaf in paths.items() if tensors[name].dtype == error.args[0]]
         if not lost:
@@ -51,7 +51,7 @@ def to_safetensors(td: Any, path: Any, separator: str, metadata: Mapping[str, st
         ) from None
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous tensors, none of which shares memory with another: the format knows no views."""
     seen: set[int] = set()
     out: dict[str, Tensor] = {}

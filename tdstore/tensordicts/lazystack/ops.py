@@ -143,8 +143,8 @@ class LazyOps(LazyWrites):
     def clone(self, recurse: bool = True) -> Any:
         return self._each(lambda td: td.clone(recurse))
 
-    def _apart(self) -> Any:
-        return self._each(lambda td: td._apart())
+    def _own_copy(self) -> Any:
+        return self._each(lambda td: td._own_copy())
 
     def _to(self, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool) -> Any:
         return self._each(lambda td: td._to(device, dtype, non_blocking))
@@ -329,7 +329,7 @@ class LazyOps(LazyWrites):
             self._even("this reduction")
         states: dict[Path, State] = {}
         for td in self._tds:
-            leaves = td._live()
+            leaves = td._walkable()
             for path in self._leaf_paths():
                 if over.dims is None and not keepdim:  # shapes do not matter: stacks below may be uneven
                     parts = [kind.part(piece.flatten(), (0,), False) for piece in pieces(leaves, path)]
@@ -512,7 +512,7 @@ class LazyOps(LazyWrites):
         wanted = size if size is not None else batch_size if batch_size is not None else flat_args(shape)
         new = view_shape(old, as_size(wanted))
         if new == old:
-            return self._unmoved()
+            return self._return_unchanged()
         n = len(old)
 
         def fn(t: Tensor) -> Tensor:
@@ -530,7 +530,7 @@ class LazyOps(LazyWrites):
         wanted = shape if shape is not None else size if size is not None else flat_args(args)
         new = old if self._ragged else view_shape(old, as_size(wanted))
         made = self.view(new) if len(new) == 1 and len(old) > 1 else super().reshape(*args, shape=shape, size=size)
-        return self._given(made, "reshape", inplace)
+        return self._apply_inplace_result(made, "reshape", inplace)
 
     def _flattened(self, start_dim: int | None, end_dim: int | None) -> Any:
         n = len(self._batch_size)

@@ -490,7 +490,7 @@ class LazyTree(TensorDictBase):
             td._read_into(part)
         return out
 
-    def _live(self) -> Any:
+    def _walkable(self) -> Any:
         return self
 
     def _shut(self, url: str) -> None:
@@ -499,7 +499,7 @@ class LazyTree(TensorDictBase):
                 td._shut(url)
 
     def _with_leaves(self, leaves: Iterator[Tensor]) -> Any:
-        return self._each(lambda td: td._live()._with_leaves(leaves))
+        return self._each(lambda td: td._walkable()._with_leaves(leaves))
 
     # -- flags -------------------------------------------------------------------------------
     def is_memmap(self) -> bool:
@@ -528,7 +528,7 @@ class LazyTree(TensorDictBase):
         if self._state & LOCKED:
             return super().unlock_()
         if not self.is_locked:
-            return self._unmoved()
+            return self._return_unchanged()
         for td in self._tds:
             td.unlock_()
         self._offer("lock_")

@@ -94,9 +94,9 @@ def route(terms: tuple[Any, ...], dim: int, count: int, ndim: int) -> Route | No
         if not arrays:
             return Route(rows, others, before, False)
         block = max(1 if full[i].dtype is torch.bool else full[i].ndim for i in arrays)
-        first = _apart(full, arrays)
+        first = _are_separated(full, arrays)
         place = block + before if first or arrays[0] < at else before
-        if first and not _apart(others, [i for i, t in enumerate(others) if isinstance(t, Tensor)]):
+        if first and not _are_separated(others, [i for i, t in enumerate(others) if isinstance(t, Tensor)]):
             return Route(rows, (*full[:at], None, *full[at + 1 :]), place, True)
         return Route(rows, others, place, False)
     if len(arrays) > 1 or dims_used(hit) != 1:
@@ -123,7 +123,7 @@ def _row_numbers(term: Tensor, count: int) -> Tensor:
     return torch.arange(count)[rows]
 
 
-def _apart(full: Sequence[Any], arrays: Sequence[int]) -> bool:
+def _are_separated(full: Sequence[Any], arrays: Sequence[int]) -> bool:
     """Whether torch puts the dimensions of index tensors first, since something lies between them."""
     return bool(arrays) and any(t is None or isinstance(t, slice) for t in full[arrays[0] : arrays[-1]])
 

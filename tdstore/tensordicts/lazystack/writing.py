@@ -543,8 +543,8 @@ class LazyWrites(LazyTree):
         """Whether a change of the stack is one of the store that it was read from."""
         return self._home is not None and bool(self._state & THROUGH or Cap.VIEW not in self._home[0].store.caps)
 
-    def _called(self, names: Names) -> Any:
-        made = self._each(lambda td: td._called(self._names_below(names, td)))
+    def _copy_with_names(self, names: Names) -> Any:
+        made = self._each(lambda td: td._copy_with_names(self._names_below(names, td)))
         made._dim_name = names[self._stack_dim] if names else None
         return made
 

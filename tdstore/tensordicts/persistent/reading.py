@@ -393,18 +393,18 @@ class StoredTree(WindowTree):
         """An in-memory copy, or with `recurse=False` another container over the same store."""
         if recurse:
             return self._resident()
-        return self._again(self._device, lambda td: td.clone(recurse=False))
+        return self._duplicate(self._device, lambda td: td.clone(recurse=False))
 
     def _shallow(self) -> Any:
         """With a batch size and names of its own, for a place in another container."""
         return self._at(()) if self._view is None else self.clone(recurse=False)
 
-    def _called(self, names: Names) -> Any:
+    def _copy_with_names(self, names: Names) -> Any:
         td = self.clone(recurse=False)
         td._names = names
         return td
 
-    def _apart(self) -> Any:
+    def _own_copy(self) -> Any:
         return self._resident()
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
@@ -480,4 +480,4 @@ class StoredTree(WindowTree):
     def _to(self, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool) -> Any:
         if dtype is not None:
             return super()._to(device, dtype, non_blocking)
-        return self._again(device, lambda td: td._to(device, None, non_blocking))
+        return self._duplicate(device, lambda td: td._to(device, None, non_blocking))

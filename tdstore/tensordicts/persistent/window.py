@@ -57,7 +57,7 @@ class View:
         self.single = set(single)
         """Values that were given once for all rows of this view: in the store each row has its own."""
 
-    def again(self, nested: Callable[[Any], Any]) -> View:
+    def duplicate(self, nested: Callable[[Any], Any]) -> View:
         """A copy, with copies of the nested TensorDicts."""
         return View(self.keys, {k: nested(td) for k, td in self.nested.items()}, self.more, self.hidden, self.single)
 
@@ -259,9 +259,9 @@ class WindowTree(TensorDictBase):
                 own.nested[key] = self._child(key)  # the same one, as in memory
         return self._over(self._handle, self._path, self._window, own, self._device, self._names)
 
-    def _again(self, device: Any, nested: Callable[[Any], Any]) -> Self:
+    def _duplicate(self, device: Any, nested: Callable[[Any], Any]) -> Self:
         """Another container of the same entries and rows; `nested` makes those of nested TensorDicts."""
-        view = None if self._view is None else self._view.again(nested)
+        view = None if self._view is None else self._view.duplicate(nested)
         return self._over(self._handle, self._path, self._window, view, device, self._names)
 
     def _forget(self, view: View, keys: Iterable[str]) -> None:

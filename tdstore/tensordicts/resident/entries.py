@@ -296,7 +296,7 @@ class ResidentTree(TensorDictBase):
             else:
                 below = self._fitting(value).batch_size
                 wide = new if len(below) == n else torch.Size((*new, *below[n:]))
-                data[key] = value._live()._move_tree(fn, wide, extend_names(names, len(wide)), len(below))
+                data[key] = value._walkable()._move_tree(fn, wide, extend_names(names, len(wide)), len(below))
         return self._new(data, new, self._device, names)
 
     def _fan_out(
@@ -333,7 +333,7 @@ class ResidentTree(TensorDictBase):
             else:
                 wide = [torch.Size((*b, *self._fitting(value).batch_size[n:])) for b in batch_sizes]
                 deeper = extend_names(names, len(wide[0])) if wide else None
-                columns.append(value._live()._fan_tree(fn, wide, deeper))
+                columns.append(value._walkable()._fan_tree(fn, wide, deeper))
         keys = tuple(self._data)
         state, device, new = self._state & READONLY, self._device, self._new
         if not columns:
@@ -376,7 +376,7 @@ class ResidentTree(TensorDictBase):
             elif isinstance(value, NonTensor):
                 data[key] = value.holding(next(leaves)) if isinstance(value, UnbatchedTensor) else value.apart()
             else:
-                data[key] = value._live()._with_leaves(leaves)
+                data[key] = value._walkable()._with_leaves(leaves)
         return self._new(data, self._batch_size, self._device, self._names)
 
     def _foreach(self, fn: Callable[..., Sequence[Tensor]], *operands: Any) -> Self:
