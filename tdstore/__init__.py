@@ -83,7 +83,6 @@ from tdstore.tensordicts.kinds import (
     is_tensor_collection,
 )
 from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
-from tdstore.tensordicts.method_names import name_methods
 from tdstore.tensordicts.rebuild import register_kinds
 from tdstore.tensordicts.redis_names import LazyStackedTensorDictStore, TensorDictStore
 from tdstore.tensordicts.resident.tensordict import TensorDict
@@ -94,10 +93,6 @@ __version__ = "0.1.0"
 
 NonTensorDataBase = NonTensorData  # one value for a batch, `MetaData` included; stacks of values are none
 
-name_methods(
-    TensorDict, PersistentTensorDict, LazyStackedTensorDict, TensorDictParams, TensorDictBase,
-    NonTensorData, NonTensorStack, UnbatchedTensor, MemoryMappedTensor,
-)  # fmt: skip
 register_nodes()
 register_kinds()
 teach_vmap()

@@ -1,34 +1,128 @@
-"""What non-tensor entries answer where code goes over the entries of a TensorDict and treats all of them alike.
+"""Methods of a TensorDict on entries that hold no tensor, for code that treats all entries alike.
 
-An entry without tensors is the same on every device, of every dtype, and after any function of tensors; it has no
-entries of its own; and its batch takes any shape that the batch of a TensorDict takes. So three tables say all of it.
+An entry without tensors is the same on every device, for every dtype and after any function of tensors. It has no
+entries of its own, and its batch takes any shape that the batch of a TensorDict takes.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from tdstore.errors import UnsupportedError
-from tdstore.ops.cast import CastOps
-
-_UNCHANGED = """
-    cpu cuda detach detach_ requires_grad_ zero_grad zero_ record_stream
-    pin_memory pin_memory_ share_memory_ clear_device_ auto_device_ auto_batch_size_ clear_refs_for_compile_
-    lock_ unlock_ apply apply_ named_apply select exclude empty flatten_keys unflatten_keys filter_empty_
-    filter_non_tensor_data to_tensordict to_pytree to_padded_tensor densify consolidate
-""".split()
-_MOVED = """
-    broadcast_to flip fliplr flipud gather index_select masked_select moveaxis movedim narrow repeat repeat_interleave
-    roll rot90 swapaxes swapdims tile unflatten
-""".split()
-_SPREAD = ("chunk", "tensor_split")
 
 
-class ValueMethods:
+class ValueCasts:
+    """Casts of an entry that holds no tensor.
+
+    They are apart because methods named `float` or `int` would hide the builtins in annotations.
+    """
+
+    __slots__ = ()
+
+    def type(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def bool(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def double(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def float(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def half(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def bfloat16(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def int(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def float16(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def float32(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def float64(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def complex32(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def complex64(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def complex128(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def int8(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def int16(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def int32(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def int64(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def uint8(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def uint16(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def uint32(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def uint64(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def qint8(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def qint32(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def quint8(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def quint4x2(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+
+class ValueMethods(ValueCasts):
     """Methods of a TensorDict on an entry that holds no tensor.
 
     Methods about devices, dtypes, gradients, keys and functions of tensors return the entry itself; those of shapes
@@ -49,89 +143,93 @@ class ValueMethods:
     is_meta: bool = False
     requires_grad: bool = False
     is_locked: bool = False
-    """False also after `lock_()`: there are no entries that could be added or removed."""
+    """Also False after `lock_()`: there are no entries that could be added or removed."""
 
     @property
     def names(self: Any) -> list[str | None]:
-        """The names of the dimensions, as the TensorDict had them that `get` gave this entry of; else None for each."""
+        """Dimension names of the TensorDict that `get` read this entry from; else None for each dimension."""
         known = getattr(self, "_names", None)
         return list(known) if known and len(known) == len(self.batch_size) else [None] * len(self.batch_size)
 
     @property
     def sorted_keys(self) -> list[str]:
-        """No keys."""
+        """An empty list."""
         return []
 
     def keys(self, *args: Any, **kwargs: Any) -> Any:
-        """No keys."""
+        """Return no keys."""
         return {}.keys()
 
     def values(self, *args: Any, **kwargs: Any) -> Any:
-        """No entries."""
+        """Return no entries."""
         return {}.values()
 
     def items(self, *args: Any, **kwargs: Any) -> Any:
-        """No entries."""
+        """Return no entries."""
         return {}.items()
 
     def get(self: Any, key: Any, default: Any = None) -> Any:
-        """The value for the key "data"; `default` for all others."""
+        """Return the value for the key "data", and `default` for all others."""
         return self.data if key == "data" else default
 
     def is_empty(self) -> bool:
-        """False: there is a value."""
+        """Return False: there is a value."""
         return False
 
     def size(self: Any, dim: int | None = None) -> Any:
-        """The batch size, or its length along `dim`."""
+        """Return the batch size, or its length along `dim`."""
         return self.batch_size if dim is None else self.batch_size[dim]
 
     def ndimension(self: Any) -> int:
-        """Number of batch dimensions."""
+        """Return the number of batch dimensions."""
         return len(self.batch_size)
 
     def bytes(self, **kwargs: Any) -> int:
-        """0: there are no tensors."""
+        """Return 0: there are no tensors."""
         return 0
 
     def param_count(self, **kwargs: Any) -> int:
-        """0: there are no tensors."""
+        """Return 0: there are no tensors."""
         return 0
 
     def is_floating_point(self) -> bool:
-        """False: there are no tensors."""
+        """Return False: there are no tensors."""
         return False
 
     def is_memmap(self) -> bool:
-        """False: there are no tensors."""
+        """Return False: there are no tensors."""
         return False
 
     def is_shared(self) -> bool:
-        """False: there are no tensors."""
+        """Return False: there are no tensors."""
         return False
 
     def is_consolidated(self) -> bool:
-        """False: there are no tensors."""
+        """Return False: there are no tensors."""
         return False
 
     def is_contiguous(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def numpy(self: Any) -> Any:
-        """The value, or nested lists of values."""
+        """Return the value, or nested lists of values."""
         return self.data
 
     def copy(self: Any) -> Any:
-        """As `clone(recurse=False)`."""
+        """Copy the entry without its values, as `clone(recurse=False)` does."""
         return self.clone(recurse=False)
 
     def expand_as(self: Any, other: Any) -> Any:
-        """The values for the batch of another: of a tensor, its shape."""
+        """Expand the values to the batch size of a container, or to the shape of a tensor."""
         return self.expand(other.shape)
 
     def memmap(self: Any, prefix: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """The entry itself; with a `prefix`, `UnsupportedError`: values are saved with a TensorDict."""
+        """Return the entry itself.
+
+        Raises:
+            UnsupportedError: there is a `prefix`; values are saved with a TensorDict.
+        """
         if prefix is not None:
             raise UnsupportedError(
                 "a non-tensor entry has no file of its own", hint="save a TensorDict with it: TensorDict(key=value)"
@@ -140,45 +238,229 @@ class ValueMethods:
 
     memmap_ = memmap_like = memmap
 
-
-def _unchanged(name: str) -> Callable[..., Any]:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    # -- methods that leave an entry without tensors as it is -------------------------------
+    def cpu(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
         return self
 
-    return _called(method, name, "The entry itself.")
+    def cuda(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
 
+    def detach(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
 
-def _moved(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.move(lambda t: fn(t, *args, **kwargs))
+    def detach_(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
 
-    return _called(method, name, f"As `TensorDict.{name}`.")
+    def requires_grad_(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
 
+    def zero_grad(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
 
-def _spread(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return tuple(self.spread(lambda t: fn(t, *args, **kwargs)))
+    def zero_(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
 
-    return _called(method, name, f"As `TensorDict.{name}`.")
+    def record_stream(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def pin_memory(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def pin_memory_(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def share_memory_(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def clear_device_(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def auto_device_(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def auto_batch_size_(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def clear_refs_for_compile_(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def lock_(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def unlock_(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def apply(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def apply_(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def named_apply(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def select(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def exclude(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def empty(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def flatten_keys(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def unflatten_keys(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def filter_empty_(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def filter_non_tensor_data(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def to_tensordict(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def to_pytree(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def to_padded_tensor(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def densify(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    def consolidate(self, *args: Any, **kwargs: Any) -> Self:
+        """Return the entry itself."""
+        return self
+
+    # -- shapes: the same as of a batch ------------------------------------------------------
+    def broadcast_to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.broadcast_to` to the batch."""
+        return self.move(lambda t: torch.Tensor.broadcast_to(t, *args, **kwargs))
+
+    def flip(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.flip` to the batch."""
+        return self.move(lambda t: torch.Tensor.flip(t, *args, **kwargs))
+
+    def fliplr(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.fliplr` to the batch."""
+        return self.move(lambda t: torch.Tensor.fliplr(t, *args, **kwargs))
+
+    def flipud(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.flipud` to the batch."""
+        return self.move(lambda t: torch.Tensor.flipud(t, *args, **kwargs))
+
+    def gather(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.gather` to the batch."""
+        return self.move(lambda t: torch.Tensor.gather(t, *args, **kwargs))
+
+    def index_select(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.index_select` to the batch."""
+        return self.move(lambda t: torch.Tensor.index_select(t, *args, **kwargs))
+
+    def masked_select(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.masked_select` to the batch."""
+        return self.move(lambda t: torch.Tensor.masked_select(t, *args, **kwargs))
+
+    def moveaxis(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.moveaxis` to the batch."""
+        return self.move(lambda t: torch.Tensor.moveaxis(t, *args, **kwargs))
+
+    def movedim(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.movedim` to the batch."""
+        return self.move(lambda t: torch.Tensor.movedim(t, *args, **kwargs))
+
+    def narrow(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.narrow` to the batch."""
+        return self.move(lambda t: torch.Tensor.narrow(t, *args, **kwargs))
+
+    def repeat(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.repeat` to the batch."""
+        return self.move(lambda t: torch.Tensor.repeat(t, *args, **kwargs))
+
+    def repeat_interleave(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.repeat_interleave` to the batch."""
+        return self.move(lambda t: torch.Tensor.repeat_interleave(t, *args, **kwargs))
+
+    def roll(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.roll` to the batch."""
+        return self.move(lambda t: torch.Tensor.roll(t, *args, **kwargs))
+
+    def rot90(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.rot90` to the batch."""
+        return self.move(lambda t: torch.Tensor.rot90(t, *args, **kwargs))
+
+    def swapaxes(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.swapaxes` to the batch."""
+        return self.move(lambda t: torch.Tensor.swapaxes(t, *args, **kwargs))
+
+    def swapdims(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.swapdims` to the batch."""
+        return self.move(lambda t: torch.Tensor.swapdims(t, *args, **kwargs))
+
+    def tile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.tile` to the batch."""
+        return self.move(lambda t: torch.Tensor.tile(t, *args, **kwargs))
+
+    def unflatten(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply `TensorDict.unflatten` to the batch."""
+        return self.move(lambda t: t.unflatten(*args, **kwargs))
+
+    def atleast_1d(self: Any) -> Any:
+        """Apply `TensorDict.atleast_1d` to the batch."""
+        return self.move(lambda t: _at_least(1, t))
+
+    def atleast_2d(self: Any) -> Any:
+        """Apply `TensorDict.atleast_2d` to the batch."""
+        return self.move(lambda t: _at_least(2, t))
+
+    def atleast_3d(self: Any) -> Any:
+        """Apply `TensorDict.atleast_3d` to the batch."""
+        return self.move(lambda t: _at_least(3, t))
+
+    def chunk(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Apply `TensorDict.chunk` to the batch."""
+        return tuple(self.spread(lambda t: torch.Tensor.chunk(t, *args, **kwargs)))
+
+    def tensor_split(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Apply `TensorDict.tensor_split` to the batch."""
+        return tuple(self.spread(lambda t: torch.Tensor.tensor_split(t, *args, **kwargs)))
 
 
 def _at_least(ndim: int, t: torch.Tensor) -> torch.Tensor:
-    """With dimensions of length one in front, as TensorDicts have it; torch puts some behind."""
+    """Add dimensions of length one in front, as TensorDicts do; torch appends some of them."""
     return t[(None,) * (ndim - t.ndim)] if t.ndim < ndim else t
-
-
-def _called(method: Any, name: str, doc: str) -> Callable[..., Any]:
-    method.__name__, method.__qualname__, method.__doc__ = name, f"ValueMethods.{name}", doc
-    found: Callable[..., Any] = method
-    return found
-
-
-for _name in (*_UNCHANGED, *(name for name in vars(CastOps) if name[0] != "_")):
-    setattr(ValueMethods, _name, _unchanged(_name))
-for _name in _MOVED:
-    setattr(ValueMethods, _name, _moved(_name, getattr(torch.Tensor, _name)))
-for _number in (1, 2, 3):
-    _name = f"atleast_{_number}d"
-    setattr(ValueMethods, _name, _moved(_name, functools.partial(_at_least, _number)))
-for _name in _SPREAD:
-    setattr(ValueMethods, _name, _spread(_name, getattr(torch.Tensor, _name)))
