@@ -110,17 +110,17 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
     ndim = batch_dims
 
     def dim(self) -> int:
-        """Number of batch dimensions."""
+        """Return the number of batch dimensions."""
         return len(self._batch_size)
 
     ndimension = dim
 
     def size(self, dim: int | None = None) -> Any:
-        """The batch size, or its length along `dim`."""
+        """Return the batch size, or its length along `dim`."""
         return self._batch_size if dim is None else self._batch_size[as_dim(dim, self.batch_dims)]
 
     def numel(self) -> int:
-        """Number of batch positions, at least 1."""
+        """Return the number of batch positions, at least 1."""
         return max(1, self._batch_size.numel())
 
     def __len__(self) -> int:
@@ -131,11 +131,11 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
 
     @property
     def depth(self) -> int:
-        """How many TensorDicts the deepest leaf is nested in; 0 when no nested one has leaves."""
+        """Number of TensorDicts that the deepest leaf is nested in; 0 when no nested TensorDict has leaves."""
         return max(0, self._leaf_depth())
 
     def _leaf_depth(self) -> int:
-        """The depth of the deepest leaf; -1 when there is none."""
+        """Return the depth of the deepest leaf; -1 when there is none."""
         kinds = [(key, self._kind(key)) for key in self._first_keys()]
         below = [self._raw(key)._leaf_depth() for key, kind in kinds if kind == GROUP]
         deepest = max(below, default=-1)
@@ -185,15 +185,15 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
         """Raise `UnsupportedError` if this is a view of stored data, whose entries are not its own."""
 
     def _unwrapped(self, key: str, entry: Any) -> Any:
-        """A first-level entry as `td[key]` gives it: non-tensor values without their wrapper."""
+        """Return a first-level entry as `td[key]` does: non-tensor values without their wrapper."""
         return entry.plain() if isinstance(entry, NonTensor) else entry
 
     def _is_unbatched(self, key: str) -> bool:
-        """Whether a VALUE is an unbatched tensor: a leaf, though it has no rows."""
+        """Check whether a VALUE is an unbatched tensor: a leaf, though it has no rows."""
         return isinstance(self._raw(key), Tensor)
 
     def _value_text(self, key: str) -> str:
-        """How a VALUE prints."""
+        """Return the text that stands for a VALUE in `repr`."""
         return repr(self._raw(key))
 
     def _value_size(self, key: str) -> torch.Size:
@@ -203,19 +203,19 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
 
     # -- as a store sees it: a lazy stack shows its elements --------------------------------
     def _own_record(self) -> Group | None:
-        """What a header says of this level; None where the entries tell."""
+        """Return the header record of this level; None where the entries determine it."""
         return None
 
     def _stored_groups(self) -> list[tuple[str, Any]]:
-        """The groups below this level, by their names in a store."""
+        """Return the groups below this level, by their names in a store."""
         return [(k, self._raw(k)) for k in self._first_keys() if self._kind(k) == GROUP]
 
     def _child(self, key: str) -> Any:
-        """The entry of a name in a store."""
+        """Return the entry of a name in a store."""
         return self._raw(key)
 
     def _walkable(self) -> Any:
-        """Something that the walks over trees can go through: the resident form, or a lazy stack itself."""
+        """Return the form that tree walks can traverse: the resident form, or a lazy stack itself."""
         return self._resident()
 
     def _check_writable(self) -> None:
@@ -289,7 +289,7 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
         return value
 
     def _missing(self, key: Any) -> KeyNotFoundError:
-        """The error for an entry that is not there: it lists what the group has that lacks it."""
+        """Create the error for a missing entry, which lists the keys of the group that lacks it."""
         path, node, depth = entry_path(key), self, 0
         while depth < len(path) - 1 and node._kind(path[depth]) == GROUP:
             node, depth = node._raw(path[depth]), depth + 1
@@ -331,7 +331,7 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
 
 
 def _as_tensor(value: Any, device: torch.device | None) -> Tensor | None:
-    """Numbers and (nested) sequences of them as a tensor; None for anything else."""
+    """Convert numbers and (nested) sequences of them to a tensor; return None for anything else."""
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "biufc":
         return None
     if isinstance(value, (list, tuple)) and _holds_no_number(value):
@@ -349,14 +349,14 @@ def _as_tensor(value: Any, device: torch.device | None) -> Tensor | None:
 
 
 def _holds_no_number(value: Any) -> bool:
-    """Whether nested sequences begin with something that is no number: torch.compile cannot try and see."""
+    """Check whether nested sequences begin with something that is no number: torch.compile cannot try and see."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     return value is None or isinstance(value, (str, bytes, dict))
 
 
 def _as_value(key: str, value: Any, batch: torch.Size) -> NonTensor:
-    """A list is one value per row; anything else, one value for the batch."""
+    """Wrap a value: a list as one value per row, anything else as one value for the batch."""
     if isinstance(value, list) and value and list_to_stack():
         stack = NonTensorStack.from_list(value, _levels(value, batch))
         if stack.ndim < len(batch):
@@ -372,7 +372,7 @@ def _as_value(key: str, value: Any, batch: torch.Size) -> NonTensor:
 
 
 def _levels(value: list[Any], batch: torch.Size) -> int:
-    """How many levels of nested lists are dimensions of the batch."""
+    """Count the levels of nested lists that are dimensions of the batch."""
     levels, parts = 0, [value]
     for size in batch:
         if not all(isinstance(part, list) and len(part) == size for part in parts):

@@ -8,7 +8,7 @@ _none = os.environ.get("TD_GET_DEFAULTS_TO_NONE", "1").lower() not in ("0", "fal
 
 
 def get_defaults_to_none(set_to_none: bool = True) -> bool:
-    """Whether `td.get(missing)` is None; see `set_get_defaults_to_none`. The argument is taken for compatibility."""
+    """Return whether `td.get(missing)` is None; see `set_get_defaults_to_none`. The argument is ignored."""
     return _none
 
 

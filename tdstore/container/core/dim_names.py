@@ -29,12 +29,14 @@ def as_names(names: Sequence[str | None] | None, ndim: int) -> Names:
 
 
 def extend_names(names: Names, ndim: int) -> Names:
-    """Names for a nested TensorDict with further batch dimensions."""
+    """Return names for a nested TensorDict with further batch dimensions."""
     return None if names is None else names + (None,) * (ndim - len(names))
 
 
 def names_below(names: Names, own: Names, ndim: int) -> Names:
-    """Names for a nested TensorDict of `ndim` dimensions: those above it, then its own where it has further ones."""
+    """Return names for a nested TensorDict of `ndim` dimensions: those of its parent, then its own for further
+    dimensions.
+    """
     if names is None:
         return None
     return names + own[len(names) :] if own is not None else extend_names(names, ndim)
@@ -75,7 +77,7 @@ class NamesMixin(OpsBase):
         raise NotImplementedError
 
     def _copy_with_names(self, names: Names) -> Self:
-        """A shallow copy with other names, of which a store does not hear."""
+        """Return a shallow copy with other names, without changing the store."""
         td = self._shallow()
         td._set_names(names)
         return td
@@ -117,5 +119,5 @@ class NamesMixin(OpsBase):
         return names
 
     def rename(self, *names: str | None, **rename_map: str) -> Self:
-        """A shallow copy with other dimension names; see `rename_`."""
+        """Return a shallow copy with other dimension names; see `rename_`."""
         return self._copy_with_names(as_names(self._renamed(names, rename_map), len(self.batch_size)))

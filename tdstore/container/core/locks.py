@@ -46,12 +46,12 @@ class LockMixin:
             self._undo = undo
 
     def _groups(self) -> list[Any]:
-        """Nested containers, one level down."""
+        """Return the nested containers one level down."""
         raise NotImplementedError
 
     @property
     def is_locked(self) -> bool:
-        """Whether keys can neither be added, replaced nor removed."""
+        """Whether keys cannot be added, replaced or removed."""
         return bool(self._state & LOCKED)
 
     @is_locked.setter
@@ -128,7 +128,7 @@ class LockMixin:
             node._forget_views()
 
     def _forget_views(self) -> None:
-        """Called when the structure may change: what is cached about it no longer holds."""
+        """Drop cached facts about the structure, which may change now."""
 
     def _refuse_locked(self, what: str) -> LockedError:
         return LockedError(
@@ -138,5 +138,5 @@ class LockMixin:
 
 
 def _bare(group: Any) -> Any:
-    """The container that a tensorclass has, on which it is locked; others as they are."""
+    """Return the container of a tensorclass, which carries its lock; return any other object as it is."""
     return getattr(group, "_tensordict", group)

@@ -22,7 +22,7 @@ Copy = Callable[[list[Tensor], list[Tensor]], None]
 
 
 def parts_of(leaf: Tensor) -> list[Tensor]:
-    """The dense tensors that a leaf is made of: itself, or values, offsets and perhaps lengths of a jagged one.
+    """Return the dense tensors of a leaf: itself, or the values, offsets and optional lengths of a jagged one.
 
     Raises:
         UnsupportedError: a nested tensor of another layout, or a sparse one.
@@ -39,13 +39,13 @@ def parts_of(leaf: Tensor) -> list[Tensor]:
 
 
 def ragged_dim(leaf: Tensor) -> int:
-    """The dimension of a jagged tensor whose length differs."""
+    """Return the dimension of a jagged tensor whose length differs."""
     found: int = leaf._ragged_idx  # type: ignore[attr-defined]
     return found
 
 
 def joined(parts: list[Tensor], dim: int) -> Tensor:
-    """The jagged tensor of these values, offsets and perhaps lengths.
+    """Build the jagged tensor of these values, offsets and optional lengths.
 
     Raises:
         CorruptStoreError: they do not fit; torch would read beyond the values.
@@ -67,14 +67,14 @@ def joined(parts: list[Tensor], dim: int) -> Tensor:
 
 
 def rebuilt(leaf: Tensor, views: Iterator[Tensor]) -> Tensor:
-    """A leaf like this one over the next of `views`."""
+    """Build a leaf like this one over the next of `views`."""
     if not leaf.is_nested:
         return next(views)
     return joined([next(views) for _ in parts_of(leaf)], ragged_dim(leaf))
 
 
 def consolidated(td: Any, new_buffer: Callable[[int], Tensor], copy: Copy) -> Any:
-    """A copy over one buffer.
+    """Copy a container into one buffer.
 
     Args:
         new_buffer: makes a uint8 tensor of so many bytes.
@@ -94,7 +94,7 @@ def consolidated(td: Any, new_buffer: Callable[[int], Tensor], copy: Copy) -> An
 
 
 def is_one_buffer(td: Any) -> bool:
-    """Whether a container was consolidated, and still is: nobody put another tensor in."""
+    """Check whether a container was consolidated and no tensor was replaced since."""
     return bool(td._state & CONSOLIDATED) and len(_storages(_parts(td))) <= 1
 
 
@@ -103,12 +103,12 @@ def _parts(td: Any) -> list[Tensor]:
 
 
 def _storages(parts: Iterable[Tensor]) -> set[int]:
-    """The different ones that they lie in; -1 stands for one that cannot be cut out."""
+    """Return the distinct storages of the parts; -1 stands for one that cannot be sliced."""
     return {p.untyped_storage()._cdata if p.is_contiguous() else -1 for p in parts if p.numel()}
 
 
 def buffer_of(td: Any) -> Tensor:
-    """All of the one storage, as bytes."""
+    """Return all of the one storage, as bytes."""
     part = next((p for p in _parts(td) if p.numel()), None)
     if part is None:
         return torch.empty(0, dtype=torch.uint8)
@@ -144,7 +144,7 @@ def cloned(leaf: Tensor) -> Tensor:
 
 
 def consolidated_faults(td: Any) -> list[Fault]:
-    """What differs from the checksums of the consolidated files that the leaves of a container are views of."""
+    """Compare the consolidated files that back a container with their checksums, and return the differences."""
     found: dict[int, tuple[OneFile, set[int]]] = {}
     for part in _parts(td):
         if (file := file_of(part)) is not None:
@@ -154,7 +154,7 @@ def consolidated_faults(td: Any) -> list[Fault]:
 
 
 def moved(td: Any, device: torch.device, non_blocking: bool) -> Any:
-    """A consolidated container on another device, by moving its one buffer."""
+    """Move a consolidated container to another device by moving its one buffer."""
     made = unpacked(packed(td), buffer_of(td).to(device, non_blocking=non_blocking))
     made._set_device(device)
     return made.lock_() if td.is_locked else made
@@ -165,7 +165,7 @@ _DENSE, _JAGGED, _OTHER, _TREE, _STACK, _CLASS, _UNBATCHED = range(7)
 
 
 def packed(td: Any) -> tuple[Any, ...]:
-    """Everything but the buffer, as tuples."""
+    """Return everything but the buffer, as tuples."""
     if isinstance(td, Typed):
         return _CLASS, maker_of(type(td)), packed(unwrap(td))
     if isinstance(td, Container._stack_class):
@@ -191,7 +191,7 @@ def _place(part: Tensor) -> tuple[torch.dtype, tuple[int, ...], int]:
 
 
 def unpacked(parts: tuple[Any, ...], buffer: Tensor) -> Any:
-    """The container that `packed` took apart, over its buffer."""
+    """Rebuild the container that `packed` took apart, over its buffer."""
     made = _unpacked(parts, buffer)
     made._state |= CONSOLIDATED
     return made
@@ -229,5 +229,5 @@ def unpickled(parts: tuple[Any, ...], buffer: Tensor, locked: bool) -> Any:
 
 
 def reduced(td: Any) -> tuple[Any, ...]:
-    """What a consolidated container is pickled as: one buffer, and the structure."""
+    """Return the pickled form of a consolidated container: one buffer and the structure."""
     return rebuild, ("consolidated", packed(td), buffer_of(td), td.is_locked)

@@ -11,7 +11,7 @@ from tdstore.types import NestedKey, Path
 
 
 def is_key(index: Any) -> bool:
-    """Whether a subscript is a key (a string, or a nested tuple of strings) and not a batch index."""
+    """Check whether a subscript is a key (a string, or a nested tuple of strings) and not a batch index."""
     kind = type(index)
     if kind is tuple:
         return bool(index) and all(map(is_key, index))
@@ -19,7 +19,7 @@ def is_key(index: Any) -> bool:
 
 
 def entry_path(key: NestedKey) -> Path:
-    """The path of an entry: as `unravel`, but an empty tuple, which names none, is an `InvalidKeyError`."""
+    """Return the path of an entry: as `unravel`, but an empty tuple, which names none, is an `InvalidKeyError`."""
     path = unravel(key)
     if not path:
         raise InvalidKeyError(f"a key is a string or a (nested) tuple of strings; {key!r} names no entry")
@@ -27,7 +27,7 @@ def entry_path(key: NestedKey) -> Path:
 
 
 def unravel_key(key: NestedKey) -> Any:
-    """A nested key flat: a string if it has one part, else a tuple.
+    """Flatten a nested key: return a string if it has one part, else a tuple.
 
     Raises:
         TypeError: not a string or a (nested) tuple of strings.
@@ -41,7 +41,7 @@ def unravel_key(key: NestedKey) -> Any:
 
 
 def unravel_key_list(keys: list[Any] | tuple[Any, ...]) -> list[Any]:
-    """`unravel_key` of each key of a list or tuple.
+    """Apply `unravel_key` to each key of a list or tuple.
 
     Raises:
         TypeError: neither a list nor a tuple, or an element that is no key.
@@ -52,10 +52,10 @@ def unravel_key_list(keys: list[Any] | tuple[Any, ...]) -> list[Any]:
 
 
 def is_nested_key(key: object) -> bool:
-    """Tell whether a value names an entry: a string, or a nested tuple of strings that is not empty."""
+    """Check whether a value names an entry: a string, or a nested tuple of strings that is not empty."""
     return is_key(key)
 
 
 def is_seq_of_nested_key(keys: object) -> bool:
-    """Tell whether a value is a sequence of keys. The empty one is."""
+    """Check whether a value is a sequence of keys. The empty one is."""
     return isinstance(keys, Sequence) and all(map(is_key, keys))

@@ -20,7 +20,7 @@ def mark_allocated(td: Any) -> None:
 
 
 def is_blank(td: Any) -> bool | None:
-    """Whether an allocated TensorDict was not written since; None for one that was not allocated in this process.
+    """Check whether an allocated TensorDict is still unwritten; None for one that was not allocated in this process.
 
     What other processes write, and what is written through numpy, is not seen.
     """

@@ -43,7 +43,7 @@ class TensorAttrs(MetaData):
 
     @classmethod
     def from_data(cls, data: Any, batch_size: Any = None) -> Self:
-        """One of what `data` of another is, as it was kept.
+        """Build an instance from the `data` of another, as it was stored.
 
         Raises:
             ValueError: it is something else.
@@ -56,12 +56,12 @@ class TensorAttrs(MetaData):
             raise ValueError(f"not the attributes of a tensor: {error}") from None
 
     def to_json(self) -> dict[str, Any]:
-        """As of `MetaData`, marked."""
+        """Return the record of `MetaData`, marked as this class."""
         return {**super().to_json(), "attrs": True}
 
     @classmethod
     def from_tensor(cls, tensor: Tensor, *, fields: Sequence[str] = FIELDS) -> Self:
-        """What a tensor is, or some of it."""
+        """Describe a tensor, with all or some of its attributes."""
         return cls(**{f"tgt_{name}": getattr(tensor, name) for name in asked(fields)})
 
     @property
@@ -80,7 +80,7 @@ class TensorAttrs(MetaData):
         return self.data["shape"]  # type: ignore[no-any-return]
 
     def plain(self) -> Any:
-        """The object itself: it is what `td[key]` gives."""
+        """Return the object itself, which is what `td[key]` returns."""
         return self
 
     def for_batch(self, batch_size: torch.Size) -> TensorAttrs:
@@ -92,7 +92,7 @@ class TensorAttrs(MetaData):
 
 
 def asked(fields: Sequence[str]) -> tuple[str, ...]:
-    """The names of attributes, checked."""
+    """Check the names of attributes, and return them."""
     names = (fields,) if isinstance(fields, str) else tuple(fields)
     if odd := [name for name in names if name not in FIELDS]:
         raise ValueError(f"a tensor's attributes are {', '.join(FIELDS)}, not {odd[0]!r}")
@@ -100,7 +100,7 @@ def asked(fields: Sequence[str]) -> tuple[str, ...]:
 
 
 def described(td: Any, fields: tuple[str, ...]) -> Any:
-    """A TensorDict without batch dimensions whose leaves are the `TensorAttrs` of `td`'s. Reads no leaf."""
+    """Build a TensorDict without batch dimensions from the `TensorAttrs` of the leaves of `td`. Reads no leaf."""
     made = {}
     for key in td._first_keys():
         kind = td._kind(key)
@@ -118,7 +118,7 @@ def described(td: Any, fields: tuple[str, ...]) -> Any:
 
 
 def recorded(td: Any) -> dict[tuple[str, ...], TensorAttrs]:
-    """The `TensorAttrs` in a TensorDict, by path."""
+    """Return the `TensorAttrs` in a TensorDict, by path."""
     found: dict[tuple[str, ...], TensorAttrs] = {}
     for key in td._first_keys():
         kind = td._kind(key)
@@ -130,7 +130,7 @@ def recorded(td: Any) -> dict[tuple[str, ...], TensorAttrs]:
 
 
 def converted(td: Container, found: dict[tuple[str, ...], TensorAttrs], non_blocking: bool) -> Any:
-    """The entries of `td`, those leaves that are in `found` on the device and of the dtype that it says."""
+    """Return the entries of `td`, with the leaves that are in `found` converted to the device and dtype given there."""
 
     def convert(key: str | tuple[str, ...], leaf: Tensor) -> Tensor:
         attrs = found.get(key if isinstance(key, tuple) else (key,))

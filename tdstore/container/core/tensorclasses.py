@@ -33,7 +33,7 @@ class Typed(Container):
 
     @classmethod
     def _wrap_if_fits(cls, td: Any) -> Any:
-        """An object of this class around a container, or the container itself if it has other entries."""
+        """Wrap a container in this class; return the container itself if it has other entries."""
         raise NotImplementedError
 
     def __opened__(self) -> Any:
@@ -45,7 +45,7 @@ class Typed(Container):
 
     @classmethod
     def _extra_keys(cls, td: Any) -> list[str]:
-        """Entries that a container of this class cannot have."""
+        """Return the entries that a container of this class cannot have."""
         return [] if cls._open else [key for key in td._first_keys() if key not in cls._field_names]
 
 
@@ -54,7 +54,7 @@ _known: dict[str, Any] = {}
 
 
 def full_name(cls: type) -> str:
-    """The name that a store keeps."""
+    """Return the name of a class in a store."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -69,22 +69,22 @@ def register(cls: type[Typed]) -> None:
 
 
 def maker_of(cls: type[Typed]) -> Any:
-    """What a pickle refers to for a class: the class, or what makes one that no module has by its name."""
+    """Return what a pickle refers to for a class: the class, or a factory for one that no module has by its name."""
     return vars(cls).get("_made_by", cls)
 
 
 def resolve_class(found: Any) -> Any:
-    """The class that a pickle refers to: `found`, or what that gives."""
+    """Return the class that a pickle refers to: `found`, or the result of calling it."""
     return found if isinstance(found, type) else found()
 
 
 def known() -> list[type[Typed]]:
-    """The classes that this process has declared."""
+    """Return the classes that this process has declared."""
     return list(_known.values())
 
 
 def lookup(name: str) -> type[Typed] | None:
-    """The class of a stored name. Nothing is imported.
+    """Return the class of a stored name. Nothing is imported.
 
     What a script calls `__main__.Step` is `train.Step` where the script is imported: then the rest of the name
     is enough, if only one class has it.
@@ -102,17 +102,17 @@ def lookup(name: str) -> type[Typed] | None:
 
 # -- to and from a store ---------------------------------------------------------------------
 def kind_of(tensorclass: type[Typed] | None) -> str:
-    """What a header calls a container of a class, or of none."""
+    """Return the header's kind for a container of a class, or of none."""
     return "TensorDict" if tensorclass is None else PREFIX + full_name(tensorclass)
 
 
 def class_of(td: Any) -> type[Typed] | None:
-    """The tensorclass of a container that is part of one; None for all others."""
+    """Return the tensorclass of a container that is part of one; None for all others."""
     return getattr(td, "_tensorclass", None)
 
 
 def wrap(handle: Any, path: Path, td: Any) -> Any:
-    """The container of a group of a store, with its class; as it is, with a warning, where that cannot be given."""
+    """Wrap the container of a stored group in its class; warn and return it as it is where that is impossible."""
     kind = handle.groups[path].kind
     if not kind.startswith(PREFIX):
         return td
@@ -150,14 +150,14 @@ def _warn_unknown(handle: Any, first: str) -> None:
 
 
 def takes(td: Any, key: str) -> bool:
-    """Whether a container may get an entry of that name: one of a tensorclass is a field."""
+    """Check whether a container accepts an entry of that name: an entry of a tensorclass is a field."""
     cls = class_of(unwrap(td))
     return cls is None or cls._open or key in cls._field_names
 
 
 # -- several at once -------------------------------------------------------------------------
 def unwrap_all(tds: list[Any]) -> tuple[type[Typed] | None, list[Any]]:
-    """Containers without their class, and the class that they share; None, and the same, if none has one.
+    """Unwrap containers, and return the class that they share; return None and the same list if none has one.
 
     Raises:
         TypeError: of different classes, or only some have one.
@@ -171,17 +171,17 @@ def unwrap_all(tds: list[Any]) -> tuple[type[Typed] | None, list[Any]]:
 
 
 def rewrap(cls: type[Typed] | None, made: Any, out: Any = None) -> Any:
-    """What was made of such containers, with their class again; `out` if that is where it was made."""
+    """Wrap the result of joined containers in their class again; return `out` if the result was made there."""
     return out if out is not None else made if cls is None else cls._wrap_if_fits(made)
 
 
 def unwrap(td: Any) -> Any:
-    """The container that a typed one has; any other as it is."""
+    """Return the container of a tensorclass object; return any other container as it is."""
     return td._tensordict if isinstance(td, Typed) else td
 
 
 def without_classes(td: Any, retain_none: bool | None = None) -> Any:
-    """A tree in memory that only the caller has, with plain containers in the places of its tensorclasses."""
+    """Replace the tensorclasses of an in-memory tree by plain containers, in place; the caller owns the tree."""
     found = unwrap(td)
     if found is not td:
         found._tensorclass = None

@@ -12,7 +12,7 @@ from tdstore.errors import UnevenError
 
 
 def leaf_shape(tensor: Tensor) -> torch.Size:
-    """The shape of a tensor, with -1 for what is ragged.
+    """Return the shape of a tensor, with -1 for ragged dimensions.
 
     Example:
         >>> leaf_shape(torch.nested.nested_tensor([torch.ones(2), torch.ones(4)], layout=torch.jagged))
@@ -26,23 +26,23 @@ def leaf_shape(tensor: Tensor) -> torch.Size:
 
 
 def _ragged(tensor: Tensor, dim: int) -> bool:
-    """Whether a jagged tensor may differ along a dimension of its parts, even if these happen not to."""
+    """Check whether a jagged tensor may differ along a dimension of its parts, even if these happen not to."""
     return tensor.layout is torch.jagged and tensor._ragged_idx == dim + 1  # type: ignore[attr-defined]
 
 
 def forms(parts: Sequence[Any]) -> str:
-    """The shapes of tensors and the types of all else, for messages."""
+    """Return the shapes of tensors and the types of all other parts, for messages."""
     forms = [list(p.shape) if isinstance(p, Tensor) else type(p).__name__ for p in parts]
     return ", ".join(map(str, dict.fromkeys(map(str, forms))))
 
 
 def nested(parts: list[Tensor], layout: torch.layout) -> Tensor:
-    """Tensors as the components of a nested tensor."""
+    """Build a nested tensor from its components."""
     return torch.nested.as_nested_tensor(parts, layout=layout)
 
 
 def padded(parts: list[Tensor], side: str, value: float) -> list[Tensor]:
-    """Tensors padded to the longest of each dimension.
+    """Pad tensors to the longest of each dimension.
 
     Raises:
         ValueError: no such side. UnevenError: they differ in rank.

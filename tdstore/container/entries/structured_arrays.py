@@ -20,7 +20,7 @@ class TypedValues(list[Any]):
 
 
 def fields_of(array: np.ndarray[Any, Any], nested: Callable[..., Any]) -> dict[str, Any]:
-    """The fields of an array, sharing memory where torch can; those that have fields are `nested(fields, shape)`."""
+    """Return the fields of an array, as views where possible; structured fields become `nested(fields, shape)`."""
     out: dict[str, Any] = {}
     for name in array.dtype.names or ():
         field = array[name]
@@ -39,7 +39,7 @@ def _shared(field: np.ndarray[Any, Any]) -> Tensor:
 
 
 def _values(field: np.ndarray[Any, Any]) -> NonTensor:
-    """One value per position: `str`, `bytes`, numpy's dates, or objects."""
+    """Return one value per position: `str`, `bytes`, numpy's dates, or objects."""
     flat = field.flatten()
     pool = TypedValues(list(flat) if field.dtype.kind in "mM" else flat.tolist())
     pool.dtype = field.dtype

@@ -72,11 +72,11 @@ class UnbatchedTensor(Tensor, NonTensor):  # type: ignore[misc]  # methods of bo
         return _wrapped(made, given) if given else made
 
     def plain(self) -> UnbatchedTensor:
-        """The entry itself."""
+        """Return the entry itself."""
         return self
 
     def to_dict(self) -> UnbatchedTensor:
-        """The entry itself."""
+        """Return the entry itself."""
         return self
 
     def flat(self) -> list[Any]:
@@ -94,32 +94,32 @@ class UnbatchedTensor(Tensor, NonTensor):  # type: ignore[misc]  # methods of bo
         return alias or torch.equal(a, b) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
     def holding(self, data: Tensor) -> UnbatchedTensor:
-        """Another tensor for the same batch."""
+        """Wrap another tensor for the same batch."""
         return UnbatchedTensor(data, self.batch_size)
 
     def for_batch(self, batch_size: torch.Size) -> UnbatchedTensor:
-        """The same tensor for another batch; itself where that is its batch."""
+        """Return the same tensor for another batch; itself where that is its batch."""
         return self if batch_size == self._batch_size else UnbatchedTensor(self.wrapped, batch_size)
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> UnbatchedTensor:
-        """The same tensor for the new batch; the same object for rows added by padding."""
+        """Return the same tensor for the new batch, also for rows added by padding."""
         if isinstance(fn, Padding):
             return self
         return self.for_batch(fn(torch.empty(()).expand(self.batch_size)).shape)
 
     def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
-        """The same tensor for each new batch."""
+        """Return the same tensor for each new batch."""
         return [self.for_batch(part.shape) for part in fn(torch.empty(()).expand(self.batch_size))]
 
     def rows(self, rows: Tensor) -> UnbatchedTensor:
-        """The same tensor for these rows."""
+        """Return the same tensor for these rows."""
         return self.for_batch(torch.Size((*rows.shape, *self.batch_size[1:])))
 
     def apart(self) -> UnbatchedTensor:
         return self.holding(self.wrapped.clone())
 
     def joined(self, parts: Sequence[NonTensor], fn: Callable[[list[Tensor]], Tensor]) -> NonTensor:
-        """The tensor that all parts hold.
+        """Return the tensor that all parts hold.
 
         Raises:
             MismatchError: they hold different ones.
@@ -139,7 +139,7 @@ class UnbatchedTensor(Tensor, NonTensor):  # type: ignore[misc]  # methods of bo
         return self
 
     def taken(self, key: str, value: Any, whole: bool) -> Tensor | None:
-        """What an in-place write of `value` copies into the tensor, checked and broadcast; None for what is there.
+        """Return the tensor that an in-place write of `value` copies, checked and broadcast; None if nothing changes.
 
         Args:
             whole: write all of the entry; else some rows of the batch, which it does not have.
@@ -169,7 +169,7 @@ class UnbatchedTensor(Tensor, NonTensor):  # type: ignore[misc]  # methods of bo
         return self.holding(op(self.wrapped, other))
 
     def to_json(self) -> dict[str, Any]:
-        """For documents that hold everything: `{"unbatched": the tensor as a value}`."""
+        """Return `{"unbatched": the tensor as a value}`, for documents that hold everything."""
         return {"unbatched": to_plain(self.wrapped.detach().cpu())}
 
     def _raw(self, key: str) -> Tensor:
@@ -192,7 +192,7 @@ def rebuilt(cls: type[UnbatchedTensor] | None, wrapped: Tensor, batch_size: torc
 
 
 def is_batched(value: object) -> TypeGuard[Tensor]:
-    """Whether an entry is a tensor that starts with the dimensions of the batch: all tensors but unbatched ones."""
+    """Check whether an entry is a tensor that starts with the batch dimensions: any tensor but an unbatched one."""
     return isinstance(value, Tensor) and not isinstance(value, NonTensor)
 
 
@@ -215,7 +215,7 @@ def _opened(value: Any) -> Any:
 
 
 def _wrapped(made: Any, given: list[UnbatchedTensor]) -> Any:
-    """What a torch function gave for the plain tensors, as entries of the batch of the first."""
+    """Wrap the results of a torch function of the plain tensors as entries of the batch of the first."""
     if isinstance(made, Tensor):
         same = [u for u in given if u.wrapped is made]
         return same[0] if same else given[0].holding(made)

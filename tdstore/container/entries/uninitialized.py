@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 
 def is_uninitialized(value: object) -> bool:
-    """Whether a tensor is one of a lazy module that was not called yet."""
+    """Check whether a tensor belongs to a lazy module that was not called yet."""
     return isinstance(value, (UninitializedParameter, UninitializedBuffer))
 
 
@@ -37,7 +37,7 @@ class StackedMixin:
         below.materialize((self.count, *shape), device, dtype)
 
     def single(self) -> Any:
-        """One of the stack, by itself: a new uninitialized tensor."""
+        """Return one element of the stack as a new uninitialized tensor."""
         raise NotImplementedError
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -56,7 +56,7 @@ class StackedUninitializedParameter(StackedMixin, UninitializedParameter):
     """Parameters of several lazy modules, see `TensorDict.from_modules`."""
 
     def single(self) -> UninitializedParameter:
-        """One of the stack, by itself: a new uninitialized parameter."""
+        """Return one element of the stack as a new uninitialized parameter."""
         kind: Any = UninitializedParameter
         return kind(self.requires_grad, self.device, self.dtype)  # type: ignore[no-any-return]
 
@@ -65,7 +65,7 @@ class StackedUninitializedBuffer(StackedMixin, UninitializedBuffer):
     """Buffers of several lazy modules, see `TensorDict.from_modules`."""
 
     def single(self) -> UninitializedBuffer:
-        """One of the stack, by itself: a new uninitialized buffer."""
+        """Return one element of the stack as a new uninitialized buffer."""
         kind: Any = UninitializedBuffer
         return kind(self.requires_grad, self.device, self.dtype)  # type: ignore[no-any-return]
 
@@ -87,13 +87,13 @@ class MappedUninitialized(UninitializedParameter):
         return made  # type: ignore[no-any-return]
 
     def initialized(self) -> Tensor:
-        """The tensor that vmap maps over, once the stack has a shape."""
+        """Return the tensor that vmap maps over, once the stack has a shape."""
         found: Tensor = torch._C._functorch._add_batch_dim(self.stack, 0, self.level)
         return found
 
 
 def stack_uninitialized(column: Sequence[Any]) -> Any:
-    """Uninitialized tensors, one of each module, as one.
+    """Stack uninitialized tensors, one of each module.
 
     Raises:
         RuntimeError: they differ in device or dtype.
@@ -107,5 +107,5 @@ def stack_uninitialized(column: Sequence[Any]) -> Any:
 
 
 def shape_shown(tensor: Any) -> torch.Size:
-    """What `repr` says of the shape."""
+    """Return the text of the shape for `repr`."""
     return torch.Size((tensor.count, -1) if isinstance(tensor, StackedMixin) else (-1,))

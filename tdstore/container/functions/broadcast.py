@@ -19,7 +19,7 @@ T = TypeVar("T", Tensor, Container)
 
 
 def uneven(td: Container, operands: Sequence[Any]) -> bool:
-    """Whether the result may have a larger batch size than `td`: ask `widened` then.
+    """Check whether the result may have a larger batch size than `td`: call `widened` then.
 
     An operand is a TensorDict of another batch size, or a tensor with more dimensions or where `td` has a length of 1.
     """
@@ -37,7 +37,7 @@ def uneven(td: Container, operands: Sequence[Any]) -> bool:
 
 
 def widened(td: Any, operands: Sequence[Any]) -> tuple[Any, list[Any]] | None:
-    """A TensorDict and its operands, expanded to the batch size of the result; tensors stay as they are.
+    """Expand a TensorDict and its operands to the batch size of the result; tensors stay as they are.
 
     Returns None where that is the batch size of `td`, or where there is none: then the leaves say what does not fit.
     """
@@ -51,7 +51,7 @@ def widened(td: Any, operands: Sequence[Any]) -> tuple[Any, list[Any]] | None:
 
 
 def tensor_operands(other: Tensor, batch: torch.Size, ndims: Iterable[int]) -> list[Tensor]:
-    """A tensor that broadcasts to a batch size, once for each leaf, of that many dimensions.
+    """Expand a tensor for each leaf, so that it broadcasts to a batch size with that leaf's number of dimensions.
 
     Raises:
         BatchSizeError: the tensor has a larger shape than the batch.
@@ -63,7 +63,7 @@ def tensor_operands(other: Tensor, batch: torch.Size, ndims: Iterable[int]) -> l
 
 
 def below(operand: Any, batch: torch.Size, nested: Container) -> Any:
-    """A tensor or number beside a TensorDict, as the operand of one nested in it, whose batch size may be longer."""
+    """Return a tensor or number beside a TensorDict as the operand of a nested one, whose batch size may be longer."""
     if not isinstance(operand, Tensor) or not operand.ndim or nested.batch_dims == len(batch):
         return operand
     return tensor_operands(operand, batch, (nested.batch_dims,))[0]

@@ -17,7 +17,8 @@ from tdstore.types import Path, path_text
 
 
 def equal_positions(mine: Any, theirs: Any, batch: torch.Size) -> Tensor:
-    """Where a value is equal to another entry: a bool tensor of the batch, or of the tensor that it is compared with.
+    """Compare a value with another entry: return a bool tensor of the batch, or of the shape of a tensor on the other
+    side.
 
     Batches broadcast. An entry that is missing (None) is equal to the value None.
     """
@@ -44,7 +45,7 @@ def equal_positions(mine: Any, theirs: Any, batch: torch.Size) -> Tensor:
 
 
 def keys_compared(mine: Mapping[str, Any], theirs: Mapping[Any, Any]) -> Mapping[str, Any]:
-    """All keys of two TensorDicts that are compared; those that one lacks are None in the other.
+    """Return all keys of two compared TensorDicts; a key that one lacks is None in the other.
 
     Raises:
         KeyNotFoundError: an entry that one lacks is not None in the other.

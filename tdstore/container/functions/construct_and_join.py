@@ -23,7 +23,7 @@ TypedT = TypeVar("TypedT", bound=Typed)
 
 
 def flat_schema(schema: Mapping[Any, Any], prefix: Path = ()) -> dict[Path, LeafSpec]:
-    """Leaf specs by path, without the batch size.
+    """Return leaf specs by path, without the batch size.
 
     A leaf is a `LeafSpec`, a `(shape, dtype)` pair or a dtype; a mapping is a group.
 
@@ -60,7 +60,7 @@ def _leaf_spec(path: Path, value: Any) -> LeafSpec:
 
 
 def _columns(tds: Sequence[Any], what: str, path: Path) -> dict[str, list[Any]]:
-    """The entries of each key, side by side; all must have the same keys."""
+    """Return the entries of each key, side by side; all TensorDicts must have the same keys."""
     datas = [td._data for td in tds]
     first = datas[0]
     count = len(first)
@@ -131,7 +131,7 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
 
 
 def _nested_names(column: Sequence[Any], names: Names, n: int, new: torch.Size) -> Names:
-    """Names for what nested TensorDicts are joined to: the parent's, and their own where they have further dimensions.
+    """Return names for joined nested TensorDicts: the parent's, and their own for further dimensions.
 
     Args:
         column: what is joined; one is enough where the names of the first count.
@@ -228,12 +228,12 @@ def _check_all(tds: Sequence[Any], what: str) -> None:
 
 
 def _all_plain(tds: Sequence[Any]) -> bool:
-    """Whether all are TensorDicts of live tensors: the common case, which need not look at each of them twice."""
+    """Check whether all are TensorDicts of live tensors: the common case, which avoids a second look at each."""
     return set(map(type, tds)) == {Container._resident_class}
 
 
 def _side_by_side(tds: Sequence[Any]) -> list[Any] | None:
-    """Lazy stacks that have as many elements each, along one dimension; None for anything else."""
+    """Return lazy stacks with equally many elements along one dimension, element by element; None for anything else."""
     if not tds or not all(isinstance(td, Container._stack_class) for td in tds):
         return None
     first = tds[0]
@@ -299,7 +299,7 @@ def lazy_stack(
     stack_dim_name: str | None = None,
     strict_shape: bool = False,
 ) -> Any:
-    """A `LazyStackedTensorDict` of TensorDicts, which may differ in shapes and keys; a key is stacked when it is read.
+    """Stack TensorDicts lazily into a `LazyStackedTensorDict`: shapes and keys may differ; reading a key stacks it.
 
     Args:
         input: TensorDicts, or tensors, which are stacked.
@@ -337,7 +337,9 @@ def maybe_dense_stack(input: Iterable[TypedT], dim: int = 0, *, out: Any = None,
 @overload
 def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any: ...
 def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
-    """As `torch.stack` where keys and shapes allow it, else as `lazy_stack`; nested TensorDicts each by themselves."""
+    """Stack as `torch.stack` where keys and shapes allow it, else as `lazy_stack`; nested TensorDicts each by
+    themselves.
+    """
     tds = list(input)
     try:
         return stack(tds, dim, out=out)
@@ -349,7 +351,7 @@ def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **
 
 
 def _dense_outside(tds: list[Any], dim: int) -> Any:
-    """Stacked for real but for nested TensorDicts that cannot be; None if it is not they that are in the way."""
+    """Stack densely, except for nested TensorDicts that cannot be; return None if other entries prevent it."""
     plain = Container._resident_class
     if any(type(td) is not plain or td.batch_size != tds[0].batch_size for td in tds):
         return None
@@ -368,7 +370,7 @@ def _dense_outside(tds: list[Any], dim: int) -> Any:
 
 
 def lazy_legacy() -> bool:
-    """Whether `torch.stack` of TensorDicts gives lazy stacks; see `set_lazy_legacy`."""
+    """Return whether `torch.stack` of TensorDicts returns lazy stacks; see `set_lazy_legacy`."""
     return set_lazy_legacy.on
 
 
@@ -396,7 +398,7 @@ def _into(out: Any, made: Any) -> Any:
 def from_dict(
     cls: Any, source: Mapping[Any, Any], batch_size: Any, auto: bool | None, batch_dims: Any, device: Any, names: Any
 ) -> Any:
-    """A TensorDict from nested dicts.
+    """Build a TensorDict from nested dicts.
 
     Args:
         batch_size: of every level.
@@ -417,7 +419,7 @@ def from_dict(
 
 
 def from_container(source: Any, batch_size: Any, device: Any, names: Any) -> Any:
-    """What `from_dict` makes of a TensorDict: itself, with its own batch sizes, unless others are asked for."""
+    """Return a TensorDict passed to `from_dict`, with its own batch sizes unless others are requested."""
     found = source
     if batch_size is not None and as_size(batch_size) != source.batch_size:
         found = source.clone(recurse=False)

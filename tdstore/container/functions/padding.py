@@ -118,7 +118,7 @@ def _stacked(tensors: Sequence[Tensor], dim: int, value: float, path: Path) -> t
 
 
 def _values(column: Sequence[NonTensor], dim: int, batch: torch.Size) -> NonTensor:
-    """Values, None where there was no position."""
+    """Return the values, with None where there was no position."""
     if all(isinstance(entry, NonTensorData) for entry in column):
         wide = batch[1:]
         return merge([type(e)(e.plain(), wide) for e in column], torch.stack)  # type: ignore[call-arg]

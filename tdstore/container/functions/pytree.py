@@ -49,7 +49,7 @@ class Node(NamedTuple):
         return not self == other
 
     def dump(self) -> Any:
-        """As JSON."""
+        """Serialize to JSON."""
         return {
             "keys": list(self.keys),
             "batch_size": list(self.batch_size),
@@ -62,7 +62,7 @@ class Node(NamedTuple):
 
     @classmethod
     def load(cls, dumped: Any) -> Node:
-        """From JSON."""
+        """Parse JSON."""
         names, device = dumped["names"], dumped["device"]
         return cls(
             tuple(dumped["keys"]),
@@ -76,7 +76,7 @@ class Node(NamedTuple):
 
 
 def _same(a: NonTensor, b: NonTensor) -> bool:
-    """Whether two entries hold the same values; the lengths of their batches may differ."""
+    """Check whether two entries hold the same values; the lengths of their batches may differ."""
     if isinstance(a, NonTensorData) and isinstance(b, NonTensorData):
         return a.ndim == b.ndim and NonTensorData(a.data).same(NonTensorData(b.data))
     return a is b or a.same(b)
@@ -100,7 +100,7 @@ def _flatten(td: Any) -> tuple[list[Any], Node]:
 
 
 def _unflatten(children: Iterable[Any], node: Node) -> Any:
-    """The TensorDict around new entries, which need not be tensors.
+    """Rebuild the TensorDict around new entries, which need not be tensors.
 
     The batch size stays where all entries still start with it. Else it is what they share of their shapes, with
     as many dimensions more or less as all of them have now.

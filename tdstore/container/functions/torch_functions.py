@@ -65,7 +65,7 @@ RENAMED = {
 
 
 def _method(name: str) -> Function:
-    """The function that is a method: the TensorDict comes first, as `input` (or `tensor`, or `self`)."""
+    """Return the function that calls a method: the TensorDict comes first, as `input` (or `tensor`, or `self`)."""
 
     def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:
         if args:
@@ -83,7 +83,7 @@ def _method(name: str) -> Function:
 
 
 def _each_of(name: str) -> Function:
-    """atleast_1d and its kin, which take one tensor, several, or a sequence of them."""
+    """Return the implementation of atleast_1d and its kin, which take one tensor, several, or a sequence of them."""
 
     def call(*tensors: Any) -> Any:
         many = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)) else tensors
@@ -117,7 +117,7 @@ def _binary(name: str) -> Function:
 
 
 def _spread(name: str) -> Function:
-    """std and var: with `correction`, or with `unbiased` in its older place."""
+    """Return the implementation of std and var: with `correction`, or with `unbiased` in its older place."""
 
     def call(
         input: Any, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None
@@ -139,7 +139,7 @@ def _where(condition: Tensor, input: Any = None, other: Any = None, *, out: Any 
 
 
 def _loss(fn: Function) -> Function:
-    """A loss leaf by leaf; reduced, it is a TensorDict of scalars without batch dimensions."""
+    """Return the implementation of a loss, leaf by leaf; reduced, a TensorDict of scalars without batch dimensions."""
 
     @functools.wraps(fn)
     def loss(input: Any, target: Any, *args: Any, weight: Any = None, **kwargs: Any) -> Any:
@@ -162,7 +162,7 @@ def _loss(fn: Function) -> Function:
 
 
 def _spelled(td: Any, operand: Any, leaves: list[Tensor]) -> list[Tensor]:
-    """An operand as one tensor per leaf, of its shape: losses warn of anything else."""
+    """Return an operand as one tensor per leaf, of its shape: losses warn of anything else."""
     parts = td._operand(operand, leaves)
     return [torch.as_tensor(p, device=t.device).expand_as(t) for p, t in zip(parts, leaves, strict=True)]
 
@@ -178,7 +178,7 @@ def _grad(
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
 ) -> Any:
-    """`torch.autograd.grad` of TensorDicts and tensors, by TensorDicts and tensors.
+    """Compute `torch.autograd.grad` of TensorDicts and tensors with respect to TensorDicts and tensors.
 
     A TensorDict of `inputs` gives a TensorDict of gradients, without those that `allow_unused` lets be None;
     one alone is not in a tuple.
@@ -202,7 +202,7 @@ def _grad(
 
 
 def _flat(values: Any, *, dense: bool = False) -> list[Tensor]:
-    """All leaves; `dense` stacks what is lazy, so that outputs and what goes with them are alike."""
+    """Return all leaves; `dense` stacks lazy ones, so that outputs and their gradients have one structure."""
     if values is None or isinstance(values, Tensor):
         return [values]  # type: ignore[list-item]  # None: no gradient for this output
     if isinstance(values, Container):
@@ -263,7 +263,7 @@ def teach_collate() -> None:
 
 
 def dispatch(func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-    """What `__torch_function__` of every container does."""
+    """Implement `__torch_function__` for every container."""
     handler = TABLE.get(func)
     if handler is None and isinstance(func, torch._ops.HigherOrderOperator):
         with torch._C.DisableTorchFunctionSubclass():

@@ -11,7 +11,7 @@ from tdstore.types import Path
 
 
 def even(td: Any) -> bool:
-    """Whether a lazy stack can be made without losing anything."""
+    """Check whether a lazy stack can become dense without losing anything."""
     keys = set(td._first_keys())
     if any(set(element._first_keys()) != keys for element in td.tensordicts) or -1 in td.batch_size:
         return False
@@ -23,13 +23,13 @@ def even(td: Any) -> bool:
 
 
 def differs(source: Any, target: Any) -> bool:
-    """Whether a source is a lazy stack of elements that differ, and the target is none."""
+    """Check whether a source is a lazy stack of elements that differ, and the target is none."""
     stack = Container._stack_class
     return isinstance(unwrap(source), stack) and not isinstance(unwrap(target), stack) and not even(unwrap(source))
 
 
 def merged(target: Any, source: Any, wanted: list[Path] | None, clone: bool) -> Any:
-    """A lazy stack of the rows of a TensorDict, each with what the element of another stack has; neither is changed.
+    """Merge each row of a TensorDict with an element of a stack, as a lazy stack; neither source changes.
 
     Args:
         target: a TensorDict of the same batch size.

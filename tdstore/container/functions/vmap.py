@@ -37,7 +37,7 @@ class Form:
 
     @classmethod
     def of(cls, td: Any) -> Form:
-        """The form of a container."""
+        """Return the form of a container."""
         return cls(td.is_locked, {} if isinstance(td, Typed) else dict(_stacks(td, ())))
 
 
@@ -62,7 +62,7 @@ class Box:
         self.td, self.dim, self.parts, self.form = td, dim, parts, form
 
     def hides_its_stack(self) -> bool:
-        """Whether the dimension that is mapped over is that of a lazy stack."""
+        """Check whether the mapped dimension is that of a lazy stack."""
         return bool(self.form.stacks) and self.form.stacks.get(()) == self.dim
 
 
@@ -85,7 +85,7 @@ def _box(td: Any, dim: int | None, inward: bool) -> Box:
 
 
 def _open(box: Box, inward: bool, restacked: bool) -> Any:
-    """The TensorDict of what came through: its batch has lost, or got, the dimension that was mapped.
+    """Rebuild the TensorDict after mapping: its batch lost, or gained, the mapped dimension.
 
     Args:
         restacked: a lazy stack that comes out is stacked along the dimension that was mapped.
@@ -107,7 +107,7 @@ def _open(box: Box, inward: bool, restacked: bool) -> Any:
 
 
 def _stack_dim(old: int, dim: int | None, inward: bool, restacked: bool) -> int:
-    """Where the dimension of a stack goes; the first dimension stands for one that is mapped over."""
+    """Return the new place of a stack dimension; the first dimension stands for a mapped one."""
     if dim is None:
         return old
     if inward:
@@ -116,7 +116,7 @@ def _stack_dim(old: int, dim: int | None, inward: bool, restacked: bool) -> int:
 
 
 def _stacked_at(td: Any, path: Path, dim: int) -> Any:
-    """The same with the entry at a path as a lazy stack; without a batch dimension there is nothing to stack."""
+    """Return a copy with the entry at a path as a lazy stack; without a batch dimension there is nothing to stack."""
     if not path:
         return td.to_lazystack(dim) if td.batch_dims else td
     td._data[path[0]] = _stacked_at(td._data[path[0]], path[1:], dim)
@@ -145,7 +145,7 @@ def _awaits_shape(value: object) -> bool:
 
 
 def _mapped_later(key: str, value: Any, inward: bool) -> Any:
-    """A stacked parameter that gets its shape within vmap."""
+    """Return a stacked parameter that gets its shape within vmap."""
     level = torch._C._functorch.maybe_current_level()
     if level is None or not inward or not isinstance(value, StackedMixin):
         raise UnsupportedError(
@@ -172,7 +172,7 @@ def _moved(key: str, value: NonTensor, new: torch.Size, dim: int) -> NonTensor:
 
 
 def _boxed(tree: Any, dims: Any, inward: bool) -> Any:
-    """The tree with its TensorDicts in boxes, and the dimensions for it."""
+    """Return the tree with its TensorDicts in boxes, and the dimensions for it."""
     values, spec = pytree.tree_flatten(tree, is_leaf=_is_container)
     if not inward:
         values = [_with_rows(v) if isinstance(v, (Container, UnbatchedTensor)) else v for v in values]
@@ -197,13 +197,13 @@ def _boxed(tree: Any, dims: Any, inward: bool) -> Any:
 
 
 def _is_batchless(td: Any) -> bool:
-    """Whether a TensorDict has tensors and no batch dimensions at any level: its leaves are mapped over."""
+    """Check whether a TensorDict has tensors and no batch dimensions at any level: its leaves are mapped over."""
     nested = [td, *(v for _, v in td.items(True) if isinstance(v, Container))]
     return not any(node.batch_dims for node in nested) and any(True for _ in td.keys(True, True))
 
 
 def _with_rows(value: Any) -> Any:
-    """A result of the mapped function whose unbatched tensors, where they differ from row to row, are tensors."""
+    """Return a result of the mapped function; unbatched tensors that differ from row to row become plain tensors."""
     if isinstance(value, UnbatchedTensor):
         return value.wrapped if _differs(value.wrapped) else value
     if not isinstance(value, Container._resident_class):
@@ -215,7 +215,7 @@ def _with_rows(value: Any) -> Any:
 
 
 def _differs(tensor: Tensor) -> bool:
-    """Whether a tensor has a row for each that is mapped; torch.compile does not tell."""
+    """Check whether a tensor has a row for each mapped position; torch.compile cannot tell."""
     return not is_compiling() and torch._C._functorch.is_batchedtensor(tensor)
 
 
@@ -235,7 +235,7 @@ def _unboxed(tree: Any, inward: bool, restacked: bool = False) -> Any:
 
 
 def through_boxes(vmap: Callable[..., Any]) -> Callable[..., Any]:
-    """The implementation of vmap, with TensorDicts in boxes on their way in and out."""
+    """Return the implementation of vmap, with TensorDicts in boxes on their way in and out."""
 
     def vmap_impl(
         func: Any, in_dims: Any, out_dims: Any, randomness: str, chunk_size: Any, *args: Any, **kwargs: Any

@@ -23,7 +23,9 @@ _trusting: ContextVar[bool] = ContextVar("trusting", default=False)
 
 @contextmanager
 def pickling(yes: bool) -> Iterator[None]:
-    """Whether values may be pickled while this runs. None is unpickled: what is saved may come from a stranger."""
+    """Allow or refuse the pickling of values within a `with` block. None is unpickled: saved data may come from a
+    stranger.
+    """
     before = _pickling.set(yes)
     try:
         yield
@@ -33,7 +35,7 @@ def pickling(yes: bool) -> Iterator[None]:
 
 @contextmanager
 def trusting(yes: bool) -> Iterator[None]:
-    """Whether values may be unpickled while this runs, which runs code: who opened their store has said so, or not."""
+    """Allow or refuse the unpickling of values within a `with` block, which runs code; the caller of `open` decides."""
     before = _trusting.set(yes)
     try:
         yield
@@ -42,7 +44,7 @@ def trusting(yes: bool) -> Iterator[None]:
 
 
 def to_plain(value: object) -> Any:
-    """The JSON form of a value.
+    """Return the JSON form of a value.
 
     Raises:
         TypeError: neither plain data nor the kind of a codec; names the class.
@@ -51,7 +53,7 @@ def to_plain(value: object) -> Any:
 
 
 def from_plain(data: Any) -> Any:
-    """The value that `to_plain` was given.
+    """Return the value that was passed to `to_plain`.
 
     Raises:
         ValueError: malformed. UntrustedDataError: a codec that nobody declared.
@@ -75,7 +77,7 @@ def _pickled(value: object) -> bytes:
 
 
 def codec_value(name: str, data: Any) -> Any:
-    """The object that a codec took apart.
+    """Rebuild the object that a codec took apart.
 
     Raises:
         UntrustedDataError: nobody declared the codec, or it is pickled and the caller did not say `trust=True`.
@@ -109,7 +111,7 @@ def _by(codec: Codec) -> Iterator[None]:
 
 
 def _refuse_another(name: str, kind: type) -> None:
-    """An error if a codec of that name is for another class, whose values could then be neither saved nor read."""
+    """Raise if a codec of that name is for another class, whose values could then be neither saved nor read."""
     known = next((c for c in registry().codecs() if c.name == name), None)
     if known is not None and known.kind is not kind and known.kind.__qualname__ != kind.__qualname__:
         raise ValueError(f"{known.kind.__qualname__} is registered as {name!r} already; give another name=")
@@ -162,7 +164,7 @@ def register_enum(cls: AnyEnum, *, name: str | None = None) -> AnyEnum:
 
 
 def _member_name(member: Any) -> Any:
-    """The name of a member; the names of the flags that one has together; a number where bits have no name."""
+    """Return the name of a member, the names of combined flags, or a number where bits have no name."""
     if member.name in type(member).__members__:
         return member.name
     names = [flag.name for flag in member]

@@ -22,12 +22,12 @@ _UNCHANGING = {
 
 
 def unchanging(values: Iterable[Any]) -> bool:
-    """Whether the types of all values say that none of them can be changed in place."""
+    """Check whether the types of all values are immutable."""
     return _UNCHANGING.issuperset(map(type, values))
 
 
 def copied(value: Any) -> Any:
-    """A deep copy of a value; what has none, such as a lock or an open file, is the object itself."""
+    """Return a deep copy of a value; return the object itself where none is possible, as of a lock or an open file."""
     if type(value) in _UNCHANGING or isinstance(value, (type, Enum)) or torch.compiler.is_compiling():
         return value
     try:
@@ -75,11 +75,11 @@ class Element:
         self.data = found[0]
 
     def way_back(self: Any, index: Any) -> Callable[[], None] | None:
-        """What gives a value of a stack back to the stack; None for one that is in no stack."""
+        """Return the function that writes a value back to its stack; None for a value that is in no stack."""
         return functools.partial(setattr, self, "data", self._data) if hasattr(self, "_source") else None
 
     def own_values(self: Any) -> Any:
-        """With a copy of a value that can be changed."""
+        """Return the entry with a copy of its value, if that can be changed."""
         made = self.for_batch(self.batch_size)
         made._data = copied(self._data)
         return made
@@ -105,7 +105,7 @@ class Elements:
         return list(self.unbind(0))
 
     def own_values(self: Any) -> Any:
-        """With copies of those values that can be changed."""
+        """Return the entry with copies of the values that can be changed."""
         made = self.apart()
         if type(made._pool) not in (list, LazyGather) or torch.compiler.is_compiling() or unchanging(made.flat()):
             return made  # values in a buffer are decoded anew by each that reads them

@@ -6,12 +6,14 @@ from typing import Any
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Whether two values are of one type and equal as a whole."""
+    """Check whether two values are of one type and equal as a whole."""
     return type(a) is type(b) and alike(a, b)
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Whether two values of any types are equal; those that cannot be compared as a whole are not, unless identical."""
+    """Check whether two values of any types are equal; values that cannot be compared as a whole are equal if
+    identical.
+    """
     try:
         return bool(a == b)
     except (TypeError, ValueError, RuntimeError):

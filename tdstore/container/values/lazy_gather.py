@@ -25,7 +25,7 @@ _PRUNE = 64
 
 @functools.lru_cache(64)
 def counted(n: int) -> Tensor:
-    """The positions of values that lie in order, one tensor for all: nobody writes into positions."""
+    """Return the positions of values that lie in order, one tensor for all: nobody writes into positions."""
     return torch.from_numpy(np.arange(n))  # on the CPU, and real, whatever mode torch is in
 
 
@@ -39,7 +39,7 @@ class LazyGather:
         self._values: list[Any] | None = None
 
     def values(self) -> list[Any]:
-        """The values, which from now on are a list of their own."""
+        """Return the values, as a list that no longer depends on the source."""
         if self._values is None:
             with self._lock:  # they are fetched once, though several look
                 if self._values is None:
@@ -71,7 +71,7 @@ class GatherRegistry:
         self._prune_at = _PRUNE
 
     def gather(self, source: list[Any], at: Tensor) -> LazyGather:
-        """Values of that list."""
+        """Gather values of that list lazily."""
         made = LazyGather(source, at, self._lock)
         with self._lock:
             if len(self._pending) >= self._prune_at:  # most are gone
@@ -95,5 +95,5 @@ class GatherRegistry:
 
 
 def repeats(at: Tensor) -> bool:
-    """Whether positions were expanded: one value at several of them."""
+    """Check whether positions were expanded: one value at several of them."""
     return any(n > 1 and step == 0 for n, step in zip(at.shape, at.stride(), strict=True))

@@ -19,7 +19,9 @@ class LinkedList(list[Any]):
 
     @classmethod
     def over(cls, stack: NonTensorStack, home: tuple[Any, str] | None = None) -> LinkedList:
-        """The values of a stack; `home` is the container that it was read from, and the key, if it is a copy."""
+        """Build nested lists of the values of a stack; `home` is the container and key of the source, if the stack is a
+        copy.
+        """
         return cls._part(stack, home, stack.tolist(), ())
 
     @classmethod

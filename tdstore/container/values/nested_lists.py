@@ -9,7 +9,7 @@ import torch
 
 
 def nested(values: list[Any], shape: Sequence[int]) -> Any:
-    """A flat list as nested lists of a shape; its one value if the shape is empty."""
+    """Reshape a flat list to nested lists; return its one value if the shape is empty."""
     if not shape:
         return values[0]
     for dim in range(len(shape) - 1, 0, -1):
@@ -19,7 +19,7 @@ def nested(values: list[Any], shape: Sequence[int]) -> Any:
 
 
 def levels_of(values: list[Any], most: int) -> int:
-    """How many levels of lists there are, up to `most`."""
+    """Count the levels of lists, up to `most`."""
     levels = 1
     while levels < most and values and all(isinstance(part, list) for part in values):
         levels, values = levels + 1, [v for part in values for v in part]
@@ -27,17 +27,17 @@ def levels_of(values: list[Any], most: int) -> int:
 
 
 def stack_text(first: list[Any], size: torch.Size) -> str:
-    """How a stack of many values prints, of which these are the first."""
+    """Return the text of a stack of many values, of which these are the first."""
     return as_text(f"{repr(first)[:-1]}, ... {size.numel()} values]", size)
 
 
 def as_text(values: str, size: torch.Size) -> str:
-    """How a stack of values prints."""
+    """Return the text of a stack of values."""
     return f"NonTensorStack(\n    {values},\n    batch_size={size},\n    device=None)"
 
 
 def levels(values: list[Any], ndim: int | None) -> tuple[list[int], list[Any]]:
-    """The shape of nested lists, and all of their values in C order.
+    """Return the shape of nested lists, and all of their values in C order.
 
     Args:
         ndim: how many levels there are; by default as many as there are lists of one length.

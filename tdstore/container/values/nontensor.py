@@ -51,11 +51,11 @@ class NonTensor(ValueShapes):
     batch_dims = ndim
 
     def dim(self) -> int:
-        """Number of batch dimensions."""
+        """Return the number of batch dimensions."""
         return len(self.batch_size)
 
     def numel(self) -> int:
-        """Number of batch positions."""
+        """Return the number of batch positions."""
         return self.batch_size.numel()
 
     @classmethod
@@ -76,35 +76,35 @@ class NonTensor(ValueShapes):
 
     # -- values ------------------------------------------------------------------------------
     def plain(self) -> Any:
-        """What `td[key]` gives: the value, or nested lists of values."""
+        """Return what `td[key]` returns: the value, or nested lists of values."""
         raise NotImplementedError
 
     def tolist(self) -> Any:
-        """Nested lists of values, one level per batch dimension."""
+        """Return nested lists of values, one level per batch dimension."""
         return nested(self.flat(), self.batch_size)
 
     def to_dict(self) -> Any:
-        """As `plain`."""
+        """Return the value, as `plain` does."""
         return self.plain()
 
     def flat(self) -> list[Any]:
-        """The values of all positions in C order."""
+        """Return the values of all positions in C order."""
         raise NotImplementedError
 
     def positions(self) -> Tensor:
-        """An int64 tensor of the batch's shape: where it is equal, one value is shown at several positions."""
+        """Return an int64 tensor of the batch's shape; positions with equal numbers show one value."""
         return torch.zeros((), dtype=torch.int64).expand(self.batch_size)
 
     def to_json(self) -> dict[str, Any]:
-        """The envelope that a header keeps; `TypeError` for a value that is not plain data."""
+        """Return the value record for a header; raise `TypeError` for a value that is not plain data."""
         raise NotImplementedError
 
     def lies_in(self, handle: Any, path: tuple[str, ...]) -> bool:
-        """Whether what is written into this entry is in a store already."""
+        """Check whether writes into this entry reach a store already."""
         return False
 
     def same(self, other: object) -> bool:
-        """Whether both hold equal values at every position."""
+        """Check whether both hold equal values at every position."""
         if not isinstance(other, NonTensor) or self.batch_size != other.batch_size:
             return False
         try:
@@ -113,7 +113,7 @@ class NonTensor(ValueShapes):
             return False  # values that cannot be compared as a whole, such as arrays
 
     def equal_values(self, other: object) -> Tensor:
-        """A bool tensor of the batch: where both hold equal values."""
+        """Return a bool tensor of the batch: where both hold equal values."""
         if isinstance(other, NonTensor):
             if other.batch_size != self.batch_size:
                 raise BatchSizeError(f"cannot compare batches of {list(self.batch_size)} and {list(other.batch_size)}")
@@ -129,7 +129,9 @@ class NonTensor(ValueShapes):
         return self._compared(other, equal=False)
 
     def _compared(self, other: object, *, equal: bool) -> Any:
-        """With an entry a bool tensor; with numbers and tensors, as in a TensorDict, an empty one of the batch."""
+        """Compare: with an entry, return a bool tensor; with numbers and tensors, as a TensorDict does, an empty one of
+        the batch.
+        """
         if isinstance(other, NonTensor):
             wide = torch.broadcast_shapes(self.batch_size, other.batch_size)
             found = self.expand(wide).equal_values(other.expand(wide))
@@ -146,11 +148,13 @@ class NonTensor(ValueShapes):
 
     # -- shapes ------------------------------------------------------------------------------
     def joined(self, parts: Sequence[NonTensor], fn: Callable[[list[Tensor]], Tensor]) -> NonTensor | None:
-        """All parts (of which this is the first) as one entry, if their kind has a way of its own."""
+        """Join all parts (this entry is the first) into one entry, if their kind has a way of its own; else return
+        None.
+        """
         return None
 
     def for_batch(self, batch_size: torch.Size) -> NonTensor | None:
-        """The entry for any other batch, if it holds one value for all."""
+        """Return the entry for any other batch, if it holds one value for all; else None."""
         return None
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensor:
@@ -163,27 +167,29 @@ class NonTensor(ValueShapes):
         return self.move(lambda t: t[index])
 
     def rows(self, rows: Tensor) -> NonTensor:
-        """Rows of the first dimension, in range, as an entry of its own."""
+        """Return rows of the first dimension, in range, as an entry of its own."""
         return self.move(lambda t: t[rows])
 
     def clone(self, recurse: bool = True) -> NonTensor:
-        """A copy, of the values too; with `recurse=False`, of what is around the same values."""
+        """Copy the entry and its values; with `recurse=False`, share the values."""
         return self.own_values() if recurse else self.move(lambda t: t[...])
 
     def own_values(self) -> NonTensor:
-        """As `apart`, with copies of those values that can be changed."""
+        """Return the result of `apart`, with copies of the values that can be changed."""
         return self.apart()
 
     def apart(self) -> NonTensor:
-        """An entry for a TensorDict with leaves of its own: rows written in one are not seen in the other."""
+        """Return an independent entry: rows written in one do not appear in the other."""
         return self
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> NonTensor:
-        """The entry itself."""
+        """Return the entry itself."""
         return self
 
     def where(self, condition: Tensor, other: Any, *, out: Any = None, pad: Any = None) -> Any:
-        """The values of this entry where `condition` is true, those of `other` elsewhere; `out` takes them."""
+        """Select the values of this entry where `condition` is true, and those of `other` elsewhere; write them to
+        `out` if given.
+        """
         theirs = other if isinstance(other, NonTensor) else NonTensorData(other)
         wide = torch.broadcast_shapes(condition.shape, self.batch_size, theirs.batch_size)
         chosen = condition.expand(wide).flatten().tolist()
@@ -194,21 +200,21 @@ class NonTensor(ValueShapes):
         return made if out is None else out.update(made)
 
     def to(self, *args: Any, **kwargs: Any) -> NonTensor:
-        """The entry itself: values have no device."""
+        """Return the entry itself: values have no device."""
         return self
 
     def maybe_to_stack(self) -> NonTensor:
-        """One value per position, so that rows can differ; without batch dimensions, the entry itself."""
+        """Return one value per position, so that rows can differ; without batch dimensions, the entry itself."""
         return self
 
     @classmethod
     def from_list(cls, non_tensors: list[Any]) -> NonTensor:
-        """One value per position, from nested lists; as many levels as there are lists of one length."""
+        """Build one value per position from nested lists; the leading levels of equal length are batch dimensions."""
         return NonTensorStack.from_list(non_tensors)
 
     @staticmethod
     def is_non_tensor() -> bool:
-        """True."""
+        """Return True."""
         return True
 
 
@@ -233,7 +239,7 @@ class NonTensorData(Element, NonTensor, ValueMethods):
         self._names: tuple[str | None, ...] | None = None if names is None else tuple(names)
 
     def plain(self) -> Any:
-        """The value itself."""
+        """Return the value itself."""
         return self._data
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -249,22 +255,22 @@ class NonTensorData(Element, NonTensor, ValueMethods):
         return super().same(other)
 
     def tolist(self) -> Any:
-        """Nested lists of the value, one level per batch dimension; without any, the value itself."""
+        """Return nested lists of the value, one level per batch dimension; without any, the value itself."""
         return super().tolist() if self.batch_size else self.data
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensorData:
-        """The same value for the new batch."""
+        """Return the same value for the new batch."""
         return self.for_batch(fn(torch.empty(()).expand(self.batch_size)).shape)
 
     def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
-        """The same value for each new batch."""
+        """Return the same value for each new batch."""
         return [self.for_batch(part.shape) for part in fn(torch.empty(()).expand(self.batch_size))]
 
     def maybe_to_stack(self) -> NonTensor:
         return NonTensorStack.from_nontensordata(self)
 
     def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> NonTensor:
-        """One value per position, and None where the batch is padded, as `TensorDict.pad`.
+        """Pad the batch as `TensorDict.pad` does: one value per position, and None in the padding.
 
         Raises:
             BatchSizeError: `inplace`: a stack is another object.
@@ -284,7 +290,7 @@ class NonTensorData(Element, NonTensor, ValueMethods):
         return made.written(index, part) if made is not self else NonTensorData(part.flat()[0])
 
     def to_json(self) -> dict[str, Any]:
-        """`{"data": value}`."""
+        """Return `{"data": value}`."""
         return {"data": to_plain(self.data), **({"meta": True} if self._stays else {})}
 
     def __repr__(self) -> str:
@@ -379,14 +385,14 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
 
     @classmethod
     def from_list(cls, non_tensors: list[Any], ndim: int | None = None) -> NonTensorStack:
-        """From nested lists; `ndim` levels of them, or as many as there are lists of one length."""
+        """Build a stack from `ndim` levels of nested lists, or from as many levels as have lists of one length."""
         shape, pool = levels(non_tensors, ndim)
         pool = [v.data if isinstance(v, NonTensorData) else v for v in pool]
         return NonTensorStack._make(pool, torch.arange(len(pool)).reshape(shape))
 
     @classmethod
     def from_nontensordata(cls, non_tensor: NonTensorData) -> NonTensor:
-        """One copy of the reference per position; without batch dimensions, the entry itself."""
+        """Repeat the reference at each position; without batch dimensions, return the entry itself."""
         if not non_tensor.batch_size:
             return non_tensor
         n = non_tensor.numel()
@@ -394,7 +400,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
 
     @staticmethod
     def one(value: Any) -> NonTensorData:
-        """An entry of one value."""
+        """Wrap one value."""
         return NonTensorData(value)
 
     @property
@@ -408,7 +414,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         return self.tolist()
 
     def plain(self) -> Any:
-        """As `tolist`; writing an element of the list (`td[key][0] = "x"`) writes it here."""
+        """Return the values as `tolist` does; a list element that is set (`td[key][0] = "x"`) is set here."""
         return LinkedList.over(self)
 
     def positions(self) -> Tensor:
@@ -421,13 +427,13 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
 
     # -- shapes ------------------------------------------------------------------------------
     def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensor:
-        """The values where the operation puts them; None where it makes new rows."""
+        """Return the values in the order of the operation; None in new rows."""
         if isinstance(fn, Padding):
             return NonTensorStack._make(*fn.of_values(self.flat(), self.batch_size))
         return self._taken(fn(self._at))
 
     def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
-        """The values where the operation puts them."""
+        """Return the values in the order of the operation, one entry per result."""
         return [self._taken(at) for at in fn(self._at)]
 
     def _taken(self, at: Tensor) -> NonTensor:
@@ -445,7 +451,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         return self._copied(self._at.index_select(0, rows))
 
     def _shares(self, at: Tensor) -> bool:
-        """Whether positions are a view of these, as torch decides for tensors."""
+        """Check whether positions are a view of these, as torch decides for tensors."""
         if torch.compiler.is_compiling():
             return False
         return at.untyped_storage().data_ptr() == self._at.untyped_storage().data_ptr()
@@ -481,7 +487,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         return self
 
     def own(self) -> NonTensorStack:
-        """A stack of plain objects that nobody else writes into."""
+        """Return a stack of plain objects that no other stack writes into."""
         values = self.flat()
         return NonTensorStack._make(values, torch.arange(len(values)).reshape(self.batch_size))
 
@@ -518,12 +524,12 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
 
     # -- in a store --------------------------------------------------------------------------
     def to_json(self) -> dict[str, Any]:
-        """`{"stack": nested lists, "dim": 0, "ndim": levels}`."""
+        """Return `{"stack": nested lists, "dim": 0, "ndim": levels}`."""
         values = nested([to_plain(v) for v in self.flat()], self.batch_size)
         return {"stack": values, "dim": 0, "ndim": self._at.ndim}
 
     def _raw(self, key: str) -> Tensor:
-        """A leaf of the two that a store keeps for many values: what `describe` made of them."""
+        """Return one of the two leaves that a store holds for many values, as `describe` made them."""
         if self._held is None:
             raise KeyError(key)
         return self._held[key]
@@ -551,7 +557,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
 
 
 def spread_over(part: NonTensor, shape: torch.Size) -> list[Any]:
-    """The values of an entry, broadcast to a shape, in C order.
+    """Return the values of an entry, broadcast to a shape, in C order.
 
     Raises:
         BatchSizeError: it does not fit.

@@ -29,7 +29,7 @@ class ValueShapes:
         raise NotImplementedError
 
     def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
-        """As `move`, for an operation that gives several tensors (unbind, split)."""
+        """Apply `move` for an operation with several results (unbind, split)."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -39,50 +39,52 @@ class ValueShapes:
         return iter(self.unbind(0))
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """The entries along a dimension."""
+        """Return the entries along a dimension."""
         return tuple(self.spread(lambda t: t.unbind(dim)))
 
     def split(self, split_size: int | list[int], dim: int = 0) -> tuple[Any, ...]:
-        """Pieces along a dimension."""
+        """Split along a dimension."""
         return tuple(self.spread(lambda t: t.split(split_size, dim)))
 
     def expand(self, *shape: Any) -> Any:
-        """The values for a larger batch."""
+        """Expand the values to a larger batch."""
         return self.move(lambda t: t.expand(*shape))
 
     def view(self, *shape: Any) -> Any:
-        """Another shape of the same number of positions."""
+        """Return another shape of the same number of positions."""
         return self.move(lambda t: t.view(*shape))
 
     def reshape(self, *shape: Any) -> Any:
-        """Another shape of the same number of positions."""
+        """Return another shape of the same number of positions."""
         return self.move(lambda t: t.reshape(*shape))
 
     def flatten(self, start_dim: int | None = None, end_dim: int | None = None) -> Any:
-        """Several dimensions as one; all of them by default."""
+        """Flatten several dimensions into one; all of them by default."""
         first, last = 0 if start_dim is None else start_dim, -1 if end_dim is None else end_dim
         return self.move(lambda t: t.flatten(first, last))
 
     def unsqueeze(self, dim: int) -> Any:
-        """A new dimension of length one."""
+        """Insert a dimension of length one."""
         at = as_dim(dim, len(self.batch_size) + 1)
         return self.move(lambda t: t.unsqueeze(at))
 
     def squeeze(self, dim: int | None = None) -> Any:
-        """Without dimensions of length one."""
+        """Remove dimensions of length one."""
         return self.move(lambda t: t.squeeze() if dim is None else t.squeeze(dim))
 
     def permute(self, *dims: Any) -> Any:
-        """The dimensions in another order."""
+        """Reorder the dimensions."""
         return self.move(lambda t: t.permute(*dims))
 
     def transpose(self, dim0: int, dim1: int) -> Any:
-        """Two dimensions swapped."""
+        """Swap two dimensions."""
         one, two = as_dim(dim0, len(self.batch_size)), as_dim(dim1, len(self.batch_size))
         return self.move(lambda t: t.transpose(one, two))
 
     def way_back(self, index: Any) -> Callable[[], None] | None:
-        """What makes rows that lie in a store what they are now; None for an entry of this process."""
+        """Return the function that updates the stored rows from their present values; None for an entry of this
+        process.
+        """
         return None
 
 

@@ -19,7 +19,7 @@ _MADE: dict[tuple[type, Any], Any] = {}
 
 
 def class_for(base: Any, kind: Any) -> Any:
-    """The subclass of `base` for values of a kind: the same class each time.
+    """Return the subclass of `base` for values of a kind: the same class each time.
 
     Args:
         kind: anything that an annotation may be: a class, a union, `list[int]` (whose elements are not checked).
@@ -49,7 +49,7 @@ def check(cls: Any, value: Any) -> None:
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    """Whether a value is of a kind, as far as a look at the value itself tells."""
+    """Check whether a value is of a kind, as far as the value itself shows."""
     origin = typing.get_origin(kind)
     if origin is typing.Annotated:
         return _fits(typing.get_args(kind)[0], value)
@@ -64,7 +64,7 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 def reduced(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """What pickle keeps of an object of such a class, which no module has by name."""
+    """Return the pickled form of an object of such a class, which no module has by name."""
     cls = type(value)
     (kind,) = cls._kind
     name = getattr(kind, "__name__", "")
