@@ -54,6 +54,7 @@ class Primitives(OpsBase):
         select: Callable[..., Self]
         set: Callable[..., Self]
         set_: Callable[..., Self]
+        set_non_tensor: Callable[..., Self]
         update: Callable[..., Self]
         _become: Callable[..., Self]
         _set_device: Callable[..., None]
