@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from tdstore import lifetime
 from tdstore.container.core.container import GROUP, LEAF, VALUE
@@ -22,7 +23,8 @@ from tdstore.container.values.nontensor import NonTensor
 from tdstore.container.varlen.columns import LiveText, PackedStack, column_leaves, is_column, value_leaves
 from tdstore.container.varlen.compaction import compact_columns
 from tdstore.container.varlen.nested_leaves import VALUES, Nested, is_nested
-from tdstore.container.varlen.reading import check_leaves, read_columns
+from tdstore.container.varlen.reading import check_leaves, column_rounds
+from tdstore.container.varlen.rounds import Rounds, drive
 from tdstore.errors import (
     CorruptStoreError,
     KeyNotFoundError,
@@ -155,23 +157,35 @@ class StoreHandle:
 
     def value(self, path: Path) -> NonTensor:
         """The non-tensor entry at a path; live where leaves are."""
-        with trusting(self.trusted):
-            return self._value(path)
-
-    def _value(self, path: Path) -> NonTensor:
+        if (rounds := self.value_rounds(path)) is not None:
+            return drive(rounds, self.store)
         group = self.groups[path[:-1]]
-        if not is_column(group.values[path[-1]]) and (leaves := value_leaves(path, group.values[path[-1]])):
-            live = Cap.VIEW in self.store.caps
-            data = self.store.view(leaves[0]) if live else self.store.read([Read(leaves[0])])[0]
-            return UnbatchedTensor(data, group.batch_size)
+        envelope = group.values[path[-1]]
+        if is_column(envelope):
+            return PackedStack.over(self.store.view(column_leaves(path)[0]), LiveText(self, path))
+        if leaves := value_leaves(path, envelope):
+            return UnbatchedTensor(self.store.view(leaves[0]), group.batch_size)
+        return self._inline_value(path, envelope, torch.Size(group.batch_size or ()))
+
+    def value_rounds(self, path: Path) -> Rounds[NonTensor] | None:
+        """The read of the non-tensor entry at a path; None for a value in the header, or where leaves are live."""
+        group = self.groups[path[:-1]]
+        leaves = value_leaves(path, group.values[path[-1]])
+        if not leaves or Cap.VIEW in self.store.caps:
+            return None
+        data = self._first_round(leaves[0])
         if is_column(group.values[path[-1]]):
-            spans, _ = column_leaves(path)
-            if Cap.VIEW in self.store.caps:
-                return PackedStack.over(self.store.view(spans), LiveText(self, path))
-            return read_columns(self, [(path, self.store.read([Read(spans)])[0])])[0]
+            return column_rounds(self, path, data)
+        return _unbatched(data, group.batch_size)
+
+    def _first_round(self, leaf: Path) -> Rounds[Tensor]:
+        return (yield [Read(leaf)])[0]
+
+    def _inline_value(self, path: Path, envelope: Any, batch_size: torch.Size) -> NonTensor:
         try:
             make = partial(kept, self, path) if Cap.VIEW in self.store.caps else decoded
-            return make(group.values[path[-1]], torch.Size(group.batch_size or ()))
+            with trusting(self.trusted):
+                return make(envelope, batch_size)
         except UntrustedDataError as error:  # a TypeError too, but about a missing codec
             raise UntrustedDataError(
                 f"the value {path_text(path)} of {self.store.url}: {error.message}", url=self.store.url, hint=error.hint
@@ -324,6 +338,10 @@ class StoreHandle:
         if self.trusted:
             token = (*token[:2], {**token[2], "trust": True})
         return rebuild, ("StoreHandle", backend, token)
+
+
+def _unbatched(data: Rounds[Tensor], batch_size: tuple[int, ...] | None) -> Rounds[NonTensor]:
+    return UnbatchedTensor((yield from data), batch_size)
 
 
 def reopened(backend: str, token: tuple[Any, Mode, dict[str, Any]]) -> StoreHandle:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tdstore.container.entries.nested_tensors import leaf_shape
 from tdstore.container.entries.unbatched import is_batched
+from tdstore.container.varlen.rounds import Rounds, drive
 from tdstore.errors import CorruptStoreError, UnsupportedError
 from tdstore.header import NESTED_SHAPES, NESTED_SPANS, NESTED_VALUES, Group
 from tdstore.index.rows import nested_over
@@ -119,7 +120,7 @@ def places_among(groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec]) -
 class Nested:
     """A nested tensor in a store, by its header: what can be told without reading it, and its rows."""
 
-    __slots__ = ("_places_are", "_store", "dim", "dtype", "layout", "path", "rest", "rows")
+    __slots__ = ("_length", "_places_are", "_store", "dim", "dtype", "layout", "path", "rest", "rows")
 
     def __init__(self, store: Store, path: Path, envelope: Any, values: LeafSpec) -> None:
         about = envelope["nested"]
@@ -127,6 +128,7 @@ class Nested:
         self.layout: torch.layout = LAYOUTS[about["layout"]]
         self.dim: int = about.get("dim", 1)
         self.dtype = values.dtype
+        self._length = values.shape[0]
         self.rows, *self.rest = about["shape"]
         self._places_are = _places_of(about)
 
@@ -137,7 +139,7 @@ class Nested:
             return torch.Size((*sel.shape, *(self.rows, *self.rest)[taken:]))
         sel.check_there((self.rows,))
         first: Any = sel.by_dimension()[0]  # type: ignore[index]
-        spans, shapes = self._places_at(slice(first, first + 1))
+        spans, shapes = drive(self._places_at(slice(first, first + 1)), self._store)
         own = list(self.rest) if shapes is None else shapes[0].tolist()
         if shapes is None:
             own[self.dim - 1] = int(spans[0, 1] - spans[0, 0])
@@ -154,9 +156,8 @@ class Nested:
         places = self._places([self._store.view((*self.path, name)).cpu() for name in self._places_are])
         return self._whole(self._store.view((*self.path, VALUES)), *places)
 
-    def read(self) -> Tensor:
-        """The nested tensor, in memory."""
-        values, *rest = self._store.read([Read((*self.path, name)) for name in (VALUES, *self._places_are)])
+    def _read_whole(self) -> Rounds[Tensor]:
+        values, *rest = yield [Read((*self.path, name)) for name in (VALUES, *self._places_are)]
         return self._whole(values, *self._places(rest))
 
     def _whole(self, values: Tensor, spans: Tensor, shapes: Tensor | None) -> Tensor:
@@ -172,13 +173,19 @@ class Nested:
 
     # -- rows ------------------------------------------------------------------------------------
     def at(self, sel: Selection) -> Tensor:
-        """What a selection of the batch leaves of it: a nested tensor, or the one row that it names.
+        """Read what a selection of the batch leaves of it. See `rounds`."""
+        return drive(self.rounds(sel), self._store)
+
+    def rounds(self, sel: Selection) -> Rounds[Tensor]:
+        """Read what a selection of the batch leaves of it: a nested tensor, or the one row that it names.
+
+        All rows take one round; some take two, the first for where they are.
 
         Raises:
             UnsupportedError: the selection has new dimensions, or takes several together.
         """
         if sel.is_full:
-            return self.read()
+            return (yield from self._read_whole())
         sel.check_there((self.rows,))
         terms = sel.by_dimension()
         if terms is None:
@@ -189,7 +196,7 @@ class Nested:
             )
         first, *further = terms
         one = isinstance(first, int)
-        rows = self._read_rows(slice(first, first + 1) if isinstance(first, int) else first)
+        rows = yield from self._read_rows(slice(first, first + 1) if isinstance(first, int) else first)
         if all(isinstance(t, slice) and t == slice(0, n, 1) for t, n in zip(further, self.rest, strict=False)):
             return rows[0] if one else self._joined(rows)
         for d in reversed(range(len(further))):
@@ -210,11 +217,11 @@ class Nested:
         rest = [*self.rest[: self.dim - 1], *self.rest[self.dim :]] if self.layout is torch.jagged else []
         return torch.empty((0, *rest), dtype=self.dtype)
 
-    def _read_rows(self, index: slice | Tensor) -> list[Tensor]:
+    def _read_rows(self, index: slice | Tensor) -> Rounds[list[Tensor]]:
         """Rows, reading their elements only: those that follow one another by one request."""
-        spans, shapes = self._places_at(index)
+        spans, shapes = yield from self._places_at(index)
         path = (*self.path, VALUES)
-        length = self._store.specs([path])[0].shape[0]
+        length = self._length
         self._check(spans, shapes, length)
         # A row may be asked for twice; but rows that lie over one another could make any amount of memory.
         each = spans if isinstance(index, slice) else spans[np.unique(index.numpy(), return_index=True)[1]]
@@ -231,7 +238,7 @@ class Nested:
             runs, reads = [[0, runs[-1][1]]], [Read(path)]
         else:
             reads = [Read(path, (slice(begin, end, 1),)) for begin, end in runs]
-        found = self._store.read(reads)
+        found = (yield reads) if reads else []
         starts = [begin for begin, _ in runs]
         rows = []
         for number, (begin, end) in enumerate(spans.tolist()):
@@ -241,14 +248,14 @@ class Nested:
         return rows
 
     # -- where they are --------------------------------------------------------------------------
-    def _places_at(self, index: slice | Tensor) -> tuple[Tensor, Tensor | None]:
+    def _places_at(self, index: slice | Tensor) -> Rounds[tuple[Tensor, Tensor | None]]:
         names = self._places_are
         if SPANS not in names or Cap.PARTIAL_READ not in self._store.caps:
-            found = self._store.read([Read((*self.path, name)) for name in names])
+            found = yield [Read((*self.path, name)) for name in names]
             spans, shapes = self._places(found)
             return spans[index], None if shapes is None else shapes[index]
         plan = Selection.full((self.rows,))[index].read_plan()
-        found = self._store.read([Read((*self.path, name), plan.index) for name in names])
+        found = yield [Read((*self.path, name), plan.index) for name in names]
         return self._places([plan.finish(part) for part in found])
 
     def _places(self, found: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -260,7 +267,7 @@ class Nested:
             assert shapes is not None, self.path
             ends = shapes.prod(1).cumsum(0)
             spans = torch.stack((ends - shapes.prod(1), ends), 1)
-            length = self._store.specs([(*self.path, VALUES)])[0].shape[0]
+            length = self._length
             self._check(spans, shapes, length)
             if len(ends) and int(ends[-1]) != length:
                 raise self._damaged(f"its shapes stand for {int(ends[-1])} elements, and {length} are there")

@@ -1,8 +1,8 @@
-"""Reading columns of a store that gives no live tensors: one batched read for the spans, one for their bytes."""
+"""Reading columns of a store that gives no live tensors: one round for the spans, one for their bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from tdstore.container.values.nontensor import NonTensor
 from tdstore.container.varlen.columns import PackedStack, Text, column_leaves, is_column, value_leaves
 from tdstore.container.varlen.encoding import Ints, bounds, in_order, moved, pieces
 from tdstore.container.varlen.nested_leaves import check_nested, is_nested
+from tdstore.container.varlen.rounds import Rounds
 from tdstore.errors import CorruptStoreError
 from tdstore.store import Cap, Store
 from tdstore.storekit.foreign_strings import HEAD, TEXT, mark_of
@@ -82,34 +83,36 @@ def _stack(spans: Tensor, wanted: _Wanted, values: Sequence[Tensor], what: str, 
     return PackedStack.over(moved(spans, wanted.bounds, wanted.starts, wanted.stops), Text(text, 0, what, url))
 
 
-def read_columns(handle: Any, wanted: Sequence[tuple[Path, Tensor]]) -> list[NonTensor]:
-    """The entries of columns whose spans were read, by one more batched read.
+def column_rounds(handle: Any, path: Path, spans: Rounds[Tensor]) -> Rounds[NonTensor]:
+    """Read values of a column: a round for their spans, and one for their bytes if there are any.
+
+    Args:
+        path: the entry.
+        spans: the read of the spans `[*B, 2]` that are wanted.
 
     Raises:
         CorruptStoreError: the spans are none, or not those of the text that is there.
     """
     store: Store = handle.store
+    text = (*path, TEXT)
+    places = (yield from spans).cpu()
     whole = Cap.PARTIAL_READ not in store.caps
-    asked = []
-    for path, spans in wanted:
-        text = (*path, TEXT)
-        try:
-            asked.append(_text_reads(spans, text, store.specs([text])[0].shape[0], whole=whole))
+    try:
+        wanted = _text_reads(places, text, handle.specs[text].shape[0], whole=whole)
+    except ValueError:
+        try:  # others over the same store may have made the text longer
+            wanted = _text_reads(places, text, store.specs([text])[0].shape[0], whole=whole)
         except ValueError as error:
             raise CorruptStoreError(
                 f"the values {path_text(path)} of {store.url} are damaged: {error}", url=store.url
             ) from error
-    found: Iterator[Tensor] = iter(store.read([read for each in asked for read in each.reads]))
-    out: list[NonTensor] = []
-    for (path, spans), each in zip(wanted, asked, strict=True):
-        values = [next(found) for _ in each.reads]
-        if values:
-            check_mark(values[0], handle, path)
-        what = f"the values {path_text(path)} of {store.url}"
-        stack = _stack(spans.reshape(-1, 2), each, values, what, store.url)
-        stack._pool.trusted = handle.trusted
-        out.append(stack.reshape(spans.shape[:-1]))
-    return out
+    values = (yield wanted.reads) if wanted.reads else []
+    if values:
+        check_mark(values[0], handle, path)
+    stack = _stack(places.reshape(-1, 2), wanted, values, f"the values {path_text(path)} of {store.url}", store.url)
+    stack._pool.trusted = handle.trusted
+    entry: NonTensor = stack.reshape(places.shape[:-1])
+    return entry
 
 
 def check_mark(head: Tensor, handle: Any, path: Path) -> None:

@@ -26,6 +26,7 @@ from tdstore.index.selection import index_shape
 from tdstore.index.shapes import as_dim
 from tdstore.keys import key_text
 from tdstore.tensordicts.base import TensorDictBase
+from tdstore.tensordicts.lazystack.batch_read import residents, with_common_keys
 from tdstore.tensordicts.lazystack.routing import Route, positions, route, unravel
 from tdstore.tensordicts.resident.store_backed import HomeMixin
 from tdstore.types import Names, NestedKey, Path, path_text
@@ -247,7 +248,7 @@ class LazyTree(TensorDictBase):
         if not self._tds:
             return self._resident_class._new({}, self._batch_size, None, self._names)
         self._even("cannot stack")
-        made = self._dense([td._resident() for td in self._tds], (), self._batch_size, self._names, self._stack_dim)
+        made = self._dense(residents(self._tds), (), self._batch_size, self._names, self._stack_dim)
         made._device = self._device
         return made
 
@@ -420,7 +421,7 @@ class LazyTree(TensorDictBase):
             empty = self._of(self._tds[:1], self._stack_dim)._resident() if self._tds else self._resident()
             return empty.reshape(-1)[:0].reshape(places.shape)
         try:
-            flat = torch.cat([part._resident() for part in _common(parts)], 0)
+            flat = torch.cat(residents(with_common_keys(parts)), 0)
         except RuntimeError:
             return self._nest(self._singly(numbers.tolist(), inner), places.shape, 0)
         return flat[torch.cat(order).argsort()].reshape(places.shape)
@@ -476,8 +477,12 @@ class LazyTree(TensorDictBase):
     def _columns(self) -> list[Any]:
         return [column for td in self._tds for column in td._columns()]
 
-    def _built(self, leaves: Iterator[Tensor], columns: Iterator[Any]) -> Any:
-        return self._each(lambda td: td._built(leaves, columns))
+    def _collect(self, leaves: list[Any], others: list[Any]) -> None:
+        for td in self._tds:
+            td._collect(leaves, others)
+
+    def _built(self, leaves: Iterator[Tensor], others: Iterator[Any]) -> Any:
+        return self._each(lambda td: td._built(leaves, others))
 
     def _read_pieces(self, batch: Any) -> list[Tensor]:
         return [self._tds[int(path[0])]._read_pieces([(path[1:], index)])[0] for path, index in batch]
@@ -541,13 +546,6 @@ def _leaf_cutter(key: str, found: Route) -> Callable[[Any], Tensor]:
         return part.squeeze(found.place) if found.lift else part
 
     return cut
-
-
-def _common(parts: list[Any]) -> list[Any]:
-    """The same containers with only the keys that all have."""
-    keys = [set(p.keys(True)) for p in parts]
-    both = set.intersection(*keys)
-    return parts if all(k == both for k in keys) else [p.exclude(*(k - both)) for p, k in zip(parts, keys, strict=True)]
 
 
 def _merged(shapes: Sequence[Sequence[int]]) -> torch.Size | None:

@@ -18,8 +18,9 @@ from tdstore.container.values.linked_lists import LinkedList
 from tdstore.container.values.nested_lists import stack_text
 from tdstore.container.values.nontensor import SHOWN, NonTensor, NonTensorData, NonTensorStack, merge
 from tdstore.container.varlen.columns import column_leaves, stored_leaves
-from tdstore.container.varlen.nested_leaves import parts_of_nested, specs_of_nested
-from tdstore.container.varlen.reading import read_columns
+from tdstore.container.varlen.nested_leaves import Nested, parts_of_nested, specs_of_nested
+from tdstore.container.varlen.reading import column_rounds
+from tdstore.container.varlen.rounds import Rounds, drive, together
 from tdstore.errors import BatchSizeError, KeyNotFoundError, UnsupportedError, UntrustedDataError
 from tdstore.index.selection import Selection
 from tdstore.io.blocks import row_ranges
@@ -91,11 +92,8 @@ class StoredTree(WindowTree):
         if kind == LEAF:
             return self._fetch([(path, self._sel)])[0]
         if self._by_column(key):
-            return self._value_shown(key, self._column_read(path, self._fetch([self._spans(key)])[0]))
+            return drive(self._column_rounds(key), self._handle.store)
         return self._value_shown(key, self._value_here(self._handle.value(path)))
-
-    def _column_read(self, path: Path, spans: Tensor) -> NonTensor:
-        return read_columns(self._handle, [(path, spans.cpu())])[0]
 
     def _value_here(self, value: NonTensor) -> NonTensor:
         """A value of the store, for the rows and the batch dimensions of this container."""
@@ -157,6 +155,12 @@ class StoredTree(WindowTree):
     # -- reading -----------------------------------------------------------------------------
     def _fetch(self, wanted: Sequence[tuple[Path, Selection]], outs: Sequence[Tensor] | None = None) -> list[Tensor]:
         """One batched read of leaves, each at a selection of its leading dimensions."""
+        return drive(self._leaf_rounds(wanted, outs), self._handle.store)
+
+    def _leaf_rounds(
+        self, wanted: Sequence[tuple[Path, Selection]], outs: Sequence[Tensor] | None = None
+    ) -> Rounds[list[Tensor]]:
+        """The read of leaves, in one round."""
         parts = Cap.PARTIAL_READ in self._handle.store.caps
         distinct = {id(sel): sel for _, sel in wanted}
         plans = {at: (sel.read_plan(), sel.is_full) for at, sel in distinct.items()}
@@ -166,7 +170,7 @@ class StoredTree(WindowTree):
             plan, full = plans[id(sel)]
             out = outs[i] if outs is not None and plan.exact and (parts or full) else None
             reads.append(Read(path, plan.index if parts and not full else (), out))
-        values = self._handle.store.read(reads)
+        values = yield reads
         done = []
         for i, ((_, sel), value) in enumerate(zip(wanted, values, strict=True)):
             plan, full = plans[id(sel)]
@@ -213,24 +217,65 @@ class StoredTree(WindowTree):
                 out.append(self._spans(key))
         return out
 
-    def _resident(self) -> Any:
-        leaves, columns = self._leaves(), self._columns()
-        if not columns:
-            return self._built(iter(self._fetch(leaves)), iter(()))
-        values = self._fetch(leaves + columns)
-        spans = [(path[:-1], value.cpu()) for (path, _), value in zip(columns, values[len(leaves) :], strict=True)]
-        return self._built(iter(values), iter(read_columns(self._handle, spans)))
+    def _column_rounds(self, key: str) -> Rounds[NonTensor]:
+        """The read of values per row, for the rows of this window."""
+        spans = _only(self._leaf_rounds([self._spans(key)]))
+        return self._value_shown(key, (yield from column_rounds(self._handle, (*self._path, key), spans)))
 
-    def _built(self, leaves: Iterator[Tensor], columns: Iterator[Any]) -> Any:
-        data: dict[str, Any] = {}
+    def _value_rounds(self, key: str, value: Rounds[NonTensor]) -> Rounds[NonTensor]:
+        return self._value_shown(key, self._value_here((yield from value)))
+
+    def _nested_rounds(self, nested: Nested) -> Rounds[Tensor]:
+        found = yield from nested.rounds(self._sel)
+        return found if self._device is None else found.to(self._device)
+
+    def _collect(self, leaves: list[tuple[Path, Selection]], others: list[Rounds[Any]]) -> None:
+        """Add what has to be read for all entries, in key order.
+
+        Args:
+            leaves: takes the leaves, each with its selection.
+            others: takes the reads of all other entries that have leaves.
+        """
+        handle, sel = self._handle, self._sel
         for key in self._first_keys():
-            kind = self._kind(key)
-            if kind == LEAF:
-                data[key] = next(leaves) if (*self._path, key) in self._handle.specs else self._raw(key)
-            elif kind == GROUP:
-                data[key] = self._raw(key)._built(leaves, columns)
+            kind, path = self._kind(key), (*self._path, key)
+            if kind == GROUP:
+                self._child(key)._collect(leaves, others)
+            elif path in handle.specs:
+                leaves.append((path, sel))
+            elif (nested := handle.nested(path)) is not None:
+                others.append(self._nested_rounds(nested))
             elif self._by_column(key):
-                data[key] = self._value_shown(key, next(columns))
+                others.append(self._column_rounds(key))
+            elif (value := handle.value_rounds(path)) is not None:
+                others.append(self._value_rounds(key, value))
+
+    def _rounds(self) -> Rounds[Any]:
+        """The read of all entries, in as many rounds as the slowest of them needs; gives a TensorDict in memory."""
+        leaves: list[tuple[Path, Selection]] = []
+        others: list[Rounds[Any]] = []
+        self._collect(leaves, others)
+        rounds = self._leaf_rounds(leaves)
+        if not others:
+            return self._built(iter((yield from rounds)), iter(()))
+        values, *entries = yield from together([rounds, *others])
+        return self._built(iter(values), iter(entries))
+
+    def _resident(self) -> Any:
+        return drive(self._rounds(), self._handle.store)
+
+    def _built(self, leaves: Iterator[Tensor], others: Iterator[Any]) -> Any:
+        """A TensorDict of what was read, in the order of `_collect`."""
+        data: dict[str, Any] = {}
+        handle = self._handle
+        for key in self._first_keys():
+            kind, path = self._kind(key), (*self._path, key)
+            if kind == GROUP:
+                data[key] = self._raw(key)._built(leaves, others)
+            elif path in handle.specs:
+                data[key] = next(leaves)
+            elif kind == LEAF or self._by_column(key) or handle.value_rounds(path) is not None:
+                data[key] = next(others)
             else:
                 data[key] = self._raw(key)
         return self._resident_class._new(data, self._batch_size, self._device, self._names)
@@ -481,3 +526,8 @@ class StoredTree(WindowTree):
         if dtype is not None:
             return super()._to(device, dtype, non_blocking)
         return self._duplicate(device, lambda td: td._to(device, None, non_blocking))
+
+
+def _only(rounds: Rounds[list[Tensor]]) -> Rounds[Tensor]:
+    """The read of one leaf."""
+    return (yield from rounds)[0]
