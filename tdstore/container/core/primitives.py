@@ -113,8 +113,12 @@ class Primitives(OpsBase):
     def _resident(self) -> Any:
         """Return this container with its entries as live tensors: itself, or one batched read."""
 
-    def _built(self, leaves: Iterator[Tensor], columns: Iterator[Any]) -> Any:
-        """Build the resident form from what `_leaves` and `_columns` gave, read in one round."""
+    def _collect(self, leaves: list[Any], others: list[Any]) -> None:
+        """Add what has to be read for all entries below, in key order: leaves, and the rounds of other entries."""
+        raise NotImplementedError
+
+    def _built(self, leaves: Iterator[Tensor], others: Iterator[Any]) -> Any:
+        """Build the resident form from what was read for `_collect`, in its order."""
         raise NotImplementedError
 
     def _with_leaves(self, leaves: Iterator[Tensor]) -> Any:

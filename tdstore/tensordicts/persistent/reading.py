@@ -230,12 +230,6 @@ class StoredTree(WindowTree):
         return found if self._device is None else found.to(self._device)
 
     def _collect(self, leaves: list[tuple[Path, Selection]], others: list[Rounds[Any]]) -> None:
-        """Add what has to be read for all entries, in key order.
-
-        Args:
-            leaves: takes the leaves, each with its selection.
-            others: takes the reads of all other entries that have leaves.
-        """
         handle, sel = self._handle, self._sel
         for key in self._first_keys():
             kind, path = self._kind(key), (*self._path, key)
@@ -265,7 +259,6 @@ class StoredTree(WindowTree):
         return drive(self._rounds(), self._handle.store)
 
     def _built(self, leaves: Iterator[Tensor], others: Iterator[Any]) -> Any:
-        """A TensorDict of what was read, in the order of `_collect`."""
         data: dict[str, Any] = {}
         handle = self._handle
         for key in self._first_keys():
