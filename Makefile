@@ -19,12 +19,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 
 # Tests run on this many processes; PYTEST_WORKERS=0 for one, in this process.
 PYTEST_WORKERS ?= 4
+# Each process of a tier imports all of its tests first, so here more of them than cores cost more than they give.
+QUICK_WORKERS ?= 2
 
-.PHONY: help demo test lint types pytest docs kit bench install clean
+.PHONY: help demo test test-quick test-local lint types pytest docs kit bench install clean
 
 help:
 	@echo 'make demo    play Atari, store it on every backend, check and compare (ARGS=--quick: a small one)'
 	@echo 'make test    lint + types + all tests'
+	@echo 'make test-quick    tests without servers, processes, files and peers: under a minute'
+	@echo 'make test-local    and those with files and processes of this machine: under five'
 	@echo 'make lint | types | pytest (ARGS="tests/test_keys.py -x") | docs   parts of it'
 	@echo 'make kit     the conformance kit on every installed local backend'
 	@echo 'make bench   benchmarks against the tensordict package (ARGS=--quick)'
@@ -35,6 +39,13 @@ demo: $(STAMP)
 
 test: lint types
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(ARGS)
+
+# Markers come from what a test uses: tests/tiers.py.
+test-quick: $(STAMP)
+	$(BIN)/python -m pytest -m quick -n $(QUICK_WORKERS) --dist worksteal $(ARGS)
+
+test-local: $(STAMP)
+	$(BIN)/python -m pytest -m local -n $(PYTEST_WORKERS) --dist worksteal $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
-from tests import servers
+from tests import servers, tiers
 
 T = TypeVar("T")
 
@@ -19,6 +19,7 @@ T = TypeVar("T")
 @contextmanager
 def needed(server: AbstractContextManager[T]) -> Iterator[T]:
     """Skip the tests of a server that is not installed here. Where all servers are required, that is a failure."""
+    tiers.refuse("server")
     try:
         running = server.__enter__()
     except servers.MissingServer as missing:
@@ -31,9 +32,29 @@ def needed(server: AbstractContextManager[T]) -> Iterator[T]:
         server.__exit__(None, None, None)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the markers of tests/tiers.py known."""
+    for mark, meaning in {**tiers.TRAITS, **tiers.TIERS}.items():
+        config.addinivalue_line("markers", f"{mark}: {meaning}")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long ones first: one that comes last is waited for by all."""
+    """Mark what each test uses; the long ones first: one that comes last is waited for by all."""
+    tiers.add_markers(items)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import what a tier has nothing of: half of its minute."""
+    return True if tiers.is_beyond(collection_path, config.option.markexpr) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fail a test that starts processes or servers beyond its tier: tests/tiers.py did not see that it does."""
+    with tiers.within(item):
+        return (yield)
 
 
 @pytest.fixture

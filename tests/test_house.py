@@ -1,10 +1,9 @@
-"""The rules of the house, read from the sources: layers, sizes, docstrings, light imports, no code from data."""
+"""The rules of the house, read from the sources: layers, sizes, light imports, no code from data; more: tests/house."""
 
 from __future__ import annotations
 
 import ast
 import collections
-import functools
 import importlib
 import inspect
 import re
@@ -12,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,9 +20,7 @@ from tdstore import hookspecs
 from tdstore.container.core.primitives import Primitives
 from tdstore.store import Cap, Store
 from tdstore.tensordicts.base import TensorDictBase
-
-ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "tdstore"
+from tests.house.sources import DEFINITIONS, PACKAGE, ROOT, core, dotted, name_of, nodes, none, sources, tree
 
 # Import only upwards in this table: a module may import those of the rows above it and, where its row
 # says "together", those of its own row. A name ending in "/" is a folder, whose files may import one another.
@@ -109,40 +105,6 @@ def test_each_folder_and_module_is_in_the_tables_of_the_house() -> None:
     modules = {part.stem for part in parts if len(part.parts) == 1} - {"__init__"}
     missing = sorted((folders | modules) - said - {"container/"})
     none(missing, "folders and modules without a row under 'The house'")
-
-
-def sources() -> list[Path]:
-    plugins = (p for p in (ROOT / "plugins").rglob("*.py") if "tests" not in p.parts)
-    return sorted([*PACKAGE.rglob("*.py"), *plugins])
-
-
-def core() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
-@functools.cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path))
-
-
-@functools.cache
-def walked(path: Path) -> list[ast.AST]:
-    return list(ast.walk(tree(path)))
-
-
-def nodes(*kinds: type[ast.AST]) -> Iterator[tuple[Path, Any]]:
-    """Every node of some kinds in our sources, with its file."""
-    for path in sources():
-        yield from ((path, node) for node in walked(path) if isinstance(node, kinds))
-
-
-def none(offenders: list[str], what: str) -> None:
-    """Fail with all offenders against a rule."""
-    assert not offenders, f"{what}:\n" + "\n".join(offenders)
 
 
 def unit(path: Path) -> str:
@@ -260,10 +222,6 @@ def test_nothing_imports_the_peer():
     none(offenders, "imports of the tensordict package")
 
 
-def dotted(node: ast.AST) -> str:
-    return ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
-
-
 FORBIDDEN = re.compile(
     r"^(pickle|cPickle|dill|cloudpickle|marshal|shelve)\.(load|loads|Unpickler|open)$"
     r"|^(builtins\.)?(eval|exec|__import__)$|^torch\.load$|(^|\.)import_module$"
@@ -320,18 +278,17 @@ def _is_constant(statement: ast.stmt) -> bool:
 
 def test_public_names_have_docstrings():
     offenders = []
-    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     for path in [p for p in core() if p.parent == PACKAGE]:
         module = tree(path)
         offenders += [] if ast.get_docstring(module) else [name_of(path)]
         for node in module.body:
-            if not isinstance(node, definitions) or node.name.startswith("_"):
+            if not isinstance(node, DEFINITIONS) or node.name.startswith("_"):
                 continue
             inside = node.body if isinstance(node, ast.ClassDef) and not node.bases else []
             offenders += [
                 f"{name_of(path)}:{one.lineno} {one.name}"
                 for one in [node, *inside]
-                if isinstance(one, definitions) and not one.name.startswith("_") and not ast.get_docstring(one)
+                if isinstance(one, DEFINITIONS) and not one.name.startswith("_") and not ast.get_docstring(one)
             ]
     none(offenders, "public names without docstrings")
 

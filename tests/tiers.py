@@ -1,0 +1,223 @@
+"""Tiers of the suite: markers that each test gets from what it uses, so that nobody marks by hand.
+
+    quick   no server, no other process, no peer, no file of a backend:  `make test-quick`, under a minute
+    local   quick, and files and processes on this machine:              `make test-local`, under five minutes
+    (all)   servers and comparisons with the peer too:                   `make test`
+
+A test is a `server`, `peer`, `process` or `disk` test when its function, its fixtures or the helpers that they call
+name one: the call graph is followed through the modules of the tests and the kit. What that cannot see (a method of
+tdstore that starts processes) stands in `FOLDERS`; a test that starts a process or server beyond its tier fails there.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TRAITS = {
+    "server": "uses a server, or a program that may not be installed",
+    "peer": "compares with the tensordict package, torchrl or other libraries",
+    "process": "starts other processes",
+    "disk": "writes files",
+    "compile": "compiles or exports a program with torch",
+}
+TIERS = {
+    "quick": "no server, no process, no peer, no files; seconds each at most",
+    "local": "quick, files and processes; no server, no comparison with a peer",
+}
+SERVERS = frozenset({"redis", "s3", "rgw", "azure", "http", "pyright"})  # fixtures of conftest.py
+MODULES = {
+    "tests.servers": "server",
+    "moto": "server",
+    "tensordict": "peer",
+    "torchrl": "peer",
+    "subprocess": "process",
+    "multiprocessing": "process",
+    "torch.multiprocessing": "process",
+    "concurrent.futures.process": "process",
+    "loky": "process",
+    "ray": "process",
+    "distributed": "process",
+    "tdstore.testing.crash": "process",
+    "tdstore.testing.processes": "process",
+}
+NAMES = {"fork": "process", "spawn": "process", "num_workers": "process", "tmp_path": "disk"}
+# Folders and files whose tests have a trait that no name in them tells.
+FOLDERS = {
+    "tests/differential/": "peer",
+    "tests/porting/": "peer",
+    "tests/compile/": "compile",
+    "tests/intorch/test_export.py": "compile",
+    "tests/tensorclass/test_compile.py": "compile",
+}
+# What is not even imported for a tier.
+BEYOND = {
+    "quick": ("plugins/", "tests/differential/", "tests/porting/", "tests/faults/", "tests/compile/"),
+    "local": ("tests/differential/", "tests/porting/"),
+}
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}  # events that Python tells an audit hook
+FOLLOWED = ("tests", "plugins", "tdstore/testing")
+
+
+def add_markers(items: Iterable[pytest.Item]) -> None:
+    """Give each test the markers of its traits and of the tiers that run it."""
+    for item in items:
+        marks = traits(item)
+        if item.get_closest_marker("slow") is None:
+            if not marks & {"server", "peer"}:
+                marks.add("local")
+                if not marks & {"process", "disk", "compile"}:
+                    marks.add("quick")
+        for mark in sorted(marks):
+            item.add_marker(mark)
+
+
+def traits(item: pytest.Item) -> set[str]:
+    """Return which of `TRAITS` a test has."""
+    path = item.path.relative_to(ROOT).as_posix() if item.path.is_relative_to(ROOT) else ""
+    found = {trait for folder, trait in FOLDERS.items() if path.startswith(folder)}
+    fixtures = set(getattr(item, "fixturenames", ()))
+    found |= {"server"} if fixtures & SERVERS else set()
+    found |= {"disk"} if fixtures & {"tmp_path", "tmp_path_factory"} else set()
+    if (parameters := getattr(item, "callspec", None)) is not None:
+        for value in parameters.params.values():
+            found |= {"server"} if isinstance(value, str) and value in SERVERS else set()
+            found |= reached(value)
+    for function in functions_of(item):
+        found |= reached(function)
+    return found
+
+
+def functions_of(item: pytest.Item) -> Iterator[Any]:
+    """The function of a test, and those of the fixtures that it asks for."""
+    if (function := getattr(item, "function", None)) is not None:
+        yield function
+    info = getattr(item, "_fixtureinfo", None)
+    for definitions in () if info is None else info.name2fixturedefs.values():
+        yield definitions[-1].func
+
+
+def reached(thing: Any) -> frozenset[str]:
+    """Return the traits of a function or class, and of the ones of the tests that it names."""
+    function = getattr(thing, "__func__", thing)
+    if not isinstance(function, (FunctionType, type)):
+        return frozenset()
+    return _reached(function)
+
+
+@functools.cache
+def _reached(start: FunctionType | type) -> frozenset[str]:
+    found: set[str] = set()
+    seen: set[int] = set()
+    todo: list[Any] = [start]
+    while todo:
+        thing = todo.pop()
+        thing = getattr(thing, "__wrapped__", thing)
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if trait := trait_of(thing):
+            found.add(trait)
+        elif isinstance(thing, type) and followed(thing.__module__):
+            todo += [getattr(member, "__func__", member) for member in vars(thing).values()]
+        elif isinstance(thing, FunctionType) and followed(thing.__module__):
+            for name, modules in names(thing.__code__):
+                found |= {NAMES[name]} if name in NAMES else set()
+                found |= {trait for trait in [module_trait(name)] if trait and modules}
+                todo += values(name, thing)
+    return frozenset(found)
+
+
+def values(name: str, function: FunctionType) -> list[Any]:
+    """What a name in a function stands for: a global of its module, or one of a module of tests that it names."""
+    space = function.__globals__
+    if name in space:
+        return [space[name]]
+    helpers = (space.get(other) for other in function.__code__.co_names)
+    return [vars(m)[name] for m in helpers if isinstance(m, ModuleType) and followed(m.__name__) and name in vars(m)]
+
+
+def names(code: CodeType) -> Iterator[tuple[str, bool]]:
+    """Each name in a code and in those within it, and whether it may be an import."""
+    imports = "." in "".join(code.co_names) or bool(set(code.co_names) & set(MODULES))
+    yield from ((name, imports) for name in code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names(constant)
+        elif isinstance(constant, tuple):  # names of keyword arguments
+            yield from ((name, False) for name in constant if isinstance(name, str))
+
+
+def trait_of(thing: Any) -> str | None:
+    """Return the trait of a module, or of what is defined in one."""
+    if isinstance(thing, ModuleType):
+        return module_trait(thing.__name__)
+    return module_trait(getattr(thing, "__module__", None) or type(thing).__module__)
+
+
+@functools.cache
+def module_trait(name: str) -> str | None:
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        if trait := MODULES.get(".".join(parts[:end])):
+            return trait
+    return None
+
+
+@functools.cache
+def followed(module: str) -> bool:
+    """Whether a module is one of the tests or of the kit."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or not Path(file).is_relative_to(ROOT):
+        return False
+    return Path(file).relative_to(ROOT).as_posix().startswith(FOLLOWED)
+
+
+# -- a test within its tier -----------------------------------------------------------------
+_running: pytest.Item | None = None  # the test that is running, when it is of a tier
+
+
+@contextmanager
+def within(item: pytest.Item) -> Iterator[None]:
+    """Refuse, while a test runs, what is beyond its tier."""
+    global _running
+    _running = item if item.get_closest_marker("local") is not None else None
+    try:
+        yield
+    finally:
+        _running = None
+
+
+def refuse(trait: str) -> None:
+    """Fail the running test if it is of a tier that has nothing with a trait.
+
+    Raises:
+        Failed: the test has a marker that it should not have.
+    """
+    tier = "local" if trait == "server" else "quick"
+    if _running is not None and _running.get_closest_marker(tier) is not None:
+        pytest.fail(f"{_running.nodeid} is a {tier} test and starts a {trait}: name it in FOLDERS of tests/tiers.py")
+
+
+def _audit(event: str, _: tuple[Any, ...]) -> None:
+    if event in STARTS:
+        refuse("process")
+
+
+sys.addaudithook(_audit)
+
+
+def is_beyond(path: Path, expression: str) -> bool:
+    """Whether a file or folder is not collected for `-m EXPRESSION`."""
+    folders = BEYOND.get(expression)
+    if folders is None or not path.is_relative_to(ROOT):
+        return False
+    return f"{path.relative_to(ROOT).as_posix()}/".startswith(folders)
