@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path as FilePath
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.rl.buffers import dimensions
 from tdstore.rl.buffers.checkpoints import dump_parts, load_parts
 from tdstore.rl.buffers.parts import (
+    asked_size,
     call_transform,
+    check_size,
     collated,
     inverted,
     is_key,
@@ -27,7 +28,6 @@ from tdstore.rl.buffers.parts import (
     is_writer,
     made_part,
     mark_truncated,
-    rows_first,
     written_rows,
 )
 from tdstore.rl.buffers.prioritized import PrioritizedSampler
@@ -57,7 +57,8 @@ class ReplayBuffer:
         transform: called with each batch; gives what `sample` returns. torchrl's transforms are called with its
             TensorDicts.
         batch_size: of `sample()` without one, and of iteration.
-        dim_extend: dimension of data that is along the rows.
+        dim_extend: dimension of data that is along the rows; the last one of the storage's `ndim` by default, as time
+            is in what a collector gives. Rows by index have the dimensions of the data, samples those of a row.
         generator: draws all random numbers.
 
     Example:
@@ -88,10 +89,8 @@ class ReplayBuffer:
         self._storage: Any = made_part("storage", storage, lambda: ListStorage(1000), is_storage)
         self._sampler: Any = made_part("sampler", sampler, RandomSampler, is_sampler)
         self._writer: Any = made_part("writer", writer, self._default_writer, is_writer)
-        if batch_size is not None and (
-            isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1
-        ):
-            raise ValueError(f"batch_size is a number of rows, at least 1, not {batch_size!r}")
+        if batch_size is not None:
+            check_size(batch_size)
         if batch_size is None and getattr(self._sampler, "drop_last", False):
             raise ValueError("a sampler with drop_last needs batch_size= in the constructor of the buffer")
         if prefetch is not None and (not isinstance(prefetch, int) or prefetch < 0):
@@ -101,7 +100,7 @@ class ReplayBuffer:
         self._collate = collate_fn
         self._pin, self._prefetch = pin_memory, prefetch or 0
         self._batch_size = batch_size
-        self.dim_extend = dim_extend or 0
+        self._dim_extend = dim_extend
         self.shared = shared
         self._transforms: list[tuple[Any, bool]] = []
         if transform is not None:
@@ -148,6 +147,11 @@ class ReplayBuffer:
     def batch_size(self) -> int | None:
         """Rows of a batch, as the constructor was told."""
         return self._batch_size
+
+    @property
+    def dim_extend(self) -> int:
+        """Dimension of data that is along the rows."""
+        return int(self._storage.ndim) - 1 if self._dim_extend is None else self._dim_extend
 
     @property
     def write_count(self) -> int:
@@ -242,7 +246,7 @@ class ReplayBuffer:
             raise RuntimeError("extend needs at least one row")
         data = inverted(self._transforms, data)
         if self.dim_extend:
-            data = rows_first(data, self.dim_extend)
+            data = dimensions.rows_first(data, self.dim_extend)
         return self._put(self._writer.extend, data)
 
     def add(self, data: Any) -> Any:
@@ -324,24 +328,13 @@ class ReplayBuffer:
         Raises:
             RuntimeError: no batch size was given anywhere, or there are no rows.
         """
-        size = self._size(batch_size)
+        size = asked_size(batch_size, self._batch_size)
         with self._lock:
             if self._prefetch and size == self._batch_size:
                 batch, info = self._prefetched(size)
             else:
                 batch, info = self._sample(size)
         return (batch, info) if return_info else batch
-
-    def _size(self, asked: int | None) -> int:
-        if asked is None:
-            if self._batch_size is None:
-                raise RuntimeError("no batch size: give one to sample(), or to the constructor of the buffer")
-            return self._batch_size
-        if isinstance(asked, bool) or not isinstance(asked, (int, np.integer)) or asked < 1:
-            raise ValueError(f"batch_size is a number of rows, at least 1, not {asked!r}")
-        if self._batch_size is not None and asked != self._batch_size:
-            warnings.warn(f"batch_size={asked} is used, and not the {self._batch_size} of this buffer", stacklevel=3)
-        return int(asked)
 
     def _sample(self, size: int) -> tuple[Any, dict[Any, Any]]:
         """One batch, now."""
@@ -456,12 +449,16 @@ class ReplayBuffer:
         """Rows by index, transformed as samples are, or one entry of all rows by its key, as it is stored."""
         with self._lock:
             if is_key(index):
-                return self._storage.get(slice(None))[index]
-            found = self._storage.get(index)
+                return self._rows(slice(None))[index]
+            found = self._rows(index)
             found = collated(found) if isinstance(found, list) and self._collate is None else found
             if self._transforms and hasattr(found, "clone"):
                 found = found.clone()  # a slice is a view of stored rows: transforms may work in place
             return self._transformed(found)
+
+    def _rows(self, index: Any) -> Any:
+        dim = self.dim_extend
+        return dimensions.read(self._storage, index, dim) if dim else self._storage.get(index)
 
     def _transformed(self, batch: Any) -> Any:
         for transform, invert in self._transforms:
@@ -475,7 +472,10 @@ class ReplayBuffer:
             if is_key(index):
                 if not isinstance(self._storage, TabularStorage):
                     raise TypeError(f"a {type(self._storage).__name__} has no entries to set by a key")
-                self._storage.put_column(index, value)
+                dim = self.dim_extend
+                self._storage.put_column(index, torch.as_tensor(value).transpose(0, dim) if dim else value)
+            elif self.dim_extend:
+                dimensions.write(self._storage, index, value, self.dim_extend)
             else:
                 self._storage.set(index, value, set_cursor=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,6 +57,28 @@ def made_part(name: str, given: Any, default: Callable[[], Any], fits: Callable[
             return made
         raise TypeError(f"{name}= is a function that makes a {type(made).__name__}, and no {name}")
     raise TypeError(f"{name}= is a {name}, or a function without arguments that makes one, not {type(given).__name__}")
+
+
+def check_size(batch_size: Any) -> None:
+    """Raise ValueError unless this is a number of rows."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        raise ValueError(f"batch_size is a number of rows, at least 1, not {batch_size!r}")
+
+
+def asked_size(asked: int | None, own: int | None) -> int:
+    """Rows of a batch, as `sample` or else the constructor was told.
+
+    Raises:
+        RuntimeError: neither was.
+    """
+    if asked is None:
+        if own is None:
+            raise RuntimeError("no batch size: give one to sample(), or to the constructor of the buffer")
+        return own
+    check_size(asked)
+    if own is not None and asked != own:
+        warnings.warn(f"batch_size={asked} is used, and not the {own} of this buffer", stacklevel=3)
+    return int(asked)
 
 
 def is_storage(given: Any) -> bool:
@@ -113,15 +136,6 @@ def written_rows(index: Any) -> Any:
     if isinstance(index, Tensor) and index.ndim == 1:
         return index[index >= 0]
     return index
-
-
-def rows_first(data: Any, dim: int) -> Any:
-    """Data whose rows are along another dimension."""
-    if isinstance(data, dict):
-        return {key: rows_first(value, dim) for key, value in data.items()}
-    if isinstance(data, tuple):
-        return tuple(rows_first(value, dim) for value in data)
-    return data.transpose(0, dim)
 
 
 def mark_truncated(batch: Any, sampler: SliceSampler, info: dict[Any, Any]) -> None:

@@ -9,11 +9,20 @@ import torch
 
 from tdstore.rl.buffers.prioritized import PrioritizedSampler, Reduction
 from tdstore.rl.buffers.samplers import Info, Sampler
-from tdstore.rl.buffers.trajectories import ParallelTrajectories, Trajectories
+from tdstore.rl.buffers.trajectories import ParallelTrajectories, RowMarks, Trajectories, row_marks
 from tdstore.rl.storages.table import Ints
 
 _TRIES = 8
+Span = bool | int | tuple[bool | int, bool | int]
 Lanes = Trajectories | ParallelTrajectories
+
+
+def _span_of(span: Span) -> tuple[bool | int, bool | int]:
+    """How many rows a piece may lack at its beginning, and at its end; True: as many as it can."""
+    made = span if isinstance(span, tuple) else (span, span)
+    if len(made) != 2 or any(not isinstance(most, int) or most < 0 for most in made):
+        raise ValueError(f"span is a bool, a number of rows, or a pair of these, not {span!r}")
+    return made
 
 
 class SliceSampler(Sampler):
@@ -31,6 +40,12 @@ class SliceSampler(Sampler):
         strict_length: leave out trajectories that are shorter than a piece; otherwise they are taken whole, and the
             batch has fewer rows.
         truncated_key: entry that marks the last step of a piece; None: no mark.
+        trajectories: a number for each row of the storage, the same in all rows of a trajectory, where the rows have
+            no such entry.
+        ends: for each row of the storage, whether it is the last one of a trajectory.
+        span: how many rows a piece may lack because it begins before its trajectory, or ends after it: a number for
+            both ends, or a pair for the first and the last one. True: all but one. The batch then has fewer rows.
+        cache_values: taken for compatibility; where trajectories begin is always remembered.
 
     Raises:
         TypeError: both or none of the two sizes.
@@ -52,9 +67,24 @@ class SliceSampler(Sampler):
         cache_values: bool = False,
         truncated_key: Any = ("next", "truncated"),
         strict_length: bool = True,
+        trajectories: Any = None,
+        ends: Any = None,
+        span: Span = False,
     ) -> None:
         super().__init__()
         self._sizes(num_slices, slice_len, end_key, traj_key, truncated_key, strict_length)
+        self._span = _span_of(span)
+        self._given(trajectories, ends)
+
+    def _given(self, trajectories: Any, ends: Any) -> None:
+        """Take trajectories from a tensor, and not from an entry of the rows."""
+        if trajectories is not None and ends is not None:
+            raise TypeError("give one of trajectories and ends")
+        self._marks = None if trajectories is None and ends is None else row_marks(trajectories, ends)
+        self._trajectories: Lanes = Trajectories(self.end_key, self.traj_key, self._marks)
+
+    _span = (0, 0)
+    _marks: RowMarks | None = None
 
     def _sizes(
         self, num_slices: Any, slice_len: Any, end_key: Any, traj_key: Any, truncated_key: Any, strict: bool
@@ -68,7 +98,6 @@ class SliceSampler(Sampler):
         self.traj_key = traj_key
         self.end_key = ("next", "done") if end_key is None else end_key
         self.truncated_key, self.strict_length = truncated_key, strict
-        self._trajectories: Lanes = Trajectories(self.end_key, traj_key)
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
         """Number and length of the pieces of a batch."""
@@ -83,7 +112,8 @@ class SliceSampler(Sampler):
     def _look(self, storage: Any) -> Lanes:
         several = storage.ndim > 1
         if several != isinstance(self._trajectories, ParallelTrajectories):
-            self._trajectories = (ParallelTrajectories if several else Trajectories)(self.end_key, self.traj_key)
+            kind = ParallelTrajectories if several else Trajectories
+            self._trajectories = kind(self.end_key, self.traj_key, self._marks)
         self._trajectories.look(storage)
         return self._trajectories
 
@@ -92,9 +122,14 @@ class SliceSampler(Sampler):
         pieces, length = self._shape(batch_size)
         found = self._look(storage)
         begins, lengths = self._choose(found, pieces, length)
-        free = lengths - np.minimum(lengths, length) + 1
-        offsets = (torch.rand(pieces, dtype=torch.float64, generator=self._rng).numpy() * free).astype(np.int64)
-        return self._rows(found, begins + offsets, np.minimum(lengths, length), length)
+        sizes = np.minimum(lengths, length)
+        before, after = (np.minimum(sizes - 1, length if most is True else most) for most in self._span)
+        free = lengths - sizes + 1 + before + after
+        drawn = torch.rand(pieces, dtype=torch.float64, generator=self._rng).numpy()
+        first = (drawn * free).astype(np.int64) - before
+        stop = np.minimum(first + sizes, lengths)
+        first = np.maximum(first, 0)
+        return self._rows(found, begins + first, stop - first, length)
 
     def _choose(self, found: Lanes, pieces: int, length: int) -> tuple[Ints, Ints]:
         """Trajectories for the pieces: where they begin, and their lengths."""
@@ -162,10 +197,12 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         truncated_key: Any = ("next", "truncated"),
         strict_length: bool = True,
         shuffle: bool = True,
+        trajectories: Any = None,
+        ends: Any = None,
     ) -> None:
         super().__init__(
             num_slices=num_slices, slice_len=slice_len, end_key=end_key, traj_key=traj_key,
-            truncated_key=truncated_key, strict_length=strict_length,
+            truncated_key=truncated_key, strict_length=strict_length, trajectories=trajectories, ends=ends,
         )  # fmt: skip
         self.drop_last, self.shuffle = drop_last, shuffle
         self._begins = self._lengths = np.zeros(0, np.int64)
@@ -214,7 +251,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     Args:
         max_capacity, alpha, beta, eps, reduction: as `PrioritizedSampler`.
-        num_slices, slice_len, end_key, traj_key, truncated_key, strict_length: as `SliceSampler`.
+        num_slices, slice_len, end_key, traj_key, truncated_key, strict_length, trajectories, ends: as `SliceSampler`.
     """
 
     def __init__(
@@ -233,9 +270,12 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         cache_values: bool = False,
         truncated_key: Any = ("next", "truncated"),
         strict_length: bool = True,
+        trajectories: Any = None,
+        ends: Any = None,
     ) -> None:
         PrioritizedSampler.__init__(self, max_capacity, alpha, beta, eps, dtype, reduction)
         self._sizes(num_slices, slice_len, end_key, traj_key, truncated_key, strict_length)
+        self._given(trajectories, ends)
 
     def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
         """Choose first rows by their priorities, and the rows that follow them."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from tdstore.rl.storages.table import Ints
 
@@ -47,6 +48,31 @@ class Growing:
         self._first += count
 
 
+class RowMarks(NamedTuple):
+    """Where trajectories are, for all rows of a storage, in the order of its slots."""
+
+    values: Tensor
+    are_ends: bool
+    """Whether values are true in last rows; else they are the same in all rows of a trajectory."""
+
+    def at(self, slots: Ints) -> Tensor:
+        """Values of slots.
+
+        Raises:
+            ValueError: the storage has more of them.
+        """
+        if len(slots) and int(slots.max()) >= len(self.values):
+            name = "ends" if self.are_ends else "trajectories"
+            raise ValueError(f"{name}= has values for {len(self.values)} rows, and the storage has more")
+        return self.values[torch.from_numpy(slots)]
+
+
+def row_marks(trajectories: Any, ends: Any) -> RowMarks:
+    """Marks of rows, from one of the two tensors."""
+    values = torch.as_tensor(ends if trajectories is None else trajectories).detach().cpu()
+    return RowMarks(values.reshape(-1), trajectories is None)
+
+
 class Trajectories:
     """The trajectories of a storage, as positions in the order in which rows were written.
 
@@ -56,11 +82,13 @@ class Trajectories:
     Args:
         end_key: entry that is true in the last row of a trajectory.
         traj_key: entry that is the same in all rows of a trajectory; over `end_key`.
+        marks: values for the rows, over both entries.
         lane: which of the slots of a row is looked at, where rows have several.
     """
 
-    def __init__(self, end_key: Any, traj_key: Any, lane: int = 0) -> None:
+    def __init__(self, end_key: Any, traj_key: Any, marks: RowMarks | None = None, lane: int = 0) -> None:
         self.end_key, self.traj_key, self.lane = end_key, traj_key, lane
+        self.marks = marks
         self._starts = Growing()
         self._oldest = self._newest = 0
         self._epoch = -1
@@ -111,12 +139,12 @@ class Trajectories:
     def _begins(self, storage: Any, slots: Ints) -> npt.NDArray[np.bool_]:
         """For rows that follow those read before: whether a trajectory begins with each."""
         key = self.end_key if self.traj_key is None else self.traj_key
-        column = storage.column(key, slots)
+        column = storage.column(key, slots) if self.marks is None else self.marks.at(slots)
         if column is None:
             raise KeyError(f"the rows have no entry {key!r}, which tells where trajectories end")
         values = column.reshape(len(slots), -1).cpu()
         first = np.empty(len(slots), bool)
-        if self.traj_key is None:
+        if self.traj_key is None if self.marks is None else self.marks.are_ends:
             ends = values.bool().any(1).numpy()
             first[0], first[1:] = self._ended, ends[:-1]
             self._ended = bool(ends[-1])
@@ -175,11 +203,11 @@ class ParallelTrajectories:
     A position has the lane in its high bits, so that rows of a trajectory follow one another here too.
 
     Args:
-        end_key, traj_key: as of `Trajectories`.
+        end_key, traj_key, marks: as of `Trajectories`.
     """
 
-    def __init__(self, end_key: Any, traj_key: Any) -> None:
-        self.end_key, self.traj_key = end_key, traj_key
+    def __init__(self, end_key: Any, traj_key: Any, marks: RowMarks | None = None) -> None:
+        self.end_key, self.traj_key, self.marks = end_key, traj_key, marks
         self._each: list[Trajectories] = []
         self._begins = self._lengths = np.zeros(0, np.int64)
 
@@ -187,7 +215,7 @@ class ParallelTrajectories:
         """Read the rows that were appended since, or all of them after another kind of change."""
         lanes = _lanes(storage)
         if len(self._each) != lanes:
-            self._each = [Trajectories(self.end_key, self.traj_key, lane) for lane in range(lanes)]
+            self._each = [Trajectories(self.end_key, self.traj_key, self.marks, lane) for lane in range(lanes)]
         spans = []
         for lane, one in enumerate(self._each):
             one.look(storage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 from abc import ABC, abstractmethod
@@ -265,25 +266,38 @@ class TensorDictMaxValueWriter(Writer):
         ranks, length = self._values(data, n), len(storage)
         if len(self._ranks) != length:
             self._ranks = self._values(storage.get(slice(None)), length) if length else np.zeros(0)
-        everything = np.concatenate([self._ranks, ranks])
-        capacity = storage.max_size
-        kept = np.arange(len(everything))
-        if len(everything) > capacity:  # of equal values the older ones stay
-            order = np.lexsort((np.arange(len(everything)), -everything))
-            kept = np.sort(order[:capacity])
-        new = kept[kept >= length] - length
-        gone = np.setdiff1d(np.arange(length), kept)
-        rows = np.concatenate([np.arange(length, min(capacity, length + len(new))), gone])[: len(new)].astype(np.int64)
-        index = np.full(n, -1, np.int64)
+        index, ordered = self._placed(ranks, min(storage.max_size, length + n))
+        new = np.flatnonzero(index >= 0)
         if len(new):
-            storage.set(torch.from_numpy(rows), data[torch.from_numpy(new)])
-            index[new] = rows
-            self._ranks = np.concatenate([self._ranks, np.zeros(max(0, int(rows.max()) + 1 - length))])
-            self._ranks[rows] = ranks[new]
+            storage.set(torch.from_numpy(index[new]), data[torch.from_numpy(new)])
+            self._ranks = ordered
         self._count += n
         made = torch.from_numpy(index)
         _tell(storage, made[made >= 0])
         return made
+
+    def _placed(self, ranks: Any, capacity: int) -> tuple[Ints, Any]:
+        """Rows for new values, one after the other: a free one, or that of the smallest value if it is smaller.
+
+        Returns:
+            A row for each value, -1 for those that have none in the end, and the values of all rows after that.
+        """
+        index = np.full(len(ranks), -1, np.int64)
+        length = len(self._ranks)
+        free = capacity - length
+        after = np.concatenate([self._ranks, ranks[:free]])
+        owner = np.concatenate([np.full(length, -1), np.arange(free)])
+        smallest = list(zip(after.tolist(), range(capacity), strict=True))
+        heapq.heapify(smallest)
+        for number in (free + np.flatnonzero(ranks[free:] > smallest[0][0])).tolist():
+            value = float(ranks[number])
+            if value > smallest[0][0]:
+                row = smallest[0][1]
+                heapq.heapreplace(smallest, (value, row))
+                after[row], owner[row] = value, number
+        written = np.flatnonzero(owner >= 0)
+        index[owner[written]] = written
+        return index, after
 
     def empty(self) -> None:
         """Forget the values."""

@@ -512,7 +512,7 @@ def test_slices_of_several_environments(sampler, key):
     rb = TensorDictReplayBuffer(storage=storage, sampler=sampler(slice_len=3, **key), batch_size=12)
     at = 0
     for n in (6, 7, 3, 6, 10, 1, 2):  # around the end of the ring, at each place in it
-        rb.extend(parallel(at, n))
+        rb.extend(parallel(at, n).transpose(0, 1))
         at += n
         seen = set()
         for _ in range(20):
@@ -527,7 +527,7 @@ def test_slices_of_several_environments(sampler, key):
 
 def test_prioritized_slices_of_several_environments():
     sampler = PrioritizedSliceSampler(30, 1.0, 0.5, slice_len=3, traj_key="episode")
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(30, ndim=2), sampler=sampler, batch_size=12)
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(30, ndim=2), sampler=sampler, batch_size=12, dim_extend=0)
     rb.extend(parallel(0, 8))
     assert is_in_pieces(rb.sample(), 3)
     slots = torch.cartesian_prod(torch.arange(8), torch.arange(3))
