@@ -3,6 +3,9 @@
 A finalizer may run in any thread, at any line, with any lock held. So it does no I/O here: it puts what has to be done
 into a queue. A background thread does it soon; `settle` does it at once. What is left at the end of the interpreter, or
 of a process of `multiprocessing`, is done there.
+
+The thread waits for `DELAY` seconds first. Programs drop a dataset and remove its folder in one breath, as the end of
+a `with TemporaryDirectory()` does; a commit that writes files meanwhile would make the removal fail.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import logging
 import multiprocessing
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +26,8 @@ from typing import Protocol
 from tdstore.header import Header
 
 logger = logging.getLogger("tdstore")
+DELAY = 0.3
+"""Seconds between a drop and what the background thread does about it."""
 
 
 class Closable(Protocol):
@@ -63,11 +69,12 @@ class Ending:
         ['committed']
     """
 
-    __slots__ = ("__weakref__", "_action", "_owner", "_pid", "_place")
+    __slots__ = ("__weakref__", "_action", "_due", "_owner", "_pid", "_place")
 
     def __init__(self, owner: object | None, action: Callable[[], None], place: str) -> None:
         self._action: Callable[[], None] | None = action
         self._place = place
+        self._due: float | None = None
         self._pid = os.getpid()
         self._owner = None if owner is None else weakref.ref(owner, self._dropped)
         _state.endings[id(self)] = self
@@ -91,7 +98,8 @@ class Ending:
         return action if self._pid == os.getpid() else None
 
     def _dropped(self, _: object) -> None:
-        # In a finalizer: these two are re-entrant, and nothing else is done here.
+        # In a finalizer: these are re-entrant, and nothing else is done here.
+        self._due = time.monotonic() + DELAY
         _state.dropped[id(self)] = self
         _state.queue.put(self)
 
@@ -100,7 +108,22 @@ class Ending:
         try:
             self()
         except Exception as error:
-            logger.error("tdstore: %s has uncommitted changes, and they are lost: %s", self._place, error)
+            if self._due is not None and threading.current_thread() is _state.thread and not _is_gone(self._place):
+                _state.ended.wait(DELAY)  # perhaps a removal is under way
+            dropped_and_removed = self._due is not None and _is_gone(self._place)
+            level = logging.DEBUG if dropped_and_removed else logging.ERROR
+            logger.log(level, "tdstore: %s has uncommitted changes, and they are lost: %s", self._place, error)
+
+    def _wait(self, ended: threading.Event) -> None:
+        """Wait until it is due, unless it was done or the process ends before."""
+        if self._action is not None and self._due is not None:
+            ended.wait(max(0.0, self._due - time.monotonic()))
+
+
+def _is_gone(place: str) -> bool:
+    """Whether a place was a local path, and was removed with all that could be lost there."""
+    path = place.partition("://")[2] or place
+    return os.path.isabs(path) and not os.path.lexists(path)
 
 
 class _State:
@@ -119,7 +142,7 @@ class _State:
         """Held while queued actions run, and around a fork."""
         self.starting = threading.Lock()
         self.thread: threading.Thread | None = None
-        self.ended = False
+        self.ended = threading.Event()
 
 
 _state = _State()
@@ -157,6 +180,7 @@ def settle() -> None:
 
 def _work(state: _State) -> None:
     while (ending := state.queue.get()) is not None:
+        ending._wait(state.ended)
         with state.running:
             ending._report()
         del ending  # it holds a store until the next one comes
@@ -164,7 +188,7 @@ def _work(state: _State) -> None:
 
 def _start() -> None:
     state = _state
-    if state.thread is None and not state.ended:
+    if state.thread is None and not state.ended.is_set():
         with state.starting:
             if state.thread is None:
                 state.thread = threading.Thread(target=_work, args=(state,), name="tdstore-closing", daemon=True)
@@ -174,7 +198,7 @@ def _start() -> None:
 def _end() -> None:
     """Close everything. Only what was registered by this process is in the state."""
     state = _state
-    state.ended = True
+    state.ended.set()
     settle()
     for ending in list(state.endings.values()):
         with state.running:
@@ -206,7 +230,7 @@ def _before_threads_end() -> None:
     # Executors take no work once the main thread ended, and processes of multiprocessing do not run atexit hooks.
     # What `concurrent.futures` uses for the same reason; without it, `atexit` alone is left.
     register_hook = getattr(threading, "_register_atexit", None)
-    if register_hook is not None and not _state.ended:
+    if register_hook is not None and not _state.ended.is_set():
         with suppress(RuntimeError):  # the main thread ended, and this is another one: `atexit` is left
             register_hook(_end_in_time)
 

@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -97,6 +98,36 @@ def test_called_it_raises_and_dropped_it_reports(capsys: pytest.CaptureFixture[s
     gc.collect()
     lifetime.settle()
     assert "runs/7 has uncommitted changes, and they are lost: the disk is full" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["x", "x.tdz", "file"])
+def test_a_folder_that_is_removed_after_a_drop_stays_removed(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is written while it is removed, nor made anew, and changes of what is gone are nobody's loss."""
+    monkeypatch.setattr(lifetime, "DELAY", 30.0)  # however slow the machine is
+    for _ in range(10):
+        with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+            place = f"file://{folder}/x" if where == "file" else f"{folder}/{where}"
+            td = tdstore.TensorDict({"a": torch.zeros(50, 300), "n": {"b": torch.zeros(50)}}, [50]).save(place)
+            td.set_at_("a", torch.ones(300), 3)
+            del td
+            gc.collect()
+    lifetime.settle()
+    assert capsys.readouterr().err == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_drop_whose_place_is_there_still_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise OSError("the disk is full")
+
+    owner = Owner()
+    Ending(owner, fail, f"zarr://{tmp_path}")
+    del owner
+    gc.collect()
+    lifetime.settle()
+    assert "has uncommitted changes, and they are lost" in capsys.readouterr().err
 
 
 def test_a_forked_child_leaves_alone_what_its_parent_has() -> None:

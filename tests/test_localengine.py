@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -117,3 +118,12 @@ def test_the_registry_knows_local_urls(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"1"
     with pytest.raises((MissingDependencyError, UnknownBackendError)):
         Registry().engine("nosuch://x")
+
+
+def test_a_folder_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
+    engine = LocalEngine(tmp_path / "store")
+    engine.put("a", b"1")
+    shutil.rmtree(tmp_path / "store")
+    with pytest.raises(StoreNotFoundError, match="store"):
+        engine.put("a", b"2")
+    assert not (tmp_path / "store").exists()

@@ -19,7 +19,7 @@ class LocalEngine(Engine):
     """Files below a folder; no link is followed, and nothing outside of the folder is reached.
 
     Args:
-        root: the folder. It is made when something is first put there.
+        root: the folder. It is made when something is first put there, and not again when somebody removed it.
         writable: False refuses `put` and `delete`.
         durable: puts survive a power loss (fsync of the file and of its folder).
 
@@ -35,6 +35,8 @@ class LocalEngine(Engine):
         self.url = self.root
         self._writable = writable
         self._durable = durable
+        self._seen = False
+        """Whether the folder was there: one that was removed since is not made again."""
 
     @property
     def can(self) -> EngineCap:
@@ -92,8 +94,10 @@ class LocalEngine(Engine):
         self._check_writable()
         where, parts = self.where(key), self._parts(key)
         with files.io_errors(where, "cannot write"):
-            os.makedirs(self.root, exist_ok=True)
+            if not self._seen:
+                os.makedirs(self.root, exist_ok=True)
             root = files.open_dir(self.root)
+            self._seen = True
             try:
                 parent = files.Tree(root)
                 folder = parent.folder(parts[:-1], create=True)
@@ -162,6 +166,7 @@ class LocalEngine(Engine):
     def _tree(self, key: str) -> Iterator[files.Tree]:
         with files.io_errors(self.where(key), writing=False):
             root = files.open_dir(self.root)
+        self._seen = True
         try:
             tree = files.Tree(root)
             try:
