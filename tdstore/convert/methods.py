@@ -15,7 +15,7 @@ from tdstore.convert.tables import arrow, files, mds, pandas
 
 
 def _maker(fn: Callable[..., Any]) -> Any:
-    """A class method that is a function, with its documentation and signature."""
+    """Build a class method from a function, with its documentation and signature."""
 
     @functools.wraps(fn)
     def make(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +59,7 @@ class ConvertMixin(Container):
         batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
     ) -> Any:
-        """As `from_dict`, where nested dicts take the classes that the entries of this TensorDict have."""
+        """Build as `from_dict`, where nested dicts take the classes that the entries of this TensorDict have."""
         return python.from_dict_instance(self, input_dict, auto_batch_size, batch_size, device, batch_dims, names)
 
     def tolist(
@@ -70,7 +70,7 @@ class ConvertMixin(Container):
         tolist_first: bool = False,
         as_linked_list: bool = False,
     ) -> Any:
-        """Nested lists over the batch dimensions, of a dict per position; without batch dimensions, that dict.
+        """Return nested lists over the batch dimensions, of a dict per position; without batch dimensions, that dict.
 
         Args:
             convert_nodes: False keeps TensorDicts instead of dicts.
@@ -88,7 +88,7 @@ class ConvertMixin(Container):
         return python.to_list(self, convert_nodes, convert_tensors, tolist_first)
 
     def to_namedtuple(self, dest_cls: type | None = None) -> Any:
-        """A named tuple of the entries; nested TensorDicts become named tuples too.
+        """Convert to a named tuple of the entries; nested TensorDicts become named tuples too.
 
         Args:
             dest_cls: its class; default: one called `GenericDict` with a field per entry.
@@ -99,7 +99,7 @@ class ConvertMixin(Container):
         return python.to_namedtuple(self, dest_cls)
 
     def to_pytree(self) -> Any:
-        """The lists, tuples, dicts and named tuples that `from_pytree` was given, around tensors.
+        """Return the lists, tuples, dicts and named tuples that `from_pytree` was given, around tensors.
 
         A TensorDict that was not made by `from_pytree` is returned itself.
         """
@@ -107,7 +107,7 @@ class ConvertMixin(Container):
 
     # -- numpy -------------------------------------------------------------------------------
     def numpy(self) -> Any:
-        """Nested dicts of numpy arrays, which share memory with the tensors; values as they are.
+        """Return nested dicts of numpy arrays, which share memory with the tensors; values as they are.
 
         Raises:
             TypeError: a dtype that numpy lacks, such as bfloat16. RuntimeError: a tensor that requires a gradient.
@@ -115,7 +115,8 @@ class ConvertMixin(Container):
         return arrays.to_numpy(self)
 
     def to_struct_array(self) -> Any:
-        """A structured numpy array of the batch's shape with a field per entry, nested TensorDicts as nested fields.
+        """Convert to a structured numpy array of the batch's shape with a field per entry, nested TensorDicts as nested
+        fields.
 
         A stored TensorDict is read in blocks of rows.
 
@@ -130,7 +131,7 @@ class ConvertMixin(Container):
 
     # -- tables ------------------------------------------------------------------------------
     def to_arrow(self, *, separator: str | None = None) -> Any:
-        """An Arrow table with a row per element of the first batch dimension.
+        """Convert to an Arrow table with a row per element of the first batch dimension.
 
         Contiguous tensors of one number per row share their memory with it. Further dimensions become lists of fixed
         length, nested TensorDicts structs, or with a `separator` columns. bfloat16 and float8 become float32.
@@ -141,7 +142,7 @@ class ConvertMixin(Container):
         return arrow.to_arrow(self, separator)
 
     def to_pandas(self, *, separator: str | None = None) -> Any:
-        """A pandas frame with a row per element of the first batch dimension.
+        """Convert to a pandas frame with a row per element of the first batch dimension.
 
         Args:
             separator: between the keys of nested entries in the names of their columns.
@@ -227,7 +228,7 @@ class ConvertMixin(Container):
         safetensors_files.to_safetensors(self, path, separator, metadata)
 
     def to_padded_tensor(self, padding: float = 0.0, mask_key: Any = None) -> Any:
-        """A TensorDict whose ragged entries (nested tensors, and entries of lazy stacks that differ) are padded.
+        """Pad the ragged entries (nested tensors, and entries of lazy stacks that differ) of a TensorDict.
 
         Args:
             padding: fills what is missing.

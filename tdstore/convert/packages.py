@@ -14,7 +14,7 @@ def _missing(package: str, error: ImportError) -> NoReturn:
 
 
 def pandas() -> Any:
-    """The module `pandas`."""
+    """Import the module `pandas`."""
     try:
         import pandas  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as error:
@@ -23,7 +23,7 @@ def pandas() -> Any:
 
 
 def pyarrow() -> Any:
-    """The module `pyarrow`."""
+    """Import the module `pyarrow`."""
     try:
         import pyarrow  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as error:
@@ -32,7 +32,7 @@ def pyarrow() -> Any:
 
 
 def parquet() -> Any:
-    """The module `pyarrow.parquet`."""
+    """Import the module `pyarrow.parquet`."""
     try:
         import pyarrow.parquet  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as error:
@@ -41,7 +41,7 @@ def parquet() -> Any:
 
 
 def safetensors() -> Any:
-    """The module `safetensors.torch`, and with it `safetensors`."""
+    """Import the module `safetensors.torch`, and with it `safetensors`."""
     try:
         import safetensors.torch
     except ImportError as error:
@@ -50,7 +50,7 @@ def safetensors() -> Any:
 
 
 def mds_writer() -> Any:
-    """The class `streaming.MDSWriter`."""
+    """Import the class `streaming.MDSWriter`."""
     try:
         from streaming import MDSWriter  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as error:

@@ -16,12 +16,12 @@ _NARROW = (torch.int8, torch.int16)
 
 
 def as_terms(index: Any) -> tuple[Any, ...]:
-    """An index as a tuple of terms."""
+    """Return an index as a tuple of terms."""
     return index if isinstance(index, tuple) else (index,)
 
 
 def torch_terms(terms: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What torch misreads as tensors: an empty list it takes for floats, a range or an int16 tensor not at all."""
+    """Convert terms that torch misreads as tensors: an empty list (taken for floats), a range, an int16 tensor."""
     made = tuple(map(_torch_term, terms))
     rows = [t for t in made if isinstance(t, Tensor) and t.dtype is not torch.bool]
     if len(rows) < 2 or all(t.numel() for t in rows):
@@ -42,7 +42,9 @@ def _torch_term(term: Any) -> Any:
 
 
 def spelled_out(terms: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
-    """As `torch_terms`, the ellipsis as slices of `ndim` batch dimensions: it ends where the features begin."""
+    """Convert as `torch_terms`, with the ellipsis as slices of `ndim` batch dimensions: it ends where the features
+    begin.
+    """
     terms = torch_terms(terms)
     for at, term in enumerate(terms):
         if term is Ellipsis:
@@ -54,7 +56,7 @@ def spelled_out(terms: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
 
 
 def dims_used(term: Any) -> int:
-    """How many dimensions a term of `torch_terms` stands for: a mask for as many as it has, None and bools for none."""
+    """Count the dimensions that a term of `torch_terms` consumes: those of a mask, none for None and bools."""
     if term is None or isinstance(term, (bool, np.bool_)):
         return 0
     if isinstance(term, Tensor):
@@ -63,7 +65,7 @@ def dims_used(term: Any) -> int:
 
 
 def indexed_names(names: Names, index: Any, ndim: int) -> Names:
-    """Names after indexing: an int drops its dimension's, None inserts None, rows keep it, masks lose it."""
+    """Return the names after indexing: an int drops its dimension's, None inserts None, rows keep it, masks lose it."""
     if names is None:
         return None
     terms = spelled_out(as_terms(index), ndim)

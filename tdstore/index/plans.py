@@ -86,7 +86,7 @@ def _inverse(order: Sequence[int]) -> list[int]:
 
 
 def _rows_or_slice(rows: Tensor) -> Tensor | slice:
-    """A slice where rows follow each other without a gap."""
+    """Return a slice where rows follow each other without a gap."""
     count = len(rows)
     if count == 0:
         return slice(0, 0, 1)
@@ -360,7 +360,7 @@ def _group(
 
 
 def _changes(columns: Sequence[_Ints]) -> _Ints:
-    """Where a new combination begins in sorted columns (0 first; there is at least one element)."""
+    """Return where a new combination begins in sorted columns (0 first; there is at least one element)."""
     if not columns:
         return np.zeros(1, dtype=np.int64)
     new = np.zeros(len(columns[0]), dtype=bool)

@@ -23,7 +23,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def index_shape(shape: Sequence[int], index: StoreIndex) -> tuple[int, ...]:
-    """The shape of `leaf[index]`."""
+    """Return the shape of `leaf[index]`."""
     head = (len(t) if isinstance(t, Tensor) else len(range(t.start, t.stop, t.step)) for t in index)
     return (*head, *shape[len(index) :])
 
@@ -47,7 +47,7 @@ def check_values(places: Iterable[tuple[Write, Sequence[int], torch.dtype]]) -> 
 
 
 def byte_ranges(shape: Sequence[int], itemsize: int, index: StoreIndex) -> Ints:
-    """Where the bytes of `leaf[index]` lie in a C-order array: `[n, 2]`, start and stop, in the order of the result.
+    """Locate the bytes of `leaf[index]` in a C-order array: `[n, 2]`, start and stop, in the order of the result.
 
     Ranges that touch in that order are joined, so a slice of rows is one range whatever its length.
 
@@ -97,7 +97,7 @@ def join(ranges: Ints) -> Ints:
 
 
 def cover(ranges: Ints, gap: int = GAP) -> Ints:
-    """Sorted disjoint ranges that hold all of `ranges`; those at most `gap` bytes apart are made one.
+    """Merge ranges into sorted disjoint ones; those at most `gap` bytes apart become one.
 
     Example:
         >>> cover(np.array([[100, 110], [0, 10], [12, 20]]), gap=4).tolist()
@@ -113,7 +113,8 @@ def cover(ranges: Ints, gap: int = GAP) -> Ints:
 
 
 def cover_objects(objects: Ints, ranges: Ints, gap: int = GAP) -> tuple[Ints, Ints]:
-    """As `cover`, of ranges of many objects at once: `objects` has a number for each range; both come back sorted.
+    """Merge ranges of many objects at once, as `cover` does: `objects` has a number for each range; both come back
+    sorted.
 
     Example:
         >>> objects, ranges = cover_objects(np.array([1, 0, 1]), np.array([[5, 9], [0, 3], [0, 4]]), gap=1)
@@ -183,7 +184,7 @@ class Batch(Generic[Key]):
         return self._numbers.setdefault(key, len(self._numbers))
 
     def requests(self) -> list[tuple[Key, int, int]]:
-        """What will be fetched, in order of object and offset."""
+        """Return what will be fetched, in order of object and offset."""
         return self._parts(self._covered())
 
     def _covered(self) -> list[tuple[Key, int, int]]:
@@ -222,7 +223,7 @@ class Batch(Generic[Key]):
             blocks.append(parts[0] if len(parts) == 1 else memoryview(b"".join(parts)))
 
     def take(self, key: Key, start: int, stop: int) -> memoryview:
-        """The bytes `[start, stop)`, which must lie in a range that was asked for; no copy."""
+        """Return the bytes `[start, stop)` without a copy; they must lie in a requested range."""
         starts, blocks = self._blocks[key]
         i = bisect.bisect_right(starts, start) - 1
         at = starts[i]

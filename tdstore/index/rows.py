@@ -134,7 +134,7 @@ def scatter(leaf: Tensor, index: StoreIndex, value: Tensor) -> None:
 
 
 def put_rows(leaf: Tensor, rows: Tensor, value: Tensor) -> None:
-    """`leaf[rows] = value` for rows that were checked; the last of repeated ones wins, as far as torch knows order.
+    """Write `leaf[rows] = value` for checked rows; the last of repeated rows wins, as far as torch knows order.
 
     Args:
         value: of the shape `[len(rows), *leaf.shape[1:]]`, on any device.
@@ -153,7 +153,7 @@ def put_rows(leaf: Tensor, rows: Tensor, value: Tensor) -> None:
 
 
 def put(leaf: Tensor, terms: tuple[Any, ...], value: Tensor) -> None:
-    """`leaf[terms] = value` for any torch index and every dtype; `value` has the leaf's dtype."""
+    """Write `leaf[terms] = value` for any torch index and every dtype; `value` has the leaf's dtype."""
     try:
         if len(terms) == 1 and _whole_rows(leaf, terms[0], value):
             _copy_rows(leaf, terms[0], value)
@@ -166,7 +166,7 @@ def put(leaf: Tensor, terms: tuple[Any, ...], value: Tensor) -> None:
 
 
 def _whole_rows(leaf: Tensor, rows: Any, value: Tensor) -> bool:
-    """Whether numpy may do it, which copies rows whole; torch goes element by element, 100 times slower for frames."""
+    """Check whether numpy can copy whole rows; torch goes element by element, 100 times slower for frames."""
     return (
         type(rows) is Tensor
         and rows.dtype is torch.int64
@@ -370,7 +370,7 @@ def check_indices(places: Iterable[tuple[StoreIndex, Sequence[int]]]) -> None:
 
 
 def out_of_range(index: int, dim: int, size: int) -> IndexError:
-    """The error for an index outside its dimension."""
+    """Create the error for an index outside its dimension."""
     return IndexError(f"index {index} is out of range for dimension {dim} with size {size}")
 
 
@@ -386,7 +386,7 @@ def as_slice(index: slice, size: int) -> range:
 
 
 def to_slice(positions: range) -> slice:
-    """The slice of a `StoreIndex` that selects `positions` (increasing, in range)."""
+    """Return the slice of a `StoreIndex` that selects `positions` (increasing, in range)."""
     if not positions:
         return slice(0, 0, 1)
     if len(positions) == 1:
@@ -429,13 +429,13 @@ def as_rows(index: object, size: int, dim: int = 0) -> Tensor | slice | None:
 
 
 def mask_mismatch(mask: Sequence[int], dim: int, sizes: Sequence[int]) -> IndexError:
-    """The error for a mask whose shape is not that of the dimensions it stands for."""
+    """Create the error for a mask whose shape differs from that of its dimensions."""
     dims = f"dimension {dim}" if len(mask) == 1 else f"dimensions {dim} to {dim + len(mask) - 1}"
     return IndexError(f"a mask of shape {list(mask)} does not match {dims} of shape {list(sizes)}")
 
 
 def nested_over(values: Tensor, sizes: Tensor) -> Tensor:
-    """A nested tensor (strided) over elements that lie one row after the other, sharing their memory.
+    """Build a nested tensor (strided) over elements stored one row after the other, sharing their memory.
 
     Args:
         values: the elements `[total]`.
@@ -452,7 +452,7 @@ def nested_over(values: Tensor, sizes: Tensor) -> Tensor:
 
 
 def _alone(values: Tensor) -> Tensor:
-    """The same elements as the whole of a storage: torch takes the storage of a buffer, wherever in it that begins."""
+    """Return the elements as the whole of a storage: torch takes the storage of a buffer, wherever the view begins."""
     if values.untyped_storage().nbytes() == values.nbytes:
         return values
     if values.device.type != "cpu":

@@ -45,7 +45,7 @@ __all__ = [
 
 
 def index_shape(shape: Iterable[int], index: object) -> torch.Size:
-    """Tell the batch size that `index` gives of a batch of `shape`, without touching data.
+    """Return the batch size of `batch[index]` for a batch of `shape`, without touching data.
 
     Raises:
         IndexError: as `Selection.__getitem__`.
@@ -114,7 +114,7 @@ class Selection:
         return _make(self.src_shape, work.terms, work.layout)
 
     def _rows_of_one_dimension(self, index: Tensor) -> Selection | None:
-        """What is asked for most, in less time; None for anything else."""
+        """Parse the commonest index, rows of one dimension, in less time; return None for anything else."""
         if index.ndim != 1 or index.dtype is not torch.int64 or not index.is_cpu or len(self._layout) != 1:
             return None
         term = self._terms[0] if len(self._terms) == 1 else None
@@ -137,7 +137,7 @@ class Selection:
         )
 
     def by_dimension(self) -> tuple[int | slice | Tensor, ...] | None:
-        """What is selected of each source dimension by itself; None where dimensions go together or are new."""
+        """Return what is selected of each source dimension; None where dimensions are indexed together or are new."""
         order = [axis.n for axis in self._layout if axis.kind == "dim"]
         if len(order) != len(self._layout) or order != sorted(order):
             return None
@@ -147,7 +147,7 @@ class Selection:
 
     @property
     def is_one(self) -> bool:
-        """Whether all that is selected is one position of the source."""
+        """Whether the selection is one position of the source."""
         return all(axis.kind == "new" for axis in self._layout)
 
     def check_there(self, shape: Sequence[int]) -> None:
@@ -180,7 +180,7 @@ class Selection:
         return plan
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Without the plans."""
+        """Leave the cached plans out of the pickle."""
         return rebuild, ("Selection", self.src_shape, self.shape, self._terms, self._layout)
 
     def __repr__(self) -> str:
@@ -188,7 +188,7 @@ class Selection:
 
 
 def _last(term: Term) -> int:
-    """The last position of a term; -1 if it has none."""
+    """Return the last position of a term; -1 if it has none."""
     if isinstance(term, int):
         return term
     if isinstance(term, range):
@@ -243,7 +243,7 @@ def _sizes(terms: list[Term], layout: Iterable[Axis]) -> list[int]:
 
 
 def _pick(term: Term, positions: Tensor) -> Tensor:
-    """The source positions at `positions` of one dimension."""
+    """Return the source positions at `positions` of one dimension."""
     if isinstance(term, range):
         if term.step != 1:
             positions = positions * term.step
@@ -403,7 +403,7 @@ class _Indexing:
 
 
 def _consumes(term: object) -> int:
-    """How many dimensions a term stands for."""
+    """Count the dimensions that a term consumes."""
     if term is None or isinstance(term, (bool, EllipsisType)):
         return 0
     return term.ndim if isinstance(term, Tensor) and term.dtype is torch.bool else 1

@@ -15,7 +15,7 @@ LENGTHS: tuple[Any, ...] = (int, torch.SymInt)
 
 
 def as_size(value: Any) -> torch.Size:
-    """A batch size from an int, any iterable of ints, or None (`torch.Size([])`)."""
+    """Convert an int, any iterable of ints, or None (`torch.Size([])`) to a batch size."""
     if type(value) is torch.Size:
         return value
     if value is None:
@@ -29,14 +29,14 @@ def as_size(value: Any) -> torch.Size:
 
 
 def flat_args(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """`f(2, 3)` and `f((2, 3))` alike, as torch's shape arguments."""
+    """Accept `f(2, 3)` and `f((2, 3))` alike, as torch's shape arguments."""
     if len(args) == 1 and not isinstance(args[0], LENGTHS):
         return tuple(args[0])
     return args
 
 
 def as_dim(dim: int, ndim: int, what: str = "batch dimensions") -> int:
-    """A non-negative dimension.
+    """Return a dimension as a non-negative number.
 
     Raises:
         DimensionError: outside `[-ndim, ndim)`.
@@ -66,7 +66,7 @@ def view_shape(old: Sequence[int], new: Sequence[int]) -> torch.Size:
 
 
 def expand_shape(old: Sequence[int], new: Sequence[int]) -> torch.Size:
-    """The batch size that `expand(*new)` gives (-1 keeps a dimension).
+    """Return the batch size after `expand(*new)` (-1 keeps a dimension).
 
     Raises:
         BatchSizeError: a dimension that is neither 1 nor the size asked for.
@@ -85,7 +85,7 @@ def expand_shape(old: Sequence[int], new: Sequence[int]) -> torch.Size:
 
 
 def split_sizes(length: int, size: int | Sequence[int]) -> list[int]:
-    """Lengths of the pieces of `split(size)`.
+    """Return the lengths of the pieces of `split(size)`.
 
     Raises:
         BatchSizeError: the pieces do not add up to `length`. ValueError: a size below 1.
@@ -100,14 +100,14 @@ def split_sizes(length: int, size: int | Sequence[int]) -> list[int]:
 
 
 def chunk_size(length: int, chunks: int) -> int:
-    """Length of the pieces of `chunk(chunks)`, the last of which may be shorter."""
+    """Return the length of the pieces of `chunk(chunks)`, the last of which may be shorter."""
     if chunks < 1:
         raise ValueError(f"chunks must be at least 1, not {chunks}")
     return max(1, -(-length // chunks))
 
 
 def common_prefix(shapes: Iterable[Sequence[int]]) -> torch.Size:
-    """The longest shape that all shapes start with; `[]` when there are none."""
+    """Return the longest shape that all shapes start with; `[]` when there are none."""
     prefix: Sequence[int] | None = None
     for shape in shapes:
         if prefix is None:

@@ -18,19 +18,19 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
 def traced() -> bool:
-    """Whether values may be out of reach: under `torch.compile`, `torch.vmap` and the like, or `FakeTensorMode`."""
+    """Check whether values are out of reach: under `torch.compile`, `torch.vmap` and the like, or `FakeTensorMode`."""
     return is_compiling() or _level() is not None or fake_mode()
 
 
 def symbolic(size: Sequence[int]) -> bool:
-    """Whether lengths in a size may differ between runs of what `torch.export` makes of the code that runs now."""
+    """Check whether lengths in a size may differ between runs of a program that `torch.export` traces now."""
     if is_dynamo_compiling():
         return is_exporting()  # there symbolic lengths look like ints
     return fake_mode() and any(isinstance(n, torch.SymInt) for n in size)
 
 
 def fake_mode() -> bool:
-    """Whether the code runs in a `FakeTensorMode`: tensors have a shape and a dtype, and no values."""
+    """Check whether the code runs in a `FakeTensorMode`: tensors have a shape and a dtype, and no values."""
     return _mode(_FAKE) is not None
 
 
@@ -52,7 +52,9 @@ class mapping:  # noqa: N801  # read as a word: `with mapping():`
 
 
 def mapped() -> bool:
-    """Whether this runs in `torch.vmap`, `torch.func.grad` or their kin, which have no rules for fused kernels."""
+    """Check whether this runs in `torch.vmap`, `torch.func.grad` or their kin, which have no rules for fused
+    kernels.
+    """
     if is_dynamo_compiling():
         return _Mapping.depth > 0
     return _level() is not None
@@ -74,7 +76,7 @@ _LOOPS: dict[Any, Callable[..., list[Tensor]]] = {
 
 
 def one_by_one(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch._foreach_add` and its kin as the loops that they stand for, which vmap has rules for; others as given."""
+    """Replace `torch._foreach_add` and its kin by loops, which vmap has rules for; return other functions as given."""
     return _LOOPS.get(fn, fn)
 
 

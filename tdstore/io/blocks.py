@@ -18,7 +18,7 @@ Batch = list[tuple[Path, StoreIndex]]
 
 
 def row_ranges(rows: int, row_bytes: int, block_bytes: int | None = None) -> Iterator[tuple[int, int]]:
-    """Ranges of rows of at most `block_bytes` (`BLOCK_BYTES`) each; a single row may be larger."""
+    """Yield ranges of rows of at most `block_bytes` (`BLOCK_BYTES`) each; a single row may be larger."""
     step = max(1, (block_bytes or BLOCK_BYTES) // max(1, row_bytes))
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
@@ -31,7 +31,7 @@ def leaf_batches(
     *,
     dims: int = 1,
 ) -> Iterator[Batch]:
-    """Batches of `(path, index)` that cover all leaves, small leaves together, large ones in pieces.
+    """Yield batches of `(path, index)` that cover all leaves, small leaves together, large ones in pieces.
 
     Args:
         specs: the leaves, in order.
@@ -63,7 +63,7 @@ def pieces(
     *,
     dims: int = MAX_DIMS,
 ) -> Iterator[StoreIndex]:
-    """Indices that cut a leaf into blocks of at most `block_bytes`, in C order; `()` where it is one block.
+    """Yield indices that cut a leaf into blocks of at most `block_bytes`, in C order; `()` where it is one block.
 
     Example:
         >>> [index[0] for index in pieces((10, 4), 1, 12)]
@@ -80,7 +80,7 @@ def pieces(
 
 
 def _extent(shape: Sequence[int], itemsize: int, block_bytes: int, chunks: list[tuple[int, ...]]) -> list[int]:
-    """The shape of a block: of whole chunks of every kind if that fits, else of the first kind that does."""
+    """Return the shape of a block: of whole chunks of every kind if that fits, else of the first kind that does."""
     common = [tuple(map(math.lcm, *chunks))] if len(chunks) > 1 else []
     for unit in (*common, *chunks):
         extent = _grown(shape, itemsize, block_bytes, unit)
@@ -109,11 +109,11 @@ def _full_rank(chunk: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def padded(nbytes: int) -> int:
-    """Bytes that a piece takes in a buffer that many pieces share."""
+    """Return the bytes that a piece takes in a buffer of many pieces."""
     return -(-nbytes // ALIGN) * ALIGN
 
 
 def index_shape(shape: Sequence[int], index: StoreIndex) -> tuple[int, ...]:
-    """The shape of `leaf[index]` for an index of slices."""
+    """Return the shape of `leaf[index]` for an index of slices."""
     head = tuple(len(range(t.start, t.stop, t.step)) for t in index if isinstance(t, slice))
     return (*head, *shape[len(head) :])

@@ -42,7 +42,7 @@ class Checkpoints:
         self._due = time.monotonic() + self.every
 
     def reach(self, done: int) -> None:
-        """So many batches are done: commit if it is time."""
+        """Record that so many batches are done, and commit when it is time."""
         if time.monotonic() >= self._due:
             self.commit(done)
 
@@ -91,7 +91,7 @@ class Buffers:
         self._flat = torch.empty(nbytes, dtype=torch.uint8)
 
     def views(self, batch: Batch) -> list[Tensor]:
-        """Contiguous tensors of the shapes and dtypes of a batch."""
+        """Return contiguous tensors of the shapes and dtypes of a batch."""
         found, at = [], 0
         for path, index in batch:
             spec = self._specs[path]
@@ -104,7 +104,7 @@ class Buffers:
 
 
 def batch_bytes(specs: Mapping[Path, LeafSpec], batch: Batch, *, pad: bool = False) -> int:
-    """Bytes of a batch, or of the buffer that it needs."""
+    """Return the bytes of a batch, or of the buffer that it needs."""
     total = 0
     for path, index in batch:
         nbytes = specs[path].dtype.itemsize
@@ -166,7 +166,7 @@ def stream(
 
 @contextmanager
 def _kept(checkpoints: Checkpoints | None, done: Callable[[], int]) -> Iterator[None]:
-    """If the body fails after a checkpoint, keep what came after it, too."""
+    """Commit what came after the last checkpoint, too, if the body fails."""
     try:
         yield
     except BaseException as error:
@@ -193,7 +193,7 @@ def _compare(target: Store, batch: Batch, values: Sequence[Tensor], outs: Sequen
 
 
 def _place(value: Tensor, back: Tensor, index: StoreIndex) -> str:
-    """Which rows of the leaf differ."""
+    """Return which rows of the leaf differ."""
     if not value.ndim:
         return ""
     rows = (bits(value) != bits(back)).view(len(value), -1).any(1).nonzero().reshape(-1)
@@ -202,5 +202,5 @@ def _place(value: Tensor, back: Tensor, index: StoreIndex) -> str:
 
 
 def pieces_work(source: Cap, target: Cap, *, verify: bool) -> bool:
-    """Whether leaves can be moved in pieces; without these abilities they are moved whole."""
+    """Check whether leaves can be moved in pieces; without these abilities they are moved whole."""
     return Cap.PARTIAL_READ in source and Cap.PARTIAL_WRITE in target and (not verify or Cap.PARTIAL_READ in target)

@@ -28,7 +28,8 @@ def drop_behind(store: Store, path: Path, index: StoreIndex) -> None:
 
 
 def sent(leaf: Tensor) -> Tensor:
-    """A leaf as another process is to get it: a view of a mapped file as its place in the file, any other as it is.
+    """Return a leaf in the form for another process: a view of a mapped file as its place in the file, any other as it
+    is.
 
     A part of a file that has no name is given as a copy: the file ends with the process.
     """
@@ -43,6 +44,6 @@ def sent(leaf: Tensor) -> Tensor:
 
 
 def seen_by_others(leaf: Tensor) -> bool:
-    """Whether other processes can see the memory of a leaf: a mapped file without a name is of this process alone."""
+    """Check whether other processes can see the memory of a leaf: a mapped file without a name is private."""
     record: MappedFile | None = getattr(leaf.untyped_storage(), "tdstore_file", None)
     return leaf.is_shared() if record is None else record.name is not None

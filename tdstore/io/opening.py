@@ -31,7 +31,7 @@ Storage = str | Backend | None
 
 
 def find_backend(location: Location, storage: Storage, mode: Mode) -> tuple[Backend, str | None]:
-    """The backend of a location, and the location as text.
+    """Return the backend of a location, and the location as text.
 
     `storage` may be a URL itself; then it is the location. A local path that nothing claims is the
     default on-disk format when writing, unless its suffix is that of a file format (`FILE_SUFFIXES`).
@@ -88,7 +88,9 @@ def refuse_partial(header: Header, url: str, options: Mapping[str, Any]) -> None
 def open_unread(
     location: Location = None, *, storage: Storage = None, mode: Mode = "r", **options: Any
 ) -> tuple[Store, Backend]:
-    """As `open_store`, for who reads the header and passes it to `refuse_partial`: decoding one may take long."""
+    """Open as `open_store`, for callers that pass the header to `refuse_partial` themselves: decoding one may take
+    long.
+    """
     backend, text = find_backend(location, storage, mode)
     try:
         store = registry().open(backend, text, mode=mode, **options)
@@ -111,7 +113,7 @@ class Partial:
 
 
 def find_partial(backend: Backend, location: str | None, options: Mapping[str, Any]) -> Partial | None:
-    """The partial copy at a location; None if something else is there. Nothing is changed.
+    """Return the partial copy at a location; None if something else is there. Nothing is changed.
 
     Raises:
         StoreBusyError: somebody is writing there, perhaps the very copy.
@@ -164,7 +166,7 @@ def _refuse_file_suffix(location: str) -> None:
 
 
 def _not_found(location: str) -> StoreNotFoundError:
-    """The error of a path about which no backend knows anything."""
+    """Create the error for a path that no backend recognises."""
     if not os.path.exists(location):
         return StoreNotFoundError(f"nothing is stored at {location}", url=location)
     causes, error = _failed_plugins()
@@ -178,6 +180,6 @@ def _not_found(location: str) -> StoreNotFoundError:
 
 
 def _failed_plugins() -> tuple[str, PluginError | None]:
-    """What a message says of plugins that are not in use, and the error of the first."""
+    """Return the note on unavailable plugins for messages, and the error of the first."""
     failed = registry().failed()
     return "".join(f"; {error.message}" for error in failed), failed[0] if failed else None

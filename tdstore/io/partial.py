@@ -41,14 +41,14 @@ class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def with_mark(groups: Mapping[Path, Group], mark: Mark) -> Header:
-    """The header of a partial copy."""
+    """Return the header of a partial copy."""
     root = groups[()]
     extra = {**root.extra, KEY: msgspec.to_builtins(mark)}
     return Header({**groups, (): msgspec.structs.replace(root, extra=extra)})
 
 
 def mark_of(header: Header, url: str) -> Mark | None:
-    """The mark in a header; None when it is that of a whole dataset.
+    """Return the mark in a header; None when it is that of a whole dataset.
 
     Raises:
         CorruptStoreError: a malformed mark.
@@ -63,7 +63,7 @@ def mark_of(header: Header, url: str) -> Mark | None:
 
 
 def incomplete(mark: Mark, url: str) -> DirtyStoreError:
-    """The error for whoever opens a partial copy."""
+    """Create the error for opening a partial copy."""
     return DirtyStoreError(
         f"{url} is an incomplete copy of {mark.source}: {mark.done} of {mark.of} blocks are there, "
         f"the next is of {path_text(mark.at)}",
@@ -80,7 +80,7 @@ def incomplete(mark: Mark, url: str) -> DirtyStoreError:
 def plan_name(
     specs: Mapping[Path, LeafSpec], chunks: Mapping[Path, Any], options: Mapping[str, Any], blocks: tuple[int, int]
 ) -> str:
-    """A name for what is to be done: leaves with their options and chunks, options of the target, number of blocks."""
+    """Name a plan: leaves with their options and chunks, options of the target, number of blocks."""
     parts = [
         (path, spec.shape, spec.dtype, _told(spec.fill_value), _told(dict(spec.options)), chunks.get(path))
         for path, spec in specs.items()
@@ -97,7 +97,7 @@ def _told(value: object) -> str:
 
 
 def fingerprint(store: Store, location: object, groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec]) -> str:
-    """What tells a source from the same source after a change.
+    """Return a fingerprint that differs between a source and the same source after a change.
 
     The header and the specs; for local files also names, sizes and times; for others, and for leaves of
     short rows only, the first, middle and last row.
@@ -112,7 +112,7 @@ def fingerprint(store: Store, location: object, groups: Mapping[Path, Group], sp
 
 
 def local_path(location: object) -> str | None:
-    """Where a location is if it is on this machine's file system."""
+    """Return the path of a location on this machine's file system; None for other locations."""
     if not isinstance(location, (str, os.PathLike)):
         return None
     text = os.fspath(location)
@@ -142,7 +142,7 @@ def _samples(store: Store, specs: Mapping[Path, LeafSpec]) -> list[bytes]:
 
 
 def bits(value: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor, in C order."""
+    """Return the bytes of a tensor, in C order."""
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8) if plain.numel() else torch.empty(0, dtype=torch.uint8)
 

@@ -16,7 +16,7 @@ _FACTS = ("shape", "dtype", "fill_value")
 
 
 def apply_rules(specs: Mapping[Path, LeafSpec], rules: Rules) -> dict[Path, LeafSpec]:
-    """Give leaves the options of the rules that match them; of one option, the last rule that names it wins.
+    """Set the options of the rules that match each leaf; for one option, the last rule that names it wins.
 
     A tuple is matched part by part, a string against the whole path written with dots; `*`, `?` and `[...]`
     are wildcards. What matches a nested TensorDict matches every leaf in it.
@@ -42,7 +42,7 @@ def apply_rules(specs: Mapping[Path, LeafSpec], rules: Rules) -> dict[Path, Leaf
 
 
 def matches(pattern: NestedKey, path: Path) -> bool:
-    """Whether a pattern matches a leaf, or a TensorDict that it lies in."""
+    """Check whether a pattern matches a leaf, or a TensorDict above it."""
     above = (path[:depth] for depth in range(1, len(path) + 1))
     if isinstance(pattern, str):
         return any(fnmatchcase(join(place, "."), pattern) for place in above)
@@ -51,7 +51,7 @@ def matches(pattern: NestedKey, path: Path) -> bool:
 
 
 def near_key(key: NestedKey, known: Iterable[Path]) -> str | None:
-    """The hint that names the known key (of a leaf, or of what it lies in) that is most like another."""
+    """Return the hint that names the most similar known key (of a leaf, or of a TensorDict above it)."""
     places = {path[:depth] for path in known for depth in range(1, len(path) + 1)}
     texts = {join(place, "."): place for place in sorted(places)}
     near = difflib.get_close_matches(join(unravel(key), "."), texts, 1, 0.4)

@@ -27,7 +27,7 @@ class ModulesMixin(Container):
         use_state_dict: bool = False,
         filter_empty: bool = True,
     ) -> Any:
-        """Give the parameters and buffers of a module, the very objects, nested as its submodules are.
+        """Return the parameters and buffers of a module, the very objects, nested as its submodules are.
 
         Args:
             as_module: as a `TensorDictParams`, which is a module itself.
@@ -174,7 +174,7 @@ class ModulesMixin(Container):
     # -- optimizers --------------------------------------------------------------------------
     @classmethod
     def from_optimizer(cls, optimizer: torch.optim.Optimizer) -> Any:
-        """Give the state of an optimizer, to be saved on any backend: `state` and `param_groups`.
+        """Return the state of an optimizer, to be saved on any backend: `state` and `param_groups`.
 
         Its tensors are the optimizer's own, its numbers and options are values.
 
@@ -204,7 +204,7 @@ def _as_tree(cls: Any, data: dict[str, Any]) -> Any:
 
 
 def from_module(module: nn.Module, as_module: bool = False, lock: bool = True, use_state_dict: bool = False) -> Any:
-    """`TensorDict.from_module(module, ...)`."""
+    """Call `TensorDict.from_module(module, ...)`."""
     return Container._resident_class.from_module(module, as_module, lock, use_state_dict)
 
 
@@ -216,7 +216,7 @@ def from_modules(
     lazy_stack: bool = False,
     expand_identical: bool = False,
 ) -> Any:
-    """`TensorDict.from_modules(*modules, ...)`."""
+    """Call `TensorDict.from_modules(*modules, ...)`."""
     return Container._resident_class.from_modules(
         *modules,
         as_module=as_module,

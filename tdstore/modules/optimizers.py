@@ -22,7 +22,7 @@ _SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple}
 
 
 def optimizer_tree(cls: Any, optimizer: torch.optim.Optimizer) -> Any:
-    """The state of an optimizer as a TensorDict of class `cls`, around the same tensors."""
+    """Return the state of an optimizer as a TensorDict of class `cls`, around the same tensors."""
     _check(optimizer)
     held = optimizer.state_dict()
     groups = {str(i): _tree(cls, group) for i, group in enumerate(held["param_groups"])}

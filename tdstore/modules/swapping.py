@@ -28,7 +28,7 @@ from tdstore.types import Path
 
 # -- out of modules ------------------------------------------------------------------------------
 def tensors_of(module: nn.Module, filter_empty: bool = True) -> Any:
-    """A TensorDict of a module's parameters and buffers, the very objects, nested as its submodules are.
+    """Return a TensorDict of a module's parameters and buffers, the very objects, nested as its submodules are.
 
     Args:
         filter_empty: leave out submodules without any tensor.
@@ -47,12 +47,12 @@ def tensors_of(module: nn.Module, filter_empty: bool = True) -> Any:
 
 
 def _bare(params: Any) -> Any:
-    """The tree of a TensorDictParams, of plain TensorDicts."""
+    """Return the tree of a TensorDictParams, of plain TensorDicts."""
     return params._with_leaves(iter(params._leaf_list()))
 
 
 def state_of(module: nn.Module) -> Any:
-    """The same through `module.state_dict()`, whose hooks run: detached, and only what is persistent."""
+    """Return the same through `module.state_dict()`, whose hooks run: detached, and only persistent buffers."""
     td = Container._resident_class()
     for name, value in module.state_dict().items():
         path = tuple(name.split("."))
@@ -67,7 +67,7 @@ def state_of(module: nn.Module) -> Any:
 
 
 def stacked(tds: Sequence[Any], expand_identical: bool) -> Any:
-    """The tensors of several modules of one architecture side by side: parameters become new ones, of `[n, ...]`.
+    """Stack the tensors of several modules of one architecture: parameters become new ones, of `[n, ...]`.
 
     Args:
         expand_identical: what is one tensor in all of them is expanded, not copied.
@@ -96,7 +96,7 @@ def stacked(tds: Sequence[Any], expand_identical: bool) -> Any:
 
 
 def _detached(td: Any) -> Any:
-    """The same tree without gradients; a tensor without values in the place of an uninitialized one."""
+    """Return the same tree without gradients; a tensor without values in the place of an uninitialized one."""
     return td._with_leaves(torch.empty(()) if is_uninitialized(t) else t.detach() for t in td._leaf_list())
 
 
@@ -207,7 +207,7 @@ class Loan:
             Initialization.await_call(*place)
 
     def _fitting(self, there: Any, value: Any, borrowed: bool, tied: dict[int, Tensor]) -> Any:
-        """What to put in the place of a tensor: one that carries gradients stays what it is.
+        """Return the replacement for a tensor: one that carries gradients stays what it is.
 
         What is `borrowed` from a dataset that was opened for reading is copied where training would change it.
         """
@@ -233,18 +233,18 @@ class Loan:
 
 
 def _is_mapped(value: Any) -> bool:
-    """Whether torch.vmap maps over a tensor."""
+    """Check whether torch.vmap maps over a tensor."""
     return isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
 
 
 def _child(module: Any, key: str) -> Any:
-    """The submodule of a name, or the TensorDict in a TensorDictParams."""
+    """Return the submodule of a name, or the TensorDict in a TensorDictParams."""
     child = (module._data if isinstance(module, Container) else module._modules).get(key)  # type: ignore[attr-defined]
     return None if isinstance(child, Tensor) else child
 
 
 def _slots(module: Any, key: str) -> dict[str, Any] | None:
-    """The dict of a module that holds a name."""
+    """Return the dict of a module that holds a name."""
     if isinstance(module, Container):
         data: dict[str, Any] = module._data  # type: ignore[attr-defined]
         return data if isinstance(data.get(key), Tensor) else None
@@ -256,7 +256,7 @@ def _slots(module: Any, key: str) -> dict[str, Any] | None:
 
 
 def _slots_for(module: Any, slots: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """The dict of a module that is to hold a value as what it is: a parameter as one, another tensor as none."""
+    """Return the dict of a module for a new value: a parameter goes with parameters, another tensor does not."""
     wanted = slots
     if isinstance(value, nn.Parameter):
         wanted = module._parameters

@@ -44,14 +44,16 @@ def _each3(fn: Callable[[Any, Any, Any], Tensor]) -> Callable[..., list[Tensor]]
 
 
 def _can_cast(given: torch.dtype, kept: torch.dtype) -> bool:
-    """`torch.can_cast`, which torch.compile cannot trace."""
+    """Call `torch.can_cast`, which torch.compile cannot trace."""
     if given.is_complex or given.is_floating_point:
         return kept.is_complex or (kept.is_floating_point and not given.is_complex)
     return kept is not torch.bool or given is torch.bool
 
 
 def _in_place(fn: Callable[..., Sequence[Tensor]]) -> Callable[..., None]:
-    """The in-place form of a function over lists; a result that needs a wider dtype is an error, as torch's are."""
+    """Return the in-place form of a function over lists; a result that needs a wider dtype is an error, as torch's
+    are.
+    """
 
     def write(leaves: Sequence[Tensor], *operands: Any) -> None:
         for leaf, result in zip(leaves, fn(leaves, *operands), strict=True):
@@ -65,7 +67,7 @@ def _in_place(fn: Callable[..., Sequence[Tensor]]) -> Callable[..., None]:
 
 
 def _like(leaf: Tensor, other: Any) -> Tensor:
-    """A number as a tensor that takes part in dtype promotion as a number does."""
+    """Convert a number to a tensor that takes part in dtype promotion as a number does."""
     return other if isinstance(other, Tensor) else torch.as_tensor(other, device=leaf.device)
 
 
@@ -307,7 +309,7 @@ class ArithmeticOps(OpsBase):
 
 
 def _unlocked(made: Made) -> Made:
-    """A result that nobody else has yet."""
+    """Unlock a result that no other object refers to yet."""
     td: Any = made
     td.unlock_()
     return made

@@ -25,15 +25,15 @@ class OpsBase:
 
     @abstractmethod
     def _dim_names(self) -> Names:
-        """Names of the batch dimensions."""
+        """Return the names of the batch dimensions."""
 
     @abstractmethod
     def _foreach(self, fn: Callable[..., Sequence[Tensor]], *operands: Any) -> Self:
-        """A new container whose leaves are `fn(leaves, *operands)`, operands matched to leaves by key."""
+        """Build a new container whose leaves are `fn(leaves, *operands)`, operands matched to leaves by key."""
 
     @abstractmethod
     def _aligned(self, other: Any, default: Any) -> tuple[Any, Any]:
-        """This container and another with one set of keys: those of both, what one lacks filled with `default`."""
+        """Align this container and another to one set of keys: those of both, with `default` for what one lacks."""
 
     @abstractmethod
     def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
@@ -50,7 +50,7 @@ class OpsBase:
         keep_lock: bool = True,
         views: bool = False,
     ) -> Self:
-        """A new container with `fn` applied to every entry; the batch becomes `batch_size`.
+        """Build a new container with `fn` applied to every entry; the batch becomes `batch_size`.
 
         `undo` turns the result back; with it the result is a context manager that writes new entries back.
         `keep_lock` locks the result if this container is locked. `views` says that `fn` gives nothing but views: of
@@ -66,31 +66,33 @@ class OpsBase:
         *,
         keep_lock: bool = False,
     ) -> tuple[Self, ...]:
-        """As `_move`, for a `fn` that gives views, one per result."""
+        """Apply `_move` for a `fn` that returns views, one per result."""
 
     @abstractmethod
     def _return_unchanged(self) -> Self:
-        """This container, as the result of an operation that had nothing to do."""
+        """Return this container, as the result of an operation that had nothing to do."""
 
     @abstractmethod
     def _bytes_as(self, dtype: torch.dtype, batch_size: Any) -> Self:
-        """The bytes of every leaf as another dtype, sharing memory; `batch_size` None keeps this one's."""
+        """View the bytes of every leaf as another dtype, sharing memory; `batch_size` None keeps this one's."""
 
     @abstractmethod
     def _expanded_as(self, other: Any, lead: int) -> Self:
-        """Each leaf expanded to the shape of the leaf that another container has under its key.
+        """Expand each leaf to the shape of the leaf that another container has under its key.
 
         The batch gets `lead` new dimensions; below 0, it loses some.
         """
 
     def _in_rows(self) -> Any:
-        """This container with leaves whose first dimensions are its batch, down to the last level."""
+        """Return this container with leaves whose first dimensions are its batch, down to the last level."""
         return self
 
     @abstractmethod
     def _apply_inplace_result(self, result: Any, what: str, inplace: bool) -> Self:
-        """A result; or, `inplace`, this container after taking over its entries, nested ones staying the same."""
+        """Return a result; or, `inplace`, this container after taking over its entries, nested ones staying the
+        same.
+        """
 
     @abstractmethod
     def _leaf_list(self) -> list[Tensor]:
-        """Tensor leaves, depth first in key order."""
+        """Return the tensor leaves, depth first in key order."""

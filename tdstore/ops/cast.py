@@ -101,19 +101,19 @@ class CastOps(OpsBase):
 
     # -- dtypes with a scale -------------------------------------------------------------------
     def qint8(self) -> Self:
-        """Refused: quantized dtypes need a scale, which a cast has not."""
+        """Raise an error: quantized dtypes need a scale, which a cast has not."""
         return self._no_scale("qint8")
 
     def qint32(self) -> Self:
-        """Refused: quantized dtypes need a scale, which a cast has not."""
+        """Raise an error: quantized dtypes need a scale, which a cast has not."""
         return self._no_scale("qint32")
 
     def quint8(self) -> Self:
-        """Refused: quantized dtypes need a scale, which a cast has not."""
+        """Raise an error: quantized dtypes need a scale, which a cast has not."""
         return self._no_scale("quint8")
 
     def quint4x2(self) -> Self:
-        """Refused: quantized dtypes need a scale, which a cast has not."""
+        """Raise an error: quantized dtypes need a scale, which a cast has not."""
         return self._no_scale("quint4x2")
 
     def _no_scale(self, name: str) -> Self:

@@ -49,7 +49,8 @@ class MoveOps(OpsBase):
         return self._move(lambda t: t.view((*new, *t.shape[n:])), new, None, lambda v: v.reshape(old), views=True)
 
     def reshape(self, *args: Any, shape: Any = None, size: Any = None, inplace: bool = False) -> Self:
-        """As `view`, copying leaves where a view is impossible. The shape may be given as `shape` or `size`, too.
+        """Reshape as `view`, copying leaves where a view is impossible. The shape may be given as `shape` or `size`,
+        too.
 
         With `inplace`, this TensorDict takes over the result's entries and batch size: see `flatten`.
         """
@@ -193,14 +194,14 @@ class MoveOps(OpsBase):
         return self._apply_inplace_result(result, "unflatten", inplace)
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """A tuple with one TensorDict per index of `dim`, sharing memory."""
+        """Return a tuple with one TensorDict per index of `dim`, sharing memory."""
         old = self.batch_size
         at = as_dim(dim, len(old))
         new = torch.Size((*old[:at], *old[at + 1 :]))
         return self._fan_out(lambda t: t.unbind(at), [new] * old[at], _without(self._dim_names(), [at]))
 
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
-        """A tuple of pieces along `dim`, of `split_size` rows or of the sizes listed, sharing memory."""
+        """Return a tuple of pieces along `dim`, of `split_size` rows or of the sizes listed, sharing memory."""
         old = self.batch_size
         at = as_dim(dim, len(old))
         sizes = split_sizes(old[at], split_size)
@@ -213,7 +214,7 @@ class MoveOps(OpsBase):
         )
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
-        """At most `chunks` pieces of equal length (the last may be shorter) along `dim`."""
+        """Return at most `chunks` pieces of equal length (the last may be shorter) along `dim`."""
         at = as_dim(dim, len(self.batch_size))
         return self.split(chunk_size(self.batch_size[at], chunks), at)
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 
 def split(tensor: Tensor, sizes: Sequence[int], dim: int) -> Sequence[Tensor]:
-    """`tensor.split(sizes, dim)`, for nested tensors along their rows too. The pieces share memory with the tensor.
+    """Call `tensor.split(sizes, dim)`, for nested tensors along their rows too. The pieces share memory with the
+    tensor.
 
     Args:
         tensor: any. Of a nested one, dimension 0 counts the rows.

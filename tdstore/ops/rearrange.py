@@ -33,7 +33,7 @@ class Padding:
 
     @classmethod
     def of(cls, batch_size: torch.Size, pad_size: Sequence[int], value: float) -> Padding:
-        """The padding of a batch.
+        """Parse the padding of a batch.
 
         Args:
             pad_size: (before, after) of dimension 0, then of 1, and so on; negative amounts crop.
@@ -59,17 +59,17 @@ class Padding:
         return cls(len(batch_size), torch.Size(new), tuple(source), tuple(where), value)
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """A tensor of the new size, with `value` around the old one."""
+        """Return a tensor of the new size, with `value` around the old one."""
         return self.filled(tensor, self.value)
 
     def filled(self, tensor: Tensor, value: float) -> Tensor:
-        """The same with another value around it."""
+        """Return the same with another value around it."""
         out = tensor.new_full((*self.new, *tensor.shape[self.ndim :]), value)
         out[self.where] = tensor[self.source]
         return out
 
     def of_values(self, values: list[Any], shape: torch.Size) -> tuple[list[Any], Tensor]:
-        """The same for values that are no numbers, None around them: those of all rows, and numbers for each."""
+        """Pad values that are no numbers with None: return those of all rows, and numbers for each."""
         places = self.filled(torch.arange(len(values)).reshape(shape), len(values))
         made = [*values, None]
         return [made[i] for i in places.flatten().tolist()], torch.arange(places.numel()).reshape(places.shape)
@@ -96,27 +96,27 @@ class RearrangeOps(MoveOps):
         return self.permute([pairs[d] if d in pairs else next(rest) for d in range(n)])
 
     def moveaxis(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
-        """Alias of `movedim`."""
+        """Call `movedim`, of which this is an alias."""
         return self.movedim(source, destination)
 
     def swapaxes(self, axis0: int, axis1: int) -> Self:
-        """Alias of `transpose`."""
+        """Call `transpose`, of which this is an alias."""
         return self.transpose(axis0, axis1)
 
     def swapdims(self, axis0: int, axis1: int) -> Self:
-        """Alias of `transpose`."""
+        """Call `transpose`, of which this is an alias."""
         return self.transpose(axis0, axis1)
 
     def atleast_1d(self) -> Self:
-        """At least one batch dimension: `[]` becomes `[1]`."""
+        """Return at least one batch dimension: `[]` becomes `[1]`."""
         return self._atleast(1)
 
     def atleast_2d(self) -> Self:
-        """At least two batch dimensions: `[n]` becomes `[1, n]`."""
+        """Return at least two batch dimensions: `[n]` becomes `[1, n]`."""
         return self._atleast(2)
 
     def atleast_3d(self) -> Self:
-        """At least three batch dimensions, new ones first: `[n, m]` becomes `[1, n, m]`."""
+        """Return at least three batch dimensions, new ones first: `[n, m]` becomes `[1, n, m]`."""
         return self._atleast(3)
 
     def _atleast(self, ndim: int) -> Self:
@@ -126,12 +126,12 @@ class RearrangeOps(MoveOps):
         return td
 
     def broadcast_to(self, *args: Any, shape: Any = None) -> Self:
-        """Alias of `expand`; the shape may be given as `shape`, too."""
+        """Call `expand`, of which this is an alias; the shape may be given as `shape`, too."""
         return self.expand(*(args if shape is None else shape))
 
     # -- rows ----------------------------------------------------------------------------------
     def narrow(self, dim: int, start: int, length: int) -> Self:
-        """`length` positions of batch dimension `dim` from `start`, sharing memory, as [`torch.narrow`][]."""
+        """Return `length` positions of batch dimension `dim` from `start`, sharing memory, as [`torch.narrow`][]."""
         old = self.batch_size
         at = as_dim(dim, len(old))
         new = torch.empty(old, device="meta").narrow(at, start, length).shape  # torch checks the range
@@ -248,5 +248,5 @@ class RearrangeOps(MoveOps):
 
 
 def _plain(places: Any) -> Any:
-    """Places to split at as ints: a tensor would have to be on the CPU."""
+    """Return places to split at as ints: a tensor would have to be on the CPU."""
     return places.tolist() if isinstance(places, Tensor) else places

@@ -32,7 +32,7 @@ class Over(NamedTuple):
     batch_dims: int
 
     def of(self, leaf: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """A leaf, and which of its dimensions are reduced: at least one (to torch, none means all)."""
+        """Return a leaf and its reduced dimensions: at least one (to torch, none means all)."""
         dims = self.dims
         if dims is None:
             dims = tuple(range(self.batch_dims if self.features else 0, leaf.ndim))
@@ -50,16 +50,16 @@ class ReduceOps(OpsBase):
 
     @abstractmethod
     def _reduced(self, kind: Reduction, over: Over, keepdim: bool, batch_size: torch.Size, names: Names) -> Self:
-        """A container whose leaves are reduced; its batch becomes `batch_size`."""
+        """Return a container whose leaves are reduced; its batch becomes `batch_size`."""
 
     def all(self, dim: Any = None, keepdim: bool = False) -> Any:
-        """Whether every element of every leaf is true (a bool), or a TensorDict reduced over batch `dim`."""
+        """Return whether every element of every leaf is true (a bool), or a TensorDict reduced over batch `dim`."""
         if dim is None:
             return all(bool(leaf.all()) for leaf in self._every_leaf(how.ALL))
         return self._reduction(how.ALL, dim, keepdim, None)
 
     def any(self, dim: Any = None, keepdim: bool = False) -> Any:
-        """Whether any element of any leaf is true (a bool), or a TensorDict reduced over batch `dim`."""
+        """Return whether any element of any leaf is true (a bool), or a TensorDict reduced over batch `dim`."""
         if dim is None:
             return any(bool(leaf.any()) for leaf in self._every_leaf(how.ANY))
         return self._reduction(how.ANY, dim, keepdim, None)
@@ -107,19 +107,19 @@ class ReduceOps(OpsBase):
         reduce: bool | None = None,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Mean of elements, as [`torch.mean`][]; arguments as `sum`. Integer leaves need `dtype=`."""
+        """Compute the mean, as [`torch.mean`][]; arguments as `sum`. Integer leaves need `dtype=`."""
         return self._reduction(how.average(dtype), dim, keepdim, reduce, key_transform)
 
     def nanmean(
         self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: bool | None = None
     ) -> Any:
-        """Mean of the elements that are not NaN, as [`torch.nanmean`][]; arguments as `sum`."""
+        """Compute the mean of the elements that are not NaN, as [`torch.nanmean`][]; arguments as `sum`."""
         return self._reduction(how.average(dtype, nan=True), dim, keepdim, reduce)
 
     def prod(
         self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: bool | None = None
     ) -> Any:
-        """Product of elements, as [`torch.prod`][]; arguments as `sum`."""
+        """Compute the product, as [`torch.prod`][]; arguments as `sum`."""
         return self._reduction(how.multiply(dtype), dim, keepdim, reduce)
 
     def std(
@@ -131,7 +131,7 @@ class ReduceOps(OpsBase):
         reduce: bool | None = None,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Standard deviation, as [`torch.std`][] with `correction`; arguments as `sum`."""
+        """Compute the standard deviation, as [`torch.std`][] with `correction`; arguments as `sum`."""
         return self._reduction(how.spread(correction, root=True), dim, keepdim, reduce, key_transform)
 
     def var(
@@ -143,15 +143,15 @@ class ReduceOps(OpsBase):
         reduce: bool | None = None,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Variance, as [`torch.var`][] with `correction`; arguments as `sum`."""
+        """Compute the variance, as [`torch.var`][] with `correction`; arguments as `sum`."""
         return self._reduction(how.spread(correction, root=False), dim, keepdim, reduce, key_transform)
 
     def amax(self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None) -> Any:
-        """Largest element, as [`torch.amax`][]; arguments as `sum`."""
+        """Return the largest element, as [`torch.amax`][]; arguments as `sum`."""
         return self._reduction(how.AMAX, dim, keepdim, reduce)
 
     def amin(self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None) -> Any:
-        """Smallest element, as [`torch.amin`][]; arguments as `sum`."""
+        """Return the smallest element, as [`torch.amin`][]; arguments as `sum`."""
         return self._reduction(how.AMIN, dim, keepdim, reduce)
 
     def norm(
@@ -161,7 +161,9 @@ class ReduceOps(OpsBase):
         dtype: torch.dtype | None = None,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """2-norm of every leaf: a TensorDict of scalars with batch size `[]`, written into `out` if given."""
+        """Compute the 2-norm of every leaf: a TensorDict of scalars with batch size `[]`, written into `out` if
+        given.
+        """
         return _into(out, self._reduction(how.length(dtype), None, False, None, key_transform))
 
     def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Any:
@@ -172,7 +174,7 @@ class ReduceOps(OpsBase):
     def max(
         self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None, return_indices: bool = True
     ) -> Any:
-        """Largest element, as [`torch.max`][].
+        """Return the largest element, as [`torch.max`][].
 
         Over one batch dimension it gives `(values, indices)`, two TensorDicts, as torch does; the values alone
         with `return_indices=False`, over everything, over several dimensions or over features.
@@ -182,22 +184,22 @@ class ReduceOps(OpsBase):
     def min(
         self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None, return_indices: bool = True
     ) -> Any:
-        """Smallest element, as [`torch.min`][]; arguments and results as `max`."""
+        """Return the smallest element, as [`torch.min`][]; arguments and results as `max`."""
         return self._extreme(torch.min, how.AMIN, dim, keepdim, reduce, return_indices)
 
     def cummax(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
-        """Largest element so far along a batch dimension, as [`torch.cummax`][]: `(values, indices)`.
+        """Return the largest element so far along a batch dimension, as [`torch.cummax`][]: `(values, indices)`.
 
         With `reduce=True`, of all leaves together, strung along `dim`: two tensors.
         """
         return self._running(torch.cummax, dim, reduce, return_indices)
 
     def cummin(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
-        """Smallest element so far along a batch dimension, as [`torch.cummin`][]; arguments as `cummax`."""
+        """Return the smallest element so far along a batch dimension, as [`torch.cummin`][]; arguments as `cummax`."""
         return self._running(torch.cummin, dim, reduce, return_indices)
 
     def softmax(self, dim: Any, dtype: torch.dtype | None = None) -> Self:
-        """Softmax along a batch dimension, as [`torch.softmax`][]."""
+        """Compute the softmax along a batch dimension, as [`torch.softmax`][]."""
         at = self._one_dim(dim)
         td: Any = self._in_rows()
         made: Self = td._foreach(lambda leaves: [torch.softmax(leaf, at, dtype) for leaf in leaves]).unlock_()
@@ -213,7 +215,9 @@ class ReduceOps(OpsBase):
         reduce: bool | None = None,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """The `q`-th quantile, `0 <= q <= 1`, as [`torch.quantile`][]; arguments as `sum`. Needs all rows in memory."""
+        """Compute the `q`-th quantile, `0 <= q <= 1`, as [`torch.quantile`][]; arguments as `sum`. Needs all rows
+        in memory.
+        """
         if isinstance(q, Tensor) and q.ndim:
             raise ValueError("quantile takes one q: several would put a dimension before the batch; call it for each")
 
@@ -266,7 +270,7 @@ class ReduceOps(OpsBase):
         return td if key_transform is None else td._with_keys(key_transform)
 
     def _reach(self, dim: Any, keepdim: bool) -> tuple[Over, torch.Size, Names]:
-        """What `dim` means here, and the batch size and names that remain."""
+        """Resolve `dim`, and return the remaining batch size and names with it."""
         old, names = self.batch_size, self._dim_names()
         n = len(old)
         if dim is None:
@@ -294,7 +298,7 @@ class ReduceOps(OpsBase):
         return as_dim(dim, len(self.batch_size))
 
     def _over_leaves(self, kind: Reduction, over: Over, keepdim: bool) -> Tensor:
-        """One tensor over all leaves: what is reduced is strung together first."""
+        """Reduce to one tensor over all leaves: what is reduced is concatenated first."""
         leaves = self._leaf_list()
         if not leaves:
             raise RuntimeError("there is no leaf to reduce")
@@ -314,7 +318,7 @@ class ReduceOps(OpsBase):
         return kind.whole(self._strung(over.dims[0]), over.dims, keepdim)
 
     def _strung(self, dim: int) -> Tensor:
-        """All leaves, of one shape, one after the other along a dimension."""
+        """Concatenate all leaves, of one shape, along a dimension."""
         leaves = self._leaf_list()
         if len({leaf.shape for leaf in leaves}) != 1:
             raise RuntimeError(
@@ -326,12 +330,12 @@ class ReduceOps(OpsBase):
 
 
 def _into(out: Any, result: Any) -> Any:
-    """A result, or the TensorDict given for it."""
+    """Return a result, or the TensorDict given for it."""
     return result if out is None else out.update(result, inplace=True)
 
 
 def common_dtype(leaves: Iterable[Tensor]) -> torch.dtype:
-    """The dtype that all leaves are promoted to when they are put together."""
+    """Return the dtype that all leaves are promoted to when they are concatenated."""
     return functools.reduce(torch.promote_types, (leaf.dtype for leaf in leaves))
 
 

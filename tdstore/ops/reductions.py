@@ -39,17 +39,17 @@ def _count(t: Tensor, dims: Dims) -> Tensor:
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
-    """What sums of many blocks are kept in, so that no block is lost to rounding."""
+    """Return the dtype for sums of many blocks, so that no block is lost to rounding."""
     return torch.complex128 if dtype.is_complex else torch.float64
 
 
 def simple(fn: Callable[[Tensor, Dims, bool], Tensor], merge: Callable[[Tensor, Tensor], Tensor]) -> Reduction:
-    """A reduction whose results over two parts give the whole by `merge`."""
+    """Build a reduction whose results over two parts are combined by `merge`."""
     return Reduction(fn, lambda t, d, k: (fn(t, d, k),), lambda a, b: (merge(a[0], b[0]),), _first)
 
 
 def add_up(dtype: torch.dtype | None, *, nan: bool = False) -> Reduction:
-    """sum and nansum."""
+    """Build the reduction for sum and nansum."""
     fn: Any = torch.nansum if nan else torch.sum
 
     def whole(t: Tensor, dims: Dims, keep: bool) -> Tensor:
@@ -68,7 +68,7 @@ def add_up(dtype: torch.dtype | None, *, nan: bool = False) -> Reduction:
 
 
 def multiply(dtype: torch.dtype | None) -> Reduction:
-    """prod; torch takes one dimension at a time."""
+    """Build the reduction for prod; torch takes one dimension at a time."""
 
     def fn(t: Tensor, dims: Dims, keep: bool) -> Tensor:
         for d in sorted(dims, reverse=True):
@@ -79,7 +79,7 @@ def multiply(dtype: torch.dtype | None) -> Reduction:
 
 
 def average(dtype: torch.dtype | None, *, nan: bool = False) -> Reduction:
-    """mean and nanmean."""
+    """Build the reduction for mean and nanmean."""
     fn: Any = torch.nanmean if nan else torch.mean
 
     def whole(t: Tensor, dims: Dims, keep: bool) -> Tensor:
@@ -99,7 +99,9 @@ def average(dtype: torch.dtype | None, *, nan: bool = False) -> Reduction:
 
 
 def spread(correction: int, *, root: bool) -> Reduction:
-    """std and var; blocks are merged by the formula of Chan, Golub and LeVeque (1979), in double precision."""
+    """Build the reduction for std and var; blocks are merged by the formula of Chan, Golub and LeVeque (1979), in
+    double precision.
+    """
     fn: Any = torch.std if root else torch.var
 
     def whole(t: Tensor, dims: Dims, keep: bool) -> Tensor:
@@ -128,7 +130,7 @@ def spread(correction: int, *, root: bool) -> Reduction:
 
 
 def length(dtype: torch.dtype | None) -> Reduction:
-    """The 2-norm."""
+    """Build the reduction for the 2-norm."""
 
     def whole(t: Tensor, dims: Dims, keep: bool) -> Tensor:
         result: Tensor = torch.linalg.vector_norm(t, 2, dims, keep, dtype=dtype)
@@ -145,7 +147,9 @@ def length(dtype: torch.dtype | None) -> Reduction:
 
 
 def argument(fn: Any) -> Reduction:
-    """The place of the largest (`torch.max`) or smallest (`torch.min`) element along one dimension."""
+    """Build the reduction for the place of the largest (`torch.max`) or smallest (`torch.min`) element along one
+    dimension.
+    """
     better = torch.gt if fn is torch.max else torch.lt
 
     def part(t: Tensor, dims: Dims, keep: bool) -> State:

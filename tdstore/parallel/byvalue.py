@@ -21,7 +21,7 @@ PLAIN = (Tensor, MemoryMappedTensor)
 
 
 def rebuilt(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...], device: str, grad: bool) -> Tensor:
-    """The tensor that `_as_bytes` took apart."""
+    """Rebuild the tensor that `_as_bytes` took apart."""
     flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
     tensor = flat.reshape(shape)
     if device != "cpu":
@@ -46,7 +46,7 @@ class _Pickler(pickle.Pickler):
 
 @cache
 def _cloud_pickler() -> Any:
-    """A pickler for lambdas and local functions too; None without cloudpickle."""
+    """Return a pickler that also takes lambdas and local functions; None without cloudpickle."""
     try:
         import cloudpickle  # type: ignore[import-untyped]
     except ImportError:
@@ -94,7 +94,7 @@ class Packed:
         self._cloud = cloud_first
 
     def data(self) -> bytes:
-        """The pickle."""
+        """Return the pickle."""
         if self._data is None:
             self._data = pack(self.value, cloud_first=self._cloud)
         return self._data
@@ -112,12 +112,12 @@ class Sealed:
         self.data = data
 
     def opened(self) -> Any:
-        """The value."""
+        """Return the value."""
         return pickle.loads(self.data)  # of this program's own caller or worker, by the executor's own pickle
 
 
 def plain(value: Any) -> Any:
-    """The value of a `Packed` or `Sealed`, or the value itself."""
+    """Return the value of a `Packed` or `Sealed`, or the value itself."""
     if type(value) is Sealed:
         return value.opened()
     return value.value if type(value) is Packed else value

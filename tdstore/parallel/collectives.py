@@ -35,17 +35,17 @@ class Tree(Protocol):
         """Raise unless `write` and `live` memory may be used."""
 
     def read(self, number: int, index: StoreIndex) -> Tensor:
-        """A piece of a leaf; perhaps the leaf's own memory."""
+        """Return a piece of a leaf; perhaps the leaf's own memory."""
 
     def live(self, number: int, index: StoreIndex) -> Tensor | None:
-        """The leaf's own memory, to write into; None where there is none."""
+        """Return the leaf's own memory, to write into; None where there is none."""
 
     def write(self, number: int, index: StoreIndex, value: Tensor) -> None:
         """Put a piece in its place."""
 
 
 def tags(count: int, init_tag: int, pseudo_rand: bool) -> list[int]:
-    """One tag for each leaf: counting up, or a sequence that both ends draw alike."""
+    """Return one tag for each leaf: counting up, or a sequence that both ends draw alike."""
     if not pseudo_rand:
         return [init_tag + i for i in range(count)]
     draw = random.Random(init_tag)
@@ -60,7 +60,7 @@ def _pieces(tree: Tree) -> Iterator[tuple[int, StoreIndex, torch.Size]]:
 
 
 def _stand_in(tree: Tree, number: int, index: StoreIndex, shape: torch.Size, link: Link) -> tuple[Tensor, bool]:
-    """Memory to receive a piece into, and whether it is the leaf's own."""
+    """Return memory to receive a piece into, and whether it is the leaf's own."""
     live = tree.live(number, index)
     if live is not None and live.is_contiguous() and live.device == link.device:
         return live, True
@@ -117,7 +117,7 @@ def receive(link: Link, tree: Tree, source: int, init_tag: int, pseudo_rand: boo
 
 
 def _buffer(link: Link, tree: Tree) -> tuple[Tensor, list[Tensor]]:
-    """One buffer for all leaves, laid out as both ends do it, and the leaves in it."""
+    """Allocate one buffer for all leaves, laid out alike at both ends, and return it with the leaves in it."""
     slots = arrange((spec.dtype, spec.shape) for _, spec in tree.leaves)
     buffer = torch.zeros(slots[-1].stop if slots else 0, dtype=torch.uint8, device=link.device)
     return buffer, [slot.view(buffer) for slot in slots]
@@ -140,7 +140,7 @@ def _receive_buffer(link: Link, tree: Tree, source: int, tag_of: Sequence[int]) 
 
 
 def _problem(check: Callable[[], object]) -> Exception | None:
-    """What a check raised: the other ranks have to hear of it before it is raised here."""
+    """Return the error that a check raised: the other ranks must receive it before it is raised here."""
     try:
         check()
     except Exception as error:
@@ -156,7 +156,7 @@ class Later:
         self._work, self._finish, self._what = work, finish, what
 
     def wait(self) -> bool:
-        """Block until it is through, and the result in its place."""
+        """Wait until the transfer is done and the result in its place."""
         with_key(self._what, self._work.wait)
         if self._finish is not None:
             finish, self._finish = self._finish, None
@@ -164,7 +164,7 @@ class Later:
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is through (its result may still have to be put in its place, by `wait`)."""
+        """Check whether the transfer is done (its result may still have to be put in its place, by `wait`)."""
         return bool(self._work.is_completed())
 
 
@@ -185,7 +185,7 @@ _ARITHMETIC: tuple[Any, ...] = (_ops.SUM, _ops.PRODUCT, _ops.MIN, _ops.MAX) if _
 
 
 def _refuse_reductions(link: Link, tree: Tree, op: Any) -> None:
-    """What gloo cannot do has to be refused before: its own error comes late, and the group is of no use afterwards."""
+    """Refuse reductions that gloo cannot do: its own error comes late, and the group is of no use afterwards."""
     if link.device.type != "cpu":
         return
     for path, spec in tree.leaves:

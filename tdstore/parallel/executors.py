@@ -37,7 +37,7 @@ _shared_objects: dict[str, Any] = {}
 
 # -- in the worker -----------------------------------------------------------------------------
 def here() -> tuple[str, int]:
-    """This process, among all machines."""
+    """Return the identity of this process, among all machines."""
     return socket.gethostname(), os.getpid()
 
 
@@ -80,7 +80,7 @@ def call(fn: Any, task: Any, origin: tuple[str, int]) -> Any:
 
 
 def error_of(error: Exception, origin: tuple[str, int]) -> Failure:
-    """What a task raised; in the process of the caller the exception as it is."""
+    """Return the error of a task; in the process of the caller, the exception as it is."""
     return Failure(error) if here() == origin else Failure.of(error)
 
 
@@ -111,7 +111,7 @@ class PoolExecutor(Executor):
         return future
 
     def dead(self) -> str | None:
-        """What a worker died of. Such pools replace it silently, and nobody ever answers for its task.
+        """Return the cause of a worker's death. Such pools replace it silently, and nobody ever answers for its task.
 
         Where workers retire after some tasks, one that ends by itself, with 0, is taken for one of those.
         """
@@ -154,7 +154,7 @@ class Crew:
     def run(
         self, fn: Any, tasks: Iterable[Any], *, ordered: bool = True, done: Callable[[], None] | None = None
     ) -> Iterator[Any]:
-        """The results of `fn(task)`, in order or as they come. A few tasks are in flight at a time.
+        """Return the results of `fn(task)`, in order or as they come. A few tasks are in flight at a time.
 
         Raises:
             whatever `fn` raised, its type kept. WorkerDiedError: a worker ended before its task did.
@@ -226,7 +226,7 @@ def crew_for(
     worker_threads: int,
     start_method: str | None,
 ) -> Crew:
-    """The workers that the arguments of `map` ask for, and not more than there are tasks (`most`).
+    """Create the workers that the arguments of `map` ask for, and not more than there are tasks (`most`).
 
     Raises:
         ValueError: an unknown start method.
@@ -281,12 +281,12 @@ def _terminate(processes: Any) -> None:
 
 
 def cpus() -> int:
-    """CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def width_of(workers: Any) -> int:
-    """How many tasks a pool or an executor runs at once, as far as it tells."""
+    """Return how many tasks a pool or an executor runs at once, as far as it tells."""
     for name in ("_max_workers", "num_workers", "_processes"):
         found = getattr(workers, name, None)
         if isinstance(found, int) and found > 0:
@@ -298,13 +298,15 @@ def width_of(workers: Any) -> int:
 
 
 def crosses_by_multiprocessing(workers: Any) -> bool:
-    """Whether a pool or an executor pickles by multiprocessing itself, which can also send open files."""
+    """Check whether a pool or an executor pickles by multiprocessing itself, which can also send open files."""
     pool = workers.pool if isinstance(workers, PoolExecutor) else workers
     return isinstance(pool, multiprocessing.pool.Pool) or type(pool) is ProcessPoolExecutor
 
 
 def bar(total: int, wanted: bool) -> Any:
-    """A progress bar over tasks, with `update()` and `close()`; None when it is not wanted or tqdm is missing."""
+    """Create a progress bar over tasks, with `update()` and `close()`; None when it is not wanted or tqdm is
+    missing.
+    """
     if not wanted:
         return None
     if importlib.util.find_spec("tqdm") is None:

@@ -16,7 +16,9 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        """The failure of a call in this worker, with its traceback as a note. Its type is kept if it can travel."""
+        """Build the failure of a call in this worker, with its traceback as a note. Its type is preserved if it can
+        be pickled.
+        """
         text = "".join(traceback.format_exception(error)).rstrip()
         if not _rebuilds(error):
             what = f"{type(error).__module__}.{type(error).__qualname__}: {error}"
@@ -29,7 +31,7 @@ class Failure:
 
 
 def _rebuilds(error: Exception) -> bool:
-    """Whether pickle could make it again: many an `__init__` takes other arguments than `args` holds."""
+    """Check whether pickle can rebuild an error: many an `__init__` takes other arguments than `args` holds."""
     try:
         return type(copy.copy(error)) is type(error)
     except Exception:  # whatever its own code raises

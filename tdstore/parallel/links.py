@@ -23,7 +23,7 @@ IN_FLIGHT_BYTES = 128 << 20
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor as a flat one of bytes, over the same memory."""
+    """View a contiguous tensor as a flat one of bytes, over the same memory."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
@@ -48,7 +48,7 @@ class Link:
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
     def rank_of(self, rank: int | None, group_rank: int | None, what: str) -> int:
-        """The rank within the group of a global one, or as given."""
+        """Return the rank within the group of a global one, or as given."""
         if (rank is None) == (group_rank is None):
             raise ValueError(f"give {what} or group_{what}, one of them")
         if group_rank is None:
@@ -61,7 +61,7 @@ class Link:
         return found
 
     def global_rank(self, rank: int) -> int:
-        """The global rank of one within the group."""
+        """Return the global rank of one within the group."""
         return rank if self.group is dist.group.WORLD else dist.get_global_rank(self.group, rank)
 
     # -- one to one --------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class Link:
         return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device)
 
     def greet(self, to: int, tag: int, text: bytes, error: Exception | None) -> None:
-        """As the sender: go on only if the receiver has the same schema.
+        """Announce the schema to the receiver, and go on only if it has the same one.
 
         Raises:
             MismatchError: it has not, or cannot receive. `error` itself, if that is why.
@@ -111,7 +111,7 @@ class Link:
             self._refuse(text, theirs, to, error)
 
     def answer(self, source: int, tag: int, text: bytes, error: Exception | None) -> None:
-        """As the receiver: the other half of `greet`."""
+        """Answer the sender: the other half of `greet`."""
         magic, status, low, high, length = self.recv_numbers(5, source, _HELLO | tag % _TAGS)
         if magic != _MAGIC:
             raise MismatchError(f"rank {source} of the group sent something else than a TensorDict of tdstore")
@@ -157,7 +157,7 @@ class Link:
                 raise MismatchError(f"the TensorDicts of the ranks do not match, and nothing was sent: {told}")
 
     def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The int64 of every rank."""
+        """Gather the int64 of every rank."""
         mine = torch.tensor(numbers, dtype=torch.int64, device=self.device)
         rows = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(rows, mine, group=self.group)
@@ -226,7 +226,7 @@ class Transfer:
             self._error = error  # raised by wait()
 
     def wait(self) -> bool:
-        """Block until it is through.
+        """Wait until the transfer is done.
 
         Raises:
             MismatchError: the structures differ.
@@ -237,5 +237,5 @@ class Transfer:
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is through, or has failed."""
+        """Check whether the transfer is done, or has failed."""
         return not self._thread.is_alive()

@@ -26,24 +26,24 @@ MAX_TEXT = 1 << 30
 
 # -- schemas -----------------------------------------------------------------------------------
 def schema_text(leaves: Sequence[tuple[Path, LeafSpec]], *, consolidated: bool = False) -> bytes:
-    """Keys, shapes and dtypes as JSON, in the order given, and whether the leaves come as one buffer."""
+    """Return keys, shapes and dtypes as JSON, in the order given, and whether the leaves come as one buffer."""
     rows = [[list(path), list(spec.shape), dtype_name(spec.dtype)] for path, spec in leaves]
     return msgspec.json.encode({"leaves": rows} | ({"consolidated": True} if consolidated else {}))
 
 
 def error_text(error: Exception) -> bytes:
-    """Why a rank cannot take part, in place of its schema."""
+    """Return the reason why a rank cannot take part, in place of its schema."""
     return msgspec.json.encode({"error": f"{type(error).__name__}: {error}"})
 
 
 def digest(text: bytes) -> tuple[int, int]:
-    """Two int64 that tell two texts apart."""
+    """Return two int64 that distinguish texts."""
     data = hashlib.blake2b(text, digest_size=16).digest()
     return int.from_bytes(data[:8], "little", signed=True), int.from_bytes(data[8:], "little", signed=True)
 
 
 def differences(mine: bytes, theirs: bytes, me: str, them: str) -> str:
-    """In words, where two schemas differ (or why one is missing)."""
+    """Describe in words where two schemas differ (or why one is missing)."""
     ours, others = (msgspec.json.decode(text) for text in (mine, theirs))
     for said, who in ((ours, me), (others, them)):
         if "error" in said:
@@ -64,13 +64,13 @@ def differences(mine: bytes, theirs: bytes, me: str, them: str) -> str:
 
 # -- whole TensorDicts -------------------------------------------------------------------------
 def encode_message(groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec]) -> bytes:
-    """The description of a TensorDict."""
+    """Encode the description of a TensorDict."""
     leaves = [[list(path), list(spec.shape), dtype_name(spec.dtype)] for path, spec in specs.items()]
     return msgspec.json.encode({"header": header_to_builtins(Header(groups)), "leaves": leaves})
 
 
 def decode_message(data: bytes) -> tuple[Header, dict[Path, LeafSpec]]:
-    """What `encode_message` was given.
+    """Decode the result of `encode_message`.
 
     Raises:
         CorruptStoreError: not such a message.
@@ -102,7 +102,7 @@ def refuse_error(text: bytes, rank: int) -> None:
 
 
 def new_store(header: Header, specs: Mapping[Path, LeafSpec], device: torch.device) -> BufferStore:
-    """A store for the leaves that are on their way in: views of one new buffer."""
+    """Create a store for the leaves about to arrive: views of one new buffer."""
     slots: dict[Path, Slot] = {}
     start = 0
     for path, spec in specs.items():

@@ -125,7 +125,7 @@ class TensorClass(Surface, metaclass=Fields):
             cls._setup(Flags(**given))
 
     def __class_getitem__(cls, flags: Any) -> Any:
-        """`TensorClass["frozen", "nocast"]`: a base with those flags; a generic class also takes types."""
+        """Return a base with flags, as in `TensorClass["frozen", "nocast"]`; a generic class also takes types."""
         names = tuple(flags) if isinstance(flags, (tuple, list)) else (flags,)
         if not all(isinstance(name, str) for name in names):
             generic = getattr(super(), "__class_getitem__", None)
@@ -190,7 +190,7 @@ class TensorClass(Surface, metaclass=Fields):
             self._settle(lock, *passed)
 
     def _settle(self, lock: bool, *passed: Any) -> None:
-        """What ends the making of an object by its user."""
+        """Finish an object that the user constructed."""
         if self._post:
             self.__post_init__(*passed)  # type: ignore[attr-defined]
         if lock or self._flags.frozen:
@@ -198,7 +198,7 @@ class TensorClass(Surface, metaclass=Fields):
 
     @classmethod
     def _wrap(cls, td: Any) -> Self:
-        """An object around a container whose entries are fields; nothing is run that the user wrote."""
+        """Build an object around a container whose entries are fields, without running user code."""
         obj: Self = _allocate(cls)
         object.__setattr__(obj, "_tensordict", td)
         td._tensorclass = cls
@@ -212,7 +212,7 @@ class TensorClass(Surface, metaclass=Fields):
 
     @classmethod
     def _from_tensordict(cls, tensordict: Any, non_tensordict: Mapping[str, Any] | None = None) -> Self:
-        """As `from_tensordict`, without `__post_init__`."""
+        """Build as `from_tensordict`, without `__post_init__`."""
         td: Any = unwrap(tensordict)
         if not isinstance(td, _CONTAINERS):
             raise RuntimeError(f"expected a TensorDict, not a {type(td).__name__}")
@@ -243,7 +243,7 @@ class TensorClass(Surface, metaclass=Fields):
 
     @classmethod
     def _type_nested(cls, td: Any) -> None:
-        """Give nested containers the classes that their fields are annotated with."""
+        """Wrap nested containers in the classes that their fields are annotated with."""
         for key in [k for k in td._first_keys() if td._kind(k) == GROUP]:
             hint, value = cls._plan.hint(key), td._raw(key)
             if type(td) is not TensorDict or isinstance(value, Typed):
@@ -256,7 +256,7 @@ class TensorClass(Surface, metaclass=Fields):
     def from_tensordict(
         cls, tensordict: Any, non_tensordict: Mapping[str, Any] | None = None, safe: bool = True
     ) -> Self:
-        """An object around a TensorDict of any kind, which it shares: nothing is copied.
+        """Build an object around a TensorDict of any kind, which it shares: nothing is copied.
 
         Fields that the TensorDict lacks are None; nested TensorDicts get the classes of their fields.
 
@@ -272,7 +272,7 @@ class TensorClass(Surface, metaclass=Fields):
 
     @classmethod
     def _received(cls, made: Any) -> Any:
-        """What a class method of TensorDict gave, with the class; data that was opened is not made anew."""
+        """Wrap the result of a class method of TensorDict; opened data is not constructed anew."""
         if not isinstance(made, Container) or isinstance(made, Typed):
             return made
         opened = not isinstance(made, TensorDict) or made._home is not None
@@ -280,7 +280,7 @@ class TensorClass(Surface, metaclass=Fields):
 
     @classmethod
     def from_schema(cls, schema: Mapping[Any, Any], **kwargs: Any) -> Any:
-        """As `TensorDict.from_schema`, for fields of the class; those that the schema lacks are None.
+        """Build as `TensorDict.from_schema`, for fields of the class; those that the schema lacks are None.
 
         Raises:
             ValueError: the schema has a name that is no field, at any level.
@@ -293,12 +293,12 @@ class TensorClass(Surface, metaclass=Fields):
 
     @classmethod
     def from_pytree(cls, pytree: Any, **kwargs: Any) -> Any:
-        """As `TensorDict.from_pytree`, of a dict of fields: the class says what it was, and no entry."""
+        """Build as `TensorDict.from_pytree`, from a dict of fields: the class records the form, not an entry."""
         return cls._received(unmark(cls, TensorDict.from_pytree(pytree, **kwargs)))
 
     @classmethod
     def _stamp(cls, td: Any) -> None:
-        """Tell the store of a new container what it is, and what those below it are."""
+        """Write the class of a new container, and of those below it, to its store."""
         stamp(td, cls)
         for key in [k for k in td._first_keys() if td._kind(k) == GROUP]:
             hint = cls._plan.hint(key)
@@ -307,7 +307,7 @@ class TensorClass(Surface, metaclass=Fields):
 
     @classmethod
     def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
-        """The fields, as `dataclasses.fields` gives them."""
+        """Return the fields, as `dataclasses.fields` does."""
         return dataclasses.fields(cls)
 
     # -- fields ------------------------------------------------------------------------------
@@ -369,7 +369,8 @@ class TensorClass(Surface, metaclass=Fields):
             return late(self, name)
 
     def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Any:
-        """The field, or an entry below it, unwrapped; None for a field that is None, `default` for what is no field.
+        """Return a field, or an entry below it, unwrapped; None for a field that is None, `default` for what is no
+        field.
 
         Args:
             **kwargs: for a lazy stack, how to join what differs: see `LazyStackedTensorDict.get`.
@@ -387,7 +388,7 @@ class TensorClass(Surface, metaclass=Fields):
         return unwrapped(found, self._flags)
 
     def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Any:
-        """As `TensorDict.get_at`, unwrapped."""
+        """Call `TensorDict.get_at`, and unwrap the result."""
         found = self._tensordict.get_at(key, index, default)
         return unwrapped(found, self._flags)
 
@@ -411,7 +412,7 @@ class TensorClass(Surface, metaclass=Fields):
         return self
 
     def update(self, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> Self:
-        """As `TensorDict.update`; None clears a field.
+        """Update as `TensorDict.update`; None clears a field.
 
         Raises:
             ValueError: a key is no field. FrozenInstanceError.
@@ -426,7 +427,7 @@ class TensorClass(Surface, metaclass=Fields):
         return self
 
     def _plan_update(self, changes: Any, source: Any, wanted: Any, how: Any) -> None:
-        """As part of what contains it."""
+        """Plan an update as part of the containing object's."""
         found = self._by_field(source, {})
         if self._flags.frozen and found:
             raise refuse_frozen(self, str(next(iter(found))))
@@ -436,7 +437,7 @@ class TensorClass(Surface, metaclass=Fields):
             changes.then(functools.partial(self.set, key, None))
 
     def replace(self, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> Self:
-        """As `TensorDict.replace`; None clears a field.
+        """Replace as `TensorDict.replace`; None clears a field.
 
         Raises:
             ValueError: a key is no field.
@@ -450,7 +451,7 @@ class TensorClass(Surface, metaclass=Fields):
         return self._wrap(td.update({k: self._as_field(k, v) for k, v in source.items()}, *args, **kwargs))
 
     def _by_field(self, given: Any, kwargs: dict[str, Any]) -> dict[Any, Any]:
-        """What is given for fields; what else is among the keywords stays there."""
+        """Return the values for fields; other keywords stay in `kwargs`."""
         source = entries_given(self, given, kwargs, UPDATING)
         if odd := [k for k in source if entry_path(k)[0] not in self._field_names]:
             raise ValueError(
@@ -459,7 +460,7 @@ class TensorClass(Surface, metaclass=Fields):
         return source
 
     def _as_field(self, key: Any, value: Any) -> Any:
-        """What `update` gives the container inside for a field: mappings go into a nested one that is there."""
+        """Convert a value that `update` sets on a field: mappings go into an existing nested container."""
         mapping = isinstance(value, Mapping) and not isinstance(value, Container)
         if not isinstance(key, str) or (mapping and self._tensordict._kind(key) == GROUP):
             return value
@@ -471,7 +472,7 @@ class TensorClass(Surface, metaclass=Fields):
     check = check
 
     def from_dict_instance(self, input_dict: Mapping[Any, Any], **options: Any) -> Any:
-        """As `TensorDict.from_dict_instance`; the fields of an autocast class get their types again."""
+        """Build as `TensorDict.from_dict_instance`; the fields of an autocast class get their types again."""
         return again(type(self), self._tensordict.from_dict_instance(cast_back(self, input_dict), **options))
 
     # -- rows --------------------------------------------------------------------------------
@@ -491,7 +492,7 @@ class TensorClass(Surface, metaclass=Fields):
 
     # -- as others ---------------------------------------------------------------------------
     def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Any:
-        """As `TensorDict.select`: the other fields are None. `as_tensordict` gives a TensorDict.
+        """Select as `TensorDict.select`: the other fields are None. `as_tensordict` returns a TensorDict.
 
         Raises:
             KeyNotFoundError: `strict`, and one is no field.
@@ -508,7 +509,7 @@ class TensorClass(Surface, metaclass=Fields):
         return self if made is td else self._wrap_if_fits(made)
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
-        """A TensorDict with copies of all entries; nested classes become TensorDicts.
+        """Return a TensorDict with copies of all entries; nested classes become TensorDicts.
 
         Args:
             retain_none: fields that are None become values that are None.
@@ -521,7 +522,7 @@ class TensorClass(Surface, metaclass=Fields):
     def to_dict(
         self, *, retain_none: bool = True, convert_tensors: Any = False, tolist_first: bool = False
     ) -> dict[str, Any]:
-        """Nested plain dicts; fields that are None are there unless `retain_none=False`."""
+        """Return nested plain dicts; fields that are None are there unless `retain_none=False`."""
         out: dict[str, Any] = self._tensordict.to_dict(
             retain_none=retain_none, convert_tensors=convert_tensors, tolist_first=tolist_first
         )
@@ -530,7 +531,7 @@ class TensorClass(Surface, metaclass=Fields):
         return out
 
     def unlock_(self) -> Self:
-        """As `TensorDict.unlock_`.
+        """Unlock as `TensorDict.unlock_`.
 
         Raises:
             LockedError: the class is frozen.
@@ -544,11 +545,11 @@ class TensorClass(Surface, metaclass=Fields):
         return self
 
     def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """As `TensorDict.map`; `fn` gets objects of the class."""
+        """Map as `TensorDict.map`; `fn` gets objects of the class."""
         return again(type(self), self._tensordict.map(OnClass(fn, type(self)), *args, **kwargs))
 
     def map_iter(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """As `TensorDict.map_iter`; `fn` gets objects of the class."""
+        """Map as `TensorDict.map_iter`; `fn` gets objects of the class."""
         return self._tensordict.map_iter(OnClass(fn, type(self)), *args, **kwargs)
 
     def __repr__(self) -> str:
@@ -593,7 +594,7 @@ def _above(cls: type) -> tuple[type, ...]:
 
 
 def _rebuilt(found: Any, td: Any) -> Any:
-    """An object that was pickled; `found` is its class, or gives it."""
+    """Rebuild a pickled object; `found` is its class, or returns it."""
     return resolve_class(found)._wrap(td._tensordict if isinstance(td, Typed) else td)
 
 

@@ -15,7 +15,7 @@ from tdstore.tensordicts.base import TensorDictBase
 
 
 def _closed(hint: Any) -> bool:
-    """Whether a field is annotated with a class whose entries are its fields, and no others."""
+    """Check whether a field is annotated with a class whose entries are its fields, and no others."""
     return hint is not None and issubclass(hint, Typed) and not hint._open
 
 
@@ -28,7 +28,7 @@ UPDATING = frozenset(inspect.signature(TensorDictBase.update).parameters)
 
 
 def guarded(fn: Callable[..., Any], parameter: str) -> Callable[..., Any]:
-    """A method of a tensorclass that first looks whether the entry is a field: AttributeError."""
+    """Guard a method of a tensorclass: it first checks whether the entry is a field, else raises AttributeError."""
     signature = inspect.signature(fn)
 
     @functools.wraps(fn)
@@ -57,7 +57,7 @@ def check_schema(cls: Any, schema: Mapping[Any, Any]) -> None:
 
 
 def unmark(cls: Any, td: Any) -> Any:
-    """What `from_pytree` made, without its marks on the dicts of fields."""
+    """Return the result of `from_pytree` without its marks on the dicts of fields."""
     if isinstance(td, Container) and not isinstance(td, Typed):
         made: Any = td
         if MARK not in cls._field_names and made._kind(MARK) is not None:

@@ -21,7 +21,7 @@ _NUMBERS = (bool, int, float, complex)
 
 
 def cast_of(flags: Flags) -> Cast:
-    """The function that a class of these flags uses; what it returns is set on the container inside."""
+    """Return the function that a class of these flags uses; what it returns is set on the wrapped container."""
     if flags.nocast:
         return _as_it_is
     if flags.autocast:
@@ -30,7 +30,7 @@ def cast_of(flags: Flags) -> Cast:
 
 
 def _to_tensor(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:
-    """Numbers, arrays and lists become tensors, by the container itself; mappings and tuples are values."""
+    """Convert numbers, arrays and lists to tensors, by the container itself; mappings and tuples are values."""
     if isinstance(value, (Mapping, tuple)) and not isinstance(value, Container):
         return NonTensorData(value, batch)
     return value
@@ -89,7 +89,7 @@ def _to_value(hint: type[NonTensorData], name: str, value: Any, batch: torch.Siz
 
 
 def as_container(hint: type, value: Any, batch: torch.Size) -> Any:
-    """A mapping or a TensorDict as the container that a field is annotated with."""
+    """Convert a mapping or a TensorDict to the container that a field is annotated with."""
     if issubclass(hint, Typed) and not isinstance(value, Typed):
         made: Any = value if isinstance(value, Container) else TensorDict(value, batch)
         return hint.from_tensordict(made)  # type: ignore[attr-defined]

@@ -100,7 +100,7 @@ class Plan:
             self.positional.append(name)
 
     def requires(self, name: str) -> bool:
-        """Whether the constructor must be given a field."""
+        """Check whether the constructor requires a field."""
         return name not in self.defaults and name not in self.factories
 
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -113,12 +113,12 @@ class Plan:
             kwargs[name] = value
 
     def shadow(self, fields: dict[str, Any], **given: Any) -> Iterator[Any]:
-        """Arguments of the constructor, None for those that are fields and are put among the fields."""
+        """Return arguments of the constructor, None for those that are fields and are put among the fields."""
         fields.update({name: given[name] for name in self.shadowed if given[name] is not None})
         return (None if name in self.shadowed else value for name, value in given.items())
 
     def missing(self, first: str, given: dict[str, Any]) -> TypeError:
-        """The error for fields that were not given, from `first` on; `given` are the arguments not yet taken."""
+        """Create the error for missing fields, from `first` on; `given` are the arguments not yet consumed."""
         rest = self.order[self.order.index(first) :]
         lost = ", ".join(repr(n) for n in rest if n not in given and self.requires(n))
         odd = ", ".join(repr(n) for n in given if n not in self.order)
@@ -126,13 +126,13 @@ class Plan:
 
     # -- annotations -------------------------------------------------------------------------
     def hint(self, name: str) -> Any:
-        """The class that a field is annotated with, `Optional` taken off; None where that cannot be told."""
+        """Return the class that a field is annotated with, without `Optional`; None where that is unknown."""
         if self._hints is None:
             self._hints = resolved(self.owner)
         return _single(self._hints.get(name))
 
     def allowed(self, name: str) -> list[Any]:
-        """All that a field may be by its annotation, as far as that can be told."""
+        """Return all that a field may be by its annotation, as far as that is known."""
         self.hint(name)
         return _members(self._hints[name]) if self._hints and name in self._hints else []
 
@@ -142,7 +142,7 @@ class Plan:
 
 
 def resolved(owner: type, *, extras: bool = False) -> dict[str, Any]:
-    """Annotations as types; those that cannot be resolved are left out, and never break a class.
+    """Resolve annotations to types; those that cannot be resolved are left out, and never break a class.
 
     Args:
         extras: keep `Annotated[...]` as it is.
@@ -166,7 +166,7 @@ def resolved(owner: type, *, extras: bool = False) -> dict[str, Any]:
 
 
 def _single(hint: Any) -> Any:
-    """A class, out of `Optional[class]`, `Annotated[class, ...]` and `class[...]`."""
+    """Extract a class from `Optional[class]`, `Annotated[class, ...]` and `class[...]`."""
     if typing.get_origin(hint) in (Union, UnionType):
         left = [h for h in typing.get_args(hint) if h is not NoneType]
         hint = left[0] if len(left) == 1 else None
@@ -178,7 +178,7 @@ def _single(hint: Any) -> Any:
 
 
 def _members(hint: Any) -> list[Any]:
-    """What a field may be by its annotation, None taken off: classes, `Any`, and forms that are no class."""
+    """Return what a field may be by its annotation, without None: classes, `Any`, and forms that are no class."""
     origin = typing.get_origin(hint)
     if origin in (Union, UnionType):
         return [part for arg in typing.get_args(hint) for part in _members(arg)]
@@ -188,7 +188,9 @@ def _members(hint: Any) -> list[Any]:
 
 
 def named(names: Any) -> Any:
-    """The argument `names`, None where it names nothing: `dataclasses.replace` passes it with another batch size."""
+    """Return the argument `names`, None where it names nothing: `dataclasses.replace` passes it with another batch
+    size.
+    """
     return None if isinstance(names, list) and not any(name is not None for name in names) else names
 
 
@@ -236,23 +238,23 @@ class EntryAccess(FieldAccess):
 
 
 def entry_if_not_deleted(obj: Any, name: str) -> None:
-    """None, which a field without an entry reads as; an AttributeError after `del obj.field`."""
+    """Return None, the value of a field without an entry; raise an AttributeError after `del obj.field`."""
     if name in getattr(obj, "__dict__", {}).get(_DELETED, ()):
         raise AttributeError(f"{name!r} of {type(obj).__name__} was deleted")
 
 
 def entry_of(td: Any, name: str) -> Any:
-    """A first-level entry of any container, unwrapped; None where there is none."""
+    """Return a first-level entry of any container, unwrapped; None where there is none."""
     return None if td._kind(name) is None else td[name]
 
 
 def unwrapped(found: Any, flags: Flags) -> Any:
-    """What a field reads as: the value of an entry that is no tensor, unless all fields of the class are entries."""
+    """Return the value of a field: that of a non-tensor entry, unless all fields of the class are entries."""
     return found.plain() if isinstance(found, NonTensor) and not flags.tensor_only else found
 
 
 def entries_given(obj: Any, given: Any, kwargs: dict[str, Any], options: frozenset[str]) -> dict[Any, Any]:
-    """What an update is given, as a dict; batch sizes are taken over before, where that is asked for.
+    """Return the contents of an update, as a dict; batch sizes are taken over before, where that is requested.
 
     Args:
         kwargs: lose what is there for fields; the `options` of `update` stay.
@@ -264,7 +266,7 @@ def entries_given(obj: Any, given: Any, kwargs: dict[str, Any], options: frozens
 
 
 def delete(obj: Any, name: str) -> None:
-    """`del obj.field`: it is an attribute of this object no more, until it is set again.
+    """Implement `del obj.field`: it is no attribute of this object until it is set again.
 
     Raises:
         KeyNotFoundError: it is not set.
@@ -276,14 +278,14 @@ def delete(obj: Any, name: str) -> None:
 
 
 def unset(obj: Any, name: str) -> None:
-    """`obj.field = None`: the field has no entry, and reads as None."""
+    """Implement `obj.field = None`: the field has no entry, and reads as None."""
     getattr(obj, "__dict__", {}).get(_DELETED, set()).discard(name)
     if obj._tensordict._kind(name) is not None:
         obj._tensordict.del_(name)
 
 
 def refuse_frozen(obj: Any, name: str) -> FrozenInstanceError:
-    """The error for a change of a frozen object."""
+    """Create the error for a change of a frozen object."""
     return FrozenInstanceError(f"cannot assign to field {name!r} of a frozen {type(obj).__name__}")
 
 

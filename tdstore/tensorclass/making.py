@@ -67,7 +67,7 @@ def tensorclass(cls: Any = None, /, **flags: bool) -> Any:
 
 
 def is_tensorclass(value: Any) -> bool:
-    """Whether a value, or a class, is a tensorclass; a `TypedTensorDict` is a TensorDict instead."""
+    """Check whether a value, or a class, is a tensorclass; a `TypedTensorDict` is a TensorDict instead."""
     kind = value if isinstance(value, type) else type(value)
     return issubclass(kind, Typed) and not issubclass(kind, TypedTensorDict)
 
@@ -87,7 +87,7 @@ def from_dataclass(
     shadow: bool = False,
     tensor_only: bool = False,
 ) -> Any:
-    """A tensorclass from a dataclass: a class from a class, an object from an object, nested ones too.
+    """Convert a dataclass to a tensorclass: a class from a class, an object from an object, nested ones too.
 
     Args:
         obj: a dataclass, or an object of one.
@@ -131,7 +131,7 @@ _made: dict[tuple[type, Any], Any] = {}
 
 
 def _class_like(kind: Any, flags: tuple[tuple[str, bool], ...]) -> Any:
-    """The tensorclass of a dataclass: the same one each time."""
+    """Return the tensorclass of a dataclass: the same one each time."""
     if (kind, flags) not in _made:
         body: dict[str, Any] = {"__annotations__": {}, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
         for field in dataclasses.fields(kind):

@@ -23,7 +23,7 @@ class _Factory:
 
 
 def follow_protocols(cls: Any, root: Any) -> None:
-    """Give a class the attributes that code for dataclasses looks at.
+    """Set the attributes of a class that code for dataclasses reads.
 
     Args:
         cls: a class that was declared.

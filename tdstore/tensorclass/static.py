@@ -39,22 +39,22 @@ if TYPE_CHECKING:
         """Every method of a TensorDict. These are of the class, where others leave it to the kind of container."""
 
         def clone(self, recurse: bool = True) -> Self:
-            """As `TensorDict.clone`."""
+            """Copy as `TensorDict.clone`."""
 
         def to(self, *args: Any, **kwargs: Any) -> Self:
-            """As `TensorDict.to`."""
+            """Convert as `TensorDict.to`."""
 
         def cpu(self, **kwargs: Any) -> Self:
-            """As `TensorDict.cpu`."""
+            """Move as `TensorDict.cpu`."""
 
         def cuda(self, device: Any = None, **kwargs: Any) -> Self:
-            """As `TensorDict.cuda`."""
+            """Move as `TensorDict.cuda`."""
 
         def detach(self) -> Self:
-            """As `TensorDict.detach`."""
+            """Detach as `TensorDict.detach`."""
 
         def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
-            """As `TensorDict.contiguous`."""
+            """Return contiguous leaves, as `TensorDict.contiguous`."""
 
 else:
     Fields = FieldsByName = type

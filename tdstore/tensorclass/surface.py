@@ -31,7 +31,7 @@ _OWN = {"__new__", "__init__", "__init_subclass__", "__class_getitem__", "__geta
 
 
 def install(target: type[Typed], source: type) -> None:
-    """Give `target` what `source` and its bases define, passed on."""
+    """Define on `target` what `source` and its bases define, forwarded."""
     found: dict[str, Any] = {}
     for base in reversed(source.__mro__[:-1]):
         found.update(vars(base))
@@ -44,7 +44,7 @@ def install(target: type[Typed], source: type) -> None:
 
 
 def forwarded(name: str, value: Any, source: type) -> Any:
-    """An attribute of a class as one that asks the container inside; None for what is not the instance's."""
+    """Return an attribute that forwards to the wrapped container; None for what is not the instance's."""
     if isinstance(value, FunctionType):
         return _method(name, value)
     if isinstance(value, classmethod):
@@ -55,7 +55,7 @@ def forwarded(name: str, value: Any, source: type) -> Any:
 
 
 def again(cls: type[Typed], made: Any) -> Any:
-    """A result of the container inside, with the class where it is of the same kind."""
+    """Wrap a result of the container again where it is of the same kind."""
     if isinstance(made, Container):
         return cls._wrap_if_fits(made)
     if type(made) is tuple and made and all(isinstance(part, Container) for part in made):
@@ -65,7 +65,7 @@ def again(cls: type[Typed], made: Any) -> Any:
 
 @functools.cache
 def gives_entries(fn: Callable[..., Any]) -> bool:
-    """Whether a method is about one entry, by its key."""
+    """Check whether a method is about one entry, by its key."""
     code = inspect.unwrap(fn).__code__  # a signature takes 50 us, and there are 300 methods
     return "key" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
@@ -91,7 +91,7 @@ def _method(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _result(obj: Any, made: Any, kwargs: dict[str, Any]) -> Any:
-    """What a call gave for the container inside of `obj`, as its caller gets it."""
+    """Convert the result of a call on the container of `obj` for the caller."""
     td, out = obj._tensordict, kwargs.get("out")
     if made is td:
         return obj
@@ -103,7 +103,7 @@ def _result(obj: Any, made: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def bare(value: Any) -> Any:
-    """The container inside of an argument, or those inside of a list's."""
+    """Unwrap the container of an argument, or those of a list."""
     if isinstance(value, list) and any(isinstance(part, Typed) for part in value):
         return [unwrap(part) for part in value]
     return unwrap(value)
@@ -129,7 +129,7 @@ def _attribute(name: str, doc: str | None) -> property:
 
 
 def late(owner: Any, name: str) -> Any:
-    """An attribute that only some containers have, such as `append` of a lazy stack."""
+    """Return an attribute that only some containers have, such as `append` of a lazy stack."""
     td = owner._tensordict
     found = getattr(td, name)
     if not inspect.ismethod(found):
@@ -153,16 +153,16 @@ class OnClass:
         self.fn, self.cls = fn, cls
 
     def __call__(self, td: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the function gives for an object around `td`."""
+        """Call the function with an object around `td`."""
         return self.fn(again(self.cls, td), *args, **kwargs)
 
 
 def flatten(obj: Typed) -> tuple[list[Any], Any]:
-    """An object as a node of torch's pytrees."""
+    """Flatten an object as a node of torch's pytrees."""
     return [obj._tensordict], type(obj)
 
 
 def unflatten(children: Any, cls: Any) -> Any:
-    """What `flatten` took apart; other things in the places of the container stay bare."""
+    """Rebuild what `flatten` took apart; other objects in the places of the container stay unwrapped."""
     (td,) = children
     return again(cls, td) if isinstance(td, Container) else td

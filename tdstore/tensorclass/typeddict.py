@@ -134,7 +134,7 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
 
     @classmethod
     def from_tensordict(cls, td: Any, *, check: bool = True) -> Self:  # type: ignore[override]
-        """An object around a TensorDict of any kind, which it shares: nothing is copied.
+        """Build an object around a TensorDict of any kind, which it shares: nothing is copied.
 
         Args:
             check: whether all fields must be there; else they may be set later, in a store that starts empty.
@@ -150,7 +150,7 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
 
     @classmethod
     def from_schema(cls, schema: Mapping[Any, Any], **kwargs: Any) -> Any:
-        """As `TensorDict.from_schema`; the schema may lack fields and have other names."""
+        """Build as `TensorDict.from_schema`; the schema may lack fields and have other names."""
         made = TensorDict.from_schema(schema, **kwargs)
         cls._stamp(made)
         return cls._from_tensordict(made)
@@ -176,11 +176,11 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
         self._tensordict[index] = value if is_key(index) else unwrap(value)
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
-        """A TensorDict with copies of all entries; nested classes become TensorDicts."""
+        """Return a TensorDict with copies of all entries; nested classes become TensorDicts."""
         return self._tensordict.to_tensordict(retain_none=retain_none)
 
     def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict:
-        """A lazy stack of objects of this class, along a batch dimension, sharing memory."""
+        """Return a lazy stack of objects of this class, along a batch dimension, sharing memory."""
         made = self._tensordict.to_lazystack(dim)
         elements = [again(type(self), td) for td in made.tensordicts]
         return LazyStackedTensorDict(*elements, stack_dim=made.stack_dim) if elements else made

@@ -51,7 +51,7 @@ _short = _Options()
 
 
 def html(td: Any) -> str:
-    """The whole tree."""
+    """Render the whole tree."""
     budget = [ROWS_IN_ALL]
     try:
         body = _group(type(td).__name__, td, budget, 0)
@@ -113,7 +113,7 @@ _HEAD = "<tr><th>key</th><th>dtype</th><th>shape</th><th>device</th><th>bytes</t
 
 
 def _is_group(td: Any, key: str) -> bool:
-    """Whether an entry is a TensorDict: `tree_map` may have put anything else there."""
+    """Check whether an entry is a TensorDict: `tree_map` may have put anything else there."""
     return td._kind(key) == GROUP and isinstance(td._raw(key), Container)
 
 
@@ -136,7 +136,7 @@ def _row(td: Any, key: str) -> str:
 
 
 def _value(td: Any, key: str) -> str:
-    """A value as it prints; a column of values that lies in a store is not read for it."""
+    """Format a value; a column of values in a store is not read for it."""
     place = _place(td)
     if place is not None and place[0].column((*place[1], key)):
         return f'<span class="dim">one value per row, {_shape(td.batch_size)}</span>'
@@ -163,7 +163,7 @@ def _line(name: str, what: str) -> str:
 
 
 def _place(td: Any) -> tuple[Any, Path] | None:
-    """The handle and the path of what a container shows of a store."""
+    """Return the handle and the path of a stored container."""
     if isinstance(td, Container._stored_class):
         return td._handle, td._path
     home: tuple[Any, Path] | None = td._home
@@ -181,7 +181,7 @@ def _options(td: Any, key: str) -> Mapping[str, Any]:
 
 
 def _bytes_below(td: Any) -> int | None:
-    """Bytes of all leaves, by their shapes; None where one has none."""
+    """Return the bytes of all leaves, by their shapes; None where one has none."""
     if isinstance(td, Container._stack_class):
         parts = [_bytes_below(element) for element in td._tds[:ROWS_IN_ALL]]
         return None if len(td._tds) > ROWS_IN_ALL or None in parts else sum(p for p in parts if p is not None)

@@ -26,7 +26,7 @@ _now = dict(_DEFAULTS)
 
 
 def get_printoptions() -> dict[str, Any]:
-    """The options of `set_printoptions` as they are now."""
+    """Return the present options of `set_printoptions`."""
     return dict(_now)
 
 
@@ -60,7 +60,7 @@ class set_printoptions(ContextDecorator):  # noqa: N801  # the name that users k
         self._before: list[dict[str, Any]] = []
 
     def set(self) -> None:
-        """From now on, or until `__exit__`."""
+        """Set the options, for good or until `__exit__`."""
         self._before.append(dict(_now))
         _now.update(self._options)
 
@@ -73,17 +73,17 @@ class set_printoptions(ContextDecorator):  # noqa: N801  # the name that users k
 
 
 def ordered(keys: Iterable[str]) -> list[str]:
-    """Keys in the order to show them."""
+    """Return keys in the order to show them."""
     return sorted(keys) if _now["sort_keys"] == "alphabetical" else list(keys)
 
 
 def ordered_lines(lines: Iterable[str]) -> list[str]:
-    """The lines of entries, of ordered keys, in the order of a function given as `sort_keys`."""
+    """Return the lines of entries, of ordered keys, in the order of a function given as `sort_keys`."""
     return sorted(lines, key=_now["sort_keys"]) if callable(_now["sort_keys"]) else list(lines)
 
 
 def level_lines(td: Any) -> list[str]:
-    """What is said of a level below its entries."""
+    """Return the lines of a level below its entries."""
     lines = []
     if _now["show_batch_size"]:
         lines.append(f"batch_size={td.batch_size!r}")
@@ -95,7 +95,7 @@ def level_lines(td: Any) -> list[str]:
 
 
 def leaf_parts(td: Any, key: str) -> tuple[str, list[str]]:
-    """The class name of a tensor, and what is said of it. A stored one is not read."""
+    """Return the class name of a tensor and its description. A stored one is not read."""
     shape, device, dtype, shared, name = td._leaf_facts(key)
     said = {
         "show_shape": f"shape={shape!r}",

@@ -14,7 +14,7 @@ _LONG = 500
 
 
 def text(td: Any) -> str:
-    """The tree with shapes, devices and dtypes; keys sorted."""
+    """Format the tree with shapes, devices and dtypes; keys sorted."""
     fields = indent(",\n".join(ordered_lines(f"{key}: {entry_text(td, key)}" for key in ordered(td._first_keys()))))
     lines = [
         f"fields={{\n{fields}}}" if fields else "fields={\n}",
@@ -25,7 +25,7 @@ def text(td: Any) -> str:
 
 
 def entry_text(td: Any, key: str) -> str:
-    """One entry."""
+    """Format one entry."""
     if td._kind(key) != LEAF:
         if td._kind(key) != VALUE:
             return repr(td._raw(key))
@@ -40,7 +40,7 @@ def entry_text(td: Any, key: str) -> str:
 
 
 def indent(block: str) -> str:
-    """A block of lines, four spaces in."""
+    """Indent a block of lines by four spaces."""
     return "\n".join("    " + line for line in block.split("\n")) if block else ""
 
 
@@ -50,15 +50,15 @@ class ReprMixin(Container):
     __slots__ = ()
 
     def is_shared(self) -> bool:
-        """Whether other processes of this machine see writes to the leaves."""
+        """Check whether other processes of this machine see writes to the leaves."""
         raise NotImplementedError
 
     def _leaf_facts(self, key: str) -> tuple[Any, ...]:
-        """Shape, device, dtype, shared flag and class name of a leaf, without reading it."""
+        """Return shape, device, dtype, shared flag and class name of a leaf, without reading it."""
         raise NotImplementedError
 
     def _dataset_lines(self) -> list[str]:
-        """What a class says of its dataset, below the other lines of a level."""
+        """Return the lines that a class adds about its dataset, below the other lines of a level."""
         return []
 
     def __repr__(self) -> str:
@@ -68,5 +68,5 @@ class ReprMixin(Container):
             return f"{type(self).__name__}(closed: {error.url})"
 
     def _repr_html_(self) -> str:
-        """For notebooks: a tree that folds."""
+        """Render for notebooks: a tree that folds."""
         return html(self)

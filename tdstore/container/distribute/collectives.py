@@ -96,7 +96,9 @@ class DistributedMixin(Container):
         pseudo_rand: bool = False,
         return_early: bool = False,
     ) -> Any:
-        """As `send`; the last tag, or with `return_early` at once a list with something to `wait()` for per leaf."""
+        """Send as `send`; return the last tag, or with `return_early` at once a list with something to `wait()` for
+        per leaf.
+        """
         if not return_early:
             return self._sent(dst, group, group_dst, init_tag, pseudo_rand)
         link, tree = Link(group), tree_of(self)
@@ -114,7 +116,9 @@ class DistributedMixin(Container):
         init_tag: int = 0,
         pseudo_rand: bool = False,
     ) -> Any:
-        """As `recv`; None, or with `return_premature` at once a list with something to `wait()` for per leaf."""
+        """Receive as `recv`; return None, or with `return_premature` at once a list with something to `wait()` for
+        per leaf.
+        """
         link, tree = Link(group), tree_of(self)
         source = link.rank_of(src, group_src, "src")
         run = partial(collectives.receive, link, tree, source, init_tag, pseudo_rand)
@@ -124,11 +128,11 @@ class DistributedMixin(Container):
         return None
 
     async def asend(self, dst: int | None = None, **kwargs: Any) -> None:
-        """As `send`, without blocking the event loop."""
+        """Send as `send`, without blocking the event loop."""
         await asyncio.to_thread(self.send, dst, **kwargs)
 
     async def arecv(self, src: int | None = None, **kwargs: Any) -> Self:
-        """As `recv`, without blocking the event loop; the TensorDict itself."""
+        """Receive as `recv`, without blocking the event loop; return the TensorDict itself."""
         await asyncio.to_thread(self.recv, src, **kwargs)
         return self
 
@@ -193,7 +197,7 @@ class DistributedMixin(Container):
         return broadcast_whole(self, link, link.rank_of(src, None, "src"), device)
 
     def all_gather(self, *, group: Any = None) -> list[Any]:
-        """The TensorDicts of all ranks, by rank: each in memory, over one buffer. They may differ in structure.
+        """Return the TensorDicts of all ranks, by rank: each in memory, over one buffer. They may differ in structure.
 
         Raises:
             MismatchError: on all ranks, if a value is not plain data.
@@ -206,7 +210,7 @@ class DistributedMixin(Container):
     def scatter(
         self, src: int, tensordicts: Sequence[Any] | None = None, *, group: Any = None, device: Any = None
     ) -> Any:
-        """Give each rank its TensorDict of a list that rank `src` has.
+        """Send each rank its TensorDict of a list that rank `src` has.
 
         Args:
             tensordicts: on `src`, one for each rank of the group, of any structure.
@@ -264,7 +268,7 @@ class DistributedMixin(Container):
 
     @classmethod
     def from_remote_init(cls, src: int, group: Any = None, device: Any = None, use_broadcast: bool = False) -> Any:
-        """The TensorDict that rank `src` sends by `init_remote`: in memory, over one buffer.
+        """Receive the TensorDict that rank `src` sends by `init_remote`: in memory, over one buffer.
 
         Args:
             device: where the buffer is to be. Default: the CPU, or the GPU under nccl.

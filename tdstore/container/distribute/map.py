@@ -206,7 +206,7 @@ class _Plan:
         self.count = -(-self.length // self.size)
 
     def _size(self, chunksize: int | None, num_chunks: int | None) -> int:
-        """Rows per task."""
+        """Return the number of rows per task."""
         if chunksize:
             return chunksize
         given = self.executor if self.executor is not None else self.pool
@@ -221,11 +221,11 @@ class _Plan:
         return -(-size // unit) * unit
 
     def index(self, rows: Any) -> tuple[Any, ...]:
-        """The batch index of some rows along `dim`."""
+        """Return the batch index of some rows along `dim`."""
         return (*(slice(None),) * self.dim, rows)
 
     def warn_of_ignored(self, generator: Any, max_tasks_per_child: Any, start_method: Any) -> None:
-        """What a given pool or executor has decided already."""
+        """Warn of arguments that a given pool or executor has decided already."""
         if self.pool is None and self.executor is None:
             return
         asked = {
@@ -240,7 +240,7 @@ class _Plan:
             warnings.warn(f"{', '.join(ignored)} ignored: the workers are those of the {which}", stacklevel=3)
 
     def crew(self, fn: Packed, generator: Any, max_tasks_per_child: Any, threads: int, start_method: Any) -> Crew:
-        """The workers."""
+        """Create the workers."""
         return crew_for(
             fn,
             num_workers=self.num_workers,
@@ -254,7 +254,7 @@ class _Plan:
         )
 
     def tasks(self, crew: Crew, target: Place | None) -> Iterator[tuple[Chunk, Target | None]]:
-        """The chunks, cut one by one as they are asked for."""
+        """Yield the chunks, cut one by one as they are asked for."""
         near = crosses_by_multiprocessing(crew.executor)
         source = place_of(self.td, by_multiprocessing=near) or self.td
         for start in range(0, self.length, self.size):
@@ -274,7 +274,7 @@ class _Bar:
         return self
 
     def advance(self) -> None:
-        """A chunk is done."""
+        """Count a finished chunk."""
         if self._bar is not None:
             self._bar.update()
 
@@ -284,7 +284,7 @@ class _Bar:
 
 
 def _chunk_rows(td: Any, dim: int, size: int) -> int:
-    """Rows along `dim` whose multiples are borders of the chunks in the store, at most `size`; 1 if there are none."""
+    """Return the rows along `dim` whose multiples are borders of the chunks in the store, at most `size`; 1 if none."""
     lengths = {n for n in _stored_chunks(td, dim) if 1 < n <= size}
     common = math.lcm(*lengths)
     return common if common <= size else max(lengths)
@@ -305,7 +305,7 @@ def _stored_chunks(td: Any, dim: int) -> Iterator[int]:
 
 
 def _writable_by_workers(out: Any, crew: Crew) -> Place | None:
-    """The place of an `out=` that workers may write themselves; None where this process has to."""
+    """Return the place of an `out=` that workers may write themselves; None where this process has to."""
     if not isinstance(out, Container) or isinstance(crew.executor, (InlineExecutor, ThreadPoolExecutor)):
         return None
     handle = handle_of(out)

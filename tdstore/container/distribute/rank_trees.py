@@ -105,7 +105,7 @@ def _spec(path: Path, node: Any) -> LeafSpec:
 
 
 def tree_of(td: Any) -> LeafTree:
-    """The leaves of a container; a warning if there is more in it."""
+    """Return the leaves of a container; warn if there is more in it."""
     tree = LeafTree(td)
     if tree.has_values:
         warnings.warn("entries that are not tensors are not sent, and stay as they are on each rank", stacklevel=4)
@@ -113,7 +113,7 @@ def tree_of(td: Any) -> LeafTree:
 
 
 def rows_problem(td: Any, tree: LeafTree, rows: int) -> Exception | None:
-    """Why a container cannot take one row from each other rank; None if it can."""
+    """Return why a container cannot take one row from each other rank; None if it can."""
     for path, spec in tree.leaves:
         if not spec.shape or spec.shape[0] != rows:
             return BatchSizeError(
@@ -128,7 +128,7 @@ def rows_problem(td: Any, tree: LeafTree, rows: int) -> Exception | None:
 
 # -- whole TensorDicts -------------------------------------------------------------------------
 def message_of(td: Any) -> tuple[bytes, Described]:
-    """The description of a container, and its leaves in that order.
+    """Return the description of a container, and its leaves in that order.
 
     Raises:
         UntrustedDataError: a value that is not plain data.
@@ -145,7 +145,7 @@ class Described:
         self.leaves = list(specs.items())
 
     def check_writable(self) -> None:
-        """Nothing is written."""
+        """Accept anything: nothing is written."""
 
     def live(self, number: int, index: StoreIndex) -> Tensor | None:
         return None
@@ -168,7 +168,7 @@ class Arriving:
         self.leaves = list(specs.items())
 
     def check_writable(self) -> None:
-        """Nobody else has it."""
+        """Accept anything: no other object refers to it."""
 
     def live(self, number: int, index: StoreIndex) -> Tensor | None:
         leaf = self.store.view(self.leaves[number][0])
@@ -197,7 +197,7 @@ def send_whole(message: tuple[bytes, Described | None], link: Link, to: int) -> 
 
 
 def receive_whole(link: Link, source: int, device: Any) -> Any:
-    """A new TensorDict, from what a rank sends by `send_whole`."""
+    """Build a new TensorDict from what a rank sends by `send_whole`."""
     (length,) = link.recv_numbers(1, source, 0)
     arriving = Arriving(link.recv_text(length, source, 0), link, source, device)
     collectives.receive_leaves(link, arriving, source, [0] * len(arriving.leaves))
@@ -205,7 +205,7 @@ def receive_whole(link: Link, source: int, device: Any) -> Any:
 
 
 def broadcast_whole(td: Any, link: Link, source: int, device: Any) -> Any:
-    """The TensorDict of rank `source`: itself there, a new one elsewhere."""
+    """Return the TensorDict of rank `source`: itself there, a new one elsewhere."""
     if link.rank != source:
         arriving = Arriving(link.broadcast_text(None, source), link, source, device)
         collectives.broadcast_leaves(link, arriving, source)

@@ -48,7 +48,7 @@ _registered_in = 0
 
 
 def handle_of(td: Any) -> StoreHandle | None:
-    """The open store that a container is pickled by; None where it is pickled with its values."""
+    """Return the open store that a container is pickled by; None where it is pickled with its values."""
     _, (_, *parts), *_ = _sent(td)
     return parts[0] if parts and isinstance(parts[0], StoreHandle) else None
 
@@ -105,7 +105,7 @@ class Place:
         return _arrived, (self.key, *self._restored)
 
     def rows(self, at: tuple[Any, ...]) -> Any:
-        """The rows at an index, in memory or as views of mapped memory."""
+        """Return the rows at an index, in memory or as views of mapped memory."""
         with self._lock:
             return self.container._at(at)._resident()
 
@@ -120,12 +120,12 @@ class Arrived:
         self.restored = restored
 
     def opened(self) -> Any:
-        """The container, opened anew."""
+        """Open the container anew."""
         restore, (reopen, way), rest = self.restored
         return restore(reopen(*way), *rest)
 
     def rows(self, at: tuple[Any, ...]) -> Any:
-        """The rows at an index, in memory or as views of mapped memory."""
+        """Return the rows at an index, in memory or as views of mapped memory."""
         with _guard:
             entry = self._entry()
             entry.users += 1
@@ -153,7 +153,7 @@ def _arrived(key: str, *restored: Any) -> Arrived:
 
 
 def place_of(td: Any, *, by_multiprocessing: bool) -> Place | None:
-    """The place of a container; None where only its values can be sent.
+    """Return the place of a container; None where only its values can be sent.
 
     Args:
         by_multiprocessing: it goes to processes that multiprocessing started, which can be sent open files.
@@ -172,7 +172,9 @@ def place_of(td: Any, *, by_multiprocessing: bool) -> Place | None:
 
 
 def near_chunk(source: Any, at: tuple[Any, ...]) -> Chunk:
-    """A chunk for a process of multiprocessing, which can be sent memory: many rows are copied once, and not piped."""
+    """Build a chunk for a process of multiprocessing, which can be sent memory: many rows are copied once, and not
+    piped.
+    """
     if not isinstance(source, Place):
         rows = Chunk(source, at).rows()
         if _is_plain(rows) and rows.bytes() >= _LARGE:
@@ -184,7 +186,7 @@ def near_chunk(source: Any, at: tuple[Any, ...]) -> Chunk:
 
 
 def _is_plain(rows: Any) -> bool:
-    """Whether a container has tensors only, of the kinds that come out of a store as they went in."""
+    """Check whether a container has tensors only, of the kinds that a store returns unchanged."""
     return type(rows) is Container._resident_class and all(
         _is_plain(value)
         if isinstance(value, Container)
@@ -211,7 +213,7 @@ class Chunk:
         return Chunk, (Packed(self.rows()), None)
 
     def rows(self) -> Any:
-        """The rows, in memory."""
+        """Return the rows, in memory."""
         if self.at is None and isinstance(self.source, Container):
             return self.source._shallow()  # a TensorDict like any other, of memory that nobody else uses
         if self.at is None:
@@ -238,7 +240,9 @@ class Rows:
         self.joined = joined
 
     def __call__(self, task: tuple[Chunk, Any]) -> Any:
-        """The result for one chunk, or a list of them for its rows; None once it is in the target of the task."""
+        """Return the result for one chunk, or a list of them for its rows; None once it is in the target of the
+        task.
+        """
         chunk, target = task
         rows = chunk.rows()
         made = [self.fn(row) for row in rows.unbind(self.dim)] if self.one_by_one else self.fn(rows)
@@ -251,7 +255,7 @@ class Rows:
 
 
 def join(results: list[Any], dim: int, how: Any) -> Any:
-    """Results as one, by `torch.cat` or `torch.stack`; None when all of them are.
+    """Join results by `torch.cat` or `torch.stack`; None when all of them are.
 
     Raises:
         TypeError: results that are neither TensorDicts nor tensors, or not all of one kind.
@@ -290,7 +294,7 @@ class Target:
 
 
 def write_rows(out: Any, at: tuple[Any, ...], made: Any) -> None:
-    """`out[at] = made`, in place; every key of the result must be there, and the rows as many.
+    """Write `out[at] = made`, in place; every key of the result must exist, with as many rows.
 
     Raises:
         KeyNotFoundError: `out` lacks a key. ValueError: another number of rows, or not of its kind.

@@ -52,7 +52,7 @@ def to_safetensors(td: Any, path: Any, separator: str, metadata: Mapping[str, st
 
 
 def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors, none of which shares memory with another: the format knows no views."""
+    """Return contiguous tensors, none of which shares memory with another: the format knows no views."""
     seen: set[int] = set()
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -102,7 +102,7 @@ def from_safetensors(
 
 
 def _restored(note: str, tensors: dict[str, Tensor], url: str) -> Any:
-    """The TensorDict that was written: its leaves and header, as every store keeps them, read from memory."""
+    """Rebuild the TensorDict that was written from its leaves and header, read from memory."""
     try:
         plain = json.loads(note)
         paths = {name: tuple(map(str, plain["leaves"][name])) for name in tensors}

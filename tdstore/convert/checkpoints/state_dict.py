@@ -42,7 +42,7 @@ class StateDictMixin(Container):
         *,
         legacy: bool = False,
     ) -> Any:
-        """Give the tensors as an `OrderedDict`, as `torch.nn.Module.state_dict`: detached, sharing memory.
+        """Return the tensors as an `OrderedDict`, as `torch.nn.Module.state_dict`: detached, sharing memory.
 
         Its attribute `_metadata` holds batch sizes, devices, names and values that are no tensors. A lazy stack
         comes as the stack, or, where its elements differ, as its elements. The loaders of torchdata, which ask a
@@ -101,7 +101,7 @@ class StateDictMixin(Container):
 
 
 def _asked_by_a_loader() -> bool:
-    """Whether torchdata asks for the state of a data set, to go on from later.
+    """Check whether torchdata asks for the state of a data set, to resume from later.
 
     A container has none, since the position is that of the sampler. Its entries are data: as a state they would be all
     rows, in each checkpoint, and loading one would write old rows over newer ones.
@@ -249,17 +249,17 @@ class _Loading:
 
 
 def _is_hollow(tree: Tree) -> bool:
-    """Whether a level of a state dict, and all below it, is without entries."""
+    """Check whether a level of a state dict, and all below it, is without entries."""
     return tree.stack_dim is None and all(isinstance(v, Tree) and _is_hollow(v) for v in tree.entries.values())
 
 
 def _is_field(td: Any, key: str) -> bool:
-    """Whether a name is one of the fields of a tensorclass, which may be None."""
+    """Check whether a name is one of the fields of a tensorclass, which may be None."""
     return class_of(unwrap(td)) is not None and takes(td, key)
 
 
 def _is_of_elements(td: Any, tree: Tree) -> bool:
-    """Whether a level, of an older form that does not say it, holds the elements of a lazy stack."""
+    """Check whether a level, of an older form that does not say it, holds the elements of a lazy stack."""
     if not isinstance(td, td._stack_class):
         return False
     return tree.entries.keys() == {str(i) for i in range(len(td.tensordicts))} and all(
@@ -268,7 +268,7 @@ def _is_of_elements(td: Any, tree: Tree) -> bool:
 
 
 def _of_rows(value: Any, batch: torch.Size) -> Any:
-    """A list of the batch's shape as a value per row: older forms do not tell it from one value that is a list."""
+    """Return a list of the batch's shape as a value per row: older forms do not distinguish it from one list value."""
     if type(value) is NonTensorData and not value.batch_size and batch and _has_shape(value.data, batch):
         return NonTensorStack.from_list(value.data, len(batch))
     return value
@@ -287,7 +287,7 @@ def _kind_of(value: Any) -> str:
 
 
 def _entry(td: Any, value: Any) -> Any:
-    """What the target does not have yet."""
+    """Return an entry that the target does not have yet."""
     if not isinstance(value, Tree):
         return value
     entries = {key: _entry(td, item) for key, item in value.entries.items()}

@@ -37,7 +37,7 @@ class Tree:
     """Whether it came with its values that are no tensors, so that one that is not there is missing."""
 
     def below(self, key: str) -> Tree:
-        """The tree at a key, made where there is none."""
+        """Return the tree at a key, made where there is none."""
         found = self.entries.setdefault(key, Tree(told=self.told))
         if not isinstance(found, Tree):
             raise StateDictError(f"the state dict has the key {key!r} and keys below it")
@@ -59,12 +59,12 @@ def _metadata(tree: Tree) -> dict[str, Any]:
 
 
 def _is_field(tree: Tree, value: Any) -> bool:
-    """Whether a value goes with those of its tensorclass, and not by itself."""
+    """Check whether a value is stored with those of its tensorclass, and not by itself."""
     return tree.typed is not None and type(value) is NonTensorData
 
 
 def _is_value(note: Mapping[str, Any]) -> bool:
-    """Whether a note is of one value; of a tensorclass it has the values of all fields."""
+    """Check whether a note is of one value; of a tensorclass it has the values of all fields."""
     return "_is_non_tensor" in note.get("_non_tensor", ())
 
 
@@ -88,7 +88,7 @@ def _add(out: Any, key: str, value: Any) -> None:
 
 
 def write_flat(tree: Tree, out: Any, prefix: str) -> None:
-    """Dotted keys; the rest goes into `out._metadata`."""
+    """Write dotted keys; the rest goes into `out._metadata`."""
     notes = getattr(out, "_metadata", {})
     notes[prefix[:-1]] = _metadata(tree)
     for key, value in tree.entries.items():
@@ -102,7 +102,7 @@ def write_flat(tree: Tree, out: Any, prefix: str) -> None:
 
 
 def write_nested(tree: Tree, out: Any, prefix: str) -> None:
-    """One ordered dict a level, each with its own `_metadata`."""
+    """Write one ordered dict per level, each with its own `_metadata`."""
     getattr(out, "_metadata", {})[prefix[:-1]] = _metadata(tree)
     for key, value in tree.entries.items():
         if _is_field(tree, value):
@@ -120,7 +120,7 @@ def write_nested(tree: Tree, out: Any, prefix: str) -> None:
 
 
 def write_legacy(tree: Tree, out: Any, prefix: str, flatten: bool) -> None:
-    """The form of older versions: what is no tensor is an entry too."""
+    """Write the form of older versions: what is no tensor is an entry too."""
     for key, value in tree.entries.items():
         if isinstance(value, NonTensorStack):
             _add(out, prefix + key, value.tolist())
@@ -137,7 +137,7 @@ def write_legacy(tree: Tree, out: Any, prefix: str, flatten: bool) -> None:
 
 # -- in ----------------------------------------------------------------------------------------
 def read(state: Mapping[str, Any], target: Any, from_flatten: bool | None) -> Tree:
-    """A state dict of any form; `target` is what it is for."""
+    """Read a state dict of any form; `target` is what it is for."""
     if not isinstance(state, Mapping):
         raise TypeError(f"load_state_dict takes a dict, not a {type(state).__name__}")
     notes: Mapping[str, Any] = getattr(state, "_metadata", None) or {}
@@ -242,13 +242,13 @@ class _Places:
         self._known: dict[str, list[str]] = {"": []}
 
     def group(self, name: str) -> list[str]:
-        """The path of a group."""
+        """Return the path of a group."""
         if name not in self._known:
             self._known[name] = self.path(name)
         return self._known[name]
 
     def path(self, name: str) -> list[str]:
-        """The path of a leaf."""
+        """Return the path of a leaf."""
         if self._split:
             return name.split(".")
         for end in _dots(name):
@@ -258,12 +258,12 @@ class _Places:
 
 
 def _dots(name: str) -> Iterator[int]:
-    """Where the dots are, the last one first."""
+    """Return the positions of the dots, the last one first."""
     return (i for i in range(len(name) - 1, 0, -1) if name[i] == ".")
 
 
 def _path_in(td: Any, name: str) -> list[str]:
-    """The path of a dotted name, by the entries of a container; split at dots where it has none of them."""
+    """Return the path of a dotted name, by the entries of a container; split at dots where it has none of them."""
     kind = td._kind(name)
     if kind is None:
         for end in _dots(name):

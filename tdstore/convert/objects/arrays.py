@@ -19,7 +19,9 @@ from tdstore.types import path_text
 
 
 def to_numpy(td: Any) -> dict[str, Any]:
-    """Nested dicts of arrays that share memory with the leaves; values as they are, one per row as an array of them."""
+    """Return nested dicts of arrays that share memory with the leaves; values as they are, one per row as an array
+    of them.
+    """
     out: dict[str, Any] = {}
     for key, value in td._resident().items():
         if isinstance(value, NonTensorStack):
@@ -32,7 +34,7 @@ def to_numpy(td: Any) -> dict[str, Any]:
 
 
 def tensor_array(tensor: Tensor, path: tuple[str, ...]) -> np.ndarray[Any, Any]:
-    """The array over a tensor's memory; an error that names the entry where numpy has no such thing."""
+    """Return the array over a tensor's memory; raise an error that names the entry where numpy has no such dtype."""
     try:
         return tensor.numpy(force=tensor.device.type != "cpu" and not tensor.requires_grad)
     except (TypeError, RuntimeError) as error:
@@ -40,7 +42,9 @@ def tensor_array(tensor: Tensor, path: tuple[str, ...]) -> np.ndarray[Any, Any]:
 
 
 def value_array(values: NonTensor) -> np.ndarray[Any, Any]:
-    """Values per row as an array of the batch's shape: of text, of numbers, or of objects if they are of many kinds."""
+    """Return values per row as an array of the batch's shape: of text, of numbers, or of objects if they are of
+    many kinds.
+    """
     flat = values.flat()
     kinds = {type(v) for v in flat}
     if kinds and kinds <= {str, bytes, bool, int, float, complex} and len(kinds) == 1:
@@ -89,7 +93,7 @@ def from_struct_array(
 
 
 def to_struct_array(td: Any) -> np.ndarray[Any, Any]:
-    """A structured array of the batch's shape, with a field per entry."""
+    """Build a structured array of the batch's shape, with a field per entry."""
     refuse_ragged(td, "to_struct_array")
     out = np.empty(td.batch_size, _struct_dtype(td, td.batch_dims))
     if not td.batch_dims:
@@ -101,7 +105,7 @@ def to_struct_array(td: Any) -> np.ndarray[Any, Any]:
 
 
 def _struct_dtype(td: Any, n: int) -> np.dtype[Any]:
-    """The dtype of a row, of `n` batch dimensions. Reads no tensors."""
+    """Return the dtype of a row, of `n` batch dimensions. Reads no tensors."""
     fields: list[Any] = []
     for key in td._first_keys():
         kind = td._kind(key)

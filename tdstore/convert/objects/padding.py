@@ -28,7 +28,7 @@ def to_padded_tensor(td: Any, padding: float, mask_key: Any) -> Any:
 
 
 def _padded(td: Any, padding: float, batch: torch.Size | None) -> Any:
-    """The same tree of dense tensors; `batch` is that of the parent, once it is known."""
+    """Return the same tree of dense tensors; `batch` is that of the parent, once it is known."""
     if isinstance(td, Container._stack_class):
         data, dim = _stacked(td, padding), td._stack_dim
     else:
@@ -47,7 +47,7 @@ def _padded(td: Any, padding: float, batch: torch.Size | None) -> Any:
 
 
 def _stacked(td: Any, padding: float) -> dict[str, Any]:
-    """The entries of a lazy stack; of values, what each element has."""
+    """Stack the entries of a lazy stack; of values, what each element has."""
     data: dict[str, Any] = {}
     for key in td._first_keys():
         kind = td._kind(key)
@@ -67,7 +67,7 @@ def _stacked(td: Any, padding: float) -> dict[str, Any]:
 
 
 def _one(element: Any, key: str, padding: float) -> Tensor:
-    """The entry of an element as one tensor; of a stack in the stack, too."""
+    """Return the entry of an element as one tensor; of a stack in the stack, too."""
     if isinstance(element, Container._stack_class):
         found: Tensor = _stacked(element.select(key), padding)[key]
         return found
@@ -76,7 +76,7 @@ def _one(element: Any, key: str, padding: float) -> Tensor:
 
 
 def padded_together(parts: Sequence[Tensor], padding: float) -> Tensor:
-    """Tensors of as many dimensions each, stacked in one of the largest sizes."""
+    """Stack tensors of as many dimensions each in one of the largest sizes."""
     sizes = [max(along) for along in zip(*(part.shape for part in parts), strict=True)]
     out = parts[0].new_full((len(parts), *sizes), padding)
     for i, part in enumerate(parts):
@@ -86,7 +86,7 @@ def padded_together(parts: Sequence[Tensor], padding: float) -> Tensor:
 
 
 def _sizes(td: Any, data: dict[str, Any]) -> torch.Size:
-    """The batch size, with the longest for what is ragged."""
+    """Return the batch size, with the longest for ragged dimensions."""
     sizes = list(td.batch_size)
     if -1 not in sizes:
         return as_size(sizes)
@@ -103,7 +103,7 @@ def _element_sizes(td: Any) -> list[tuple[int, ...]]:
 
 
 def _values(parts: list[NonTensor], dim: int, sizes: torch.Size) -> NonTensor:
-    """The values of the elements of a stack, None where there was no position."""
+    """Return the values of the elements of a stack, None where there was no position."""
     if all(isinstance(part, NonTensorData) for part in parts):
         flat = [part.data for part in parts]  # type: ignore[attr-defined]
         at = torch.arange(len(parts)).reshape([-1 if d == dim else 1 for d in range(len(sizes))])
@@ -118,7 +118,7 @@ def _values(parts: list[NonTensor], dim: int, sizes: torch.Size) -> NonTensor:
 
 
 def _mask(td: Any, sizes: torch.Size) -> Tensor:
-    """True at the positions of the batch that are there."""
+    """Return a mask that is True at the positions of the batch that exist."""
     mask = torch.zeros(sizes, dtype=torch.bool)
     if isinstance(td, Container._stack_class):
         for row, element in zip(mask.unbind(td._stack_dim), td._tds, strict=True):

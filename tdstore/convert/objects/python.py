@@ -77,7 +77,9 @@ def from_any(
 
 
 def _converted(obj: Any, batch: Sequence[int]) -> Any:
-    """What the constructor of a TensorDict understands: dicts and containers where `obj` has entries, else `obj`."""
+    """Convert an object for the constructor of a TensorDict: dicts and containers where `obj` has entries, else
+    `obj`.
+    """
     obj = _foreign(obj)
     if isinstance(obj, Container):
         return obj
@@ -95,7 +97,7 @@ def _converted(obj: Any, batch: Sequence[int]) -> Any:
 
 
 def _fields(obj: Any) -> Mapping[Any, Any] | None:
-    """The entries of a record, by key; None for what is no record."""
+    """Return the entries of a record, by key; None for what is no record."""
     if isinstance(obj, Mapping) and not isinstance(obj, Container):
         return obj
     if isinstance(obj, tuple):
@@ -107,7 +109,7 @@ def _fields(obj: Any) -> Mapping[Any, Any] | None:
 
 
 def _is_records(values: list[Any]) -> bool:
-    """Whether a list is one of dicts, dataclasses, named tuples or TensorDicts, or of lists of them."""
+    """Check whether a list is one of dicts, dataclasses, named tuples or TensorDicts, or of lists of them."""
     return bool(values) and all(
         (isinstance(v, list) and _is_records(v))
         or (isinstance(v, Container) and not isinstance(v, NonTensor))
@@ -123,7 +125,9 @@ def _as_container(obj: Any, batch: Sequence[int]) -> Any:
 
 
 def _foreign(obj: Any) -> Any:
-    """What other packages hold, as a container; anything else as it is. A package not imported made none of it."""
+    """Convert objects of other packages to a container; return anything else as it is. Only imported packages
+    matter.
+    """
     if (place := place_of_group(obj)) is not None:
         location, path, backend = place
         return open_container(cast(Location, location), storage=backend, mode="r", subpath=path or None)
@@ -312,7 +316,9 @@ def _what(obj: Any) -> str:
 
 
 def to_list(td: Any, convert_nodes: bool, convert_tensors: Any, tolist_first: bool) -> Any:
-    """Nested lists over the batch dimensions, of dicts or of TensorDicts; the row itself where there are none."""
+    """Return nested lists over the batch dimensions, of dicts or of TensorDicts; the row itself where there are
+    none.
+    """
     if convert_tensors and not convert_nodes:
         raise TypeError("convert_tensors=True makes numbers of tensors in dicts: it needs convert_nodes=True")
     if td.batch_dims:
@@ -321,7 +327,7 @@ def to_list(td: Any, convert_nodes: bool, convert_tensors: Any, tolist_first: bo
 
 
 def to_namedtuple(td: Any, dest_cls: type | None) -> Any:
-    """A named tuple of the entries, nested TensorDicts as named tuples `GenericDict`, or one of `dest_cls`."""
+    """Build a named tuple of the entries, nested TensorDicts as named tuples `GenericDict`, or one of `dest_cls`."""
     entries = {
         key: to_namedtuple(value, None)
         if isinstance(value, Container)
@@ -342,7 +348,7 @@ def from_dict_instance(
     batch_dims: int | None,
     names: Any,
 ) -> Any:
-    """As `from_dict`, where nested dicts take the classes that the entries of `td` have."""
+    """Build as `from_dict`, where nested dicts take the classes that the entries of `td` have."""
     if isinstance(input_dict, Container):
         return from_container(input_dict, batch_size, device, names)
     entries = {}

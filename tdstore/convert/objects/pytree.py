@@ -71,7 +71,7 @@ def _numbered(values: Any) -> dict[str, Any]:
 
 
 def to_pytree(td: Any) -> Any:
-    """What `from_pytree` was given; a TensorDict that it did not make is returned itself."""
+    """Return what `from_pytree` was given; a TensorDict that it did not make is returned itself."""
     mark = td.get(MARK, None)
     mark = mark.flat()[0] if isinstance(mark, NonTensor) and mark.numel() else None
     if not isinstance(mark, dict) or "kind" not in mark:

@@ -46,7 +46,7 @@ def parse_tensor_dict_string(s: str) -> Any:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the bracket that was opened just before `start` is closed."""
+    """Find where the bracket that was opened just before `start` is closed."""
     depth = 1
     for at in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[at], 0)

@@ -60,7 +60,7 @@ def from_arrow(
 
 
 def refuse_twice(names: Iterable[str]) -> None:
-    """An error if two columns have one name: they would be one entry."""
+    """Raise an error if two columns have one name: they would be one entry."""
     names = list(names)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -87,7 +87,7 @@ def of_columns(
     separator: str | None,
     dtype: torch.dtype | None,
 ) -> Any:
-    """A TensorDict of columns: tensors, lists of a value per row, or mappings of such."""
+    """Build a TensorDict of columns: tensors, lists of a value per row, or mappings of such."""
     if batch_size is not None and auto_batch_size:
         raise OptionError("give batch_size or auto_batch_size=True, not both")
     shape = batch_size if batch_size is not None else None if auto_batch_size else (rows,)
@@ -109,7 +109,7 @@ def _entries(columns: Mapping[Any, Any], dtype: torch.dtype | None, separator: s
 
 
 def column_values(column: Any) -> Any:
-    """What a column becomes: a tensor, a list of a value per row, or a dict of columns."""
+    """Convert a column to a tensor, a list of a value per row, or a dict of columns."""
     arrow = packages.pyarrow()
     if isinstance(column, arrow.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else arrow.concat_arrays(column.chunks or [_nothing(column)])
@@ -141,14 +141,14 @@ def column_values(column: Any) -> Any:
 
 
 def _shared(column: Any) -> Tensor:
-    """Numbers without gaps, over the column's memory: unless that is read-only, where writing would end the process."""
+    """View numbers without gaps over the column's memory, unless that is read-only: writing would end the process."""
     tensor: Tensor = from_dlpack(column)
     memory = column.buffers()[1]
     return tensor if memory is None or memory.is_mutable else tensor.clone()
 
 
 def _extension_values(column: Any, arrow: Any) -> Any:
-    """Arrays of one shape as a tensor; other types of Arrow's or anybody's as what is below, or as their values."""
+    """Convert arrays of one shape to a tensor; other extension types to their storage or their values."""
     kind = column.type
     found = column_values(column.storage)
     if not isinstance(found, Tensor):
@@ -165,7 +165,7 @@ def _nothing(column: Any) -> Any:
 
 
 def _list_values(column: Any, arrow: Any) -> Any:
-    """Lists of one length as a dimension of a tensor; else a list per row."""
+    """Convert lists of one length to a dimension of a tensor; else to a list per row."""
     if column.null_count:
         return column.to_pylist()
     if arrow.types.is_fixed_size_list(column.type):
@@ -180,7 +180,7 @@ def _list_values(column: Any, arrow: Any) -> Any:
 
 
 def _dates(column: Any, arrow: Any) -> Tensor | list[Any]:
-    """Dates, times and durations as int64 nanoseconds; as values those that are too far away, and intervals."""
+    """Convert dates, times and durations to int64 nanoseconds; those out of range, and intervals, to values."""
     types, kind = arrow.types, column.type
     if types.is_interval(kind):
         return list(column.to_pylist())
@@ -200,7 +200,7 @@ def _dates(column: Any, arrow: Any) -> Tensor | list[Any]:
 
 
 def to_arrow(td: Any, separator: str | None = None, types: Mapping[Path, Any] | None = None) -> Any:
-    """An Arrow table of a row per element of the first batch dimension, see `TensorDict.to_arrow`.
+    """Convert to an Arrow table of a row per element of the first batch dimension, see `TensorDict.to_arrow`.
 
     Args:
         types: the types of values that are not tensors, where these rows do not tell.
@@ -233,7 +233,7 @@ def _arrays(td: Any, prefix: Path, rows: int, types: Mapping[Path, Any], separat
 
 
 def joined(taken: Mapping[str, Any], key: str, name: str, separator: str) -> str:
-    """The name of a nested entry's column; an error if another has it already."""
+    """Return the name of a nested entry's column; raise an error if another has it already."""
     column = f"{key}{separator}{name}"
     if column in taken:
         raise column_twice(column)
@@ -241,7 +241,7 @@ def joined(taken: Mapping[str, Any], key: str, name: str, separator: str) -> str
 
 
 def column_twice(column: str) -> ValueError:
-    """The error for two entries of which only one could be kept."""
+    """Create the error for two entries of which only one could be stored."""
     return ValueError(f"two entries would have the column {column!r}: choose another separator")
 
 
@@ -263,7 +263,7 @@ def _array(tensor: Tensor, path: Path) -> Any:
 
 
 def exactly(tensor: Tensor, path: Path) -> Tensor:
-    """The tensor on the CPU in a dtype that numpy has: bfloat16 and float8 fit into float32 as they are."""
+    """Return the tensor on the CPU in a dtype that numpy has: bfloat16 and float8 fit into float32 exactly."""
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     return tensor.float() if is_bit_pattern(tensor.dtype) and tensor.is_floating_point() else tensor
 
@@ -280,7 +280,7 @@ def _value_array(value: NonTensor, path: Path, rows: int, kind: Any) -> Any:
 
 
 def row_values(value: NonTensor, rows: int) -> list[Any]:
-    """One value (or list of values) per row."""
+    """Return one value (or list of values) per row."""
     if isinstance(value, NonTensorData):
         return [value.data] * rows
     found: list[Any] = value.tolist()
@@ -288,7 +288,7 @@ def row_values(value: NonTensor, rows: int) -> list[Any]:
 
 
 def value_types(td: Any, prefix: Path = ()) -> dict[Path, Any]:
-    """The Arrow types of all entries that are not tensors, told from all their rows. Reads no tensors."""
+    """Infer the Arrow types of all entries that are not tensors from all their rows. Reads no tensors."""
     out: dict[Path, Any] = {}
     for key in td._first_keys():
         kind, path = td._kind(key), (*prefix, key)

@@ -104,7 +104,9 @@ _INSTEAD = "exclude the key, set what it is as text or numbers, or use to_parque
 
 
 def _refuse_objects(frame: Any) -> None:
-    """An error for what a cell of text would only name, such as `<object at 0x7f...>`, or not tell from text."""
+    """Raise an error for what a cell of text would only name, such as `<object at 0x7f...>`, or not distinguish
+    from text.
+    """
     for name in frame.columns:
         if frame[name].dtype == object:
             odd = next((cell for cell in frame[name] if not isinstance(cell, _CELLS)), None)
@@ -137,7 +139,7 @@ def _plain(column: Any) -> list[Any]:
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON has no NaN; readers take null for it."""
+    """Replace NaN by None: JSON has no NaN, and readers take null for it."""
     if isinstance(value, float):
         return None if math.isnan(value) else value
     if isinstance(value, dict):
@@ -155,7 +157,7 @@ def _table(td: Any, separator: str | None) -> Any:
 
 
 def _blocks(td: Any, size: int) -> Iterator[Any]:
-    """Blocks of rows; one of none where there are none, for the names of the columns."""
+    """Yield blocks of rows; an empty one where there are no rows, for the names of the columns."""
     empty = True
     for _, _, block in row_blocks(td, size):
         empty = False
@@ -166,7 +168,7 @@ def _blocks(td: Any, size: int) -> Iterator[Any]:
 
 @contextmanager
 def _replacing(path: Any) -> Iterator[Any]:
-    """A file beside a local path that takes its place at the end; anything else as it is."""
+    """Return a file beside a local path that replaces it at the end; anything else as it is."""
     if not isinstance(path, (str, os.PathLike)) or "://" in str(path):
         yield path
         return
@@ -346,7 +348,9 @@ def _of_frames(
     storage: Storage,
     options: dict[str, Any] | None,
 ) -> Any:
-    """What pandas reads, in memory or (`location`, `storage`) into a store; `in_parts` if it can be read in parts."""
+    """Collect what pandas reads, in memory or (`location`, `storage`) into a store; `in_parts` if it can be read in
+    parts.
+    """
     if location is None and storage is None:
         with _reading(read.args[0]):
             frame = read()

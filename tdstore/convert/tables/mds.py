@@ -52,7 +52,7 @@ def _cell(value: Any, row: int) -> Any:
 
 
 def _columns(row: Any) -> dict[str, str]:
-    """The encoding of each entry, told from one row."""
+    """Infer the encoding of each entry from one row."""
     out: dict[str, str] = {}
     for name, value in _flat(row, ""):
         if isinstance(value, Tensor):

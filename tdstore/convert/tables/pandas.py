@@ -51,12 +51,12 @@ def from_pandas(
 
 
 def _name(name: Any) -> Any:
-    """Levels of a column index are levels of keys."""
+    """Convert the levels of a column index to levels of keys."""
     return tuple(map(str, name)) if isinstance(name, tuple) else str(name)
 
 
 def series_column(series: Any) -> Tensor | list[Any]:
-    """What a pandas series becomes: a tensor, or a list of a value per row."""
+    """Convert a pandas series to a tensor, or a list of a value per row."""
     pandas = packages.pandas()
     dtype = series.dtype
     if isinstance(dtype, pandas.CategoricalDtype):
@@ -81,7 +81,7 @@ _EXACT = 2**53
 
 
 def _dates(series: Any, pandas: Any) -> Tensor | list[Any]:
-    """Dates and durations as int64 nanoseconds; as values those that are too far away."""
+    """Convert dates and durations to int64 nanoseconds; those out of range to values."""
     kind = series.dtype.kind
     if getattr(series.dtype, "tz", None) is not None:
         series = series.dt.tz_convert("UTC").dt.tz_localize(None)
@@ -93,7 +93,7 @@ def _dates(series: Any, pandas: Any) -> Tensor | list[Any]:
 
 
 def _cells(cells: list[Any]) -> Tensor | list[Any]:
-    """Arrays, or lists of numbers, of one shape and kind as one tensor."""
+    """Convert arrays, or lists of numbers, of one shape and kind to one tensor."""
     if cells and all(isinstance(cell, (list, tuple, np.ndarray)) for cell in cells):
         try:
             array = np.array(cells)
@@ -105,14 +105,14 @@ def _cells(cells: list[Any]) -> Tensor | list[Any]:
 
 
 def to_pandas(td: Any, separator: str | None) -> Any:
-    """A pandas frame, see `TensorDict.to_pandas`."""
+    """Convert to a pandas frame, see `TensorDict.to_pandas`."""
     td = with_rows(td, "a frame")
     columns = columns_of(td, separator)
     return packages.pandas().DataFrame(columns, index=None if columns else range(td.batch_size[0]))
 
 
 def columns_of(td: Any, separator: str | None) -> dict[str, Any]:
-    """The columns of a TensorDict with rows: an array of numbers, or a list of arrays or values, each."""
+    """Return the columns of a TensorDict with rows: each an array of numbers, or a list of arrays or values."""
     refuse_ragged(td, "a table")
     return _columns(td._resident(), (), td.batch_size[0], separator)
 
@@ -137,7 +137,7 @@ def _columns(td: Any, prefix: Path, rows: int, separator: str | None) -> dict[st
 
 
 def needs_separator(path: Path) -> ValueError:
-    """The error for a nested TensorDict that nobody said how to name."""
+    """Create the error for a nested TensorDict whose column names need a separator."""
     return ValueError(
         f"the entry {path_text(path)} is a TensorDict, whose columns need names: pass separator='.', or another"
     )

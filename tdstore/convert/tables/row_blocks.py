@@ -15,14 +15,14 @@ TEXT_BLOCK = 4 << 20
 
 
 def row_blocks(td: Any, block_bytes: int = 32 << 20) -> Iterator[tuple[int, int, Any]]:
-    """`(start, stop, TensorDict in memory)` of consecutive rows, of about `block_bytes` each."""
+    """Yield `(start, stop, TensorDict in memory)` of consecutive rows, of about `block_bytes` each."""
     rows = td.batch_size[0]
     for start, stop in row_ranges(rows, td.bytes() // max(1, rows), block_bytes):
         yield start, stop, td._at(slice(start, stop))._resident()
 
 
 def with_rows(td: Any, what: str) -> Any:
-    """The TensorDict, if it has rows; without a batch size, one of the rows that its tensors share.
+    """Return the TensorDict, if it has rows; without a batch size, one of the rows that its tensors share.
 
     Raises:
         BatchSizeError: no batch size, and the tensors share no first dimension.
@@ -47,7 +47,7 @@ def _leaf_shapes(td: Any) -> Iterator[Any]:
 
 
 def refuse_ragged(td: Any, what: str) -> None:
-    """An error that names the first entry whose rows differ in shape, if there is one."""
+    """Raise an error that names the first entry whose rows differ in shape, if there is one."""
     for key in td._first_keys():
         kind = td._kind(key)
         if kind == GROUP:

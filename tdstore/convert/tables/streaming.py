@@ -64,7 +64,7 @@ def _leaf(block: Any, path: Path) -> Tensor:
 
 
 def _form(blocks: Iterator[Any]) -> Any:
-    """A TensorDict like all blocks together, whose tensors have no memory."""
+    """Return a TensorDict like all blocks together, whose tensors have no memory."""
     rows = 0
     entries: dict[Path, Any] = {}
     for block in blocks:
@@ -95,7 +95,7 @@ def _flat(td: Any, prefix: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _joined(known: Any, value: Any, path: Path, rows: int) -> Any:
-    """What is kept of an entry: one row of no content that has its shape and dtype, or the list of its values."""
+    """Merge the facts of an entry: one row of no content that has its shape and dtype, or the list of its values."""
     if isinstance(value, NonTensor):
         values = value.tolist() if not isinstance(value, NonTensorData) else [value.data] * len(value)
         if isinstance(known, Tensor):

@@ -34,14 +34,14 @@ class Slot(NamedTuple):
         return self.start + self.nbytes + self.pad
 
     def view(self, buffer: Tensor) -> Tensor:
-        """The leaf, where it lies in a uint8 buffer."""
+        """Return the leaf as a view of a uint8 buffer."""
         if not self.nbytes:
             return torch.empty(self.shape, dtype=self.dtype, device=buffer.device)
         return buffer[self.start : self.start + self.nbytes].view(self.dtype).view(self.shape)
 
 
 def arrange(leaves: Iterable[tuple[torch.dtype, Sequence[int]]]) -> list[Slot]:
-    """Slots for leaves of these dtypes and shapes, one behind the other.
+    """Arrange leaves of these dtypes and shapes in slots, one behind the other.
 
     Example:
         >>> [slot.start for slot in arrange([(torch.float32, (3,)), (torch.int32, (3, 2)), (torch.bool, (3,))])]
@@ -78,41 +78,41 @@ class BufferStore(Store):
         self._closed = False
 
     def paths(self) -> Iterator[Path]:
-        """The leaves."""
+        """Return the paths of the leaves."""
         self._check_open()
         return iter(tuple(self._slots))
 
     def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        """Their shapes and dtypes."""
+        """Return the shapes and dtypes of leaves."""
         return [LeafSpec(slot.shape, slot.dtype) for slot in map(self._slot, paths)]
 
     def load_header(self) -> Header:
-        """The header that came with them."""
+        """Return the header of the buffer."""
         self._check_open()
         return self._header
 
     def view(self, path: Path) -> Tensor:
-        """A leaf, where it lies in the buffer."""
+        """Return a leaf as a view of the buffer."""
         return self._slot(path).view(self.buffer)
 
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        """Copies of rows."""
+        """Return copies of rows."""
         return [gather(self.view(read.path), read.index, read.out) for read in reads]
 
     def save_header(self, header: Header) -> None:
-        """Refused: see `caps`."""
+        """Raise an error: see `caps`."""
         raise self.unsupported(Cap.WRITE)
 
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        """Refused: see `caps`."""
+        """Raise an error: see `caps`."""
         raise self.unsupported(Cap.WRITE)
 
     def write(self, writes: Sequence[Write]) -> None:
-        """Refused: see `caps`."""
+        """Raise an error: see `caps`."""
         raise self.unsupported(Cap.WRITE)
 
     def delete(self, paths: Sequence[Path]) -> None:
-        """Refused: see `caps`."""
+        """Raise an error: see `caps`."""
         raise self.unsupported(Cap.WRITE)
 
     def close(self) -> None:

@@ -108,7 +108,7 @@ class OneFile:
         return os.pread(self._fd, self._length, self.size)
 
     def seal(self) -> sums.Seal | None:
-        """What the description says of checksums; None where it has none.
+        """Return the checksums in the description; None where it has none.
 
         Raises:
             CorruptStoreError: it is damaged.
@@ -188,7 +188,7 @@ class OneFile:
         return copy
 
     def _unread(self, tensor: Tensor, rows: Rows) -> tuple[int, _Leaf, ReadCheck[_Leaf], Rows] | None:
-        """Where the leaf begins that a tensor is a view of, the leaf, what is left to compare of it, and its rows."""
+        """Return the start of the leaf that a tensor views, the leaf, what remains to compare of it, and its rows."""
         start = tensor.data_ptr() - tensor.untyped_storage().data_ptr()
         at = bisect.bisect_right(self._starts, start) - 1
         if at < 0 or not tensor.numel():
@@ -236,7 +236,7 @@ class OneFile:
         return faults if faults and self._is_current() else []
 
     def _is_current(self) -> bool:
-        """Whether the description, and so the checksums, are as they were read."""
+        """Check whether the description, and so the checksums, are unchanged since they were read."""
         return self._read_text() == self._text
 
 
@@ -261,7 +261,7 @@ def _reason(leaf: tuple[Path, Slot], found: bytes, expected: bytes) -> str:
 
 
 def _rows_between(part: Tensor, start: int, slot: Slot) -> slice | None:
-    """The rows of a leaf that a view of a part of it lies in.
+    """Return the rows of a leaf that contain a view of a part of it.
 
     Args:
         start: bytes from the beginning of the leaf.
@@ -280,7 +280,7 @@ _UNUSED = "bytes between its leaves are damaged"
 def map_file(
     url: str, *, shared: bool, verify: Verify = "size", max_bytes: int | None = None
 ) -> tuple[layout.Contents, Tensor]:
-    """What a file holds, checked, and its leaves as one mapped uint8 tensor; unless `shared`, a private one.
+    """Map a file, and return its checked contents and one uint8 tensor of its leaves; unless `shared`, a private one.
 
     Raises:
         StoreNotFoundError: no such file. CorruptStoreError: not a consolidated one, or damaged.
@@ -309,7 +309,7 @@ def verify_file(url: str) -> list[Fault]:
 
 
 def is_consolidated_file(place: str) -> bool:
-    """Whether a plain file ends as one that `consolidate` wrote."""
+    """Check whether a plain file ends as one that `consolidate` wrote."""
     if not os.path.isfile(place):
         return False
     with open(place, "rb") as file:
@@ -322,7 +322,7 @@ def is_consolidated_file(place: str) -> bool:
 
 
 def file_of(leaf: Tensor) -> OneFile | None:
-    """The consolidated file that a tensor is a view of."""
+    """Return the consolidated file that a tensor is a view of."""
     try:
         return getattr(leaf.untyped_storage(), "tdstore_onefile", None)
     except (RuntimeError, NotImplementedError):

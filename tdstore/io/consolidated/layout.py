@@ -56,12 +56,12 @@ class Contents:
     """Whether the description has checksums (`sealing`)."""
 
     def every_slot(self) -> list[Slot]:
-        """Those of all leaves, and of the parts of the ragged ones."""
+        """Return the slots of all leaves, and of the parts of ragged ones."""
         found = list(self.slots.values())
         return found + [slot for leaf in self.ragged.values() for slot in leaf.parts]
 
     def placed(self) -> Placed:
-        """Those with elements, and whose they are, by their place."""
+        """Return the slots with elements and their leaves, by position."""
         found = list(self.slots.items())
         found += [(path, slot) for path, leaf in self.ragged.items() for slot in leaf.parts]
         return sorted((pair for pair in found if pair[1].nbytes), key=lambda pair: pair[1].start)
@@ -69,7 +69,7 @@ class Contents:
 
 # -- writing ---------------------------------------------------------------------------------
 def encode(contents: Contents) -> bytes:
-    """The JSON document and its length: what comes behind the bytes of the leaves."""
+    """Encode the JSON document and its length, which follow the bytes of the leaves."""
     below: dict[Path, list[Path]] = {}
     for path in contents.header.groups:
         if path:
@@ -131,7 +131,9 @@ def _object(group: Group, leaves: dict[str, Any], groups: dict[str, Any]) -> dic
 
 
 def _split(group: Group, batch: list[int]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Values as the peer writes them, stacks of values likewise, and envelopes of those that it cannot."""
+    """Split values as the peer writes them, stacks of values likewise, and value records of those that it cannot
+    write.
+    """
     values: dict[str, Any] = {}
     stacks: dict[str, Any] = {}
     odd: dict[str, Any] = {}
@@ -155,7 +157,7 @@ def _stack_object(values: list[Any], levels: int, device: str | None, batch: lis
 
 
 def _is_json(data: Any) -> bool:
-    """Whether what `encode_value` made is the value itself, without a tagged form."""
+    """Check whether the result of `encode_value` is the value itself, without a tagged form."""
     if isinstance(data, list):
         return all(map(_is_json, data))
     if isinstance(data, dict):
@@ -173,7 +175,7 @@ def _leaf_names(leaves: Mapping[str, Any]) -> list[str]:
 
 # -- reading ---------------------------------------------------------------------------------
 def decode(text: bytes, size: int, url: str) -> Contents:
-    """What the document says of `size` bytes of leaves, checked.
+    """Decode and check what the document says of `size` bytes of leaves.
 
     Raises:
         CorruptStoreError: not such a document, or it names bytes that are not there, or twice.
@@ -199,7 +201,7 @@ def decode(text: bytes, size: int, url: str) -> Contents:
 
 
 def split_tail(tail: bytes, total: int, url: str) -> tuple[int, int]:
-    """`(size of the leaves, length of the document)` of a file of `total` bytes, from its last 8."""
+    """Return `(size of the leaves, length of the document)` of a file of `total` bytes, from its last 8."""
     length = int.from_bytes(tail, "little", signed=True) if len(tail) == TAIL else -1
     if not 2 <= length <= min(total - TAIL, MAX_BYTES):
         raise CorruptStoreError(
@@ -290,7 +292,7 @@ class _Reader:
         return [((*path, key), below[key]) for key in keys]
 
     def _kind(self, kind: Any, path: Path) -> str:
-        """The class of a container: ours, or a tensorclass, which is looked up among those that are declared."""
+        """Return the class of a container: one of ours, or a declared tensorclass."""
         if isinstance(kind, str) and (kind == "TensorDict" or (kind.startswith(_TYPED) and len(kind) < 1000)):
             return str(kind)
         raise self._corrupt(f"has the class {str(kind)[:80]!r}", path)
@@ -337,7 +339,7 @@ class _Reader:
         return Slot(dtype, tuple(shape), start, nbytes, pad)
 
     def _stack(self, source: Any, path: Path, depth: int = 1) -> tuple[int, list[Any]]:
-        """Levels and nested lists of a stack of values."""
+        """Return the levels and nested lists of a stack of values."""
         if depth > MAX_DIMS or not isinstance(source, dict) or source.get("cls") != _VALUES:
             raise self._corrupt("is not a stack of values", path)
         facts, values = self._dict(source, "cls_metadata", path), self._dict(source, "non_tensors", path)
@@ -353,7 +355,7 @@ class _Reader:
         return parts[0][0] + 1, [part for _, part in parts]
 
     def _value(self, record: Any, path: Path) -> dict[str, Any]:
-        """The envelope of a value. What looks like a tagged form is a plain dict there."""
+        """Return the record of a value. What looks like a tagged form is a plain dict there."""
         if not isinstance(record, list) or len(record) != 3:
             raise self._corrupt(f"is a value described as {str(record)[:80]}", path)
         try:

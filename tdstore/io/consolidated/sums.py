@@ -39,13 +39,13 @@ class Seal(NamedTuple):
 
 
 def blank(placed: Placed) -> dict[str, str]:
-    """Checksums that are stale, with room for those of some leaves."""
+    """Return stale checksums, with room for those of some leaves."""
     count = 1 + sum(-(-slot.nbytes // block_bytes(slot.nbytes)) for _, slot in placed)
     return {"crc": base64.b64encode(bytes(4 * count)).decode(), "state": "stale", "self": "0" * 8}
 
 
 def aligned(text: bytes, at: int) -> bytes:
-    """A description whose last bytes, which are written again, lie in one sector of the medium.
+    """Pad a description so that its last bytes, which are rewritten, lie in one sector of the disk.
 
     Args:
         at: where the text begins in the file.
@@ -55,7 +55,7 @@ def aligned(text: bytes, at: int) -> bytes:
 
 
 def sealed(text: bytes, crcs: bytes | None) -> bytes:
-    """The same description with these checksums, or with stale ones."""
+    """Return the same description with these checksums, or with stale ones."""
     found = _END.search(text)
     assert found is not None
     state = b"stale" if crcs is None else b"known"
@@ -66,14 +66,14 @@ def sealed(text: bytes, crcs: bytes | None) -> bytes:
 
 
 def _own(text: bytes, found: re.Match[bytes]) -> int:
-    """crc32c of a description without its own digits, and without those of checksums that are stale."""
+    """Compute the crc32c of a description without its own digits, and without those of stale checksums."""
     digits = b"" if text[found.start(2) : found.end(2)] == b"stale" else text[found.start(1) : found.end(1)]
     parts = text[: found.start(1)], digits, text[found.end(1) : found.start(3)], text[found.end(3) :]
     return crc32c(b"\0".join(parts))
 
 
 def read_seal(text: bytes, placed: Placed, size: int, url: str) -> Seal:
-    """The checksums in a description.
+    """Parse the checksums in a description.
 
     Raises:
         CorruptStoreError: it is damaged.
@@ -101,7 +101,7 @@ HINT = "restore it from a copy; verify='none' reads it as it is"
 
 # -- the bytes of the file -------------------------------------------------------------------
 def crcs_of(fd: int, placed: Placed, size: int) -> Iterator[bytes]:
-    """The checksums of each leaf as they are on the medium, and last that of the bytes between leaves.
+    """Compute the checksums of each leaf as stored, and last that of the bytes between leaves.
 
     Raises:
         EOFError: the file is shorter than `size`.
@@ -116,7 +116,7 @@ def crcs_of(fd: int, placed: Placed, size: int) -> Iterator[bytes]:
 
 
 def crc_between(fd: int, placed: Placed, size: int) -> bytes:
-    """The checksum of the bytes that belong to no leaf."""
+    """Compute the checksum of the bytes that belong to no leaf."""
     pieces, found = _Pieces(fd, size), bytearray()
     for start, stop in between(placed, size):
         found += pieces.get(start, stop).tobytes()
@@ -124,7 +124,7 @@ def crc_between(fd: int, placed: Placed, size: int) -> bytes:
 
 
 def between(placed: Placed, size: int) -> Iterator[tuple[int, int]]:
-    """The ranges that belong to no leaf: unused bytes behind each, a few."""
+    """Return the ranges that belong to no leaf: a few unused bytes behind each."""
     at = 0
     for start, stop in [(slot.start, slot.start + slot.nbytes) for _, slot in placed] + [(size, size)]:
         if start > at:
