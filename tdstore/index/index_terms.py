@@ -42,9 +42,7 @@ def _torch_term(term: Any) -> Any:
 
 
 def spelled_out(terms: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
-    """Convert as `torch_terms`, with the ellipsis as slices of `ndim` batch dimensions: it ends where the features
-    begin.
-    """
+    """Convert as `torch_terms`, with the ellipsis as slices up to `ndim` batch dimensions."""
     terms = torch_terms(terms)
     for at, term in enumerate(terms):
         if term is Ellipsis:

@@ -52,8 +52,8 @@ class mapping:  # noqa: N801  # read as a word: `with mapping():`
 
 
 def mapped() -> bool:
-    """Check whether this runs in `torch.vmap`, `torch.func.grad` or their kin, which have no rules for fused
-    kernels.
+    """Check whether `torch.vmap`, `torch.func.grad` or a similar transform is active: no rules for fused kernels
+    exist there.
     """
     if is_dynamo_compiling():
         return _Mapping.depth > 0

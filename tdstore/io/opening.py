@@ -88,9 +88,7 @@ def refuse_partial(header: Header, url: str, options: Mapping[str, Any]) -> None
 def open_unread(
     location: Location = None, *, storage: Storage = None, mode: Mode = "r", **options: Any
 ) -> tuple[Store, Backend]:
-    """Open as `open_store`, for callers that pass the header to `refuse_partial` themselves: decoding one may take
-    long.
-    """
+    """Open as `open_store`, for callers that pass the header to `refuse_partial`: decoding one may take long."""
     backend, text = find_backend(location, storage, mode)
     try:
         store = registry().open(backend, text, mode=mode, **options)

@@ -51,9 +51,7 @@ def _can_cast(given: torch.dtype, kept: torch.dtype) -> bool:
 
 
 def _in_place(fn: Callable[..., Sequence[Tensor]]) -> Callable[..., None]:
-    """Return the in-place form of a function over lists; a result that needs a wider dtype is an error, as torch's
-    are.
-    """
+    """Return the in-place form of a function over lists; a result that needs a wider dtype raises, as in torch."""
 
     def write(leaves: Sequence[Tensor], *operands: Any) -> None:
         for leaf, result in zip(leaves, fn(leaves, *operands), strict=True):

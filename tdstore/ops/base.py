@@ -89,9 +89,7 @@ class OpsBase:
 
     @abstractmethod
     def _apply_inplace_result(self, result: Any, what: str, inplace: bool) -> Self:
-        """Return a result; or, `inplace`, this container after taking over its entries, nested ones staying the
-        same.
-        """
+        """Return a result or, `inplace`, this container with the result's entries; nested containers stay the same."""
 
     @abstractmethod
     def _leaf_list(self) -> list[Tensor]:

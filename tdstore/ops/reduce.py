@@ -161,9 +161,7 @@ class ReduceOps(OpsBase):
         dtype: torch.dtype | None = None,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Compute the 2-norm of every leaf: a TensorDict of scalars with batch size `[]`, written into `out` if
-        given.
-        """
+        """Compute the 2-norm of every leaf: a TensorDict of scalars of batch size `[]`, written to `out` if given."""
         return _into(out, self._reduction(how.length(dtype), None, False, None, key_transform))
 
     def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Any:
@@ -215,9 +213,7 @@ class ReduceOps(OpsBase):
         reduce: bool | None = None,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Compute the `q`-th quantile, `0 <= q <= 1`, as [`torch.quantile`][]; arguments as `sum`. Needs all rows
-        in memory.
-        """
+        """Compute the `q`-th quantile, `0 <= q <= 1`, as [`torch.quantile`][]; see `sum`. Needs all rows in memory."""
         if isinstance(q, Tensor) and q.ndim:
             raise ValueError("quantile takes one q: several would put a dimension before the batch; call it for each")
 

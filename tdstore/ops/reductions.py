@@ -99,9 +99,7 @@ def average(dtype: torch.dtype | None, *, nan: bool = False) -> Reduction:
 
 
 def spread(correction: int, *, root: bool) -> Reduction:
-    """Build the reduction for std and var; blocks are merged by the formula of Chan, Golub and LeVeque (1979), in
-    double precision.
-    """
+    """Build std and var; blocks are merged in double precision (Chan, Golub and LeVeque, 1979)."""
     fn: Any = torch.std if root else torch.var
 
     def whole(t: Tensor, dims: Dims, keep: bool) -> Tensor:
@@ -147,9 +145,7 @@ def length(dtype: torch.dtype | None) -> Reduction:
 
 
 def argument(fn: Any) -> Reduction:
-    """Build the reduction for the place of the largest (`torch.max`) or smallest (`torch.min`) element along one
-    dimension.
-    """
+    """Build the reduction for the index of the largest or smallest element (`torch.max`, `torch.min`)."""
     better = torch.gt if fn is torch.max else torch.lt
 
     def part(t: Tensor, dims: Dims, keep: bool) -> State:

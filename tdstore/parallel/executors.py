@@ -304,9 +304,7 @@ def crosses_by_multiprocessing(workers: Any) -> bool:
 
 
 def bar(total: int, wanted: bool) -> Any:
-    """Create a progress bar over tasks, with `update()` and `close()`; None when it is not wanted or tqdm is
-    missing.
-    """
+    """Create a progress bar over tasks, with `update()` and `close()`; None if not wanted or without tqdm."""
     if not wanted:
         return None
     if importlib.util.find_spec("tqdm") is None:

@@ -16,9 +16,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        """Build the failure of a call in this worker, with its traceback as a note. Its type is preserved if it can
-        be pickled.
-        """
+        """Build the failure of a call here, with its traceback as a note, of its own type if that can be pickled."""
         text = "".join(traceback.format_exception(error)).rstrip()
         if not _rebuilds(error):
             what = f"{type(error).__module__}.{type(error).__qualname__}: {error}"

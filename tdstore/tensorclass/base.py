@@ -369,8 +369,7 @@ class TensorClass(Surface, metaclass=Fields):
             return late(self, name)
 
     def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Any:
-        """Return a field, or an entry below it, unwrapped; None for a field that is None, `default` for what is no
-        field.
+        """Return a field, or an entry below it, unwrapped; None for a field that is None, else `default`.
 
         Args:
             **kwargs: for a lazy stack, how to join what differs: see `LazyStackedTensorDict.get`.

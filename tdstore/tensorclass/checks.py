@@ -96,9 +96,7 @@ def _faults(dims: Dims, shape: list[int], sizes: dict[str, tuple[int, str]], pla
 
 
 def dims_of(hint: Any) -> Dims | None:
-    """Return the dimensions that an annotation names: of `Annotated[Tensor, "b 3"]` and `Float[Tensor, "b 3"]`
-    (jaxtyping).
-    """
+    """Return the dimensions in `Annotated[Tensor, "b 3"]` and in `Float[Tensor, "b 3"]` (jaxtyping)."""
     origin = typing.get_origin(hint)
     if origin in (Union, UnionType):
         left = [part for part in typing.get_args(hint) if part is not NoneType]

@@ -188,9 +188,7 @@ def _members(hint: Any) -> list[Any]:
 
 
 def named(names: Any) -> Any:
-    """Return the argument `names`, None where it names nothing: `dataclasses.replace` passes it with another batch
-    size.
-    """
+    """Return the argument `names`, None if it names nothing: `dataclasses.replace` passes it on to a new batch."""
     return None if isinstance(names, list) and not any(name is not None for name in names) else names
 
 

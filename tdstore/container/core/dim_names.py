@@ -34,9 +34,7 @@ def extend_names(names: Names, ndim: int) -> Names:
 
 
 def names_below(names: Names, own: Names, ndim: int) -> Names:
-    """Return names for a nested TensorDict of `ndim` dimensions: those of its parent, then its own for further
-    dimensions.
-    """
+    """Return names for a nested TensorDict of `ndim` dimensions: its parent's, then its own for further ones."""
     if names is None:
         return None
     return names + own[len(names) :] if own is not None else extend_names(names, ndim)

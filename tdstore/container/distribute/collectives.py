@@ -96,9 +96,7 @@ class DistributedMixin(Container):
         pseudo_rand: bool = False,
         return_early: bool = False,
     ) -> Any:
-        """Send as `send`; return the last tag, or with `return_early` at once a list with something to `wait()` for
-        per leaf.
-        """
+        """Send as `send`; return the last tag, or with `return_early` a list of handles to `wait()` for."""
         if not return_early:
             return self._sent(dst, group, group_dst, init_tag, pseudo_rand)
         link, tree = Link(group), tree_of(self)
@@ -116,9 +114,7 @@ class DistributedMixin(Container):
         init_tag: int = 0,
         pseudo_rand: bool = False,
     ) -> Any:
-        """Receive as `recv`; return None, or with `return_premature` at once a list with something to `wait()` for
-        per leaf.
-        """
+        """Receive as `recv`; return None, or with `return_premature` a list of handles to `wait()` for."""
         link, tree = Link(group), tree_of(self)
         source = link.rank_of(src, group_src, "src")
         run = partial(collectives.receive, link, tree, source, init_tag, pseudo_rand)

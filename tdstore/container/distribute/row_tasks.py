@@ -172,9 +172,7 @@ def place_of(td: Any, *, by_multiprocessing: bool) -> Place | None:
 
 
 def near_chunk(source: Any, at: tuple[Any, ...]) -> Chunk:
-    """Build a chunk for a process of multiprocessing, which can be sent memory: many rows are copied once, and not
-    piped.
-    """
+    """Build a chunk for a process of multiprocessing, which can be sent memory: rows are copied once, not piped."""
     if not isinstance(source, Place):
         rows = Chunk(source, at).rows()
         if _is_plain(rows) and rows.bytes() >= _LARGE:
@@ -240,9 +238,7 @@ class Rows:
         self.joined = joined
 
     def __call__(self, task: tuple[Chunk, Any]) -> Any:
-        """Return the result for one chunk, or a list of them for its rows; None once it is in the target of the
-        task.
-        """
+        """Return the result for one chunk, or a list of them for its rows; None if it is in the task's target."""
         chunk, target = task
         rows = chunk.rows()
         made = [self.fn(row) for row in rows.unbind(self.dim)] if self.one_by_one else self.fn(rows)

@@ -337,9 +337,7 @@ def maybe_dense_stack(input: Iterable[TypedT], dim: int = 0, *, out: Any = None,
 @overload
 def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any: ...
 def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
-    """Stack as `torch.stack` where keys and shapes allow it, else as `lazy_stack`; nested TensorDicts each by
-    themselves.
-    """
+    """Stack as `torch.stack` where keys and shapes allow it, else as `lazy_stack`; nested TensorDicts one by one."""
     tds = list(input)
     try:
         return stack(tds, dim, out=out)

@@ -23,9 +23,7 @@ _trusting: ContextVar[bool] = ContextVar("trusting", default=False)
 
 @contextmanager
 def pickling(yes: bool) -> Iterator[None]:
-    """Allow or refuse the pickling of values within a `with` block. None is unpickled: saved data may come from a
-    stranger.
-    """
+    """Allow or refuse the pickling of values within a `with` block; saved data is not unpickled."""
     before = _pickling.set(yes)
     try:
         yield

@@ -11,9 +11,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Check whether two values of any types are equal; values that cannot be compared as a whole are equal if
-    identical.
-    """
+    """Check whether two values of any types are equal; incomparable values are equal if identical."""
     try:
         return bool(a == b)
     except (TypeError, ValueError, RuntimeError):

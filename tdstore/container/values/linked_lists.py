@@ -19,9 +19,7 @@ class LinkedList(list[Any]):
 
     @classmethod
     def over(cls, stack: NonTensorStack, home: tuple[Any, str] | None = None) -> LinkedList:
-        """Build nested lists of the values of a stack; `home` is the container and key of the source, if the stack is a
-        copy.
-        """
+        """Build nested lists of the values of a stack; `home` is the source's container and key, if it is a copy."""
         return cls._part(stack, home, stack.tolist(), ())
 
     @classmethod

@@ -129,9 +129,7 @@ class NonTensor(ValueShapes):
         return self._compared(other, equal=False)
 
     def _compared(self, other: object, *, equal: bool) -> Any:
-        """Compare: with an entry, return a bool tensor; with numbers and tensors, as a TensorDict does, an empty one of
-        the batch.
-        """
+        """Return a bool tensor for an entry, and an empty one of the batch for numbers and tensors."""
         if isinstance(other, NonTensor):
             wide = torch.broadcast_shapes(self.batch_size, other.batch_size)
             found = self.expand(wide).equal_values(other.expand(wide))
@@ -148,9 +146,7 @@ class NonTensor(ValueShapes):
 
     # -- shapes ------------------------------------------------------------------------------
     def joined(self, parts: Sequence[NonTensor], fn: Callable[[list[Tensor]], Tensor]) -> NonTensor | None:
-        """Join all parts (this entry is the first) into one entry, if their kind has a way of its own; else return
-        None.
-        """
+        """Join all parts (this entry is the first) into one entry, or return None where `merge` has to."""
         return None
 
     def for_batch(self, batch_size: torch.Size) -> NonTensor | None:
@@ -187,9 +183,7 @@ class NonTensor(ValueShapes):
         return self
 
     def where(self, condition: Tensor, other: Any, *, out: Any = None, pad: Any = None) -> Any:
-        """Select the values of this entry where `condition` is true, and those of `other` elsewhere; write them to
-        `out` if given.
-        """
+        """Select values of this entry where `condition` is true, of `other` elsewhere, into `out` if given."""
         theirs = other if isinstance(other, NonTensor) else NonTensorData(other)
         wide = torch.broadcast_shapes(condition.shape, self.batch_size, theirs.batch_size)
         chosen = condition.expand(wide).flatten().tolist()
@@ -538,12 +532,8 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         return self._make(self._pool, self._at, self._gathers)
 
     def __getstate__(self) -> Any:
-        pool = self._pool
-        return None, {
-            "_pool": pool.values() if type(pool) is LazyGather else pool,
-            "_at": self._at,
-            "_held": self._held,
-        }
+        pool = self._pool.values() if type(self._pool) is LazyGather else self._pool
+        return None, {"_pool": pool, "_at": self._at, "_held": self._held}
 
     def __setstate__(self, state: Any) -> None:
         for name, value in state[1].items():

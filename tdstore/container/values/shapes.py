@@ -82,9 +82,7 @@ class ValueShapes:
         return self.move(lambda t: t.transpose(one, two))
 
     def way_back(self, index: Any) -> Callable[[], None] | None:
-        """Return the function that updates the stored rows from their present values; None for an entry of this
-        process.
-        """
+        """Return the function that updates stored rows from their present values; None for a value in memory."""
         return None
 
 

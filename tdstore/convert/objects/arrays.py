@@ -19,9 +19,7 @@ from tdstore.types import path_text
 
 
 def to_numpy(td: Any) -> dict[str, Any]:
-    """Return nested dicts of arrays that share memory with the leaves; values as they are, one per row as an array
-    of them.
-    """
+    """Return nested dicts of arrays that share memory with the leaves, and values; values per row as an array."""
     out: dict[str, Any] = {}
     for key, value in td._resident().items():
         if isinstance(value, NonTensorStack):
@@ -42,9 +40,7 @@ def tensor_array(tensor: Tensor, path: tuple[str, ...]) -> np.ndarray[Any, Any]:
 
 
 def value_array(values: NonTensor) -> np.ndarray[Any, Any]:
-    """Return values per row as an array of the batch's shape: of text, of numbers, or of objects if they are of
-    many kinds.
-    """
+    """Return values per row as an array of the batch's shape: of text, numbers, or objects if the kinds are mixed."""
     flat = values.flat()
     kinds = {type(v) for v in flat}
     if kinds and kinds <= {str, bytes, bool, int, float, complex} and len(kinds) == 1:

@@ -77,9 +77,7 @@ def from_any(
 
 
 def _converted(obj: Any, batch: Sequence[int]) -> Any:
-    """Convert an object for the constructor of a TensorDict: dicts and containers where `obj` has entries, else
-    `obj`.
-    """
+    """Convert an object for the constructor of a TensorDict: to dicts and containers if `obj` has entries."""
     obj = _foreign(obj)
     if isinstance(obj, Container):
         return obj
@@ -125,9 +123,7 @@ def _as_container(obj: Any, batch: Sequence[int]) -> Any:
 
 
 def _foreign(obj: Any) -> Any:
-    """Convert objects of other packages to a container; return anything else as it is. Only imported packages
-    matter.
-    """
+    """Convert an object of another (imported) package to a container; return anything else as it is."""
     if (place := place_of_group(obj)) is not None:
         location, path, backend = place
         return open_container(cast(Location, location), storage=backend, mode="r", subpath=path or None)
@@ -316,9 +312,7 @@ def _what(obj: Any) -> str:
 
 
 def to_list(td: Any, convert_nodes: bool, convert_tensors: Any, tolist_first: bool) -> Any:
-    """Return nested lists over the batch dimensions, of dicts or of TensorDicts; the row itself where there are
-    none.
-    """
+    """Return nested lists over the batch dimensions, of dicts or of TensorDicts; without any, the row itself."""
     if convert_tensors and not convert_nodes:
         raise TypeError("convert_tensors=True makes numbers of tensors in dicts: it needs convert_nodes=True")
     if td.batch_dims:

@@ -104,9 +104,7 @@ _INSTEAD = "exclude the key, set what it is as text or numbers, or use to_parque
 
 
 def _refuse_objects(frame: Any) -> None:
-    """Raise an error for what a cell of text would only name, such as `<object at 0x7f...>`, or not distinguish
-    from text.
-    """
+    """Raise an error for values that text cannot represent, such as `<object at 0x7f...>`, or not distinguish."""
     for name in frame.columns:
         if frame[name].dtype == object:
             odd = next((cell for cell in frame[name] if not isinstance(cell, _CELLS)), None)
@@ -348,9 +346,7 @@ def _of_frames(
     storage: Storage,
     options: dict[str, Any] | None,
 ) -> Any:
-    """Collect what pandas reads, in memory or (`location`, `storage`) into a store; `in_parts` if it can be read in
-    parts.
-    """
+    """Collect what pandas reads, in memory or (`location`, `storage`) in a store; `in_parts`: piece by piece."""
     if location is None and storage is None:
         with _reading(read.args[0]):
             frame = read()

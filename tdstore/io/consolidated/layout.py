@@ -131,9 +131,7 @@ def _object(group: Group, leaves: dict[str, Any], groups: dict[str, Any]) -> dic
 
 
 def _split(group: Group, batch: list[int]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Split values as the peer writes them, stacks of values likewise, and value records of those that it cannot
-    write.
-    """
+    """Split values as the peer writes them, likewise stacks, and value records of those that it cannot write."""
     values: dict[str, Any] = {}
     stacks: dict[str, Any] = {}
     odd: dict[str, Any] = {}
