@@ -1,4 +1,4 @@
-"""The object layout: a whole store over any engine, as immutable objects and one manifest that is put last."""
+"""The object layout: a store over any engine, made of immutable objects and one manifest that is put last."""
 
 from tdstore.bytestore.directory import DIRECTORY_HINT
 from tdstore.bytestore.opening import open_directory, open_objects

@@ -1,4 +1,4 @@
-"""How a generation of a byte store becomes the present one: one conditional put, and what to make of its answer."""
+"""Commits of a byte store: one conditional put of the manifest, and the interpretation of its answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GENERATION = re.compile(rb'"generation":"([0-9a-f]{32})"')
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is at the place of the manifest: its generation (None: none, or not readable) and tag."""
+    """The manifest as observed: its generation (None: none, or not readable) and tag."""
 
     there: bool
     generation: str | None = None
@@ -40,13 +40,13 @@ NOTHING_THERE = Seen(False)
 
 
 def generation_of(data: bytes) -> str | None:
-    """The generation that a manifest of either layout names."""
+    """Return the generation named by a manifest of either layout."""
     found = _GENERATION.search(data, 0, 200)
     return found[1].decode() if found else None
 
 
 def fetch_manifest(engine: Engine) -> Blob | None:
-    """The manifest of either layout; None where there is none. One request."""
+    """Fetch the manifest of either layout, by one request; None if there is none."""
     try:
         return engine.get(NAME, MAX_FILE_BYTES)
     except StoreNotFoundError:
@@ -54,11 +54,13 @@ def fetch_manifest(engine: Engine) -> Blob | None:
 
 
 class Publisher:
-    """Puts manifests, one generation after the other, and removes objects that nobody needs any more.
+    """Put manifests, one generation after the other, and remove objects that no reader needs any more.
 
     Args:
-        seen: what was there when the store was opened.
-        single_writer: the user's word that nobody else writes; needed where the medium has no conditional put.
+        engine: the engine of the store.
+        seen: the manifest when the store was opened.
+        single_writer: the assurance of the caller that there is no other writer; needed where the storage has no
+            conditional put.
     """
 
     def __init__(self, engine: Engine, url: str, seen: Seen, *, single_writer: bool, keep_old: float) -> None:
@@ -77,14 +79,14 @@ class Publisher:
 
     # -- objects -------------------------------------------------------------------------
     def upload(self, objects: Sequence[tuple[str, bytes]]) -> None:
-        """Put new objects, side by side."""
+        """Put new objects in parallel."""
         if not self.mine:
             self._first_upload = time.monotonic()
         self.mine |= dict.fromkeys(name for name, _ in objects)
         self.engine.put_many(objects)
 
     def discard(self) -> None:
-        """Remove what was put for nothing. What cannot be removed now is found by `collect`."""
+        """Remove the objects that were put for no commit. `collect` finds those that cannot be removed now."""
         if self.mine and not self.doubtful:
             self._remove(list(self.mine))
         self.mine.clear()
@@ -95,7 +97,7 @@ class Publisher:
 
     # -- the manifest --------------------------------------------------------------------
     def check_can_commit(self) -> None:
-        """Refuse before anything is put where two writers could not tell one another.
+        """Refuse to put anything where two writers could not detect one another.
 
         Raises:
             UnsupportedError: no conditional put, and `single_writer` was not given.
@@ -113,12 +115,14 @@ class Publisher:
         """Make this manifest the present one.
 
         Args:
+            data: the manifest.
+            generation: its generation.
             names: the objects that it names.
             expired: objects of old generations to be removed afterwards.
 
         Raises:
-            ConflictError: somebody else committed since the store was opened; nothing was published.
-            TransientError: nobody could tell whether it was published.
+            ConflictError: another writer committed since the store was opened; nothing was published.
+            TransientError: it is unknown whether the manifest was published.
         """
         self.check_can_commit()
         self._check_objects()
@@ -158,7 +162,7 @@ class Publisher:
                     self.seen = now  # an earlier commit of this writer, which was believed lost
                     continue
                 if not self._unchanged(now):
-                    self.doubtful = False  # what we put can no longer become the present one
+                    self.doubtful = False  # a put of ours can no longer become the present one
                     raise self._lost(now) from error
                 raise
             except (TransientError, StoreIOError) as error:
@@ -176,7 +180,7 @@ class Publisher:
                     raise
 
     def look(self) -> Seen:
-        """What is there now."""
+        """Fetch the present manifest and return its generation and tag."""
         blob = fetch_manifest(self.engine)
         if blob is None:
             return NOTHING_THERE
@@ -226,7 +230,7 @@ class Publisher:
         )
 
     def _check_objects(self) -> None:
-        """A writer that took long finds out here that a collector took its objects for those of a dead one."""
+        """Check that the objects still exist: a collector may have removed those of a slow writer as abandoned."""
         long_ago = self.mine and time.monotonic() - self._first_upload > LONG_UPLOAD
         if not long_ago or EngineCap.LIST not in self.engine.can:
             return
@@ -244,7 +248,7 @@ class Publisher:
     def retire(
         self, before: Document | None, in_use: Iterable[str], now: float | None = None
     ) -> tuple[list[Retired], list[str]]:
-        """Objects of earlier generations to list in the next manifest, and those whose time is over."""
+        """Return the objects of earlier generations to list in the next manifest, and those that have expired."""
         if before is None:
             return [], []
         moment = int(time.time() if now is None else now)
@@ -255,13 +259,13 @@ class Publisher:
         return kept, [r.name for r in old if r.since + self.keep_old <= moment]
 
     def collect(self, older_than: float) -> list[str]:
-        """Remove objects that no manifest names and that are older than so many seconds; returns their names."""
+        """Remove objects that no manifest names and that are older than `older_than` seconds; returns their names."""
         limit = time.time() - older_than
-        # Listed first: what a writer commits between the two requests is in the manifest that is read then.
+        # Listed first: objects committed between the two requests are in the manifest that is read then.
         found = [e.key for e in self.engine.list("data/") if OBJECT_NAME.fullmatch(e.key) and e.modified <= limit]
         named: set[str] = set(self.mine)
         blob = fetch_manifest(self.engine)
-        if blob is not None:  # else nothing was ever committed there: only what this writer put is needed
+        if blob is not None:  # else nothing was ever committed: only this writer's objects are needed
             document = decode_objects(bytes(blob.data), url=self.url)
             named |= {o.name for o in document.objects} | {r.name for r in document.retired}
         doomed = [name for name in found if name not in named]

@@ -1,4 +1,4 @@
-"""A directory of files that was uploaded as it is, ours or the peer's, as the table of a byte store."""
+"""Uploaded directories of files, of tdstore or of tensordict, as the table of a byte store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIRECTORY_HINT = "a directory of files that was uploaded can be read only: save 
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """What a directory holds."""
+    """The contents of an uploaded directory."""
 
     table: Table
     header: Header
@@ -38,12 +38,13 @@ class Uploaded:
 
 
 def read_uploaded(engine: Engine, url: str, manifest: bytes | None) -> Uploaded:
-    """Describe a directory by its `tdstore.json`, or without one by the peer's `meta.json` files.
+    """Describe a directory by its `tdstore.json`, or without one by the `meta.json` files of tensordict.
 
-    The peer's are fetched level by level, all of a level in one round.
+    The latter are fetched level by level, all of a level in one round.
 
     Raises:
-        StoreNotFoundError: neither is there. CorruptStoreError: damaged.
+        StoreNotFoundError: neither exists.
+        CorruptStoreError: damaged.
     """
     if manifest is not None:
         document, header = decode_manifest(manifest, url=url)
@@ -78,7 +79,7 @@ def _table(files: Iterable[LeafFile]) -> Table:
 
 
 class _PeerReader(PeerReader):
-    """Reads `meta.json` files over an engine instead of below a folder."""
+    """Read `meta.json` files over an engine instead of below a folder."""
 
     def __init__(self, engine: Engine, url: str, root: bytes) -> None:
         super().__init__(url)
@@ -86,7 +87,7 @@ class _PeerReader(PeerReader):
         self._metas: dict[FileParts, bytes] = {(): root}
 
     def read(self) -> tuple[Header, list[LeafFile]]:
-        """Everything that they describe."""
+        """Return the header and the leaves that the files describe."""
         level: list[tuple[Path, FileParts]] = [((), ())]
         while level:
             self._fetch_level(level)
@@ -99,7 +100,7 @@ class _PeerReader(PeerReader):
         return Header(self.groups), self.leaves
 
     def _fetch_level(self, level: Sequence[tuple[Path, FileParts]]) -> None:
-        """Fetch what the groups of one level need: their own files, then those of what is inside them."""
+        """Fetch the files of the groups of one level, then those of their entries."""
         self._fetch([folder for _, folder in level])
         metas = {folder: self._meta(folder, path) for path, folder in level}
         kinds = {folder: self._kind(meta, path) for (path, folder), meta in zip(level, metas.values(), strict=True)}
@@ -121,7 +122,7 @@ class _PeerReader(PeerReader):
         try:
             found = self._engine.get_ranges([Range("/".join((*folder, META)), 0, None) for folder in missing])
         except StoreNotFoundError:
-            return  # whoever asks for the one that is missing is told which
+            return  # the caller of the missing one gets an error that names it
         self._metas.update({folder: bytes(raw) for folder, raw in zip(missing, found, strict=True)})
 
     def _meta(self, folder: FileParts, path: Path) -> dict[str, Any]:
@@ -143,7 +144,7 @@ class _PeerReader(PeerReader):
         return meta
 
     def _entries(self, folder: FileParts) -> set[str]:
-        """Names in a folder, as far as the callers want to know them."""
+        """Return the names in a folder, as far as callers use them."""
         prefix = "".join(f"{part}/" for part in folder)
         if EngineCap.LIST in self._engine.can:
             return {entry.key[len(prefix) :].partition("/")[0] for entry in self._engine.list(prefix)}

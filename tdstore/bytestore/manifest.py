@@ -1,7 +1,7 @@
-"""The manifest of the object layout: which bytes of which immutable object each leaf is made of. Pure.
+"""The manifest of the object layout: the byte ranges of immutable objects that each leaf is made of. Pure.
 
-`docs/reference/object-layout.md` spells the format out. Parsing is strict: what passes `decode_objects` names
-each object once, by a name that we make, and nothing in it points outside of an object, a piece or a leaf.
+`docs/reference/object-layout.md` specifies the format. Parsing is strict: a document that passes `decode_objects`
+names each object once, by a name that we make, and no number in it points outside of an object, a piece or a leaf.
 """
 
 from __future__ import annotations
@@ -80,6 +80,8 @@ class Columns(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of the JSON document."""
+
     layout: str
     generation: str
     header: Any
@@ -92,7 +94,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a manifest of the object layout says."""
+    """The contents of a manifest of the object layout."""
 
     generation: str
     header: Header
@@ -105,18 +107,18 @@ class Document:
     retired: Sequence[Retired] = ()
 
     def with_retired(self, retired: Sequence[Retired]) -> Document:
-        """With other objects to be removed later."""
+        """Return a copy with other objects to be removed later."""
         return replace(self, retired=retired)
 
 
 def new_generation() -> str:
-    """A fresh random name for a commit."""
+    """Return a fresh random name for a commit."""
     return uuid.uuid4().hex
 
 
 # -- writing ---------------------------------------------------------------------------------
 def encode_objects(document: Document, *, url: str) -> bytes:
-    """The bytes of a manifest.
+    """Encode a manifest.
 
     Raises:
         ValueError: beyond the limits that a reader accepts.
@@ -151,7 +153,7 @@ def encode_objects(document: Document, *, url: str) -> bytes:
 
 
 def sums_crc(blocks: Ints | np.ndarray[Any, np.dtype[np.uint32]]) -> str:
-    """The `crc` of an `ObjectRecord`."""
+    """Return the `crc` of an `ObjectRecord`."""
     return base64.b64encode(np.asarray(blocks, "<u4").tobytes()).decode()
 
 
@@ -183,7 +185,7 @@ def decode_objects(data: bytes, *, url: str) -> Document:
     """Parse and check a manifest of the object layout.
 
     Raises:
-        CorruptStoreError: damaged, of another layout, or describing what cannot be.
+        CorruptStoreError: damaged, of another layout, or inconsistent.
         UnsupportedError: of a newer version.
     """
     body = unseal(data, url=url)
@@ -203,7 +205,7 @@ def decode_objects(data: bytes, *, url: str) -> Document:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """A million new objects make the collector look at all of them again and again: five times the time."""
+    """Pause the garbage collector: with a million new objects it would take four fifths of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -217,6 +219,8 @@ _decoder = msgspec.json.Decoder(_Document)
 
 
 class _Checker:
+    """The checks of a parsed manifest."""
+
     def __init__(self, document: _Document, url: str) -> None:
         self.document = document
         self.url = url
@@ -254,7 +258,7 @@ class _Checker:
                 self._refuse(f"retires {old.name} of {old.size} bytes at {old.since}")
 
     def _leaves(self) -> Ints:
-        """Bytes of each leaf."""
+        """Return the bytes of each leaf."""
         paths: set[Path] = set()
         sizes = []
         total = 0
@@ -306,7 +310,7 @@ class _Checker:
             self._refuse("has extents beyond every leaf")
         counts = np.array([leaf.extents for leaf in self.document.leaves], np.int64)
         leaf = np.repeat(np.arange(len(counts)), counts)
-        # Gaps count from the extent before; in each leaf they count anew.
+        # Gaps count from the extent before; each leaf begins at 0.
         stop = np.cumsum(gap + nbytes)
         base = np.concatenate([[0], stop])[np.cumsum(counts) - counts]
         stop -= base[leaf]

@@ -1,4 +1,4 @@
-"""Opening a byte store: what the object at its root says, and what the mode allows."""
+"""Opening of a byte store: the object at its root is read and the mode is checked."""
 
 from __future__ import annotations
 
@@ -36,29 +36,31 @@ def open_objects(
     reopen: Reopen | None = None,
     close_engine: bool = True,
 ) -> ByteStore:
-    """Open what `tdstore.json` at the engine's root describes, or make something new there. One request.
+    """Open what `tdstore.json` at the engine's root describes, or make a new store there. One request.
 
-    To read, that may also be a directory of files that was uploaded as it is (see `open_directory`).
+    For reading, that may also be a directory of files that was uploaded as it is (see `open_directory`).
 
     Args:
-        mode: "r", "r+", "w", "x" or "a", as `tdstore.Store` says.
-        url: what messages call the place; the engine's own by default.
-        verify: "full" compares all that is read with its checksums, "size" and "none" only that it is there and
-            long enough. By default "full" for the object layout and "size" for a directory (see there).
-        single_writer: the word of the caller that nobody else writes; needed where the engine has no
+        engine: the engine, at the root of the store.
+        mode: "r", "r+", "w", "x" or "a", as in `tdstore.Store`.
+        url: the location in messages; the engine's own by default.
+        verify: "full" compares all bytes that are read with their checksums, "size" and "none" only that objects
+            exist and are long enough. By default "full" for the object layout and "size" for a directory (see there).
+        single_writer: the assurance of the caller that there is no other writer; needed where the engine has no
             conditional put.
         object_bytes: no new object is larger than this (or than one row).
-        buffer_bytes: writes are kept in memory up to about so many bytes, then put as new objects.
-        keep_old: seconds for which objects stay that only older generations need: for readers that have those open.
+        buffer_bytes: writes are buffered in memory up to about so many bytes, then put as new objects.
+        keep_old: seconds for which objects stay that only older generations need, for their readers.
         max_bytes: refuse a store that declares more data than this. Without it a store of any size is opened, and a
             read is refused that would allocate over 1 GiB, of which less than a hundredth is stored.
-        reopen: the location and options with which the backend's opener opens this place again, elsewhere.
+        reopen: the location and options with which the backend's opener opens this location again, elsewhere.
         close_engine: close the engine with the store.
 
     Raises:
-        StoreNotFoundError: there is no `tdstore.json`; something else may be there.
-        StoreExistsError: by the mode. ReadOnlyError: the engine cannot write.
-        CorruptStoreError: damaged, or not what a writer would write.
+        StoreNotFoundError: there is no `tdstore.json`; there may be other files.
+        StoreExistsError: by the mode.
+        ReadOnlyError: the engine cannot write.
+        CorruptStoreError: damaged, or not as a writer would write it.
 
     Example:
         >>> store = open_objects(LocalEngine(tmp_path / "run"), mode="w")
@@ -125,19 +127,26 @@ def open_directory(
     manifest: Blob | None = None,
     peer: bool = False,
 ) -> ByteStore:
-    """Open a directory of files, ours or the peer's, that was uploaded as it is. It can be read only.
+    """Open an uploaded directory of files, of tdstore or of tensordict, for reading.
 
-    Its checksums are of 64 KiB to 4 MiB each. "size" compares those that are read whole, and the first, middle and last
-    4 KiB of each leaf; "full" fetches whole blocks and compares everything, which for scattered rows is
-    many times what was asked for; "none" compares nothing. Directories of the peer have no checksums.
+    Its checksums are of 64 KiB to 4 MiB each. "size" compares the blocks that are read whole, and the first, middle and
+    last 4 KiB of each leaf; "full" fetches whole blocks and compares everything, which for scattered rows is
+    many times the bytes of the rows; "none" compares nothing. Directories of tensordict have no checksums.
 
     Args:
-        manifest: its `tdstore.json`, if that was fetched already.
-        peer: it is known that there is no `tdstore.json`: do not ask again.
+        engine: the engine, at the root of the directory.
+        url: the location in messages; the engine's own by default.
+        verify: "full", "size" or "none", see above.
+        max_bytes: refuse a store that declares more data than this.
+        reopen: the location and options with which the backend's opener opens this location again, elsewhere.
+        close_engine: close the engine with the store.
+        manifest: its `tdstore.json`, if it was fetched already.
+        peer: it is known that there is no `tdstore.json`: do not request it again.
 
     Raises:
         StoreNotFoundError: there is neither `tdstore.json` nor `meta.json`.
-        CorruptStoreError: damaged. UntrustedDataError: a value is pickled.
+        CorruptStoreError: damaged.
+        UntrustedDataError: a value is pickled.
     """
     place = engine.url if url is None else url
     _check_options(place, "r", verify, 1, 1)
@@ -163,9 +172,9 @@ def _check_options(place: str, mode: str, verify: str | None, object_bytes: int,
 
 
 def _refuse_strangers(root: str, place: str) -> None:
-    """Refuse a local place where something else is: a file, or a folder with files and without a manifest.
+    """Refuse a local path with other contents: a file, or a folder with files and without a manifest.
 
-    What a writer left that died before its first commit is no obstacle.
+    Files of a writer that died before its first commit are no obstacle.
     """
     try:
         names = set(os.listdir(root))
@@ -188,7 +197,7 @@ def _is_ours(data: bytes) -> bool:
 
 
 def _replaced(blob: Blob, place: str) -> Document | None:
-    """The generation that mode "w" is to replace; None when it is damaged, so that nobody needs its objects."""
+    """Return the generation that mode "w" is to replace; None when it is damaged: then no reader needs its objects."""
     data = bytes(blob.data)
     if not _is_ours(data):
         raise StoreExistsError(

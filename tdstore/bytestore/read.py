@@ -1,6 +1,6 @@
-"""Fetch pieces of objects in few rounds, compare them with their checksums, and put them where they are wanted.
+"""Reads of a byte store: fetch pieces of objects in few rounds, compare checksums, and copy to the targets.
 
-Planning and checking are one generator that yields what to ask for: `read` and `aread` differ in who asks.
+Planning and checking are one generator that yields requests: `read` and `aread` differ in the transport only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Rounds = Generator[list[Range], Sequence[Buffer], None]
 
 
 class Check(enum.Enum):
-    """How much is compared with checksums."""
+    """The extent of the comparison with checksums."""
 
     FULL = enum.auto()
     """Everything: whole grains are fetched."""
@@ -57,7 +57,7 @@ class Check(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Ranges of a leaf, wanted one after the other in `out`."""
+    """Ranges of a leaf, to be placed consecutively in `out`."""
 
     path: Path
     leaf: Leaf
@@ -84,10 +84,12 @@ class _Parts:
 
 
 class Fetcher:
-    """Reads ranges of leaves of one table, over an engine.
+    """Read ranges of leaves of one table, over an engine.
 
     Args:
-        memory: the pieces that are not on the medium yet.
+        engine: the engine of the store.
+        table: objects, pieces and leaves.
+        memory: the pieces that are not on the storage yet.
     """
 
     def __init__(self, engine: Engine, url: str, table: Table, memory: Mapping[int, Bytes], check: Check) -> None:
@@ -98,11 +100,16 @@ class Fetcher:
         self.check = check
 
     def sums_missing(self) -> int:
-        """Bytes of checksums that are not loaded."""
+        """Return the bytes of checksums that are not loaded."""
         return sum(4 * o.count for o in self.table.objects if len(o.sums) < o.blocks)
 
     def rounds(self, wants: Sequence[Want], *, all_sums: bool = False, check: Check | None = None) -> Rounds:
         """Fill the `out` of each; yields requests and is sent their answers, a round at a time.
+
+        Args:
+            wants: the ranges and their targets.
+            all_sums: load every checksum of the objects that are touched.
+            check: the extent of the comparison.
 
         Raises:
             CorruptStoreError: an object is missing or short, or its bytes are not those that were committed.
@@ -115,7 +122,7 @@ class Fetcher:
             extra = []
 
     def _split(self, parts: _Parts, check: Check) -> Iterator[_Parts]:
-        """Lots that need no more memory than a round may, as a rule all in one."""
+        """Yield lots that fit the memory limit of a round, as a rule all in one."""
         if not len(parts):
             return
         number, base, _, grain, _ = self.table.pieces.rows[parts.piece].T
@@ -125,7 +132,7 @@ class Fetcher:
         if int(size.sum()) <= ROUND:
             yield parts
             return
-        # In the order of the medium, so that a grain is fetched once; who begins in the same one does not pay again.
+        # In storage order: a grain that several parts begin in is fetched once.
         order = np.argsort(place(number) + base + parts.start, kind="stable")
         first = (place(number) + base + parts.start // grain * grain)[order]
         size = np.where(
@@ -137,7 +144,7 @@ class Fetcher:
 
     # -- planning ------------------------------------------------------------------------
     def _plan(self, wants: Sequence[Want]) -> _Parts:
-        """Fill in what needs no fetching; the rest as parts."""
+        """Fill in the bytes that need no request; return the rest as parts."""
         columns: list[tuple[Ints, ...]] = []
         for number, want in enumerate(wants):
             extents, ranges = want.leaf.extents, want.ranges
@@ -179,7 +186,7 @@ class Fetcher:
         bad = job.damaged(got)
         job.copy(got, wants, skip=bad)
         if len(bad):
-            # A byte that was turned on the wire is right the second time; one on the medium is not.
+            # A second read repairs an error of the transport, but not one of the storage.
             redone = _Job(self.table, parts.take(bad), check)
             got = yield from self._fetch([redone.span], lambda o: redone.owner(o, wants))
             still = redone.damaged(got)
@@ -190,7 +197,7 @@ class Fetcher:
     def _fetch(
         self, spans: Sequence[Ints], owner: Callable[[int], str]
     ) -> Generator[list[Range], Sequence[Buffer], Fetched]:
-        """One round, and a second if an answer was missing or short."""
+        """Fetch in one round, and in a second if an answer was missing or short."""
         got = Fetched(np.concatenate(spans))
         asked = got.requests()
         for last in (False, True):
@@ -252,7 +259,7 @@ class Fetcher:
         return (np.array(ranges, np.int64).reshape(-1, 2).T + place(np.array([o for o, _ in blocks], np.int64))).T
 
     def _take_sums(self, got: Fetched, blocks: Sequence[Block]) -> list[Block]:
-        """Keep the blocks that are right; returns the others."""
+        """Store the blocks of checksums that are right; return the others."""
         bad = []
         for (number, block), raw in zip(blocks, got.arrays(self._span(blocks)), strict=True):
             o = self.table.objects[number]
@@ -264,14 +271,14 @@ class Fetcher:
 
 
 class Fetched:
-    """Ranges `[n, 2]` of objects that lie one after the other (`place`), fetched with few requests."""
+    """Ranges `[n, 2]` of objects in one address space (`place`), fetched with few requests."""
 
     def __init__(self, spans: Ints) -> None:
         self._cover = _few_requests(spans)
         self._blocks: list[Bytes] = []
 
     def requests(self) -> list[tuple[int, int, int]]:
-        """Object, start and stop of each."""
+        """Return object, start and stop of each request."""
         asked = []
         mask = (1 << OBJECT_BITS) - 1
         for a, b in self._cover.tolist():
@@ -280,10 +287,10 @@ class Fetched:
         return asked
 
     def take_in(self, answers: Sequence[Buffer], asked: Sequence[tuple[int, int, int]]) -> None:
-        """The answers.
+        """Store the answers.
 
         Raises:
-            EOFError: one is not as long as was asked; its `args` are object, start, stop and the length.
+            EOFError: one is shorter or longer than requested; its `args` are object, start, stop and the length.
         """
         arrays = [np.frombuffer(answer, np.uint8) for answer in answers]
         for array, (number, start, stop) in zip(arrays, asked, strict=True):
@@ -296,7 +303,7 @@ class Fetched:
             at += count
 
     def arrays(self, spans: Ints) -> Iterator[Bytes]:
-        """The bytes of ranges that lie in those asked for; no copy."""
+        """Yield the bytes of ranges within the requested ones, without a copy."""
         block = np.searchsorted(self._cover[:, 0], spans[:, 0], "right") - 1
         start = spans[:, 0] - self._cover[block, 0]
         stop = spans[:, 1] - self._cover[block, 0]
@@ -305,7 +312,7 @@ class Fetched:
 
 
 class _Job:
-    """The arithmetic of one round: which bytes to ask for, which checksums they have, where they go."""
+    """The arithmetic of one round: requests, their checksums, and the targets."""
 
     def __init__(self, table: Table, parts: _Parts, check: Check) -> None:
         self.parts = parts
@@ -327,14 +334,14 @@ class _Job:
         self.bad_part = self.bad_byte = np.empty(0, np.int64)
 
     def owner(self, number: int, wants: Sequence[Want]) -> str:
-        """The first leaf that needs an object, for messages."""
+        """Return the first leaf that needs an object, for messages."""
         at = next(iter(np.flatnonzero(self.object == number).tolist()), None)
         if at is None:
             return f"the object {self.objects[number].name}"
         return f"leaf {path_text(wants[int(self.parts.want[at])].path)}"
 
     def sums_needed(self) -> list[Block]:
-        """Blocks of checksums that are not loaded yet."""
+        """Return the blocks of checksums that are not loaded yet."""
         some = self.high > self.low
         if not some.any():
             return []
@@ -345,7 +352,7 @@ class _Job:
         return [(o, b) for o, b in blocks if b not in self.objects[o].sums]
 
     def damaged(self, got: Fetched) -> Ints:
-        """Positions of the parts that touch a grain whose checksum is wrong."""
+        """Return the positions of the parts that touch a grain whose checksum is wrong."""
         count = self.high - self.low
         parts, grains = np.repeat(np.arange(len(count)), count), spread(self.low, count)
         every = place(self.object[parts]) + self.first[parts] + grains
@@ -375,7 +382,7 @@ class _Job:
         return out
 
     def copy(self, got: Fetched, wants: Sequence[Want], *, skip: Ints) -> None:
-        """Put each part, but those in `skip`, where it is wanted."""
+        """Copy each part, but those in `skip`, to its target."""
         outs = [np.frombuffer(want.out, np.uint8) for want in wants]
         parts = self.parts
         arrays = got.arrays(np.stack([self.base + parts.start, self.base + parts.stop], 1))
@@ -386,7 +393,7 @@ class _Job:
 
 
 def _few_requests(spans: Ints) -> Ints:
-    """Bridge gaps, but not so many that far more is fetched than was asked for."""
+    """Bridge gaps between ranges, but not so many that far more is fetched than needed."""
     exact = cover(spans, 0)
     needed = _size(exact)
     for gap in (GAP, GAP // 4, GAP // 16):
@@ -409,7 +416,7 @@ def _fill(out: memoryview, element: Bytes | None) -> None:
 
 
 def drive(rounds: Rounds, ask: Callable[[list[Range]], Sequence[Buffer]]) -> None:
-    """Run rounds by asking for one after the other."""
+    """Run rounds by calling `ask` for one after the other."""
     steps: Iterator[list[Range]] = iter(rounds)
     try:
         asked = next(steps)
@@ -425,5 +432,5 @@ def drive(rounds: Rounds, ask: Callable[[list[Range]], Sequence[Buffer]]) -> Non
 
 
 def covered(extents: Extents) -> int:
-    """How many bytes of a leaf were written."""
+    """Return how many bytes of a leaf were written."""
     return int((extents.stop - extents.start).sum())

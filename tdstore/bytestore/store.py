@@ -1,7 +1,7 @@
-"""`ByteStore`: a whole store over any engine, as immutable objects and one manifest that is put last.
+"""`ByteStore`: a store over any engine, made of immutable objects and one manifest that is put last.
 
-`docs/reference/object-layout.md` has the format. Reads of a batch are planned together and fetched in one
-round; writes are kept in memory, packed into new objects, and become visible by one conditional put.
+`docs/reference/object-layout.md` specifies the format. Reads of a batch are planned together and fetched in one
+round; writes are buffered in memory, packed into new objects, and become visible by one conditional put.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ VERIFY_BYTES = 64 << 20
 
 
 class Limits(NamedTuple):
-    """How many bytes a store puts, keeps and gives."""
+    """Limits in bytes: of an object, of the write buffer, and of a read."""
 
     object_bytes: int
     """No new object is larger."""
@@ -63,7 +63,7 @@ class Limits(NamedTuple):
 
 
 def _in_turn(fn: Callable[Concatenate[ByteStore, P], R]) -> Callable[Concatenate[ByteStore, P], R]:
-    """Let the threads that change a store do so one after another: what each writes is laid over what is there."""
+    """Serialize the threads that change a store: each write overlays the state before it."""
 
     @functools.wraps(fn)
     def run(self: ByteStore, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -78,7 +78,7 @@ def _in_turn(fn: Callable[Concatenate[ByteStore, P], R]) -> Callable[Concatenate
 class ByteStore(Store):
     """Leaves as pieces of immutable objects. Made by `open_objects` and `open_directory`.
 
-    A reader keeps the generation that it opened (for `keep_old` seconds after it was replaced); `refresh` moves it.
+    A reader stays at the generation that it opened (for `keep_old` seconds after it was replaced); `refresh` moves it.
     """
 
     caps = (
@@ -125,29 +125,29 @@ class ByteStore(Store):
 
     @property
     def generation(self) -> str | None:
-        """The name of the generation that is open; None for a store that was never committed, or has no manifest."""
+        """Return the name of the open generation; None for a store that was never committed, or has no manifest."""
         return self._before.generation if self._before is not None and self._committed else None
 
     # -- catalogue -----------------------------------------------------------------------
     def paths(self) -> Iterator[Path]:
-        """As `Store.paths`."""
+        """List the leaves, as `Store.paths` does."""
         return iter(tuple(self._open().table.leaves))
 
     def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        """As `Store.specs`."""
+        """Return specs, as `Store.specs` does."""
         self._open()
         return [self._leaf(path).spec for path in paths]
 
     def load_header(self) -> Header:
-        """As `Store.load_header`."""
+        """Return the header, as `Store.load_header` does."""
         return self._open().header
 
     @_in_turn
     def save_header(self, header: Header) -> None:
-        """As `Store.save_header`: puts what is in memory, then the manifest, on the condition that it is unchanged.
+        """Commit, as `Store.save_header` does: put the buffered rows, then the manifest, if that is unchanged since.
 
         Raises:
-            ConflictError: somebody else committed since this store was opened.
+            ConflictError: another writer committed since this store was opened.
             UnsupportedError: the engine knows no conditions, and `single_writer` was not given.
         """
         self._commit(self._changing(), header)
@@ -155,7 +155,7 @@ class ByteStore(Store):
     # -- data ----------------------------------------------------------------------------
     @_in_turn
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        """As `Store.create`. There are no leaf options."""
+        """Create leaves, as `Store.create` does. There are no leaf options."""
         view = self._changing()
         for path, spec in leaves.items():
             if spec.options:
@@ -174,12 +174,12 @@ class ByteStore(Store):
                 view.replace(path, Leaf(spec))
 
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        """As `Store.read`: one round of requests, however many leaves and rows (more than 128 MiB come in several)."""
+        """Read, as `Store.read` does: one round of requests, however many leaves and rows (several above 128 MiB)."""
         view = self._open()
         return view.read(lambda: self._within(view, reads))
 
     async def aread(self, reads: Sequence[Read]) -> list[Tensor]:
-        """As `Store.aread`, over the engine's own."""
+        """Read, as `Store.aread` does, with the asynchronous requests of the engine."""
         view = self._open()
         return await view.aread(lambda: self._within(view, reads))
 
@@ -190,7 +190,7 @@ class ByteStore(Store):
 
     @_in_turn
     def write(self, writes: Sequence[Write]) -> None:
-        """As `Store.write`: into memory, and on to new objects when that is full."""
+        """Write, as `Store.write` does: into the buffer, which is put as new objects when it is full."""
         view = self._changing()
         check_indices((w.index, self._leaf(w.path).spec.shape) for w in writes)
         for w in writes:
@@ -203,7 +203,7 @@ class ByteStore(Store):
                 )
         size = sum(w.value.numel() * w.value.dtype.itemsize + 1024 for w in writes)
         if self._buffer.nbytes + size >= self._limits.buffer_bytes:
-            self._flush_buffer(view)  # before anything changes: the medium may refuse it
+            self._flush_buffer(view)  # before any change: the storage may refuse it
         self._uncommitted.rows = True
         before = {w.path: self._leaf(w.path) for w in writes}
         fits = bool(self._buffer.pieces)  # then nothing is put meanwhile
@@ -219,7 +219,7 @@ class ByteStore(Store):
             raise
 
     def _take_in(self, view: View, w: Write) -> None:
-        """Put a value into memory; a large one in portions, each of which goes on to new objects."""
+        """Buffer a value; a large one in portions, each of which is put as new objects."""
         leaf = self._leaf(w.path)
         if not w.value.numel():
             return
@@ -232,7 +232,7 @@ class ByteStore(Store):
 
     @_in_turn
     def delete(self, paths: Sequence[Path]) -> None:
-        """As `Store.delete`."""
+        """Delete leaves, as `Store.delete` does."""
         view = self._changing()
         for path in paths:
             self._leaf(path)
@@ -243,7 +243,7 @@ class ByteStore(Store):
 
     @_in_turn
     def resize(self, lengths: Mapping[Path, int]) -> None:
-        """As `Store.resize`: no byte moves."""
+        """Resize leaves, as `Store.resize` does, without moving a byte."""
         view = self._changing()
         for path, length in lengths.items():
             if not self._leaf(path).spec.shape or length < 0:
@@ -255,7 +255,7 @@ class ByteStore(Store):
 
     @_in_turn
     def rename(self, moves: Mapping[Path, Path]) -> None:
-        """As `Store.rename`: no byte moves."""
+        """Rename leaves, as `Store.rename` does, without moving a byte."""
         view = self._changing()
         leaves = {path: self._leaf(path) for path in moves}
         if len(set(moves.values())) < len(moves):
@@ -270,8 +270,9 @@ class ByteStore(Store):
     # -- life ----------------------------------------------------------------------------
     @_in_turn
     def discard(self) -> None:
-        """As `Store.discard`: the leaves are those of the last commit again. No request; what was put for nothing is
-        removed by the next commit, or by `close`.
+        """Restore the leaves of the last commit, as `Store.discard` does, without a request.
+
+        Objects that were put for no commit are removed by the next commit, or by `close`.
         """
         if not self.writable:
             self._changing()  # it says so; after a conflict, which it says too, changes may still be taken back
@@ -281,7 +282,7 @@ class ByteStore(Store):
     def flush(self) -> None:
         """Commit rows that were written into leaves of the last commit; a change of structure waits for `save_header`.
 
-        What is flushed while the structure changes is committed with it.
+        Rows that are flushed while the structure changes are committed with it.
         """
         view = self._open()
         if self.writable and self._committed and self._uncommitted.rows and not self._uncommitted.structure:
@@ -289,10 +290,10 @@ class ByteStore(Store):
 
     @_in_turn
     def refresh(self) -> bool:
-        """Move to the newest generation; True if it is another one than before.
+        """Move to the newest generation; returns True if it differs from the one before.
 
         Raises:
-            StoreError: there are changes that were not committed.
+            StoreError: there are uncommitted changes.
             StoreNotFoundError: the store was removed.
         """
         view = self._open()
@@ -320,7 +321,7 @@ class ByteStore(Store):
         return True
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
-        """Fetch leaves whole, 64 MiB at a time, and compare every checksum; also with `verify="size"`."""
+        """Fetch whole leaves, 64 MiB at a time, and compare every checksum; also with `verify="size"`."""
         view = self._open()
         faults = []
         for path in view.table.leaves if paths is None else paths:
@@ -343,7 +344,7 @@ class ByteStore(Store):
             drive(view.fetcher().rounds([want], check=Check.FULL), self.engine.get_ranges)
 
     def nbytes_stored(self) -> int | None:
-        """Bytes of the objects and the manifest of this generation, and of older ones that were not removed yet."""
+        """Return the bytes of the objects and the manifest of this generation, and of older ones not removed yet."""
         view = self._open()
         rows = view.table.pieces.rows[view.table.used_pieces(), 0]
         total: int = view.nbytes + sum(view.table.objects[o].size for o in np.unique(rows).tolist())
@@ -351,7 +352,7 @@ class ByteStore(Store):
         return total + sum(r.size for r in retired)
 
     def reopen_token(self) -> tuple[Any, Mode, dict[str, Any]] | None:
-        """To read: what this store changed is committed first, and then it is this store that writes."""
+        """Return location, mode "r" and options to reopen with; uncommitted changes are committed first."""
         self._open()
         if not self._committed:
             raise StoreNotFoundError(f"{self.url} is not saved yet: no other process can open it", url=self.url)
@@ -363,7 +364,7 @@ class ByteStore(Store):
         """Remove objects that no manifest names: of writers that were killed. Needs an engine that can list.
 
         Args:
-            older_than: leave alone what is younger than so many seconds, since a writer may be about to commit it.
+            older_than: keep objects younger than so many seconds, since a writer may be about to commit them.
 
         Returns:
             The names of the objects that were removed.
@@ -375,7 +376,7 @@ class ByteStore(Store):
 
     @_in_turn
     def close(self) -> None:
-        """Commit written rows, drop other changes, remove what was put for nothing, close the engine. Twice is fine."""
+        """Commit written rows, drop other changes, remove uncommitted objects, close the engine. May be repeated."""
         if self._closed:
             return
         try:
@@ -410,7 +411,7 @@ class ByteStore(Store):
                 hint="close it before forking, and open it in the child",
             )
         if not self._can_commit:
-            self._publisher.check_can_commit()  # now, not when rows are written that nobody could commit
+            self._publisher.check_can_commit()  # now, not after rows were written that could not be committed
             self._can_commit = True
         return view
 
@@ -421,7 +422,7 @@ class ByteStore(Store):
             self._buffer.clear()
 
     def _commit_rows(self, view: View) -> None:
-        """Commit what was written into leaves of the last commit, and drop a change of structure."""
+        """Commit the rows written into leaves of the last commit, and drop a change of structure."""
         if self._uncommitted.structure:
             with view.guard:
                 view.restore(self._uncommitted.without_structure(view.table.leaves))
@@ -435,7 +436,7 @@ class ByteStore(Store):
             raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
 
     def _flush_buffer(self, view: View) -> None:
-        """Put what is in memory, as new objects; at most `object_bytes` times the lanes are in memory beside it."""
+        """Put the buffer as new objects; besides it, at most `object_bytes` times the number of lanes are in memory."""
         if not self._buffer.pieces:
             return
         packed = pack(view.table, self._buffer.pieces, self._names, self._limits.object_bytes)
@@ -475,7 +476,7 @@ class ByteStore(Store):
             self._rewrite(view, path, ranges)
 
     def _rewrite(self, view: View, path: Path, ranges: Ints) -> None:
-        """Read ranges of a leaf and write them anew, each as one run."""
+        """Read ranges of a leaf and write each again, as one run."""
         sizes = ranges[:, 1] - ranges[:, 0]
         limit = self._limits.buffer_bytes
         for some, _ in portions(ranges, np.cumsum(sizes) - sizes, limit, self._leaf(path).grain):

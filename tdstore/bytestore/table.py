@@ -1,4 +1,4 @@
-"""The tables of a byte store: which pieces of which objects a leaf is made of. Pure: no I/O."""
+"""The tables of a byte store: the pieces of objects that a leaf is made of. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OBJECT_BITS = 42
 
 
 def place(number: Ints) -> Ints:
-    """Where an object begins when all lie one after the other, far apart."""
+    """Return where an object begins in the common address space, in which objects lie far apart."""
     return number << OBJECT_BITS
 
 
@@ -47,7 +47,7 @@ def place(number: Ints) -> Ints:
 class Extents(NamedTuple):
     """The bytes of a leaf that were written: sorted, disjoint, each from one piece. The rest is fill value.
 
-    A negative piece is in memory, not on the medium yet.
+    A negative piece is in memory, not on the storage yet.
     """
 
     start: Ints
@@ -56,7 +56,7 @@ class Extents(NamedTuple):
     offset: Ints
 
     def take(self, which: Any) -> Extents:
-        """Some of them, by mask or position."""
+        """Return some of them, by mask or position."""
         return Extents(*(column[which] for column in self))
 
 
@@ -64,7 +64,7 @@ NOTHING = Extents(*(np.empty(0, np.int64) for _ in range(4)))
 
 
 class Parts(NamedTuple):
-    """Where ranges of a leaf lie: part `i` is bytes `[start, stop)` of the leaf, of range `query`, in `extent`."""
+    """The parts of ranges of a leaf: part `i` is bytes `[start, stop)` of the leaf, of range `query`, in `extent`."""
 
     query: Ints
     extent: Ints
@@ -73,7 +73,7 @@ class Parts(NamedTuple):
 
 
 def locate(extents: Extents, ranges: Ints) -> Parts:
-    """Cut `[n, 2]` ranges of a leaf, in any order, by its extents; what no extent holds is left out.
+    """Cut `[n, 2]` ranges of a leaf, in any order, by its extents; bytes outside of every extent are left out.
 
     Example:
         >>> e = Extents(np.array([0, 10]), np.array([10, 30]), np.array([4, 5]), np.array([0, 0]))
@@ -91,14 +91,14 @@ def locate(extents: Extents, ranges: Ints) -> Parts:
 
 
 def spread(first: Ints, count: Ints) -> Ints:
-    """`first[i], first[i] + 1, ...`, `count[i]` of them, one after the other."""
+    """Concatenate the runs `first[i], first[i] + 1, ...` of `count[i]` numbers."""
     total = int(count.sum())
     found: Ints = np.arange(total) + np.repeat(first - (np.cumsum(count) - count), count)
     return found
 
 
 def overlay(old: Extents, new: Extents) -> Extents:
-    """`new` laid over `old`."""
+    """Return `old` with `new` on top."""
     if not len(old.start):
         return coalesce(new)
     if not len(new.start):
@@ -120,7 +120,7 @@ def overlay(old: Extents, new: Extents) -> Extents:
 
 
 def select(extents: Extents, ranges: Ints) -> Extents:
-    """What of the extents lies in sorted disjoint ranges."""
+    """Return the part of the extents inside sorted disjoint ranges."""
     parts = locate(extents, ranges)
     full = parts.stop > parts.start
     at, start, stop = parts.extent[full], parts.start[full], parts.stop[full]
@@ -143,30 +143,30 @@ def coalesce(extents: Extents) -> Extents:
 # -- leaves and objects ----------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One leaf: never changed, only replaced."""
+    """One leaf: immutable, replaced as a whole."""
 
     spec: LeafSpec
     extents: Extents = NOTHING
 
     @property
     def row(self) -> int:
-        """Bytes of one row (of the whole leaf when it has no dimensions)."""
+        """Return the bytes of one row (of the whole leaf when it has no dimensions)."""
         return self.spec.dtype.itemsize * math.prod(self.spec.shape[1:])
 
     @property
     def grain(self) -> int:
-        """How many bytes of new pieces are checksummed together: whole rows, of 4 KiB to 4 MiB."""
+        """Return how many bytes of new pieces share a checksum: whole rows, of 4 KiB to 4 MiB."""
         row = self.row or 1
         return min(row, MAX_GRAIN) if row >= SMALL_GRAIN else SMALL_GRAIN // row * row
 
     def resized(self, length: int) -> Leaf:
-        """With another first dimension."""
+        """Return the leaf with another first dimension."""
         spec = self.spec.replace(shape=(length, *self.spec.shape[1:]))
         return Leaf(spec, select(self.extents, np.array([[0, spec.nbytes]])))
 
 
 def fill_bytes(spec: LeafSpec) -> Bytes | None:
-    """One element of the fill value; None for zeros.
+    """Return one element of the fill value as bytes; None for zeros.
 
     Raises:
         TypeError, ValueError, RuntimeError, OverflowError: the dtype cannot hold it.
@@ -178,7 +178,7 @@ def fill_bytes(spec: LeafSpec) -> Bytes | None:
 
 
 class StoredObject:
-    """A data object and what is known of its checksums. Those are loaded by blocks, as they are needed."""
+    """A data object and its known checksums, which are loaded by blocks, when needed."""
 
     __slots__ = ("block_crc", "count", "name", "size", "sums")
 
@@ -194,34 +194,34 @@ class StoredObject:
 
     @classmethod
     def known(cls, name: str, size: int, sums: Any, block_crc: Any = None) -> StoredObject:
-        """An object whose checksums are all known."""
+        """Build an object whose checksums are all known."""
         made = cls(name, size, count=len(sums), block_crc=block_crc)
         made.sums = {at // PER_BLOCK: sums[at : at + PER_BLOCK] for at in range(0, len(sums), PER_BLOCK)}
         return made
 
     @classmethod
     def from_record(cls, record: ObjectRecord) -> StoredObject:
-        """As the manifest has it; no checksum is loaded."""
+        """Build an object from its record in the manifest, without checksums."""
         crc = np.frombuffer(base64.b64decode(record.crc), "<u4")
         return cls(record.name, record.size, count=record.sums, block_crc=crc)
 
     def record(self) -> ObjectRecord:
-        """For the manifest."""
+        """Return the record for the manifest."""
         return ObjectRecord(self.name, self.size, self.count, sums_crc(self.block_crc))
 
     @property
     def blocks(self) -> int:
-        """How many blocks of checksums it has."""
+        """Return the number of blocks of checksums."""
         return -(-self.count // PER_BLOCK)
 
     def sums_range(self, block: int) -> tuple[int, int]:
-        """Where a block of checksums lies in the object."""
+        """Return the byte range of a block of checksums in the object."""
         start = self.size - 4 * self.count + block * SUMS_BLOCK
         return start, min(start + SUMS_BLOCK, self.size)
 
 
 class Pieces:
-    """A table that grows: object, offset, bytes, grain, first checksum."""
+    """A growing table of pieces: object, offset, bytes, grain, first checksum."""
 
     def __init__(self, rows: Ints | None = None) -> None:
         self._rows = np.empty((0, 5), np.int64) if rows is None else rows
@@ -229,7 +229,7 @@ class Pieces:
 
     @property
     def rows(self) -> Ints:
-        """`[n, 5]`."""
+        """Return the table, `[n, 5]`."""
         return self._rows[: self._count]
 
     def extend(self, rows: list[tuple[int, int, int, int, int]]) -> None:
@@ -245,7 +245,7 @@ class Pieces:
 
 
 class Table:
-    """Objects, pieces and leaves of one generation, and of what was added since."""
+    """Objects, pieces and leaves of one generation, and of later additions."""
 
     def __init__(self, objects: list[StoredObject], pieces: Pieces, leaves: dict[Path, Leaf]) -> None:
         self.objects = objects
@@ -254,12 +254,12 @@ class Table:
 
     @classmethod
     def empty(cls) -> Table:
-        """Of a new store."""
+        """Build the table of a new store."""
         return cls([], Pieces(), {})
 
     @classmethod
     def from_document(cls, document: Document) -> Table:
-        """Of a checked manifest."""
+        """Build the table of a checked manifest."""
         start, nbytes, piece, offset = document.extents.T.reshape(4, -1)
         columns = Extents(start, start + nbytes, piece, offset)
         leaves = {}
@@ -274,20 +274,20 @@ class Table:
         return cls([StoredObject.from_record(o) for o in document.objects], Pieces(document.pieces), leaves)
 
     def used_pieces(self) -> Ints:
-        """Positions of the pieces on the medium that some leaf is made of, ascending."""
+        """Return the positions of the stored pieces that leaves are made of, ascending."""
         columns = [leaf.extents.piece for leaf in self.leaves.values() if len(leaf.extents.piece)]
         used = np.unique(np.concatenate(columns)) if columns else np.empty(0, np.int64)
         return used[used >= 0]
 
     def compacted(self, document: Document, which: list[int]) -> Table:
-        """The same leaves over the objects and pieces of a manifest that `to_document` made of this table."""
+        """Return the same leaves over the objects and pieces of a manifest that `to_document` made of this table."""
         fresh = Table.from_document(document)
         leaves = {path: Leaf(leaf.spec, fresh.leaves[path].extents) for path, leaf in self.leaves.items()}
         return Table([self.objects[at] for at in which], fresh.pieces, leaves)
 
 
 def to_document(table: Table, generation: str, header: Header) -> tuple[Document, list[int]]:
-    """The manifest of a table (nothing of it in memory any more), and which of its objects are in use."""
+    """Build the manifest of a table without buffered pieces; also returns the positions of its objects in use."""
     used = table.used_pieces()
     rows = table.pieces.rows[used].copy()
     objects, rows[:, 0] = np.unique(rows[:, 0], return_inverse=True)
@@ -315,7 +315,7 @@ def check_table(table: Table, max_bytes: int | None, url: str) -> None:
     """Refuse fill values that their dtype cannot hold, and more data than the caller allows.
 
     Raises:
-        CorruptStoreError: names the place, and the leaf.
+        CorruptStoreError: names the location and the leaf.
     """
     for path, leaf in table.leaves.items():
         try:
@@ -328,7 +328,7 @@ def check_table(table: Table, max_bytes: int | None, url: str) -> None:
 
 
 def stored_bytes(leaves: Iterable[Leaf], pieces: Pieces) -> int:
-    """How many different bytes some leaves are made of: those that several share are counted once."""
+    """Count the distinct bytes that leaves are made of: shared bytes count once."""
     spans = [np.empty((0, 2), np.int64)]
     total = 0
     for leaf in leaves:

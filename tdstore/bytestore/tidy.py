@@ -1,4 +1,4 @@
-"""What to write anew so that many small updates leave neither long manifests nor half-empty objects. Pure."""
+"""Selection of ranges to rewrite, so that many small updates leave no long manifests or half-empty objects. Pure."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ BUDGET = 64 << 20
 
 
 def allowed(nbytes: int) -> int:
-    """How many extents a leaf of that size may have."""
+    """Return how many extents a leaf of that size may have."""
     return SMALL_SPARE if nbytes <= SMALL_LEAF else min(SPARE + nbytes // BYTES_PER_EXTENT, MAX_EXTENTS)
 
 
 def crowded(leaf: Leaf) -> Ints | None:
-    """The ranges of a leaf to write anew, each as one extent; None if it has few enough.
+    """Return the ranges of a leaf to rewrite, each as one extent; None if it has few enough.
 
-    Half of what is allowed remains, so that the work is not done again at the next commit.
+    Half of the allowed number remains, so that the next commit does not rewrite again.
     """
     e = leaf.extents
     if len(e.start) <= SMALL_SPARE:
@@ -62,7 +62,7 @@ def crowded(leaf: Leaf) -> Ints | None:
 
 
 def wasteful(table: Table) -> dict[Path, Ints]:
-    """The ranges of leaves that lie in poor or in far too many tiny objects."""
+    """Return the ranges of leaves that lie in poorly used or in far too many tiny objects."""
     if not len(table.objects):
         return {}
     size = np.array([o.size for o in table.objects], np.int64)
@@ -90,7 +90,7 @@ def wasteful(table: Table) -> dict[Path, Ints]:
 
 
 def _stored(table: Table) -> Iterator[tuple[Path, Extents, Ints]]:
-    """Each leaf's extents that are on the medium, and their objects."""
+    """Yield each leaf's extents on the storage, and their objects."""
     rows = table.pieces.rows
     for path, leaf in table.leaves.items():
         extents = leaf.extents.take(leaf.extents.piece >= 0)

@@ -1,4 +1,4 @@
-"""What changed since the last commit: enough to take it back, or to commit the rows without the structure. Pure."""
+"""The changes since the last commit: enough to discard them, or to commit the rows without the structure. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tdstore.types import Path
 
 
 class Uncommitted:
-    """The leaves as they were at the last commit, and what became of each since.
+    """The leaves of the last commit, and the present name of each.
 
     Args:
-        leaves: those of the commit. Leaves are never changed, only replaced, so that this costs no data.
+        leaves: those of the commit. Leaves are immutable, so that this copies no data.
     """
 
     def __init__(self, leaves: Mapping[Path, Leaf]) -> None:
@@ -26,14 +26,14 @@ class Uncommitted:
 
     @property
     def structure(self) -> bool:
-        """Whether leaves were created, deleted, renamed or resized."""
+        """Check whether leaves were created, deleted, renamed or resized."""
         return self._origin is not None
 
     def __bool__(self) -> bool:
         return self.rows or self.structure
 
     def moved(self, moves: Mapping[Path, Path]) -> None:
-        """Leaves have other names now, all at once."""
+        """Record that leaves were renamed, all at once."""
         origin = self._origins()
         found = {new: origin.pop(old) for old, new in moves.items() if old in origin}
         for new in moves.values():
@@ -41,13 +41,13 @@ class Uncommitted:
         origin.update(found)
 
     def gone(self, paths: Iterable[Path]) -> None:
-        """Leaves were deleted, or others took their places."""
+        """Record that leaves were deleted or replaced."""
         origin = self._origins()
         for path in paths:
             origin.pop(path, None)
 
     def resized(self) -> None:
-        """Leaves have other lengths now."""
+        """Record that leaves were resized."""
         self._origins()
 
     def _origins(self) -> dict[Path, Path]:
@@ -56,10 +56,10 @@ class Uncommitted:
         return self._origin
 
     def without_structure(self, leaves: Mapping[Path, Leaf]) -> dict[Path, Leaf]:
-        """The leaves of the last commit, with the rows that were written into them since.
+        """Return the leaves of the last commit, with the rows that were written into them since.
 
         Args:
-            leaves: those of now.
+            leaves: the present leaves.
         """
         if self._origin is None:
             return dict(leaves)

@@ -1,4 +1,4 @@
-"""One generation of a byte store as it is read: its table, what is kept of it, how reads become rounds."""
+"""One generation of a byte store for reading: its table, its caches, and the plan of reads as rounds."""
 
 from __future__ import annotations
 
@@ -42,9 +42,11 @@ Found = Callable[[], Sequence[tuple[Read, Leaf]]]
 
 
 class View:
-    """What a store reads from. Several threads may read at once.
+    """The state that a store reads from. Several threads may read at once.
 
     Args:
+        engine: the engine of the store.
+        table: objects, pieces and leaves.
         tips: for leaves of an uploaded directory, crc32c of their first, middle and last 4 KiB.
         wary: refuse reads that would allocate far more than is stored.
     """
@@ -80,29 +82,29 @@ class View:
         self._changes = 0
 
     def fetcher(self) -> Fetcher:
-        """What reads ranges of leaves of the present table."""
+        """Return a fetcher of ranges of leaves of the present table."""
         return Fetcher(self.engine, self.url, self.table, self.memory, self.check)
 
     # -- changing ------------------------------------------------------------------------
     def replace(self, path: Path, leaf: Leaf) -> None:
-        """A leaf is new, or was changed."""
+        """Add or replace a leaf."""
         self.forget(path)
         self.table.leaves[path] = leaf
 
     def remove(self, path: Path) -> None:
-        """A leaf is gone."""
+        """Remove a leaf."""
         self.forget(path)
         self.table.leaves.pop(path, None)
 
     def restore(self, leaves: Mapping[Path, Leaf]) -> None:
-        """The table has these leaves, and no others."""
+        """Replace all leaves of the table."""
         now = self.table.leaves
         for path in [path for path, leaf in now.items() if leaves.get(path) is not leaf]:
             self.forget(path)
         self.table.leaves = dict(leaves)
 
     def forget(self, path: Path) -> None:
-        """What was kept of a leaf is not true any more."""
+        """Drop the cached value of a leaf."""
         self._changes += 1
         self._ahead = False
         self._paid.pop(path, None)
@@ -111,14 +113,14 @@ class View:
             self._kept_bytes -= kept.nbytes
 
     def compact(self, document: Document, which: list[int]) -> None:
-        """The table became this generation: drop what it does not need any more."""
+        """Adopt the table of this generation: drop objects, pieces and caches that it does not need."""
         table = self.table.compacted(document, which)
         with self.guard:
             self.table = table
 
     # -- reading -------------------------------------------------------------------------
     def read(self, reads: Found) -> list[Tensor]:
-        """The values of some reads, in order.
+        """Read values, in order.
 
         Args:
             reads: finds the leaves. Called whenever a read is planned: they may have changed since.
@@ -133,7 +135,7 @@ class View:
         raise AssertionError("the last attempt is never generous")
 
     async def aread(self, reads: Found) -> list[Tensor]:
-        """As `read`."""
+        """Read values, as `read` does, with asynchronous requests."""
         for job, rounds, generous in self._attempts(reads):
             try:
                 await self._adrive(rounds)
@@ -144,7 +146,7 @@ class View:
         raise AssertionError("the last attempt is never generous")
 
     def _attempts(self, reads: Found) -> Iterator[tuple[_Job, Rounds, bool]]:
-        """How to read; and, where more is fetched than was asked for, how else: the rest may be what is damaged."""
+        """Yield ways to read: with prefetched data first, then without, as only the prefetched part may be damaged."""
         with self.guard:
             job = _Job(self, reads())
             ahead = self._look_ahead(job)
@@ -171,7 +173,7 @@ class View:
             return
 
     def _look_ahead(self, job: _Job) -> Rounds | None:
-        """The rounds of the first read, with all that is small along; None when it is not the first, or too much."""
+        """Return rounds that also fetch all small leaves with the first read; None later, or if it is too much."""
         if not self._ahead or not job.wants:
             return None
         self._ahead = False
@@ -186,11 +188,11 @@ class View:
         return job.rounds(all_sums=True)
 
     def kept(self, path: Path) -> Tensor | None:
-        """A leaf that was fetched whole before."""
+        """Return the cached value of a leaf that was fetched whole."""
         return self._kept.get(path)
 
     def pays_off(self, path: Path, leaf: Leaf, ranges: Ints) -> bool:
-        """Whether to fetch a leaf whole, since reading parts of it has cost as much; else these are counted."""
+        """Check whether to fetch a leaf whole, since reading parts has cost as much; counts the ranges otherwise."""
         nbytes = leaf.spec.nbytes
         if nbytes > WARM_LEAF or self._kept_bytes + nbytes > KEPT_BYTES or not is_there(leaf):
             return False
@@ -201,7 +203,7 @@ class View:
         return False
 
     def keep(self, path: Path, leaf: Leaf, value: Tensor, changes: int) -> None:
-        """Remember a leaf, if nothing was changed since its read was planned, when there were so many `changes`."""
+        """Cache a leaf, if the number of changes is still the `changes` at the time its read was planned."""
         with self.guard:
             same = self._changes == changes and self.table.leaves.get(path) is leaf and path not in self._kept
             if same and self._kept_bytes + value.nbytes <= KEPT_BYTES:
@@ -209,16 +211,16 @@ class View:
                 self._kept[path] = value
 
     def tip(self, path: Path) -> int | None:
-        """The checksum of a leaf's tips, if it was not compared yet."""
+        """Return the checksum of a leaf's tips, if it was not compared yet."""
         return self._tips.get(path)
 
     def tip_is_right(self, path: Path) -> None:
-        """The tips were compared."""
+        """Record that the tips were compared."""
         self._tips.pop(path, None)
 
 
 def planned(rounds: Rounds) -> Rounds:
-    """The same rounds, the first of them planned now: from then on what is written meanwhile does not matter."""
+    """Plan the first of the rounds now: later writes do not affect them."""
     try:
         first = next(rounds)
     except StopIteration:
@@ -240,18 +242,18 @@ def _rest(rounds: Rounds, asked: list[Range] | None) -> Rounds:
 
 
 def is_small(leaf: Leaf) -> bool:
-    """Whether a leaf is fetched whole whatever is asked of it."""
+    """Check whether a leaf is fetched whole for any read of it."""
     return 0 < leaf.spec.nbytes <= SMALL_LEAF and is_there(leaf)
 
 
 def is_there(leaf: Leaf) -> bool:
-    """Whether all of a leaf was written."""
+    """Check whether all of a leaf was written."""
     return len(leaf.extents.piece) > 0 and bool((leaf.extents.piece >= 0).all())
 
 
 @dataclass(slots=True)
 class _Target:
-    """One read: where its bytes go, and where they are to end."""
+    """One read: the buffer for its bytes, and the tensor they belong to."""
 
     spec: LeafSpec
     index: StoreIndex
@@ -264,6 +266,8 @@ class _Target:
 
 @dataclass(slots=True)
 class _Whole:
+    """A leaf that is fetched whole."""
+
     leaf: Leaf
     value: Tensor
     fetched: bool = False
@@ -271,13 +275,15 @@ class _Whole:
 
 @dataclass(slots=True)
 class _Tips:
+    """The tips of a leaf, to be compared."""
+
     path: Path
     expected: int
     data: Bytes = field(repr=False)
 
 
 class _Job:
-    """The reads of one call: what is wanted, and the results once it is there."""
+    """The reads of one call: requested ranges, then results."""
 
     def __init__(self, view: View, reads: Sequence[tuple[Read, Leaf]], *, exact: bool = False) -> None:
         self.view = view
@@ -295,7 +301,7 @@ class _Job:
             self._add(read, leaf, shape)
 
     def _check_room(self, reads: Sequence[tuple[Read, Leaf]], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Refuse to allocate far more than is stored, before anything is allocated."""
+        """Refuse to allocate far more than is stored, before any allocation."""
         sizes = [
             math.prod(shape) * leaf.spec.dtype.itemsize if read.out is None else 0
             for (read, leaf), shape in zip(reads, shapes, strict=True)
@@ -348,7 +354,7 @@ class _Job:
         self.want_whole(path, leaf)
 
     def want_whole(self, path: Path, leaf: Leaf) -> None:
-        """Have a leaf whole, if it is not yet."""
+        """Request a leaf whole, unless it was requested already."""
         if path in self._wholes:
             return
         kept = self.view.kept(path)
@@ -370,11 +376,11 @@ class _Job:
         self.wants.append(Want(path, leaf, ranges, memoryview(data)))  # type: ignore[arg-type]
 
     def rounds(self, *, all_sums: bool = False) -> Rounds:
-        """What to ask for."""
+        """Return the rounds of requests."""
         return self.view.fetcher().rounds(self.wants, all_sums=all_sums)
 
     def results(self) -> list[Tensor]:
-        """The values, once every round was answered."""
+        """Return the values, once every round was answered."""
         view = self.view
         for tips in self._tips.values():
             found = crc32c(tips.data)

@@ -1,4 +1,4 @@
-"""What a byte store holds in memory before it is put: buffered writes, and how they are packed into objects."""
+"""The write buffer of a byte store, and the packing of its bytes into objects."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _OVERHEAD = 512
 
 
 def flat_bytes(value: Tensor) -> Bytes:
-    """The bytes of a tensor in C order; no copy where it is contiguous."""
+    """Return the bytes of a tensor in C order, without a copy where it is contiguous."""
     return np.ascontiguousarray(to_numpy(value)).reshape(-1).view(np.uint8)
 
 
 class Buffer:
-    """Written bytes that are not on the medium yet, as pieces with negative numbers."""
+    """Written bytes that are not on the storage yet, as pieces with negative numbers."""
 
     def __init__(self) -> None:
         self.pieces: dict[int, Bytes] = {}
@@ -49,22 +49,22 @@ class Buffer:
         self._last = 0
 
     def add(self, data: Bytes) -> int:
-        """Keep these bytes (they must not change hands any more); returns the number of the piece."""
+        """Add bytes, which must not change any more; returns the number of the piece."""
         self._last -= 1
         self.pieces[self._last] = data
         self.nbytes += len(data) + _OVERHEAD
         return self._last
 
     def clear(self) -> None:
-        """Forget everything: it is on the medium."""
+        """Drop all bytes: they are on the storage."""
         self.pieces.clear()
         self.nbytes = 0
 
 
 def placed(spec_shape: Sequence[int], itemsize: int, index: StoreIndex, value: Tensor) -> tuple[Ints, Ints, Bytes]:
-    """Where the bytes of a value go: sorted disjoint ranges of the leaf, where each begins in the value, the value.
+    """Return sorted disjoint byte ranges of the leaf, where each begins in the value, and the bytes of the value.
 
-    Where an index names a row twice, only its last value is there.
+    Where an index names a row twice, only its last value is included.
     """
     at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
     if at is not None:
@@ -99,7 +99,7 @@ def portions(ranges: Ints, source: Ints, limit: int, grain: int) -> Iterator[tup
 
 
 def store_in_memory(leaf: Leaf, ranges: Ints, source: Ints, data: Bytes, buffer: Buffer) -> Leaf:
-    """Take in sorted disjoint ranges of a value; the leaf that has them."""
+    """Buffer sorted disjoint ranges of a value; returns the leaf that refers to them."""
     old = leaf.extents
     parts = locate(old, ranges)
     sizes = ranges[:, 1] - ranges[:, 0]
@@ -131,7 +131,7 @@ def store_in_memory(leaf: Leaf, ranges: Ints, source: Ints, data: Bytes, buffer:
 # -- packing -----------------------------------------------------------------------------------
 @dataclass(slots=True)
 class Draft:
-    """An object that is being filled."""
+    """An object under construction."""
 
     name: str
     chunks: list[Bytes] = field(default_factory=list)
@@ -153,7 +153,7 @@ class Draft:
             self.size += lacking
 
     def finish(self) -> tuple[StoredObject, bytes]:
-        """The object as the table has it, and its bytes."""
+        """Return the object for the table, and its bytes."""
         self._pad(4)
         sums = np.array(self.sums, "<u4")
         blocks = [crc32c(sums[at : at + PER_BLOCK].tobytes()) for at in range(0, len(sums), PER_BLOCK)]
@@ -173,28 +173,28 @@ class Names:
         self._count = 0
 
     def fresh(self) -> str:
-        """A name that nobody used."""
+        """Return an unused name."""
         self._count += 1
         return f"{DATA}/{self._prefix}-{self._count}.bin"
 
 
 @dataclass(slots=True)
 class Packed:
-    """Objects to put, and what the table becomes once they are there."""
+    """Objects to put, and the resulting table entries."""
 
     objects: list[tuple[StoredObject, bytes]]
     pieces: list[tuple[int, int, int, int, int]]
     leaves: dict[Path, Leaf]
 
     def install(self, table: Table) -> None:
-        """The objects are on the medium: the table may name them."""
+        """Enter the objects into the table, once they are on the storage."""
         table.objects += [o for o, _ in self.objects]
         table.pieces.extend(self.pieces)
         table.leaves.update(self.leaves)
 
 
 def pack(table: Table, memory: Mapping[int, Bytes], names: Names, limit: int) -> Packed:
-    """Put everything that leaves have in memory into objects of at most `limit` bytes (or one grain)."""
+    """Pack the buffered bytes of all leaves into objects of at most `limit` bytes (or one grain)."""
     waiting = {path: leaf for path, leaf in table.leaves.items() if bool((leaf.extents.piece < 0).any())}
     total = sum(int((e.stop - e.start)[e.piece < 0].sum()) for e in (leaf.extents for leaf in waiting.values()))
     target = min(max(-(-total // LANES), MIN_OBJECT), limit)
@@ -205,6 +205,8 @@ def pack(table: Table, memory: Mapping[int, Bytes], names: Names, limit: int) ->
 
 
 class _Packer:
+    """The state of `pack`: the draft in progress and the finished objects."""
+
     def __init__(self, table: Table, memory: Mapping[int, Bytes], names: Names, target: int) -> None:
         self.memory = memory
         self.names = names
@@ -215,7 +217,7 @@ class _Packer:
         self.packed = Packed([], [], {})
 
     def leaf(self, path: Path, leaf: Leaf) -> None:
-        """Strung together, the bytes of a leaf that are in memory are cut into pieces, one an object."""
+        """Cut the buffered bytes of a leaf, strung together, into pieces, one per object."""
         extents = leaf.extents
         here = extents.take(extents.piece < 0)
         ends = np.cumsum(here.stop - here.start)
@@ -254,7 +256,7 @@ class _Packer:
         self.packed.leaves[path] = Leaf(leaf.spec, overlay(extents.take(extents.piece >= 0), coalesce(new)))
 
     def _room(self, wanted: int, grain: int) -> int:
-        """How many bytes the present object takes of a piece; a new object when it has no room."""
+        """Return how many bytes of a piece fit into the present object; begins a new object when it is full."""
         if self.draft is not None:
             left = self.target - self.draft.size - ALIGN
             if wanted <= left:
@@ -273,6 +275,6 @@ class _Packer:
             self.draft = None
 
     def finish(self) -> Packed:
-        """Everything was packed."""
+        """Finish the last object and return the result."""
         self._close()
         return self.packed

@@ -1,1 +1,1 @@
-"""What backends are made of: documents, files, locks, checksums, and engines over them."""
+"""Building blocks for backends: documents, files, locks, checksums, and engines over them."""

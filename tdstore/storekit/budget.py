@@ -1,7 +1,7 @@
-"""How much memory a read may take: what a file declares costs its writer nothing.
+"""Memory limits of reads: sizes that a file declares cost its writer nothing.
 
 A few bytes can describe a terabyte of fill value, or one piece that is read again and again. A read that would
-allocate very much more than lies on the medium is refused, and one that is larger than this machine's memory, too.
+allocate far more than the storage holds is refused, and so is one that is larger than the memory of this machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tdstore.errors import CorruptStoreError, StoreIOError
 from tdstore.types import Path, path_text
 
 SUSPECT_BYTES = 1 << 30
-"""Bytes that one read may allocate for what is not on the medium ..."""
+"""Bytes that one read may allocate beyond those on the storage ..."""
 SUSPECT_RATIO = 100
 """... unless so many hundredths of the whole are there."""
 
@@ -28,7 +28,9 @@ def check_declared(total: int, max_bytes: int | None, url: str) -> None:
     """Refuse a store that declares more data than the caller allows.
 
     Args:
-        total: bytes of all leaves together; None of `max_bytes` is no limit.
+        total: bytes of all leaves together.
+        max_bytes: the limit of the caller; None for no limit.
+        url: the location, for messages.
 
     Raises:
         CorruptStoreError: more than `max_bytes`.
@@ -42,12 +44,12 @@ def check_declared(total: int, max_bytes: int | None, url: str) -> None:
 
 
 def is_suspect(wanted: int, stored: int) -> bool:
-    """Whether a read of `wanted` bytes would allocate far more than the `stored` ones that lie on the medium."""
+    """Check whether a read of `wanted` bytes would allocate far more than the `stored` bytes on the storage."""
     return wanted - stored > SUSPECT_BYTES and wanted > SUSPECT_RATIO * stored
 
 
 def refuse_absent(path: Path, wanted: int, stored: int, url: str) -> CorruptStoreError:
-    """Make the error for a read that `is_suspect`; `path` names the leaf that takes the most."""
+    """Build the error for a read that `is_suspect`; `path` names the leaf that takes the most."""
     return CorruptStoreError(
         f"{url}: reading {path_text(path)} would take {wanted} bytes of memory, of which {stored} are stored; "
         "the rest is fill value, or the same bytes repeated",
@@ -57,12 +59,15 @@ def refuse_absent(path: Path, wanted: int, stored: int, url: str) -> CorruptStor
 
 
 def check_holes(path: Path, shape: Sequence[int], nbytes: int, rows: int, stored: Callable[[], int], url: str) -> None:
-    """Refuse to copy rows of a leaf that take far more memory than lies on the medium.
+    """Refuse to copy rows of a leaf that take far more memory than the storage holds.
 
     Args:
-        nbytes: of the whole leaf.
-        rows: how many are copied.
-        stored: gives the bytes on the medium. It is asked for large reads only.
+        path: the leaf.
+        shape: its shape.
+        nbytes: bytes of the whole leaf.
+        rows: number of rows that are copied.
+        stored: returns the bytes on the storage. It is called for large reads only.
+        url: the location, for messages.
 
     Raises:
         CorruptStoreError: the read `is_suspect`.
@@ -74,7 +79,7 @@ def check_holes(path: Path, shape: Sequence[int], nbytes: int, rows: int, stored
 
 @contextmanager
 def allocating(path: Path, shape: tuple[int, ...], dtype: torch.dtype, url: str) -> Iterator[None]:
-    """Let what is allocated for values of a leaf fail with an error that names the leaf, not with torch's.
+    """Turn a failed allocation for the values of a leaf into an error that names the leaf.
 
     Raises:
         StoreIOError: no memory; `errno` is ENOMEM.
@@ -96,5 +101,5 @@ def allocating(path: Path, shape: tuple[int, ...], dtype: torch.dtype, url: str)
 
 @functools.cache
 def memory_bytes() -> int:
-    """Give the bytes of memory that this machine has."""
+    """Return the bytes of memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,8 +1,8 @@
-"""crc32c sums of leaves: one per block, and the tips, which notice a swapped file for the price of one read.
+"""crc32c checksums of leaves: one per block, and one of the tips, which detects a swapped file by one small read.
 
 A leaf of up to 4 MiB is one block. Larger ones have blocks of 64 KiB, so that a read of few rows compares little.
 
-A hole of a sparse file costs nothing: its blocks have the sum of zeros.
+A hole of a sparse file is not read: its blocks have the checksum of zeros.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Sums(NamedTuple):
     """Bytes of a block; the last one may be short."""
 
     def leading(self, nbytes: int) -> Sums:
-        """Those of the whole blocks among the first `nbytes`, without tips."""
+        """Return the checksums of the whole blocks among the first `nbytes`, without tips."""
         return Sums(self.crc[: nbytes // self.block * 4], 0, self.block)
 
 
@@ -44,7 +44,7 @@ EMPTY = Sums(b"", 0)
 
 
 def block_bytes(nbytes: int) -> int:
-    """Give the bytes of a block of a leaf of `nbytes` whose sums are taken anew.
+    """Return the block size for new checksums of a leaf of `nbytes`.
 
     Example:
         >>> [block_bytes(n) >> 10 for n in (1 << 20, 4 << 20, 5 << 20, 16 << 30, 20 << 30)]
@@ -57,27 +57,27 @@ def block_bytes(nbytes: int) -> int:
 
 
 def crc32c(data: bytes | Memory) -> int:
-    """crc32c of bytes or of a contiguous uint8 array."""
+    """Compute the crc32c of bytes or of a contiguous uint8 array."""
     return int(google_crc32c.value(data))
 
 
 def crcs_of(memory: Memory, size: int) -> list[int]:
-    """crc32c of each `size` bytes of a contiguous uint8 array; the last ones may be fewer."""
+    """Compute the crc32c of each `size` bytes of a contiguous uint8 array; the last block may be shorter."""
     value = google_crc32c.value
     return [value(memory[at : at + size]) for at in range(0, len(memory), size)]
 
 
 def block_text(block: int, size: int, nbytes: int) -> str:
-    """Say where a block of `size` bytes is in a leaf of `nbytes`, for messages; nothing if it is the whole leaf."""
+    """Describe where a block of `size` bytes is in a leaf of `nbytes`, for messages; "" if it is the whole leaf."""
     return "" if nbytes <= size else f" in the {size >> 10} KiB from byte {block * size} on"
 
 
 class Summer:
-    """Sums of a leaf that comes in order, in pieces of whole blocks (the last may be short).
+    """Compute the checksums of a leaf that arrives in order, in pieces of whole blocks (the last may be short).
 
     Args:
-        nbytes: of the leaf.
-        block: bytes to a checksum.
+        nbytes: bytes of the leaf.
+        block: bytes per checksum.
     """
 
     def __init__(self, nbytes: int, block: int | None = None) -> None:
@@ -89,7 +89,7 @@ class Summer:
         self._at = 0
 
     def add(self, piece: Memory) -> None:
-        """The next bytes: `BLOCK` of them, or the rest."""
+        """Add the next `BLOCK` bytes, or the rest."""
         self._crc += crcs_of(piece, self.block)
         start, stop = self._at, self._at + len(piece)
         for a, b in self._wanted:
@@ -98,7 +98,7 @@ class Summer:
         self._at = stop
 
     def add_zeros(self, size: int) -> None:
-        """The next bytes are `size` zeros, whole blocks or the rest."""
+        """Add `size` zeros as the next bytes: whole blocks or the rest."""
         self._crc += [_crc_of_zeros(self.block)] * (size // self.block)
         if size % self.block:
             self._crc.append(_crc_of_zeros(size % self.block))
@@ -109,14 +109,14 @@ class Summer:
         self._at = stop
 
     def sums(self) -> Sums:
-        """What was summed."""
+        """Return the checksums of all bytes that were added."""
         if not self.nbytes:
             return EMPTY
         return Sums(np.array(self._crc, "<u4").tobytes(), crc32c(bytes(self._tips)), self.block)
 
 
 def tip_ranges(nbytes: int) -> list[tuple[int, int]]:
-    """The byte ranges that make the tips."""
+    """Return the byte ranges that make the tips."""
     if nbytes <= 3 * TIP:
         return [(0, nbytes)]
     middle = nbytes // 2 // TIP * TIP
@@ -125,14 +125,14 @@ def tip_ranges(nbytes: int) -> list[tuple[int, int]]:
 
 
 def tips_of_file(fd: int, nbytes: int) -> int:
-    """The tips of a file, by up to three small reads."""
+    """Compute the checksum of the tips of a file, by up to three small reads."""
     if nbytes <= 3 * TIP:
         return int(google_crc32c.value(os.pread(fd, nbytes, 0)))
     return crc32c(b"".join(os.pread(fd, b - a, a) for a, b in tip_ranges(nbytes)))
 
 
 def sums_of_memory(memory: Memory, block: int | None = None) -> Sums:
-    """The sums of a contiguous uint8 array, of `block` bytes each."""
+    """Compute the checksums of a contiguous uint8 array, of `block` bytes each."""
     summer = Summer(len(memory), block)
     for start in range(0, len(memory), BLOCK):
         summer.add(memory[start : start + BLOCK])
@@ -141,17 +141,20 @@ def sums_of_memory(memory: Memory, block: int | None = None) -> Sums:
 
 @lru_cache(256)
 def sums_of_zeros(nbytes: int) -> Sums:
-    """The sums of a leaf that was never written."""
+    """Return the checksums of a leaf that was never written."""
     summer = Summer(nbytes)
     summer.add_zeros(nbytes)
     return summer.sums()
 
 
 def sums_of_file(fd: int, nbytes: int, known: Sums = EMPTY, *, block: int | None = None) -> Sums:
-    """The sums of the first `nbytes` of a file; holes are not read, nor blocks at the start whose crc is `known`.
+    """Compute the checksums of the first `nbytes` of a file, without reading holes and leading blocks that are `known`.
 
     Args:
-        block: bytes to a checksum; default: as `known`, unless there would be very many of them.
+        fd: descriptor of the file.
+        nbytes: bytes of the leaf.
+        known: checksums of the leaf as far as they are known; its leading blocks are taken as they are.
+        block: bytes per checksum; default: as `known`, unless there would be very many of them.
 
     Raises:
         EOFError: the file is shorter.
@@ -189,7 +192,7 @@ def sums_of_file(fd: int, nbytes: int, known: Sums = EMPTY, *, block: int | None
 
 
 def next_data(fd: int, at: int, nbytes: int) -> tuple[int, int]:
-    """Start and end of the next extent at or after `at`; a file system that cannot tell has data everywhere."""
+    """Return start and end of the next extent at or after `at`; all is data where the file system knows no holes."""
     try:
         start = os.lseek(fd, at, os.SEEK_DATA)
         return start, os.lseek(fd, start, os.SEEK_HOLE)

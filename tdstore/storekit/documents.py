@@ -1,7 +1,7 @@
-"""The manifest `tdstore.json`: every leaf, its checksums and the header, as one JSON document that checks itself.
+"""The manifest `tdstore.json`: every leaf, its checksums and the header, as one JSON document with a checksum.
 
 The first line is `TDS1 <crc32c of the rest, 8 hex digits>`; the rest is JSON. Parsing is strict:
-what passes `decode_manifest` names plain files below the root, each once, of sizes that fit the shapes.
+a document that passes `decode_manifest` names plain files below the root, each once, of sizes that fit the shapes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FIRST_LINE = re.compile(rb"TDS(\d{1,6}) ([0-9a-f]{8})\n")
 
 
 class LeafRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One leaf as the manifest keeps it."""
+    """One leaf as recorded in the manifest."""
 
     path: tuple[str, ...]
     dtype: str
@@ -61,7 +61,7 @@ class LeafRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     """Bytes of a block: 64 KiB to 4 MiB, a power of two."""
 
     def sums(self) -> Sums:
-        """The checksums, decoded."""
+        """Decode the checksums."""
         return Sums(base64.b64decode(self.crc), self.tips, self.block)
 
 
@@ -78,16 +78,16 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def leaf_record(
     path: Path, dtype: str, shape: tuple[int, ...], nbytes: int, file: tuple[str, ...], sums: Sums, fill: Any
 ) -> LeafRecord:
-    """A record with its sums encoded."""
+    """Build the record of a leaf, with its checksums encoded."""
     crc = base64.b64encode(sums.crc).decode()
     return LeafRecord(path, dtype, shape, nbytes, file, crc, sums.tips, fill, sums.block)
 
 
 def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str) -> bytes:
-    """The bytes of a new generation.
+    """Encode the manifest of a new generation.
 
     Raises:
-        ValueError: beyond the limits that a reader accepts, so that nobody could read it back.
+        ValueError: beyond the limits that a reader accepts.
     """
     records = list(leaves)
     body = msgspec.json.encode(Manifest(uuid.uuid4().hex, header_to_builtins(header), records))
@@ -104,24 +104,27 @@ def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str) -
 
 
 def seal(body: bytes) -> bytes:
-    """A document with the first line that tells its version and checksum."""
+    """Prepend the first line, which holds version and checksum."""
     return b"TDS%d %08x\n" % (VERSION, crc32c(body)) + body
 
 
 def is_objects(body: bytes) -> bool:
-    """Whether a document describes the object layout (`tdstore.bytestore.manifest`), not a directory of files."""
+    """Check whether a document describes the object layout (`tdstore.bytestore.manifest`), not a directory of files."""
     return body.startswith(OBJECTS_START)
 
 
 def unseal(data: bytes, *, url: str, what: str = NAME, hint: str | None = None) -> bytes:
-    """The document below the first line, once version, size and checksum are right.
+    """Check version, size and checksum, and return the document below the first line.
 
     Args:
-        what: what holds it, for messages.
-        hint: what to do when it is damaged.
+        data: the whole document.
+        url: the location, for messages.
+        what: the name of the document, for messages.
+        hint: the remedy for a damaged document.
 
     Raises:
-        CorruptStoreError: damaged. UnsupportedError: of a newer version.
+        CorruptStoreError: damaged.
+        UnsupportedError: of a newer version.
     """
     hint = hint or _RESTORE
     head = _FIRST_LINE.match(data)
@@ -149,7 +152,7 @@ def decode_manifest(data: bytes, *, url: str) -> tuple[Manifest, Header]:
     """Parse and check a manifest.
 
     Raises:
-        CorruptStoreError: damaged, of another layout, or describing what cannot be.
+        CorruptStoreError: damaged, of another layout, or inconsistent.
         UnsupportedError: of a newer version.
     """
     body = unseal(data, url=url)
@@ -225,7 +228,7 @@ def _fault(leaf: LeafRecord) -> str | None:
 
 
 def fill_fault(fill: Any, dtype: torch.dtype) -> str | None:
-    """What is wrong with the record of a fill value (`values.encode_value`); None when nothing is."""
+    """Return the fault in the record of a fill value (`values.encode_value`), or None."""
     if type(fill) is int and fill == 0:
         return None
     try:
@@ -241,7 +244,7 @@ RESERVED = (NAME, "tdstore.session", "meta.json")
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a string can be one component of a path, and stays below its folder."""
+    """Check whether a string can be one component of a path, and stays below its folder."""
     if _SIMPLE.fullmatch(name):
         return True
     if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:

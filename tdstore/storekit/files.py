@@ -1,7 +1,7 @@
-"""Local files, safely: no symlink followed, no device opened, nothing half published, errors of ours.
+"""Safe access to local files: no symlink is followed, no device opened, nothing partly published.
 
-Everything that changes a disk goes through the functions of this module (they call `os.x` by
-attribute), so that the fault tests can fail or kill any single system call.
+Every change of a disk goes through the functions of this module, which call `os.x` by
+attribute: the fault tests fail or kill any single system call.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class io_errors:  # noqa: N801 - reads as a statement: `with io_errors(url):`
 
 
 def raise_io(error: OSError, url: str, doing: str = "", *, writing: bool = True) -> NoReturn:
-    """Raise the `StoreError` for an `OSError` (one place decides which)."""
+    """Raise the `StoreError` for an `OSError`; this function alone decides which."""
     where = f" ({error.filename!s})" if error.filename is not None and str(error.filename) != url else ""
     text = f"{url}: {doing + ': ' if doing else ''}{error.strerror or error}{where}"
     if isinstance(error, FileNotFoundError):
@@ -85,9 +85,9 @@ def raise_io(error: OSError, url: str, doing: str = "", *, writing: bool = True)
 
 # -- opening, one component at a time -------------------------------------------------------
 class Tree:
-    """Opens files below one directory without ever following a link; neighbours share the open folders.
+    """A cache of folder descriptors that opens files below one directory without following a link.
 
-    Keeps the folders of the last file open only, so that thousands of folders need few descriptors.
+    It keeps the folders of the last file open only, so that thousands of folders need few descriptors.
     """
 
     def __init__(self, root: int) -> None:
@@ -96,7 +96,7 @@ class Tree:
         self._fds: list[int] = []
 
     def folder(self, parts: Sequence[str], *, create: bool = False) -> int:
-        """A descriptor of a folder, valid until the next call."""
+        """Return a descriptor of a folder, valid until the next call."""
         keep = 0
         for name, wanted in zip(self._names, parts, strict=False):
             if name != wanted:
@@ -106,7 +106,7 @@ class Tree:
         for name in parts[keep:]:
             parent = self._fds[-1] if self._fds else self.root
             if create:
-                with contextlib.suppress(FileExistsError):  # opening it, without following links, says what it is
+                with contextlib.suppress(FileExistsError):  # opening it, without following links, finds out its type
                     os.mkdir(name, dir_fd=parent)
             fd = os.open(name, SAFE_DIR, dir_fd=parent)
             self._names.append(name)
@@ -119,11 +119,11 @@ class Tree:
         return open_plain(parts[-1], parent, flags)
 
     def close(self) -> None:
-        """Let the open folders go."""
+        """Close the open folders."""
         self._cut(0)
 
     def descriptors(self) -> Sequence[int]:
-        """Descriptors of the folders that are open, for an owner whose finalizer closes them."""
+        """Return the descriptors of the open folders, for an owner whose finalizer closes them."""
         return tuple(self._fds)
 
     def _cut(self, keep: int) -> None:
@@ -148,12 +148,16 @@ def open_plain(name: str, parent: int, flags: int = os.O_RDONLY) -> int:
 
 
 def is_foreign(error: OSError) -> bool:
-    """Whether opening failed because something else than a file or folder of a store is there."""
+    """Check whether opening failed because the entry is not a file or folder of a store."""
     return isinstance(error, NotRegularError) or error.errno in _NOT_OURS
 
 
 def read_small(name: str, parent: int, limit: int) -> bytes:
-    """The bytes of a plain file of at most `limit` bytes; a larger one is a `CorruptStoreError`."""
+    """Read a plain file of at most `limit` bytes.
+
+    Raises:
+        CorruptStoreError: a larger file.
+    """
     fd = open_plain(name, parent)
     try:
         size = os.fstat(fd).st_size
@@ -191,7 +195,7 @@ def truncate(fd: int, size: int) -> None:
 
 
 def allocate(fd: int, offset: int, size: int) -> None:
-    """Reserve blocks, so that a store through a mapping cannot meet a full disk."""
+    """Reserve blocks, so that a write through a mapping cannot meet a full disk."""
     os.posix_fallocate(fd, offset, size)
 
 
@@ -207,7 +211,7 @@ def create_file(name: str, parent: int, data: bytes | bytearray | memoryview, *,
 
 
 def replace_file(name: str, parent: int, data: bytes | bytearray | memoryview, *, sync: bool = False) -> None:
-    """Write a small file so that a reader sees the old one or the new one whole."""
+    """Write a small file atomically: a reader sees the old file or the new one, whole."""
     temp = temp_name()
     try:
         create_file(temp, parent, data, sync=sync)
@@ -223,12 +227,12 @@ def create_empty(name: str, parent: int) -> int:
 
 
 def temp_name() -> str:
-    """A fresh name for a file that is not part of the store yet."""
+    """Return a fresh name for a file that is not part of the store yet."""
     return TEMP_PREFIX + secrets.token_hex(8)
 
 
 def is_temp(name: str) -> bool:
-    """Whether `temp_name` made this name."""
+    """Check whether `temp_name` made this name."""
     return _TEMP.fullmatch(name) is not None
 
 
@@ -248,7 +252,7 @@ def unlink(name: str, parent: int) -> None:
 
 
 def unlink_if_there(name: str, parent: int) -> None:
-    """Remove a file that may be gone already; a failure leaves a file that the next save sweeps."""
+    """Remove a file that may be missing; a failure leaves a file that the next save removes."""
     try:
         os.unlink(name, dir_fd=parent)
     except OSError:
@@ -261,12 +265,12 @@ def make_dir(name: str, parent: int, mode: int = 0o777) -> None:
 
 
 def open_dir(path: str) -> int:
-    """Open a directory by path (the one step in which the user's own links are followed)."""
+    """Open a directory by path (the one step in which links of the user are followed)."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def is_still(fd: int, name: str, parent: int) -> bool:
-    """Whether an entry of a folder is what `fd` was opened from: a rival may have swapped another one in."""
+    """Check whether an entry of a folder is still the file that `fd` was opened from."""
     try:
         there = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
@@ -275,7 +279,7 @@ def is_still(fd: int, name: str, parent: int) -> bool:
 
 
 def is_in_memory(device: int) -> bool:
-    """Whether a device number is that of a tmpfs, where a read of a hole through a mapping takes a page."""
+    """Check whether a device number is that of a tmpfs, where a read of a hole through a mapping takes a page."""
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
@@ -287,7 +291,7 @@ def is_in_memory(device: int) -> bool:
 
 
 def fsync(fd: int) -> None:
-    """Wait until a file or folder is on the medium."""
+    """Wait until a file or folder is on the storage."""
     os.fsync(fd)
 
 
@@ -298,7 +302,7 @@ def start_writeback(fd: int) -> None:
 
 
 def fsync_tree(root: int) -> None:
-    """fsync every folder below `root`, then `root`."""
+    """Call fsync for every folder below `root`, then for `root`."""
     for name in subfolders(root):
         fd = os.open(name, SAFE_DIR, dir_fd=root)
         try:
@@ -309,13 +313,13 @@ def fsync_tree(root: int) -> None:
 
 
 def subfolders(fd: int) -> list[str]:
-    """Names of the folders of a folder."""
+    """Return the names of the folders in a folder."""
     with os.scandir(fd) as entries:
         return [e.name for e in entries if e.is_dir(follow_symlinks=False)]
 
 
 def walk(fd: int, parts: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Every entry below a folder, as (components, is a folder), without following links."""
+    """Yield every entry below a folder, as (components, is a folder), without following links."""
     with os.scandir(fd) as entries:
         found = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
     for name, is_dir in found:
@@ -329,7 +333,7 @@ def walk(fd: int, parts: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...]
 
 
 def remove_tree(name: str, parent: int, *, first: Sequence[str] = ()) -> None:
-    """Remove a folder and all below it, the files named in `first` before the rest; links are not followed."""
+    """Remove a folder and its contents, the files named in `first` before the rest; links are not followed."""
     fd = os.open(name, SAFE_DIR, dir_fd=parent)
     try:
         for early in first:
@@ -356,8 +360,8 @@ _RENAME_EXCHANGE = 2
 def exchange(a: str, b: str, parent: int) -> None:
     """Swap two entries of one folder in a single step.
 
-    Where the system cannot (`renameat2` is missing), by two renames: a crash between them leaves
-    `b` under the name `a` + "-old", from where the next writer brings it back.
+    Where the system cannot (`renameat2` is missing), two renames do it: a crash between them leaves
+    `b` under the name `a` + "-old", and the next writer restores it.
     """
     if _renameat2 is not None:
         if _rename2(parent, a, b, _RENAME_EXCHANGE) == 0:
@@ -385,7 +389,11 @@ def try_lock(fd: int, *, exclusive: bool) -> bool:
 
 
 def lock(fd: int, *, exclusive: bool, timeout: float, url: str, what: str = "the folder") -> None:
-    """Take a flock, waiting up to `timeout` seconds; then `StoreBusyError`."""
+    """Take a flock, waiting up to `timeout` seconds.
+
+    Raises:
+        StoreBusyError: another process holds it still.
+    """
     deadline = time.monotonic() + timeout
     pause = 0.001
     while not try_lock(fd, exclusive=exclusive):
@@ -405,7 +413,7 @@ def unlock(fd: int) -> None:
 
 
 def with_url(error: StoreError, url: str) -> StoreError:
-    """Fill in the location of an error that was raised without it."""
+    """Add the location to an error that was raised without it."""
     if error.url is None:
         error.url = url
         error.message = f"{url}: {error.message}"

@@ -1,7 +1,7 @@
-"""The two leaves of values per row (docs/reference/values.md), for backends that find strings in files of others.
+"""Var-length columns (docs/reference/values.md) made of the strings in files of other programs.
 
-A backend that meets an array of strings, of a kind that tensors do not have, puts them behind one another with
-`Strings`, and gives the leaves `spans` and `text` and the envelope that names them. Pure.
+A backend that finds an array of strings, which no tensor can hold, concatenates them with `Strings`, and returns
+the leaves `spans` (offsets) and `text` (data) and the value record that names them. Pure.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def leaves_of_values(leaves: Mapping[Path, LeafSpec]) -> set[Path]:
-    """Those of some leaves that hold values per row: what suits rows of tensors does not suit them.
+    """Return the leaves that belong to var-length columns: chunk options for rows of tensors do not suit them.
 
-    Both are there, and what nobody wrote reads as None: `spans` and `text` of a user are other leaves.
+    A column has both leaves, with the fill values of None: leaves of a user called `spans` and `text` are no column.
     """
     found: set[Path] = set()
     for path, spec in leaves.items():
@@ -45,19 +45,19 @@ def leaves_of_values(leaves: Mapping[Path, LeafSpec]) -> set[Path]:
 
 
 def text_of(data: bytes, unlike: int = 0) -> Tensor:
-    """The leaf for the bytes of values, whose mark depends on them, and is another one than `unlike`."""
+    """Build the data leaf, whose epoch depends on the bytes and differs from that of `unlike`."""
     mark = (len(data) & 0x3FFFFFFF) << 32 | zlib.crc32(data)
     head = (HEAD + len(data)).to_bytes(8, "little") + (mark + (mark == unlike)).to_bytes(8, "little")
     return torch.frombuffer(bytearray(head + data), dtype=torch.uint8)
 
 
 def mark_of(text: np.ndarray[Any, Any]) -> int:
-    """The mark of a text, from its first bytes."""
+    """Read the epoch of a data leaf from its first bytes."""
     return int.from_bytes(text[8:HEAD].tobytes(), "little", signed=True)
 
 
 class Strings:
-    """Strings as bytes behind one another, and where each lies.
+    """Concatenated strings, and the offsets of each.
 
     Example:
         >>> strings = Strings()
@@ -70,7 +70,7 @@ class Strings:
         self._end = HEAD
 
     def add(self, values: Sequence[bytes]) -> Ints:
-        """The spans `[n, 2]` of more strings; those that are not UTF-8 stay bytes.
+        """Append strings and return their offsets `[n, 2]`; strings that are not UTF-8 stay bytes.
 
         Raises:
             ValueError: all together they take more than `MOST` bytes.
@@ -94,16 +94,16 @@ class Strings:
         return spans
 
     def leaves(self, path: Path, spans: Ints) -> tuple[dict[Path, Tensor], dict[str, Any]]:
-        """The leaves of an entry with spans `[*shape, 2]`, and its envelope."""
+        """Return the leaves of a column with offsets `[*shape, 2]`, and its value record."""
         text = text_of(b"".join(self._parts))
         self._parts.clear()
         return {(*path, SPANS): torch.from_numpy(spans), (*path, TEXT): text}, {"column": mark_of(text.numpy())}
 
     def values(self, spans: Ints) -> Any:
-        """The values of spans `[*shape, 2]` as lists in lists.
+        """Return the values at offsets `[*shape, 2]` as nested lists.
 
         Raises:
-            ValueError: as for `add`, where some share their bytes: a header has those of each.
+            ValueError: as for `add`, where values share their bytes: a header holds the bytes of each.
         """
         pairs = spans.reshape(-1, 2)
         if int(np.abs(pairs[:, 1] - pairs[:, 0]).sum()) > MOST:
@@ -136,7 +136,7 @@ def _is_text(value: bytes) -> bool:
 
 
 def entry(path: Path, strings: Strings, spans: Ints, *, leaves: bool) -> tuple[dict[str, Any], dict[Path, Tensor]]:
-    """The envelope of an entry, and its leaves where there are enough values for that (and `leaves` allows it)."""
+    """Return the value record of an entry, and its leaves if it has enough values (and `leaves` allows it)."""
     if not leaves or math.prod(spans.shape[:-1]) < COLUMN_FROM:
         levels = {"ndim": spans.ndim - 1} if spans.ndim > 2 else {}
         return {"stack": strings.values(spans), "dim": 0, **levels}, {}
@@ -145,14 +145,14 @@ def entry(path: Path, strings: Strings, spans: Ints, *, leaves: bool) -> tuple[d
 
 
 class Refusal(dict[str, Any]):
-    """The envelope of an entry that a store could not read. Made by stores: no file has one."""
+    """The value record of an entry that a store could not read. Made by stores: no file has one."""
 
 
 def refused(message: str, hint: str | None = None) -> Refusal:
-    """The envelope of an entry that cannot be read: the caller is told when it asks, and the others stay readable."""
+    """Build the value record of an unreadable entry: reading it raises the error, the other entries stay readable."""
     return Refusal(refused=message, hint=hint)
 
 
 def blocks(total: int, rows: int) -> Iterable[tuple[int, int]]:
-    """`[start, stop)` of so many rows at a time."""
+    """Yield `[start, stop)` of `rows` rows at a time."""
     return ((start, min(start + rows, total)) for start in range(0, total, rows))

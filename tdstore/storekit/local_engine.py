@@ -19,7 +19,7 @@ class LocalEngine(Engine):
     """Files below a folder; no link is followed, and nothing outside of the folder is reached.
 
     Args:
-        root: the folder. It is made when something is first put there, and not again when somebody removed it.
+        root: the folder. The first `put` creates it, and no later one after its removal.
         writable: False refuses `put` and `delete`.
         durable: puts survive a power loss (fsync of the file and of its folder).
 
@@ -40,12 +40,12 @@ class LocalEngine(Engine):
 
     @property
     def can(self) -> EngineCap:
-        """Everything but rename; nothing but reading when not `writable`."""
+        """Return all abilities but rename; only those of reading when not `writable`."""
         able = EngineCap.LIST
         return able | EngineCap.WRITE | EngineCap.CONDITIONAL if self._writable else able
 
     def get(self, key: str, limit: int | None = None) -> Blob:
-        """As `Engine.get`."""
+        """Read an object, as `Engine.get` does."""
         with self._tree(key) as tree, files.io_errors(self.where(key), writing=False):
             fd = tree.open(self._parts(key))
             try:
@@ -59,7 +59,7 @@ class LocalEngine(Engine):
                 os.close(fd)
 
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
-        """As `Engine.get_ranges`: each file is opened once."""
+        """Read ranges, as `Engine.get_ranges` does; each file is opened once."""
         answers: list[Buffer] = [b""] * len(ranges)
         by_key: dict[str, list[int]] = {}
         for at, r in enumerate(ranges):
@@ -81,7 +81,7 @@ class LocalEngine(Engine):
         return answers
 
     def size(self, key: str) -> int:
-        """As `Engine.size`."""
+        """Return the size of an object, as `Engine.size` does."""
         with self._tree(key) as tree, files.io_errors(self.where(key), writing=False):
             fd = tree.open(self._parts(key))
             try:
@@ -90,7 +90,7 @@ class LocalEngine(Engine):
                 os.close(fd)
 
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
-        """As `Engine.put`; the tag is inode, time and size."""
+        """Write an object, as `Engine.put` does; the tag is inode, time and size."""
         self._check_writable()
         where, parts = self.where(key), self._parts(key)
         with files.io_errors(where, "cannot write"):
@@ -105,7 +105,7 @@ class LocalEngine(Engine):
                     if not (if_absent or if_match is not None):
                         files.replace_file(parts[-1], folder, data, sync=self._durable)
                     else:
-                        # Rename is atomic, comparing first is not: who puts on a condition holds the folder.
+                        # Rename is atomic, comparing first is not: a conditional put locks the folder.
                         files.lock(folder, exclusive=True, timeout=LOCK_SECONDS, url=where)
                         try:
                             self._check_condition(parts[-1], folder, where, if_absent, if_match)
@@ -133,12 +133,12 @@ class LocalEngine(Engine):
             return
         try:
             if if_absent or _tag(fd) != if_match:
-                raise ConflictError(f"{where} was written by somebody else", url=where)
+                raise ConflictError(f"{where} was changed by another writer", url=where)
         finally:
             os.close(fd)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """As `Engine.delete`."""
+        """Delete objects, as `Engine.delete` does."""
         self._check_writable()
         if not os.path.isdir(self.root):
             return
@@ -149,7 +149,7 @@ class LocalEngine(Engine):
                     files.unlink(parts[-1], tree.folder(parts[:-1]))
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """As `Engine.list`."""
+        """List objects, as `Engine.list` does."""
         if not os.path.isdir(self.root):
             return
         with files.io_errors(self.url, "cannot list", writing=False):

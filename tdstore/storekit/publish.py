@@ -1,4 +1,4 @@
-"""Publish a folder whole: built beside its target, swapped in by one rename, strangers' files never touched."""
+"""Publication of a folder: built beside its target, swapped in by one rename; files of other programs stay."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Strangers = Callable[[int], Sequence[str]]
 
 
 class Site:
-    """A folder being built beside its target; a dead owner's is swept by whoever saves here next.
+    """A folder that is built beside its target; the next save at the target removes that of a dead owner.
 
-    The owner holds an exclusive flock on the temporary folder, so that life and death are known
-    without pids.
+    The owner holds an exclusive flock on the temporary folder, which shows that it is alive
+    without process ids.
 
     Args:
-        path: where it is to be, absolute.
+        path: the target, absolute.
         url: the location for messages.
-        timeout: seconds to wait for others.
-        strangers: which files of the folder at the target are not those of a store.
-        first: files that tell what a folder is: removed before the rest of it, or a reader that is just
-            opening it might take what is left for a whole.
+        timeout: seconds to wait for other processes.
+        strangers: selects the files at the target that do not belong to a store.
+        first: files that identify the format: removed before the rest of the folder, so that a concurrent
+            reader cannot take the remainder for a whole store.
         kind: what is stored, for messages.
 
     Attributes:
@@ -91,7 +91,7 @@ class Site:
 
     # -- the target ------------------------------------------------------------------------
     def check(self, *, replace: bool) -> int:
-        """Look at what is at the target: the descriptor of a store that may be replaced, or -1 if nothing is.
+        """Return the descriptor of a replaceable store at the target, or -1 if the target is free.
 
         Raises:
             StoreExistsError: a file, a folder that is no store, or one with files that are not its own.
@@ -100,7 +100,7 @@ class Site:
             try:
                 return self._check(replace=replace)
             except (StoreError, OSError):
-                # A rival may have swapped its own folder in, and be removing the one that was looked at.
+                # Another process may have swapped its folder in, and be removing the one examined here.
                 if not self._swapped:
                     raise
 
@@ -129,7 +129,7 @@ class Site:
             if strangers := self._strangers(fd):
                 more = f" and {len(strangers) - _SHOWN} more" if len(strangers) > _SHOWN else ""
                 raise StoreExistsError(
-                    f"{url} holds what is not part of {self._kind}: {', '.join(strangers[:_SHOWN])}{more}",
+                    f"{url} holds files that are not part of {self._kind}: {', '.join(strangers[:_SHOWN])}{more}",
                     url=url,
                     hint="nothing was deleted; move these away, or save to another place",
                 )
@@ -152,10 +152,12 @@ class Site:
         """Swap the built folder in.
 
         Args:
-            alone: holds the folder that is there without other writers, given its descriptor; called under
-                the parent's lock, which may be let go of while it waits.
-            ready: called under the parent's lock, before anything is looked at.
-            swapped: called once the built folder is in the place of another one.
+            replace: replace a store at the target.
+            sync: wait until the rename is on the storage.
+            alone: locks the folder at the target against other writers, given its descriptor; called under
+                the parent's lock, which may be released while it waits.
+            ready: called under the parent's lock, before the target is examined.
+            swapped: called once the built folder has replaced another one.
         """
         with files.io_errors(self.url, "publishing"), self.locked():
             ready()
@@ -170,7 +172,7 @@ class Site:
         alone: Callable[[int], AbstractContextManager[None]],
         swapped: Callable[[], None],
     ) -> bool:
-        """Put the built folder in the place of what is there; False if that changed while we waited for it."""
+        """Put the built folder in the place of the target; return False if the target changed during the wait."""
         old = self.check(replace=replace)
         if old < 0:
             files.rename(self.temp, self.parent, self.name, self.parent)
@@ -192,10 +194,10 @@ class Site:
         return True
 
     def wait_alone(self, old: int) -> None:
-        """Take the lock of the folder that is there; the parent's is let go of while waiting.
+        """Take the lock of the folder at the target; the parent's lock is released while waiting.
 
         Raises:
-            StoreBusyError: another process has it after `timeout` seconds.
+            StoreBusyError: another process still holds it after `timeout` seconds.
         """
         deadline = time.monotonic() + self.timeout
         while not files.try_lock(old, exclusive=True):
@@ -216,14 +218,14 @@ class Site:
             files.fsync(self.parent)
 
     def keep_parents(self) -> None:
-        """The folders that were made on the way to the target are to stay: something is in them."""
+        """Keep the folders that were made on the way to the target: they are no longer empty."""
         self._made.clear()
 
     def close(self, *, forked: bool = False) -> None:
-        """Remove what was not published, and let go.
+        """Remove an unpublished folder, and release locks and descriptors.
 
         Args:
-            forked: this is a child of the owner: nothing but its own descriptors is its to close.
+            forked: this is a child of the owner: close its own descriptors only.
         """
         if self.temp and not forked:
             remove_later(self.temp, self.parent, self._first)
@@ -236,7 +238,7 @@ class Site:
             try:
                 os.rmdir(folder)
             except OSError:
-                break  # somebody put something into it meanwhile
+                break  # another process filled it meanwhile
         self._made.clear()
 
     # -- beginning -------------------------------------------------------------------------
@@ -249,7 +251,7 @@ class Site:
             try:
                 os.mkdir(path)
             except FileExistsError:
-                continue  # a rival made it; if it is a file, opening it says so
+                continue  # another process made it; if it is a file, opening it fails
             self._made.append(path)
 
     def _make_temp(self) -> None:
@@ -267,14 +269,14 @@ class Site:
         for name in names:
             original = name[1 : name.rindex(".tdstore-")]
             if name.endswith("-old") and not os.path.lexists(os.path.join(os.path.dirname(self.path), original)):
-                # An exchange by plain renames died half-way: this is the only copy of what was there.
+                # An exchange by plain renames was interrupted: this is the only copy of the old folder.
                 files.rename(name, self.parent, original, self.parent)
             else:
                 sweep_dead(name, self.parent, self._first)
 
 
 def sweep_dead(name: str, parent: int, first: Sequence[str]) -> None:
-    """Remove a temporary folder, the files named in `first` before the rest, if its owner is dead."""
+    """Remove a temporary folder whose owner is dead, the files named in `first` before the rest."""
     try:
         fd = os.open(name, files.SAFE_DIR, dir_fd=parent)
     except OSError:
@@ -287,7 +289,7 @@ def sweep_dead(name: str, parent: int, first: Sequence[str]) -> None:
 
 
 def remove_later(name: str, parent: int, first: Sequence[str]) -> None:
-    """Remove a folder that is not part of any store; what cannot be removed is swept by the next save."""
+    """Remove a folder that is not part of any store; the next save removes what cannot be removed now."""
     try:
         files.remove_tree(name, parent, first=first)
     except OSError:

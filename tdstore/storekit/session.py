@@ -1,14 +1,14 @@
-"""Who writes in place: one session per store opened "r+", so that a crash shows and rivals wait or are told.
+"""Write sessions: one per store opened "r+", so that a crash is detected and other writers wait or get an error.
 
-Liveness is a shared flock on the root folder, which dies with its process. What happened is in the
-log `tdstore.session`, one JSON line per event, which is there only while somebody writes (or when
-somebody died writing):
+Liveness is a shared flock on the root folder, which ends with its process. The history is in the
+log `tdstore.session`, one JSON line per event, which exists only during a session (or after a
+writer died):
 
     {"open": id, "pid": 1, "host": "h"}          a session began
     {"leave": id, "touched": [path, ...] | null} it ended in order; these leaves (null: any) have stale sums
     {"intent": {"add": [...], "drop": [...]}}    a commit begins that adds and removes these files
 
-Lock order: the parent folder, then the root. A session begins and a rival replaces the folder only
+Lock order: the parent folder, then the root. A session begins and another process replaces the folder only
 under the parent's lock, so neither can miss the other.
 """
 
@@ -37,7 +37,7 @@ FileParts = tuple[str, ...]
 
 @dataclass
 class Log:
-    """What the log says."""
+    """The contents of a session log."""
 
     opened: dict[str, str] = field(default_factory=dict)
     """Session id -> `"pid 12 on host"`, for those that have not left."""
@@ -51,7 +51,7 @@ class Log:
     """A line is not readable: its writer died, or its disk was full."""
 
     def stale(self, path: Path) -> bool:
-        """Whether the checksums of a leaf may be older than its data, though nobody died."""
+        """Check whether the checksums of a leaf may be older than its data, though no writer died."""
         return self.touched_all or path in self.touched
 
 
@@ -101,7 +101,7 @@ class Session:
     """One store's share in a folder that is written in place.
 
     Args:
-        root: descriptor of the root folder; the session makes its own.
+        root: descriptor of the root folder; the session duplicates it.
     """
 
     def __init__(self, root: int, *, sync: bool) -> None:
@@ -119,11 +119,11 @@ class Session:
         self.ended = False
 
     def try_alone(self) -> bool:
-        """Take the folder for this session alone, if nobody is in; `begin` lets others in."""
+        """Take the folder for this session alone, if no other session has it; `begin` lets others in."""
         return files.try_lock(self._lock, exclusive=True)
 
     def begin(self, *, timeout: float, url: str) -> None:
-        """Enter the log; the caller holds the parent's lock (or the folder is not published yet)."""
+        """Record the session in the log; the caller holds the parent's lock (or the folder is not published yet)."""
         files.lock(self._lock, exclusive=False, timeout=timeout, url=url)
         fd = os.open(NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | files.SAFE, 0o666, dir_fd=self.root)
         try:
@@ -141,10 +141,11 @@ class Session:
         self._append({"intent": {"add": [list(p) for p in add], "drop": [list(p) for p in drop]}})
 
     def leave(self, touched: set[Path] | None, seal: Callable[[Log], None]) -> None:
-        """End in order: log it, and if nobody else is in, `seal` the store and remove the log.
+        """End in order: log the end; the last session calls `seal` and removes the log.
 
         Args:
-            touched: leaves that may have changed since their sums were taken; None for any.
+            touched: leaves that may have changed since their checksums were computed; None for any.
+            seal: commits the store.
         """
         if self.ended:
             return
@@ -156,7 +157,7 @@ class Session:
             if not self._alone():
                 return
             log = read_log(self.root)
-            # One that died without leaving may have been in the middle of a write: whoever opens next compares.
+            # A writer that died may have been in the middle of a write: the next opener compares.
             if log is not None and not log.opened and not log.torn:
                 seal(log)
                 files.unlink(NAME, self.root)
@@ -164,7 +165,7 @@ class Session:
             self.drop()
 
     def drop(self) -> None:
-        """Let go of the descriptors, and with them of the lock."""
+        """Close the descriptors, which releases the lock."""
         self.ended = True
         _SESSIONS.get(self.key, set()).discard(self)
         if self._lock >= 0 and self.pid == os.getpid():
@@ -175,12 +176,12 @@ class Session:
         self._lock = self.root = -1
 
     def detach(self) -> None:
-        """The folder was replaced by this very process: there is nothing left to seal."""
+        """Give up the folder, which this process has replaced: nothing is left to seal."""
         self.detached = True
         files.unlock(self._lock)
 
     def pause(self) -> None:
-        """Give up the lock for a moment; the caller holds the parent's lock."""
+        """Release the lock for a moment; the caller holds the parent's lock."""
         files.unlock(self._lock)
 
     def resume(self) -> None:
@@ -189,7 +190,7 @@ class Session:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Keep other sessions out meanwhile; gives False where one is in, or this one's memory has left the process."""
+        """Hold the folder exclusively; yields False if another session has it, or if memory of this one was shared."""
         if self.ended or self.detached or self.escaped or self.pid != os.getpid() or len(own_sessions(self.key)) > 1:
             yield False
             return
@@ -207,7 +208,7 @@ class Session:
             os.close(fd)
 
     def _alone(self) -> bool:
-        """Trade the shared lock for the exclusive one, if nobody else is in."""
+        """Trade the shared lock for the exclusive one, if no other session holds the folder."""
         parent = open_parent(self.root)
         try:
             if parent >= 0:
@@ -229,7 +230,7 @@ def _line(event: dict[str, object]) -> bytes:
 
 
 def open_parent(root: int) -> int:
-    """The parent of a folder; -1 where it cannot be read (then there is no lock to take)."""
+    """Open the parent of a folder; returns -1 if it cannot be read (then there is no lock to take)."""
     try:
         return os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
     except OSError:
@@ -237,12 +238,12 @@ def open_parent(root: int) -> int:
 
 
 def own_sessions(key: tuple[int, int]) -> list[Session]:
-    """The sessions of this process on a folder (device, inode)."""
+    """Return the sessions of this process on a folder (device, inode)."""
     return [s for s in _SESSIONS.get(key, ()) if not s.ended and not s.detached and s.pid == os.getpid()]
 
 
 def somebody_in(root: int) -> bool:
-    """Whether a live session holds the folder (asked through a descriptor of our own)."""
+    """Check whether a live session holds the folder (through a descriptor of our own)."""
     probe = os.open(".", files.SAFE_DIR, dir_fd=root)
     parent = open_parent(root)
     try:
@@ -262,13 +263,13 @@ def somebody_in(root: int) -> bool:
 
 @contextmanager
 def exclusive(root: int, *, parent: int, timeout: float, url: str) -> Iterator[None]:
-    """Hold a published folder alone, to replace it; waits for other processes' sessions to end.
+    """Hold a published folder exclusively, to replace it; waits for the sessions of other processes to end.
 
     The caller holds the parent's lock, which is released while waiting. Sessions of this process
-    do not count; once the body is through they are detached.
+    do not count; after the body they are detached.
 
     Raises:
-        StoreBusyError: others still write after `timeout` seconds; names them.
+        StoreBusyError: others still write after `timeout` seconds; the message names them.
     """
     info = os.fstat(root)
     deadline = time.monotonic() + timeout
@@ -305,14 +306,14 @@ def exclusive(root: int, *, parent: int, timeout: float, url: str) -> Iterator[N
 
 
 def holders(root: int) -> str:
-    """Who the log says is in, for messages."""
+    """Describe the sessions that the log records as open, for messages."""
     log = read_log(root)
     others = [] if log is None else [who for key, who in log.opened.items() if key not in log.own]
     return ", ".join(others) or "another process"
 
 
 class Lease:
-    """What keeps a session going: the store and each of its tensors hold it, and its end ends the session."""
+    """The lifetime of a session: the store and each of its tensors refer to it, and its finalizer ends the session."""
 
     __slots__ = ("__weakref__", "session")
 
@@ -320,7 +321,7 @@ class Lease:
         self.session: Session | None = None
 
     def escape(self) -> None:
-        """Another process may now write to what this session mapped."""
+        """Record that another process may write to memory that this session mapped."""
         if self.session is not None:
             self.session.escaped = True
 

@@ -1,7 +1,7 @@
-"""Room on the medium for tensors over files with holes, taken before anything is written through the mapping.
+"""Disk blocks for tensors over sparse files, reserved before a write through the mapping.
 
-A store into a hole needs a free block at that moment; where there is none the system ends the process with
-SIGBUS. So whatever writes into tensors that it was given asks first, at the cost of one test while no such file
+A write into a hole needs a free block at that moment; without one the system ends the process with
+SIGBUS. So code that writes into a tensor of the caller reserves first, at the cost of one test while no such file
 is mapped:
 
     if HOLES:
@@ -30,7 +30,7 @@ HOLES: dict[int, weakref.ref[Holes]] = {}
 
 
 class Holes:
-    """Which parts of one file may lack blocks. Its owner keeps it for as long as the file is mapped.
+    """The parts of one mapped file that may lack blocks. Its owner keeps it as long as the mapping.
 
     Args:
         nbytes: length of the file.
@@ -49,11 +49,11 @@ class Holes:
 
     @property
     def left(self) -> bool:
-        """Whether any part may still lack its blocks."""
+        """Check whether any part may still lack its blocks."""
         return self._left > 0
 
     def guard(self, mapped: Tensor) -> None:
-        """Make `reserve` know the tensors over this mapping, which begins where the file does."""
+        """Register the mapping, which begins where the file does: `reserve` then covers tensors over it."""
         address = self._address = mapped.untyped_storage().data_ptr()
 
         def forget(ref: weakref.ref[Holes]) -> None:
@@ -63,7 +63,7 @@ class Holes:
         HOLES[address] = weakref.ref(self, forget)
 
     def filled(self) -> None:
-        """Every part has its blocks now."""
+        """Record that every part has its blocks."""
         self._left = 0
         self._chunks = bytearray()
         ref = HOLES.get(self._address)
@@ -71,7 +71,7 @@ class Holes:
             del HOLES[self._address]
 
     def span(self, start: int, stop: int) -> None:
-        """Take room for the bytes from `start` to `stop`."""
+        """Reserve blocks for the bytes from `start` to `stop`."""
         chunks = self._chunks
         end = min(-(-stop // CHUNK), len(chunks))
         first = chunks.find(_UNRESERVED, start // CHUNK, end)
@@ -86,7 +86,7 @@ class Holes:
             self.filled()
 
     def spans(self, starts: np.ndarray[Any, Any], length: int) -> None:
-        """Take room for `length` bytes from each of `starts`."""
+        """Reserve blocks for `length` bytes from each of `starts`."""
         if len(starts) > 1 and 0 < length <= CHUNK and self._left:
             # Each lies in two chunks at most: those that still lack blocks, once each.
             touched = np.unique(np.concatenate([starts, starts + (length - 1)]) // CHUNK)
@@ -97,13 +97,14 @@ class Holes:
 
 
 def reserve(tensor: Tensor, terms: Sequence[Any] = ()) -> None:
-    """Take room for what `tensor[terms] = value` writes; nothing to do unless its memory is a file with holes.
+    """Reserve blocks for the elements that `tensor[terms] = value` writes, if the tensor lies in a sparse file.
 
     Args:
-        terms: ints, slices, None, Ellipsis and tensors, already found to fit the tensor.
+        tensor: the target.
+        terms: ints, slices, None, Ellipsis and tensors, already checked against the tensor.
 
     Raises:
-        StoreIOError: the medium has no room; nothing was written.
+        StoreIOError: the storage is full; nothing was written.
     """
     try:
         ref = HOLES.get(tensor.untyped_storage().data_ptr())
@@ -120,7 +121,7 @@ def reserve(tensor: Tensor, terms: Sequence[Any] = ()) -> None:
 
 
 def _blocks(target: Tensor, rows: Tensor | None) -> tuple[np.ndarray[Any, Any], int]:
-    """Where the blocks of elements to write begin, and from which dimension on they are one block."""
+    """Return the offsets of contiguous blocks of the elements, and the first dimension that lies within a block."""
     columns: list[np.ndarray[Any, Any]]
     if rows is None:
         depth = next(d for d in range(target.ndim + 1) if _is_dense(target, d))
@@ -138,7 +139,7 @@ def _blocks(target: Tensor, rows: Tensor | None) -> tuple[np.ndarray[Any, Any], 
 
 
 def _narrowed(tensor: Tensor, terms: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
-    """The part that terms select: a view, and rows (or a mask) of it if they begin so. Larger where it is not plain."""
+    """Return the part that terms select: a view, and leading rows (or a mask) of it. May be larger than needed."""
     for at, term in enumerate(terms):
         if type(term) is int:
             continue
@@ -152,11 +153,11 @@ def _narrowed(tensor: Tensor, terms: Sequence[Any]) -> tuple[Tensor, Tensor | No
 
 
 def _extent(tensor: Tensor, first: int = 0) -> int:
-    """Elements from the first to behind the last one along the dimensions from `first` on."""
+    """Return the elements from the first one to the end of the last one, along the dimensions from `first` on."""
     sizes, strides = tensor.shape[first:], tensor.stride()[first:]
     return 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
 
 
 def _is_dense(tensor: Tensor, first: int) -> bool:
-    """Whether those dimensions fill at least half of the memory that they span."""
+    """Check whether those dimensions fill at least half of the memory that they span."""
     return _extent(tensor, first) <= 2 * math.prod(tensor.shape[first:])
