@@ -1,4 +1,4 @@
-"""The local backends, declared through the same hook as everyone else's."""
+"""The local backends, declared through the same hook as all others."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def tdstore_backends() -> Iterable[Backend]:
 
 @hookimpl
 def tdstore_guess_backend(location: str) -> str | None:
-    """A zip file that no other backend knows: `tdz` says what is missing in it."""
+    """Recognise a zip file that no other backend knows: `tdz` reports what is missing in it."""
     return "tdz" if zipfile.is_zipfile(location) else None

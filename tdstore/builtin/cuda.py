@@ -12,11 +12,17 @@ from tdstore.types import Mode
 
 
 def open_cuda(location: str | None = None, *, mode: Mode = "w", device: str | None = None) -> CudaStore:
-    """A new, empty store on `device` (`"cuda"`, `"cuda:1"`), or on that of `cuda://1`.
+    """Make an empty store on `device` (`"cuda"`, `"cuda:1"`), or on that of `cuda://1`.
+
+    Args:
+        location: None, or `cuda://` with the number of a device.
+        mode: "w", "x" or "a": such a store is always new.
+        device: the CUDA device.
 
     Raises:
-        MissingDependencyError: this torch sees no CUDA device.
-        OptionError: not a CUDA device, or one that is not there.
+        StoreNotFoundError: mode "r" or "r+".
+        MissingDependencyError: this torch finds no CUDA device.
+        OptionError: not a CUDA device, or one that does not exist.
     """
     if mode in ("r", "r+"):
         raise StoreNotFoundError("a cuda store cannot be opened again", hint="open one with mode='w'")

@@ -1,4 +1,4 @@
-"""Locations of the backends that keep local files: memmap and tdz."""
+"""Locations of the backends over local files: memmap and tdz."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(://|::)")
 
 
 def local_place(location: str, backend: str, what: str) -> str:
-    """The absolute name of a local file or folder, which may begin with the scheme of its backend.
+    """Return the absolute name of a local file or folder, without the scheme of its backend.
 
     Args:
+        location: a path, perhaps with the scheme `backend://`.
+        backend: the name of the backend.
         what: "folder" or "file".
 
     Raises:
-        OptionError: a location with another scheme, or one that names nothing.
+        OptionError: a location with another scheme, or one without a name.
     """
     text = location.removeprefix(f"{backend}://")
     scheme = _SCHEME.match(text)

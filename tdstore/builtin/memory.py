@@ -15,7 +15,7 @@ from tdstore.types import LeafSpec, Mode, Path, path_text
 
 
 def open_memory(location: str | None = None, *, mode: Mode = "w") -> MemoryStore:
-    """A new, empty store in this process's memory; it has no name and cannot be opened again."""
+    """Make an empty store in the memory of this process; it has no name and cannot be opened again."""
     if mode in ("r", "r+"):
         raise StoreNotFoundError("a memory store cannot be opened again", hint="open one with mode='w'")
     return MemoryStore()

@@ -1,4 +1,4 @@
-"""Compare mapped leaves with their checksums when rows of them are copied: each block once, by the first read of it."""
+"""Checksum comparison of mapped leaves when rows are copied: each block once, by its first read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Rows = slice | Tensor | None
 
 
 class Summed(Protocol):
-    """A leaf with checksums, as far as a comparison knows it."""
+    """A leaf with checksums, as a comparison needs it."""
 
     path: Path
     shape: torch.Size
@@ -51,7 +51,7 @@ Leaf = TypeVar("Leaf", bound=Summed)
 
 
 class _Pending:
-    """The blocks of one leaf that were not compared yet."""
+    """The blocks of one leaf that are not compared yet."""
 
     __slots__ = ("expected", "leaf", "left", "sums")
 
@@ -63,12 +63,12 @@ class _Pending:
 
 
 class ReadCheck(Generic[Leaf]):
-    """What one open store has not compared yet.
+    """The comparisons that one open store has not made yet.
 
     Args:
         leaves: those with checksums that must fit.
-        on_medium: gives the crc32c of a leaf's bytes from start to stop as they are on the medium, or None where its
-            checksums need not fit any more, since somebody wrote.
+        on_medium: computes the crc32c of a leaf's stored bytes from start to stop, or returns None if its
+            checksums need not fit any more, since it was written.
     """
 
     def __init__(self, url: str, leaves: Iterable[Leaf], on_medium: Callable[[Leaf, int, int], int | None]) -> None:
@@ -79,25 +79,28 @@ class ReadCheck(Generic[Leaf]):
         }
 
     def check(self, leaf: Leaf, rows: Rows) -> None:
-        """Compare what a read of rows will copy.
+        """Compare the blocks that a read of rows will copy.
 
         Raises:
-            CorruptStoreError: the medium holds other bytes than were committed.
+            CorruptStoreError: the stored bytes differ from the committed ones.
         """
         if (found := self._found(leaf)) is not None:
             self._compare(leaf, found, self._touched(leaf, found.sums.block, rows))
 
     def gather(self, leaf: Leaf, tensor: Tensor, index: StoreIndex, out: Tensor | None = None) -> Tensor:
-        """Do what `rows.gather(tensor, index, out)` does, and compare what is copied.
+        """Run `rows.gather(tensor, index, out)`, and compare the copied blocks.
 
         A long run of rows is compared while it is copied, in pieces that stay in the cache of the processor: the
-        copy is what is compared.
+        copy itself is compared.
 
         Args:
-            tensor: the leaf, as it is mapped.
+            leaf: the leaf.
+            tensor: its mapping.
+            index: the rows.
+            out: the target; None for a new tensor.
 
         Raises:
-            CorruptStoreError: the medium holds other bytes than were committed; `out` then holds some of them.
+            CorruptStoreError: the stored bytes differ from the committed ones; `out` then holds some of them.
         """
         found = self._found(leaf)
         if found is None:
@@ -127,7 +130,7 @@ class ReadCheck(Generic[Leaf]):
         return value
 
     def _found(self, leaf: Leaf) -> _Pending | None:
-        """What is left to compare of a leaf; None where that is nothing."""
+        """Return the pending comparisons of a leaf; None if there are none."""
         found = self.pending.get(leaf.path)
         if found is None or leaf.probe is None:
             return None
@@ -137,7 +140,7 @@ class ReadCheck(Generic[Leaf]):
         return found
 
     def _compare(self, leaf: Leaf, found: _Pending, blocks: Blocks) -> None:
-        """Compare blocks, in any order and perhaps repeated, where that was not done yet."""
+        """Compare pending blocks among these, in any order and perhaps repeated."""
         wanted = np.zeros(len(found.left), np.bool_)
         wanted[blocks] = True
         blocks = np.flatnonzero(wanted & found.left)
@@ -146,7 +149,7 @@ class ReadCheck(Generic[Leaf]):
             self._judge(leaf, found, blocks, [value(memory[at : at + size]) for at in (blocks * size).tolist()])
 
     def _judge(self, leaf: Leaf, found: _Pending, blocks: Blocks, crcs: list[int]) -> None:
-        """Compare the checksums that blocks have now with those of the commit."""
+        """Compare the checksums of blocks with those of the commit."""
         wrong = blocks[np.array(crcs, np.uint32) != found.expected[blocks]]
         size = found.sums.block
         if all(self._is_sound(leaf, block, size, int(found.expected[block])) for block in wrong.tolist()):
@@ -155,7 +158,7 @@ class ReadCheck(Generic[Leaf]):
                 self.pending.pop(leaf.path, None)
 
     def _touched(self, leaf: Leaf, size: int, rows: Rows) -> Blocks:
-        """The blocks to compare for rows, some perhaps more than once."""
+        """Return the blocks to compare for rows, some perhaps more than once."""
         count = -(-leaf.nbytes // size)
         length = leaf.shape[0] if leaf.shape else 1
         if leaf.nbytes <= SMALL or not leaf.shape or (rows is None and size <= COARSE):
@@ -177,10 +180,10 @@ class ReadCheck(Generic[Leaf]):
         return every
 
     def _is_sound(self, leaf: Leaf, block: int, size: int, expected: int) -> bool:
-        """A block differs: this process wrote into its private memory, somebody wrote to the medium, or it is bad.
+        """Judge a block that differs: written in private memory, written on the storage, or damaged.
 
         Returns:
-            False where the checksums of the leaf are not those of the medium any more.
+            False if the checksums of the leaf are no longer those of its stored bytes.
         """
         found = self._on_medium(leaf, block * size, min((block + 1) * size, leaf.nbytes))
         if found is None:
@@ -196,7 +199,7 @@ class ReadCheck(Generic[Leaf]):
 
 
 def _run_of(tensor: Tensor, index: StoreIndex, out: Tensor | None) -> tuple[int, int]:
-    """The bytes of a long run of rows that an index selects, and that can be copied as bytes; none for others."""
+    """Return the bytes of a long run of rows that an index selects, if it can be copied as bytes."""
     if not tensor.ndim or not tensor.is_contiguous() or tensor.requires_grad or traced():
         return 0, 0
     rows = index[0] if index else slice(0, len(tensor), 1)

@@ -1,4 +1,4 @@
-"""What resident stores share: leaves are live tensors, so reading and writing is torch's own indexing."""
+"""The base of resident stores: leaves are live tensors, so reading and writing is torch's own indexing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tdstore.types import LeafSpec, Path, Read, StoreIndex, Write, path_text
 
 
 class ResidentStore(Store):
-    """Base of stores whose leaves are tensors of this process: give `_leaves` and the rest follows."""
+    """Base of stores whose leaves are tensors of this process: a subclass provides `_leaves`."""
 
     _leaves: dict[Path, Tensor]
     _closed = False
@@ -52,13 +52,13 @@ class ResidentStore(Store):
                 reading.check(self._summed(path), rows)
 
     def _gather(self, leaf: Tensor, r: Read) -> Tensor:
-        """Copy what a request selects of a leaf, and compare it with the checksums."""
+        """Copy the selected part of a leaf, and compare it with the checksums."""
         if (reading := self._reading) is not None and r.path in reading.pending:
             return reading.gather(self._summed(r.path), leaf, r.index, r.out)
         return gather(leaf, r.index, r.out)
 
     def _summed(self, path: Path) -> LeafFile:
-        """A leaf with its checksums."""
+        """Return a leaf with its checksums."""
         raise NotImplementedError
 
     def write(self, writes: Sequence[Write]) -> None:
@@ -92,7 +92,7 @@ class ResidentStore(Store):
 
 
 def put(leaf: Tensor, index: StoreIndex, value: Tensor) -> None:
-    """`leaf[index] = value`; where rows repeat the last one wins (torch leaves that open)."""
+    """Assign `leaf[index] = value`; of repeated rows the last one wins (torch leaves that undefined)."""
     at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
     if at is None:
         (leaf[index] if index else leaf).copy_(value)
@@ -115,7 +115,7 @@ _CARRIER = {
 
 
 def rows_of(shape: Sequence[int], index: StoreIndex) -> int:
-    """How many rows of the first dimension an index selects."""
+    """Return how many rows of the first dimension an index selects."""
     if not shape:
         return 1
     first = index[0] if index else slice(None)
@@ -123,7 +123,7 @@ def rows_of(shape: Sequence[int], index: StoreIndex) -> int:
 
 
 def full(spec: LeafSpec, device: str | torch.device = "cpu") -> Tensor:
-    """A tensor that holds the spec's fill value; large zeros on the CPU cost no memory until touched."""
+    """Return a tensor full of the spec's fill value; large zeros on the CPU cost no memory until touched."""
     if spec.fill_value or str(spec.fill_value) == "-0.0":
         return torch.full(spec.shape, spec.fill_value, dtype=spec.dtype, device=device)
     if torch.device(device).type == "cpu" and spec.nbytes >= _LAZY_BYTES:

@@ -1,4 +1,4 @@
-"""Copy bytes and take the checksums of the copy in one pass: each piece while it is in the cache of the processor."""
+"""A copy of bytes that computes checksums in the same pass: each piece while it is in the cache of the processor."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _WIDE = torch.complex128
 
 
 def is_aligned(*memories: Memory) -> bool:
-    """Whether `copy_summed` can copy from, or to, memory."""
+    """Check whether `copy_summed` can copy from, or to, memory."""
     return not any(memory.ctypes.data % _WIDE.itemsize for memory in memories)
 
 
 def copy_summed(source: Memory, target: Memory, size: int, *, fresh: bool) -> list[int]:
-    """Copy bytes, and give the crc32c of each `size` bytes of the copy; the last ones may be fewer.
+    """Copy bytes, and return the crc32c of each `size` bytes of the copy; the last ones may be fewer.
 
     Uses as many threads as torch may.
 
     Args:
         source, target: contiguous uint8 arrays of one length, aligned to 16 bytes.
         size: a multiple of 64 KiB.
-        fresh: `target` was allocated for this; its pages are then taken a piece at a time, not one by one.
+        fresh: `target` was allocated for this; its pages are then allocated a piece at a time, not one by one.
 
     Example:
         >>> import numpy as np
@@ -62,7 +62,7 @@ def _start(pool: ThreadPoolExecutor, source: Memory, target: Memory, size: int, 
 
 
 def _copy(source: Memory, target: Memory, size: int, *, fresh: bool) -> list[int]:
-    """As `copy_summed`, in this thread."""
+    """Copy as `copy_summed` does, in this thread."""
     length, address = len(source), target.ctypes.data
     even = length // _WIDE.itemsize * _WIDE.itemsize
     target[even:] = source[even:]

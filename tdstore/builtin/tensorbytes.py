@@ -1,4 +1,4 @@
-"""The elements of a tensor as bytes in C order, in blocks of bounded memory."""
+"""Elements of a tensor as bytes in C order, in blocks of bounded memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write_tensor(fd: int, value: Tensor, offset: int) -> None:
 
 
 def byte_blocks(value: Tensor, size: int = BLOCK) -> Any:
-    """The bytes of a tensor in C order, as uint8 arrays of exactly `size` bytes (the last may be shorter).
+    """Yield the bytes of a tensor in C order, as uint8 arrays of exactly `size` bytes (the last may be shorter).
 
     A contiguous tensor is not copied; any other a few megabytes at a time.
     """
@@ -36,7 +36,7 @@ def byte_blocks(value: Tensor, size: int = BLOCK) -> Any:
 
 
 def _flat_parts(value: Tensor, count: int) -> Any:
-    """Contiguous 1-D pieces of exactly `count` elements (the last shorter), in C order."""
+    """Yield contiguous 1-D pieces of exactly `count` elements (the last shorter), in C order."""
     total = value.numel()
     if not total:
         return
@@ -61,7 +61,7 @@ def _flat_parts(value: Tensor, count: int) -> Any:
 
 
 def _pieces(value: Tensor, count: int) -> Any:
-    """Sub-tensors of at most `count` elements along the leading dimensions, in C order."""
+    """Yield sub-tensors of at most `count` elements along the leading dimensions, in C order."""
     if value.numel() <= count or value.ndim == 0:
         yield value
         return

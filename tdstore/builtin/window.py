@@ -1,4 +1,4 @@
-"""Parts of a file as memory, at any offset; and the same memory over another file that has the same bytes there."""
+"""Mapped parts of a file, at any offset, that can move to another file with the same bytes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ _PAGES = 1 << 18
 
 
 class Window:
-    """The bytes of a file from `start` to `stop`, mapped. Keeps no descriptor; tensors over it keep it.
+    """The bytes of a file from `start` to `stop`, mapped. Holds no descriptor; tensors over it keep it alive.
 
     Args:
+        fd: the file.
+        start, stop: the range, in bytes.
         shared: writes go to the file; else they stay in this process.
     """
 
@@ -60,15 +62,15 @@ class Window:
         return address
 
     def move_to(self, fd: int) -> None:
-        """Put another file, with the same bytes there, privately under the tensors that were handed out."""
+        """Map another file, with the same bytes there, privately under the existing tensors."""
         self.shared = False
         self._map(fd, self._address, _FIXED)
         self._cover_holes(fd)
 
     def _cover_holes(self, fd: int) -> None:
-        """Put plain memory over the holes of a file that is mapped privately.
+        """Map plain memory over the holes of a file that is mapped privately.
 
-        A file system in memory takes a page of its own for a hole that is looked at; a full one ends the process.
+        A file system in memory allocates a page for a hole that is read; a full one ends the process.
         """
         info, end = os.fstat(fd), self._offset + self._length
         if self.shared or info.st_blocks * 512 >= info.st_size:
@@ -84,7 +86,7 @@ class Window:
             self._call(length, self._address + start - self._offset, mmap.MAP_PRIVATE | _ANONYMOUS, -1, 0)
 
     def is_written(self, start: int, nbytes: int) -> bool | None:
-        """Whether this process may have written into a range of a private window; None if the system cannot tell.
+        """Check whether this process may have written into a range of a private window; None if the system cannot tell.
 
         The first write to a page makes it memory of the process, which the page table shows.
         """
@@ -110,11 +112,11 @@ class Window:
         return False
 
     def tensor(self, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The tensor that begins at a byte of the file."""
+        """Return the tensor that begins at a byte of the file."""
         count = torch.Size(shape).numel()
         flat = torch.frombuffer(self._buffer, dtype=dtype, count=count, offset=start - self._offset)
         return flat.view(shape)
 
     def keep(self, companion: object) -> None:
-        """Keep an object for as long as there are tensors over this memory."""
+        """Keep an object alive as long as there are tensors over this memory."""
         weakref.finalize(self._buffer, id, companion).atexit = False

@@ -28,7 +28,7 @@ _GENERATION = re.compile(rb'"generation":"([0-9a-f]{32})"')
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ManifestState:
     """The manifest as observed: its generation (None: none, or not readable) and tag."""
 
     there: bool
@@ -36,7 +36,7 @@ class Seen:
     tag: str | None = None
 
 
-NOTHING_THERE = Seen(False)
+NOTHING_THERE = ManifestState(False)
 
 
 def generation_of(data: bytes) -> str | None:
@@ -63,7 +63,7 @@ class Publisher:
             conditional put.
     """
 
-    def __init__(self, engine: Engine, url: str, seen: Seen, *, single_writer: bool, keep_old: float) -> None:
+    def __init__(self, engine: Engine, url: str, seen: ManifestState, *, single_writer: bool, keep_old: float) -> None:
         self.engine = engine
         self.url = url
         self.seen = seen
@@ -71,7 +71,7 @@ class Publisher:
         self.keep_old = keep_old
         self.mine: dict[str, None] = {}
         """Objects that were put and are named by no manifest yet."""
-        self.doubtful = False
+        self.unconfirmed = False
         """A put may have succeeded, or succeed yet: nothing that it names may be removed."""
         self._first_upload = 0.0
         self._tried: set[str] = set()
@@ -87,7 +87,7 @@ class Publisher:
 
     def discard(self) -> None:
         """Remove the objects that were put for no commit. `collect` finds those that cannot be removed now."""
-        if self.mine and not self.doubtful:
+        if self.mine and not self.unconfirmed:
             self._remove(list(self.mine))
         self.mine.clear()
 
@@ -138,7 +138,7 @@ class Publisher:
         tried, self._tried = self._tried, {*self._tried, generation}
         self._attempt(data, generation, conditional, tried)
         self._tried = set()
-        self.doubtful = False
+        self.unconfirmed = False
 
     def _attempt(self, data: bytes, generation: str, conditional: bool, tried: set[str]) -> None:
         for attempt in range(1, ATTEMPTS + 1):
@@ -150,7 +150,7 @@ class Publisher:
                     tag = self.engine.put(NAME, data, if_match=self._tag())
                 else:
                     tag = self.engine.put(NAME, data, if_absent=True)
-                self.seen = Seen(True, generation, tag)
+                self.seen = ManifestState(True, generation, tag)
                 return
             except ConflictError as error:
                 # Perhaps our own put arrived, its answer was lost, and the engine asked again.
@@ -162,15 +162,15 @@ class Publisher:
                     self.seen = now  # an earlier commit of this writer, which was believed lost
                     continue
                 if not self._unchanged(now):
-                    self.doubtful = False  # a put of ours can no longer become the present one
+                    self.unconfirmed = False  # a put of ours can no longer become the present one
                     raise self._lost(now) from error
                 raise
             except (TransientError, StoreIOError) as error:
-                self.doubtful = self.doubtful or isinstance(error, TransientError)
+                self.unconfirmed = self.unconfirmed or isinstance(error, TransientError)
                 try:
                     now = self.look()
                 except StoreError as second:
-                    self.doubtful = True
+                    self.unconfirmed = True
                     raise self._unknown(error) from second
                 if now.generation == generation:
                     self.seen = now
@@ -179,25 +179,25 @@ class Publisher:
                 if attempt == ATTEMPTS:
                     raise
 
-    def look(self) -> Seen:
+    def look(self) -> ManifestState:
         """Fetch the present manifest and return its generation and tag."""
         blob = fetch_manifest(self.engine)
         if blob is None:
             return NOTHING_THERE
-        return Seen(True, generation_of(bytes(blob.data[:400])), blob.tag)
+        return ManifestState(True, generation_of(bytes(blob.data[:400])), blob.tag)
 
-    def _unchanged(self, now: Seen) -> bool:
+    def _unchanged(self, now: ManifestState) -> bool:
         if now.there != self.seen.there:
             return False
         if now.generation is not None or self.seen.generation is not None:
             return now.generation == self.seen.generation
         return now.tag == self.seen.tag
 
-    def _compare(self, now: Seen, tried: set[str]) -> None:
+    def _compare(self, now: ManifestState, tried: set[str]) -> None:
         if now.generation in tried:
             self.seen = now
         elif not self._unchanged(now):
-            self.doubtful = False
+            self.unconfirmed = False
             raise self._lost(now)
 
     def _tag(self) -> str | None:
@@ -208,7 +208,7 @@ class Publisher:
             self.seen = now
         return self.seen.tag
 
-    def _lost(self, now: Seen) -> ConflictError:
+    def _lost(self, now: ManifestState) -> ConflictError:
         if not now.there:
             what = "it was removed"
         elif self.seen.there:

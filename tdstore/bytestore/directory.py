@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from tdstore.builtin.memmap.layout import LeafFile
-from tdstore.builtin.memmap.tensordict_layout import INNER, MAX_META, MAX_PICKLE, META, PICKLES, PeerReader, peer_name
+from tdstore.builtin.memmap.tensordict_layout import (
+    INNER,
+    MAX_META,
+    MAX_PICKLE,
+    META,
+    PICKLES,
+    TensordictReader,
+    tensordict_name,
+)
 from tdstore.bytestore.manifest import Retired
 from tdstore.bytestore.table import NOTHING, UNCHECKED, Extents, Leaf, Pieces, StoredObject, Table
 from tdstore.engine import Engine, EngineCap
@@ -26,7 +34,7 @@ DIRECTORY_HINT = "a directory of files that was uploaded can be read only: save 
 
 
 @dataclass(frozen=True, slots=True)
-class Uploaded:
+class UploadedDirectory:
     """The contents of an uploaded directory."""
 
     table: Table
@@ -37,7 +45,7 @@ class Uploaded:
     retired: Sequence[Retired] = field(default=())
 
 
-def read_uploaded(engine: Engine, url: str, manifest: bytes | None) -> Uploaded:
+def read_uploaded(engine: Engine, url: str, manifest: bytes | None) -> UploadedDirectory:
     """Describe a directory by its `tdstore.json`, or without one by the `meta.json` files of tensordict.
 
     The latter are fetched level by level, all of a level in one round.
@@ -50,13 +58,13 @@ def read_uploaded(engine: Engine, url: str, manifest: bytes | None) -> Uploaded:
         document, header = decode_manifest(manifest, url=url)
         leaves = [LeafFile.from_record(record) for record in document.leaves]
         tips = {leaf.path: leaf.sums.tips for leaf in leaves if leaf.sums is not None and leaf.nbytes}
-        return Uploaded(_table(leaves), header, tips, document.generation)
+        return UploadedDirectory(_table(leaves), header, tips, document.generation)
     try:
         root = engine.get(META, MAX_META)
     except StoreNotFoundError:
         raise StoreNotFoundError(f"{url} holds neither {NAME} nor {META}: it is not a dataset", url=url) from None
-    header, leaves = _PeerReader(engine, url, bytes(root.data)).read()
-    return Uploaded(_table(leaves), header, {}, None)
+    header, leaves = _EngineReader(engine, url, bytes(root.data)).read()
+    return UploadedDirectory(_table(leaves), header, {}, None)
 
 
 def _table(files: Iterable[LeafFile]) -> Table:
@@ -78,7 +86,7 @@ def _table(files: Iterable[LeafFile]) -> Table:
     return table
 
 
-class _PeerReader(PeerReader):
+class _EngineReader(TensordictReader):
     """Read `meta.json` files over an engine instead of below a folder."""
 
     def __init__(self, engine: Engine, url: str, root: bytes) -> None:
@@ -156,7 +164,7 @@ class _PeerReader(PeerReader):
         return found
 
     def _name(self, folder: FileParts, key: str, suffix: str, path: Path) -> str:
-        name, bare = peer_name(key) + suffix, key + suffix
+        name, bare = tensordict_name(key) + suffix, key + suffix
         if not is_plain_name(name):
             raise self._corrupt("has a key that cannot be a file name", path)
         if bare == name or not key or not is_plain_name(bare):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from tdstore.bytestore.commit import NOTHING_THERE, Publisher, Seen, fetch_manifest, generation_of
+from tdstore.bytestore.commit import NOTHING_THERE, ManifestState, Publisher, fetch_manifest, generation_of
 from tdstore.bytestore.directory import DIRECTORY_HINT, read_uploaded
 from tdstore.bytestore.manifest import Document, decode_objects
 from tdstore.bytestore.read import Check
@@ -76,7 +76,7 @@ def open_objects(
         raise ReadOnlyError(f"{place} cannot be written to", url=place, hint="open it with mode='r'")
     if isinstance(engine, LocalEngine):
         if mode in ("w", "x", "a"):
-            _refuse_strangers(engine.root, place)
+            _refuse_foreign_files(engine.root, place)
         elif os.path.isfile(engine.root):
             raise StoreNotFoundError(f"{place} is a file, not a folder of objects", url=place)
     blob = fetch_manifest(engine)
@@ -86,7 +86,7 @@ def open_objects(
         raise StoreExistsError(
             f"there is a store at {place} already", url=place, hint="mode='w' replaces it, mode='r+' changes it"
         )
-    seen = NOTHING_THERE if blob is None else Seen(True, generation_of(bytes(blob.data[:400])), blob.tag)
+    seen = NOTHING_THERE if blob is None else ManifestState(True, generation_of(bytes(blob.data[:400])), blob.tag)
     publisher = Publisher(engine, place, seen, single_writer=single_writer, keep_old=keep_old)
     limits = Limits(object_bytes, buffer_bytes, max_bytes)
     check = Check.NONE if verify in ("size", "none") else Check.FULL
@@ -125,7 +125,7 @@ def open_directory(
     reopen: Reopen | None = None,
     close_engine: bool = True,
     manifest: Blob | None = None,
-    peer: bool = False,
+    no_manifest: bool = False,
 ) -> ByteStore:
     """Open an uploaded directory of files, of tdstore or of tensordict, for reading.
 
@@ -141,7 +141,7 @@ def open_directory(
         reopen: the location and options with which the backend's opener opens this location again, elsewhere.
         close_engine: close the engine with the store.
         manifest: its `tdstore.json`, if it was fetched already.
-        peer: it is known that there is no `tdstore.json`: do not request it again.
+        no_manifest: it is known that there is no `tdstore.json`: do not request it again.
 
     Raises:
         StoreNotFoundError: there is neither `tdstore.json` nor `meta.json`.
@@ -150,7 +150,7 @@ def open_directory(
     """
     place = engine.url if url is None else url
     _check_options(place, "r", verify, 1, 1)
-    blob = fetch_manifest(engine) if manifest is None and not peer else manifest
+    blob = fetch_manifest(engine) if manifest is None and not no_manifest else manifest
     uploaded = read_uploaded(engine, place, None if blob is None else bytes(blob.data))
     check_table(uploaded.table, max_bytes, place)
     check = {"full": Check.FULL, "size": Check.COVERED, "none": Check.NONE}[verify]
@@ -171,7 +171,7 @@ def _check_options(place: str, mode: str, verify: str | None, object_bytes: int,
             raise OptionError(f"{place}: {name} must be at least 1, not {size}", url=place)
 
 
-def _refuse_strangers(root: str, place: str) -> None:
+def _refuse_foreign_files(root: str, place: str) -> None:
     """Refuse a local path with other contents: a file, or a folder with files and without a manifest.
 
     Files of a writer that died before its first commit are no obstacle.

@@ -204,7 +204,7 @@ class Fetcher:
             if not asked:
                 break
             try:
-                got.take_in((yield [Range(self.table.objects[o].name, a, b) for o, a, b in asked]), asked)
+                got.store_answers((yield [Range(self.table.objects[o].name, a, b) for o, a, b in asked]), asked)
                 break
             except (StoreNotFoundError, CorruptStoreError, EOFError) as error:
                 if last:
@@ -286,7 +286,7 @@ class Fetched:
             asked += [(number, at, min(at + PART, stop)) for at in range(start, stop, PART)]
         return asked
 
-    def take_in(self, answers: Sequence[Buffer], asked: Sequence[tuple[int, int, int]]) -> None:
+    def store_answers(self, answers: Sequence[Buffer], asked: Sequence[tuple[int, int, int]]) -> None:
         """Store the answers.
 
         Raises:
@@ -431,6 +431,6 @@ def drive(rounds: Rounds, ask: Callable[[list[Range]], Sequence[Buffer]]) -> Non
         return
 
 
-def covered(extents: Extents) -> int:
+def written_bytes(extents: Extents) -> int:
     """Return how many bytes of a leaf were written."""
     return int((extents.stop - extents.start).sum())

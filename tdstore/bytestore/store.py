@@ -16,12 +16,12 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 from torch import Tensor
 
-from tdstore.bytestore.commit import Publisher, Seen, fetch_manifest, generation_of
-from tdstore.bytestore.directory import DIRECTORY_HINT, Uploaded
+from tdstore.bytestore.commit import ManifestState, Publisher, fetch_manifest, generation_of
+from tdstore.bytestore.directory import DIRECTORY_HINT, UploadedDirectory
 from tdstore.bytestore.manifest import MAX_GRAIN, Document, decode_objects, encode_objects, new_generation
 from tdstore.bytestore.read import Check, Want, drive
 from tdstore.bytestore.table import Leaf, Table, check_table, fill_bytes, to_document
-from tdstore.bytestore.tidy import crowded, wasteful
+from tdstore.bytestore.tidy import ranges_to_merge, ranges_to_rewrite
 from tdstore.bytestore.uncommitted import Uncommitted
 from tdstore.bytestore.view import View
 from tdstore.bytestore.write import Buffer, Names, pack, placed, portions, store_in_memory
@@ -62,14 +62,14 @@ class Limits(NamedTuple):
     """What the store may declare; None: anything."""
 
 
-def _in_turn(fn: Callable[Concatenate[ByteStore, P], R]) -> Callable[Concatenate[ByteStore, P], R]:
+def _serialized(fn: Callable[Concatenate[ByteStore, P], R]) -> Callable[Concatenate[ByteStore, P], R]:
     """Serialize the threads that change a store: each write overlays the state before it."""
 
     @functools.wraps(fn)
     def run(self: ByteStore, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._pid != os.getpid():  # a thread of the parent may have had its turn when this process was forked
             return fn(self, *args, **kwargs)
-        with self._turn:
+        with self._change_lock:
             return fn(self, *args, **kwargs)
 
     return run
@@ -95,7 +95,7 @@ class ByteStore(Store):
         self,
         view: View,
         publisher: Publisher,
-        before: Document | Uploaded | None,
+        before: Document | UploadedDirectory | None,
         mode: Mode,
         limits: Limits,
         reopen: Reopen | None,
@@ -120,7 +120,7 @@ class ByteStore(Store):
         self._can_commit = False
         self._closed = False
         self._pid = os.getpid()
-        self._turn = threading.RLock()
+        self._change_lock = threading.RLock()
         view.memory = self._buffer.pieces
 
     @property
@@ -142,7 +142,7 @@ class ByteStore(Store):
         """Return the header, as `Store.load_header` does."""
         return self._open().header
 
-    @_in_turn
+    @_serialized
     def save_header(self, header: Header) -> None:
         """Commit, as `Store.save_header` does: put the buffered rows, then the manifest, if that is unchanged since.
 
@@ -153,7 +153,7 @@ class ByteStore(Store):
         self._commit(self._changing(), header)
 
     # -- data ----------------------------------------------------------------------------
-    @_in_turn
+    @_serialized
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         """Create leaves, as `Store.create` does. There are no leaf options."""
         view = self._changing()
@@ -168,7 +168,7 @@ class ByteStore(Store):
                 fill_bytes(spec)
             except (TypeError, ValueError, RuntimeError, OverflowError) as error:
                 raise OptionError(f"{self.url}: {path_text(path)} cannot be filled: {error}", url=self.url) from error
-        self._uncommitted.gone(leaves)
+        self._uncommitted.record_removed(leaves)
         with view.guard:
             for path, spec in leaves.items():
                 view.replace(path, Leaf(spec))
@@ -188,7 +188,7 @@ class ByteStore(Store):
         check_indices((r.index, leaf.spec.shape) for r, leaf in found)
         return found
 
-    @_in_turn
+    @_serialized
     def write(self, writes: Sequence[Write]) -> None:
         """Write, as `Store.write` does: into the buffer, which is put as new objects when it is full."""
         view = self._changing()
@@ -209,7 +209,7 @@ class ByteStore(Store):
         fits = bool(self._buffer.pieces)  # then nothing is put meanwhile
         try:
             for w in writes:
-                self._take_in(view, w)
+                self._buffer_value(view, w)
         except BaseException:
             if not fits:
                 with view.guard:
@@ -218,7 +218,7 @@ class ByteStore(Store):
                     self._buffer.clear()
             raise
 
-    def _take_in(self, view: View, w: Write) -> None:
+    def _buffer_value(self, view: View, w: Write) -> None:
         """Buffer a value; a large one in portions, each of which is put as new objects."""
         leaf = self._leaf(w.path)
         if not w.value.numel():
@@ -230,37 +230,37 @@ class ByteStore(Store):
             if self._buffer.nbytes >= self._limits.buffer_bytes:
                 self._flush_buffer(view)
 
-    @_in_turn
+    @_serialized
     def delete(self, paths: Sequence[Path]) -> None:
         """Delete leaves, as `Store.delete` does."""
         view = self._changing()
         for path in paths:
             self._leaf(path)
-        self._uncommitted.gone(paths)
+        self._uncommitted.record_removed(paths)
         with view.guard:
             for path in dict.fromkeys(paths):
                 view.remove(path)
 
-    @_in_turn
+    @_serialized
     def resize(self, lengths: Mapping[Path, int]) -> None:
         """Resize leaves, as `Store.resize` does, without moving a byte."""
         view = self._changing()
         for path, length in lengths.items():
             if not self._leaf(path).spec.shape or length < 0:
                 raise ValueError(f"{path_text(path)} of {self.url} cannot have length {length}")
-        self._uncommitted.resized()
+        self._uncommitted.record_resized()
         with view.guard:
             for path, length in lengths.items():
                 view.replace(path, self._leaf(path).resized(length))
 
-    @_in_turn
+    @_serialized
     def rename(self, moves: Mapping[Path, Path]) -> None:
         """Rename leaves, as `Store.rename` does, without moving a byte."""
         view = self._changing()
         leaves = {path: self._leaf(path) for path in moves}
         if len(set(moves.values())) < len(moves):
             raise ValueError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
-        self._uncommitted.moved(moves)
+        self._uncommitted.record_renamed(moves)
         with view.guard:
             for path in leaves:
                 view.remove(path)
@@ -268,7 +268,7 @@ class ByteStore(Store):
                 view.replace(moves[path], leaf)
 
     # -- life ----------------------------------------------------------------------------
-    @_in_turn
+    @_serialized
     def discard(self) -> None:
         """Restore the leaves of the last commit, as `Store.discard` does, without a request.
 
@@ -278,7 +278,7 @@ class ByteStore(Store):
             self._changing()  # it says so; after a conflict, which it says too, changes may still be taken back
         self._take_back(self._open())
 
-    @_in_turn
+    @_serialized
     def flush(self) -> None:
         """Commit rows that were written into leaves of the last commit; a change of structure waits for `save_header`.
 
@@ -288,7 +288,7 @@ class ByteStore(Store):
         if self.writable and self._committed and self._uncommitted.rows and not self._uncommitted.structure:
             self._commit(self._changing(), view.header)
 
-    @_in_turn
+    @_serialized
     def refresh(self) -> bool:
         """Move to the newest generation; returns True if it differs from the one before.
 
@@ -314,7 +314,7 @@ class ByteStore(Store):
         check_table(table, self._limits.max_bytes, self.url)
         fresh = View(self.engine, self.url, table, document.header, check=view.check, nbytes=len(data), wary=view.wary)
         fresh.memory = self._buffer.pieces
-        self._publisher.seen = Seen(True, document.generation, blob.tag)
+        self._publisher.seen = ManifestState(True, document.generation, blob.tag)
         self._before, self._view = document, fresh
         self._uncommitted = Uncommitted(table.leaves)
         self._conflict = None
@@ -359,7 +359,7 @@ class ByteStore(Store):
         self.flush()
         return None if self._reopen is None else (self._reopen[0], "r", dict(self._reopen[1]))
 
-    @_in_turn
+    @_serialized
     def collect(self, older_than: float = 86400.0) -> list[str]:
         """Remove objects that no manifest names: of writers that were killed. Needs an engine that can list.
 
@@ -374,7 +374,7 @@ class ByteStore(Store):
             raise StoreError(f"{self.url} has changes that are not committed", url=self.url, hint="commit them first")
         return self._publisher.collect(older_than)
 
-    @_in_turn
+    @_serialized
     def close(self) -> None:
         """Commit written rows, drop other changes, remove uncommitted objects, close the engine. May be repeated."""
         if self._closed:
@@ -400,7 +400,7 @@ class ByteStore(Store):
     def _changing(self) -> View:
         view = self._open()
         if not self.writable:
-            hint = DIRECTORY_HINT if isinstance(self._before, Uploaded) else "open it with mode='r+' to write"
+            hint = DIRECTORY_HINT if isinstance(self._before, UploadedDirectory) else "open it with mode='r+' to write"
             raise ReadOnlyError(f"{self.url} was opened for reading only", url=self.url, hint=hint)
         if self._conflict is not None:
             raise self._conflict.with_traceback(None)
@@ -469,10 +469,10 @@ class ByteStore(Store):
 
     def _tidy(self, view: View) -> None:
         for path, leaf in list(view.table.leaves.items()):
-            ranges = crowded(leaf)
+            ranges = ranges_to_merge(leaf)
             if ranges is not None:
                 self._rewrite(view, path, ranges)
-        for path, ranges in wasteful(view.table).items():
+        for path, ranges in ranges_to_rewrite(view.table).items():
             self._rewrite(view, path, ranges)
 
     def _rewrite(self, view: View, path: Path, ranges: Ints) -> None:

@@ -333,10 +333,10 @@ def stored_bytes(leaves: Iterable[Leaf], pieces: Pieces) -> int:
     total = 0
     for leaf in leaves:
         start, stop, piece, offset = leaf.extents
-        on_medium = piece >= 0
-        total += int((stop - start)[~on_medium].sum())
-        rows = pieces.rows[piece[on_medium]]
-        begin = place(rows[:, 0]) + rows[:, 1] + offset[on_medium]
-        spans.append(np.stack([begin, begin + (stop - start)[on_medium]], 1))
+        is_stored = piece >= 0
+        total += int((stop - start)[~is_stored].sum())
+        rows = pieces.rows[piece[is_stored]]
+        begin = place(rows[:, 0]) + rows[:, 1] + offset[is_stored]
+        spans.append(np.stack([begin, begin + (stop - start)[is_stored]], 1))
     different = cover(np.concatenate(spans), 0)
     return total + int((different[:, 1] - different[:, 0]).sum())

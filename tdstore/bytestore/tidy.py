@@ -33,7 +33,7 @@ def allowed(nbytes: int) -> int:
     return SMALL_SPARE if nbytes <= SMALL_LEAF else min(SPARE + nbytes // BYTES_PER_EXTENT, MAX_EXTENTS)
 
 
-def crowded(leaf: Leaf) -> Ints | None:
+def ranges_to_merge(leaf: Leaf) -> Ints | None:
     """Return the ranges of a leaf to rewrite, each as one extent; None if it has few enough.
 
     Half of the allowed number remains, so that the next commit does not rewrite again.
@@ -61,7 +61,7 @@ def crowded(leaf: Leaf) -> Ints | None:
     return np.stack([starts, np.minimum(starts + window, nbytes)], 1)
 
 
-def wasteful(table: Table) -> dict[Path, Ints]:
+def ranges_to_rewrite(table: Table) -> dict[Path, Ints]:
     """Return the ranges of leaves that lie in poorly used or in far too many tiny objects."""
     if not len(table.objects):
         return {}

@@ -32,7 +32,7 @@ class Uncommitted:
     def __bool__(self) -> bool:
         return self.rows or self.structure
 
-    def moved(self, moves: Mapping[Path, Path]) -> None:
+    def record_renamed(self, moves: Mapping[Path, Path]) -> None:
         """Record that leaves were renamed, all at once."""
         origin = self._origins()
         found = {new: origin.pop(old) for old, new in moves.items() if old in origin}
@@ -40,13 +40,13 @@ class Uncommitted:
             origin.pop(new, None)
         origin.update(found)
 
-    def gone(self, paths: Iterable[Path]) -> None:
+    def record_removed(self, paths: Iterable[Path]) -> None:
         """Record that leaves were deleted or replaced."""
         origin = self._origins()
         for path in paths:
             origin.pop(path, None)
 
-    def resized(self) -> None:
+    def record_resized(self) -> None:
         """Record that leaves were resized."""
         self._origins()
 

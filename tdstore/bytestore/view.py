@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tdstore.builtin.resident import full
 from tdstore.bytestore.manifest import Document
-from tdstore.bytestore.read import Check, Fetcher, Rounds, Want, covered, drive
+from tdstore.bytestore.read import Check, Fetcher, Rounds, Want, drive, written_bytes
 from tdstore.bytestore.table import Bytes, Leaf, Table, stored_bytes
 from tdstore.engine import Engine
 from tdstore.errors import CorruptStoreError, StoreError
@@ -34,7 +34,7 @@ nothing costs more than twice what it would to who knew before what is read: the
 paid for a pair (Karlin, Manasse, Rudolph, Sleator: Competitive snoopy caching, 1988)."""
 REQUEST = 8 << 10
 """A range costs so many bytes more than it has: those that are compared with it, and what lies before the next."""
-KEPT_BYTES = 64 << 20
+CACHE_BYTES = 64 << 20
 """All leaves that are kept."""
 
 
@@ -73,8 +73,8 @@ class View:
         self.wary = wary
         self.memory: Mapping[int, Bytes] = {}
         self._tips = dict(tips or {})
-        self._kept: dict[Path, Tensor] = {}
-        self._kept_bytes = 0
+        self._cached: dict[Path, Tensor] = {}
+        self._cached_bytes = 0
         self._paid: dict[Path, int] = {}
         self._ahead = True
         self.guard = threading.RLock()
@@ -108,9 +108,9 @@ class View:
         self._changes += 1
         self._ahead = False
         self._paid.pop(path, None)
-        kept = self._kept.pop(path, None)
-        if kept is not None:
-            self._kept_bytes -= kept.nbytes
+        cached = self._cached.pop(path, None)
+        if cached is not None:
+            self._cached_bytes -= cached.nbytes
 
     def compact(self, document: Document, which: list[int]) -> None:
         """Adopt the table of this generation: drop objects, pieces and caches that it does not need."""
@@ -149,14 +149,14 @@ class View:
         """Yield ways to read: with prefetched data first, then without, as only the prefetched part may be damaged."""
         with self.guard:
             job = _Job(self, reads())
-            ahead = self._look_ahead(job)
+            ahead = self._prefetch(job)
             generous = job.generous or ahead is not None
-            rounds = planned(ahead or job.rounds())
+            rounds = plan_first_round(ahead or job.rounds())
         yield job, rounds, generous
         if generous:
             with self.guard:
                 job = _Job(self, reads(), exact=True)
-                rounds = planned(job.rounds())
+                rounds = plan_first_round(job.rounds())
             yield job, rounds, False
 
     async def _adrive(self, rounds: Rounds) -> None:
@@ -172,7 +172,7 @@ class View:
         except StopIteration:
             return
 
-    def _look_ahead(self, job: _Job) -> Rounds | None:
+    def _prefetch(self, job: _Job) -> Rounds | None:
         """Return rounds that also fetch all small leaves with the first read; None later, or if it is too much."""
         if not self._ahead or not job.wants:
             return None
@@ -187,14 +187,14 @@ class View:
             job.want_whole(path, leaf)
         return job.rounds(all_sums=True)
 
-    def kept(self, path: Path) -> Tensor | None:
+    def cached(self, path: Path) -> Tensor | None:
         """Return the cached value of a leaf that was fetched whole."""
-        return self._kept.get(path)
+        return self._cached.get(path)
 
-    def pays_off(self, path: Path, leaf: Leaf, ranges: Ints) -> bool:
+    def should_fetch_whole(self, path: Path, leaf: Leaf, ranges: Ints) -> bool:
         """Check whether to fetch a leaf whole, since reading parts has cost as much; counts the ranges otherwise."""
         nbytes = leaf.spec.nbytes
-        if nbytes > WARM_LEAF or self._kept_bytes + nbytes > KEPT_BYTES or not is_there(leaf):
+        if nbytes > WARM_LEAF or self._cached_bytes + nbytes > CACHE_BYTES or not is_complete(leaf):
             return False
         paid = self._paid.pop(path, 0)
         if paid >= nbytes:
@@ -202,24 +202,24 @@ class View:
         self._paid[path] = paid + int((ranges[:, 1] - ranges[:, 0]).sum()) + REQUEST * len(ranges)
         return False
 
-    def keep(self, path: Path, leaf: Leaf, value: Tensor, changes: int) -> None:
+    def cache(self, path: Path, leaf: Leaf, value: Tensor, changes: int) -> None:
         """Cache a leaf, if the number of changes is still the `changes` at the time its read was planned."""
         with self.guard:
-            same = self._changes == changes and self.table.leaves.get(path) is leaf and path not in self._kept
-            if same and self._kept_bytes + value.nbytes <= KEPT_BYTES:
-                self._kept_bytes += value.nbytes
-                self._kept[path] = value
+            same = self._changes == changes and self.table.leaves.get(path) is leaf and path not in self._cached
+            if same and self._cached_bytes + value.nbytes <= CACHE_BYTES:
+                self._cached_bytes += value.nbytes
+                self._cached[path] = value
 
     def tip(self, path: Path) -> int | None:
         """Return the checksum of a leaf's tips, if it was not compared yet."""
         return self._tips.get(path)
 
-    def tip_is_right(self, path: Path) -> None:
+    def record_tip_checked(self, path: Path) -> None:
         """Record that the tips were compared."""
         self._tips.pop(path, None)
 
 
-def planned(rounds: Rounds) -> Rounds:
+def plan_first_round(rounds: Rounds) -> Rounds:
     """Plan the first of the rounds now: later writes do not affect them."""
     try:
         first = next(rounds)
@@ -243,10 +243,10 @@ def _rest(rounds: Rounds, asked: list[Range] | None) -> Rounds:
 
 def is_small(leaf: Leaf) -> bool:
     """Check whether a leaf is fetched whole for any read of it."""
-    return 0 < leaf.spec.nbytes <= SMALL_LEAF and is_there(leaf)
+    return 0 < leaf.spec.nbytes <= SMALL_LEAF and is_complete(leaf)
 
 
-def is_there(leaf: Leaf) -> bool:
+def is_complete(leaf: Leaf) -> bool:
     """Check whether all of a leaf was written."""
     return len(leaf.extents.piece) > 0 and bool((leaf.extents.piece >= 0).all())
 
@@ -314,7 +314,7 @@ class _Job:
             wanted[read.path] = min(wanted[read.path] + size, leaf.spec.nbytes)  # rows asked for twice are meant
         total, stored = sum(wanted.values()), stored_bytes(leaves.values(), self.view.table.pieces)
         if is_suspect(total, stored):
-            path = max(wanted, key=lambda path: wanted[path] - covered(leaves[path].extents))
+            path = max(wanted, key=lambda path: wanted[path] - written_bytes(leaves[path].extents))
             raise refuse_absent(path, total, stored, self.view.url)
 
     def _room(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -331,7 +331,7 @@ class _Job:
             )
         target = _Target(spec, read.index, out, shape)
         self._targets.append(target)
-        if not self._exact and (is_small(leaf) or self.view.kept(read.path) is not None):
+        if not self._exact and (is_small(leaf) or self.view.cached(read.path) is not None):
             self._add_whole(target, read.path, leaf)
             return
         if not len(leaf.extents.start) and out is None:
@@ -339,7 +339,7 @@ class _Job:
                 target.value = full(LeafSpec(shape, spec.dtype, fill_value=spec.fill_value))
             return
         ranges = byte_ranges(spec.shape, spec.dtype.itemsize, read.index)
-        if not self._exact and len(ranges) and self.view.pays_off(read.path, leaf, ranges):
+        if not self._exact and len(ranges) and self.view.should_fetch_whole(read.path, leaf, ranges):
             self._add_whole(target, read.path, leaf)
             return
         usable = out is not None and out.is_contiguous() and not out.is_conj() and not out.is_neg()
@@ -357,9 +357,9 @@ class _Job:
         """Request a leaf whole, unless it was requested already."""
         if path in self._wholes:
             return
-        kept = self.view.kept(path)
-        if kept is not None:
-            self._wholes[path] = _Whole(leaf, kept)
+        cached = self.view.cached(path)
+        if cached is not None:
+            self._wholes[path] = _Whole(leaf, cached)
             return
         value = self._room(path, leaf.spec.shape, leaf.spec.dtype)
         self._wholes[path] = _Whole(leaf, value, True)
@@ -391,11 +391,11 @@ class _Job:
                     url=view.url,
                     hint="upload it again: its files are of different saves",
                 )
-            view.tip_is_right(tips.path)
+            view.record_tip_checked(tips.path)
         for path, whole in self._wholes.items():
             if whole.fetched:
                 _repair_bools(whole.value)
-                view.keep(path, whole.leaf, whole.value, self._changes)
+                view.cache(path, whole.leaf, whole.value, self._changes)
         return [self._result(target) for target in self._targets]
 
     def _result(self, target: _Target) -> Tensor:

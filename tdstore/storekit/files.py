@@ -269,7 +269,7 @@ def open_dir(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def is_still(fd: int, name: str, parent: int) -> bool:
+def is_same_entry(fd: int, name: str, parent: int) -> bool:
     """Check whether an entry of a folder is still the file that `fd` was opened from."""
     try:
         there = os.stat(name, dir_fd=parent, follow_symlinks=False)

@@ -16,7 +16,7 @@ from tdstore.storekit import files
 _TEMP = re.compile(r"\..*\.tdstore-[0-9a-f]{16}(-old)?")
 _SHOWN = 5
 
-Strangers = Callable[[int], Sequence[str]]
+ForeignFiles = Callable[[int], Sequence[str]]
 """Given the descriptor of a folder: the files in it that do not belong to a store that may be replaced."""
 
 
@@ -30,7 +30,7 @@ class Site:
         path: the target, absolute.
         url: the location for messages.
         timeout: seconds to wait for other processes.
-        strangers: selects the files at the target that do not belong to a store.
+        foreign: selects the files at the target that do not belong to a store.
         first: files that identify the format: removed before the rest of the folder, so that a concurrent
             reader cannot take the remainder for a whole store.
         kind: what is stored, for messages.
@@ -47,7 +47,7 @@ class Site:
         *,
         url: str,
         timeout: float,
-        strangers: Strangers,
+        foreign: ForeignFiles,
         first: Sequence[str],
         kind: str = "a dataset",
     ) -> None:
@@ -57,7 +57,7 @@ class Site:
         self.timeout = timeout
         self.temp = ""
         self.parent = self.root = -1
-        self._strangers = strangers
+        self._foreign = foreign
         self._first = tuple(first)
         self._kind = kind
         self._made: list[str] = []
@@ -126,15 +126,15 @@ class Site:
                 return -1
             if not replace:
                 raise StoreExistsError(f"{url} exists already", url=url, hint="mode='w' replaces it")
-            if strangers := self._strangers(fd):
-                more = f" and {len(strangers) - _SHOWN} more" if len(strangers) > _SHOWN else ""
+            if foreign := self._foreign(fd):
+                more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
                 raise StoreExistsError(
-                    f"{url} holds files that are not part of {self._kind}: {', '.join(strangers[:_SHOWN])}{more}",
+                    f"{url} holds files that are not part of {self._kind}: {', '.join(foreign[:_SHOWN])}{more}",
                     url=url,
                     hint="nothing was deleted; move these away, or save to another place",
                 )
         except BaseException:
-            self._swapped = not files.is_still(fd, self.name, self.parent)
+            self._swapped = not files.is_same_entry(fd, self.name, self.parent)
             os.close(fd)
             raise
         return fd
@@ -180,7 +180,7 @@ class Site:
             return True
         try:
             with alone(old):
-                if not files.is_still(old, self.name, self.parent):
+                if not files.is_same_entry(old, self.name, self.parent):
                     return False
                 files.exchange(self.temp, self.name, self.parent)
                 swapped()

@@ -242,7 +242,7 @@ def own_sessions(key: tuple[int, int]) -> list[Session]:
     return [s for s in _SESSIONS.get(key, ()) if not s.ended and not s.detached and s.pid == os.getpid()]
 
 
-def somebody_in(root: int) -> bool:
+def has_live_session(root: int) -> bool:
     """Check whether a live session holds the folder (through a descriptor of our own)."""
     probe = os.open(".", files.SAFE_DIR, dir_fd=root)
     parent = open_parent(root)

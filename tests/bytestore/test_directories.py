@@ -161,7 +161,7 @@ def test_the_peers_directory(peers, can):
     with pytest.raises(StoreNotFoundError):
         open_objects(engine)
     engine.reset()
-    store = open_directory(engine, peer=True)
+    store = open_directory(engine, no_manifest=True)
     assert engine.rounds == 3  # one for each level
     assert open_directory(engine).load_header() == store.load_header()
     found = contents(store)

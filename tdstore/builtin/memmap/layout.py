@@ -1,4 +1,4 @@
-"""Where the leaves of a directory store lie: names of files and folders, and what is known about each leaf's file."""
+"""The file layout of a directory store: names of files and folders, and the state of each leaf's file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REHASH_LIMIT = 256 << 20
 
 
 class LeafFile:
-    """One leaf of an open store and its file. Holds no tensor that was handed out."""
+    """One leaf of an open store and its file. Holds no tensor that a caller has."""
 
     __slots__ = (
         "__weakref__",
@@ -61,9 +61,9 @@ class LeafFile:
     known: Sums
     """While `sums` is None: those of the leading blocks that have not changed since they were summed."""
     elders: list[tuple[weakref.ref[Tensor], LeafFile]]
-    """This leaf as it was before it grew, while somebody may write through the tensor that was handed out then."""
+    """This leaf before it grew, as long as a caller may write through the tensor of that time."""
     holes: Holes | None
-    """None when every byte has a block on the medium, so that stores through the mapping cannot fail."""
+    """None when every byte has a block on the disk, so that writes through the mapping cannot fail."""
     sparse: bool
     """Whether its file had holes when it was opened."""
     changed: int
@@ -99,7 +99,7 @@ class LeafFile:
 
     @classmethod
     def from_record(cls, record: LeafRecord) -> LeafFile:
-        """A leaf of a checked manifest."""
+        """Build a leaf from its record in a checked manifest."""
         fill = decode_value(record.fill) if record.fill else 0
         leaf = cls(record.path, record.shape, NAME_TO_DTYPE[record.dtype], fill, record.file)
         if leaf.nbytes:
@@ -107,7 +107,7 @@ class LeafFile:
         return leaf
 
     def record(self) -> LeafRecord:
-        """As the manifest keeps it; the sums must be known."""
+        """Return the record for the manifest; the checksums must be known."""
         assert self.sums is not None, self.path
         fill = encode_value(self.fill) if self.fill else 0
         return leaf_record(
@@ -115,39 +115,39 @@ class LeafFile:
         )
 
     def spec(self) -> LeafSpec:
-        """Shape, dtype and fill value."""
+        """Return shape, dtype and fill value."""
         return LeafSpec(self.shape, self.dtype, fill_value=self.fill)
 
     def seen(self) -> int:
-        """The version of the mapped memory, as torch counts in-place operations."""
+        """Return the version of the mapped memory: torch's count of in-place operations."""
         try:
             return 0 if self.probe is None else self.probe._version
         except RuntimeError:  # mapped under inference_mode, which does not count
             return -1
 
     def written(self) -> bool:
-        """Whether the data is known to have changed since its sums were taken."""
+        """Check whether the data is known to have changed since its checksums were computed."""
         return self.sums is None or self.written_to()
 
     def written_to(self) -> bool:
-        """Whether torch wrote through the mapping, or through one of before the leaf grew, since sums were taken."""
+        """Check whether torch wrote to this mapping, or one from before the leaf grew, since checksums were taken."""
         if self.probe is not None and (self.seen() != self.version or self.version == -1):
             return True
         return any(elder.written_to() for _, elder in self.elders)
 
     def leading(self) -> Sums:
-        """The sums of the leading whole blocks that hold what was summed."""
+        """Return the checksums of the leading whole blocks that are covered."""
         if self.written_to():
             return EMPTY
         return self.known if self.sums is None else self.sums.leading(self.nbytes)
 
     def changes_from(self, start: int) -> None:
-        """Bytes from `start` on are about to change."""
+        """Record that bytes from `start` on are about to change."""
         self.known = self.leading().leading(start)
         self.sums = None
 
     def follow(self, old: LeafFile, view: Tensor | None) -> None:
-        """Take over the sums of this leaf before it changed its length, and watch the tensor that was handed out."""
+        """Adopt the checksums of this leaf before a change of its length, and watch the tensor of the caller."""
         self.known = old.leading().leading(min(old.nbytes, self.nbytes))
         self.elders = [pair for pair in old.elders if pair[0]() is not None]
         if old.handed and view is not None and not old.temp:
@@ -155,24 +155,24 @@ class LeafFile:
             self.elders.append((weakref.ref(view), old))
 
     def suspect(self) -> bool:
-        """Whether the data may have changed since: written, or small enough that looking is cheap."""
+        """Check whether the data may have changed since: written, or small enough that hashing it is cheap."""
         return self.written() or (self.probe is not None and self.nbytes <= REHASH_LIMIT)
 
 
-# The names of the files of a nested tensor, as the peer gives them to elements and shapes.
+# The names that tensordict gives the files of a nested tensor: elements and shapes.
 _PARTS = {NESTED_VALUES: "", NESTED_SPANS: ".spans", NESTED_SHAPES: ".shape"}
 
 
 def _is_part(path: Path) -> bool:
-    """Whether a leaf is one of those of a nested tensor."""
+    """Check whether a leaf is a part of a nested tensor."""
     return len(path) > 1 and path[-1] in _PARTS
 
 
 class Layout:
-    """Gives every group a folder and every leaf a file: injective, also where case does not count.
+    """Assign a folder to every group and a file to every leaf: injective, also where case does not count.
 
-    A leaf's `NAME.memmap` and a group's folder never meet (`keys.encode_file_name`), so the two kinds
-    of names are kept apart here.
+    A leaf's `NAME.memmap` and a group's folder never collide (`keys.encode_file_name`), so the two kinds
+    of names are separate here.
     """
 
     def __init__(self) -> None:
@@ -181,10 +181,10 @@ class Layout:
         self._taken: dict[tuple[FileParts, bool], dict[str, str]] = {}
 
     def adopt(self, path: Path, file: FileParts) -> None:
-        """Take over the place of a leaf that is there."""
+        """Register the file of an existing leaf."""
         self._files[path] = file
         if _is_part(path):
-            path = path[:-1]  # its file lies where the peer has that of the entry
+            path = path[:-1]  # its file lies where tensordict has that of the entry
         groups = range(1, len(path)) if len(file) == len(path) else (len(path) - 1,)
         for depth in groups:
             self._folders.setdefault(path[:depth], file[: depth - len(path)])
@@ -193,7 +193,7 @@ class Layout:
         self._take(file[:-1], file[-1].removesuffix(SUFFIX), group=False)
 
     def file(self, path: Path) -> FileParts:
-        """The file of a leaf; the same each time."""
+        """Return the file of a leaf; the same each time."""
         if path not in self._files:
             *above, name = path[:-1] if _is_part(path) else path
             stem = name + _PARTS[path[-1]] if _is_part(path) else name
@@ -202,14 +202,14 @@ class Layout:
         return self._files[path]
 
     def folder(self, path: Path) -> FileParts:
-        """The folder of a group; the same each time."""
+        """Return the folder of a group; the same each time."""
         if path not in self._folders:
             parent = self.folder(path[:-1])
             self._folders[path] = (*parent, self._fresh(parent, path[-1], group=True))
         return self._folders[path]
 
     def is_free(self, folder: FileParts, name: str) -> bool:
-        """Whether no group has this folder."""
+        """Check whether no group has this folder."""
         return fold(name) not in self._taken.get((folder, True), {})
 
     def _take(self, folder: FileParts, name: str, *, group: bool) -> None:
@@ -217,7 +217,7 @@ class Layout:
 
     def _fresh(self, folder: FileParts, key: str, *, group: bool) -> str:
         taken = self._taken.setdefault((folder, group), {})
-        # Not portable to Windows, where nothing of this backend runs: so the peer finds a key such as "aux".
+        # Not portable to Windows, where this backend does not run: so tensordict finds a key such as "aux".
         name = encode_file_name(key, group=group, portable=False)
         if fold(name) in taken:
             name = encode_names([key], groups=(key,) if group else (), taken=taken.values(), portable=False)[key]

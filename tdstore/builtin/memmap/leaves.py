@@ -1,4 +1,4 @@
-"""The leaves of an open directory store: what they are, read and written where they lie, new ones made aside."""
+"""The leaves of an open directory store: specs, reads and writes in place, new leaves under temporary names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PREALLOCATED = 256 << 20
 
 
 class MemmapLeaves(ResidentStore):
-    """Everything of a directory store but how it is opened, committed and closed."""
+    """A directory store without opening, commit and close."""
 
     caps = (
         Cap.WRITE
@@ -58,7 +58,7 @@ class MemmapLeaves(ResidentStore):
         self.url = location or "an anonymous memmap store"
         self.writable = mode != "r"
         if location is None:
-            # It ends with the store, and what is deleted is gone at once.
+            # It ends with the store, and deleted leaves are removed at once.
             self.caps = MemmapLeaves.caps & ~(Cap.PERSISTENT | Cap.DISCARD)  # type: ignore[misc]
         self._mode: Mode = mode
         self._options = options
@@ -100,7 +100,7 @@ class MemmapLeaves(ResidentStore):
         return self._header
 
     def leaf_file(self, path: Path) -> str:
-        """Absolute name of a leaf's file, as it is once the store is committed.
+        """Return the absolute name of a leaf's file after the commit.
 
         Raises:
             UnsupportedError: the store is anonymous, or the leaf has no elements and so no file.
@@ -138,7 +138,7 @@ class MemmapLeaves(ResidentStore):
         leaf = self._files[path]
         leaf.handed = True
         if self.writable and leaf.nbytes and (leaf.temp is not None or self._hold.building):
-            leaf.changes_from(0)  # what is not committed yet is looked at once, then
+            leaf.changes_from(0)  # an uncommitted leaf is then hashed once
         return tensor
 
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
@@ -153,7 +153,7 @@ class MemmapLeaves(ResidentStore):
         ]
 
     def _lacks_blocks(self, path: Path) -> bool:
-        """Whether reading a leaf through its mapping may end the process: on a full tmpfs, a hole finds no page."""
+        """Check whether a read through the mapping may end the process: on a full tmpfs, a hole finds no page."""
         leaf = self._files[path]
         holes = leaf.holes is not None and leaf.holes.left
         if not holes and (self.writable or not leaf.sparse):
@@ -188,7 +188,7 @@ class MemmapLeaves(ResidentStore):
         super().check(paths, rows)
 
     def _refuse_holes(self, path: Path, rows: int) -> None:
-        """Refuse to copy rows that take far more memory than the leaf takes on the medium, unless that is allowed."""
+        """Refuse to copy rows that take far more memory than the leaf takes on the storage, unless that is allowed."""
         leaf = self._leaf(path)
         if self._options["max_bytes"] is None:
             with files.io_errors(self.url, "looking at leaves", writing=False):
@@ -270,7 +270,7 @@ class MemmapLeaves(ResidentStore):
                 self._leaves.pop(path, None)
 
     def _make_other_length(self, old: LeafFile, leaf: LeafFile) -> None:
-        """Copy the rows that stay to a new file: shortening one would take pages from under old mappings."""
+        """Copy the remaining rows to a new file: shortening the old one would take pages from old mappings."""
         try:
             self._writer.make(leaf, aside=True)
             if leaf.nbytes and old.nbytes:

@@ -1,4 +1,4 @@
-"""Open a directory store: read its manifest (or the peer's meta.json files), check every file, then map it."""
+"""Opening of a directory store: read its manifest (or tensordict's meta.json files), check every file, then map it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal
 
 from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.memmap.tensor import map_fd
-from tdstore.builtin.memmap.tensordict_layout import META, read_peer
+from tdstore.builtin.memmap.tensordict_layout import META, read_tensordict
 from tdstore.builtin.readcheck import OPENED
 from tdstore.errors import (
     CorruptStoreError,
@@ -36,17 +36,17 @@ MAX_MANIFEST = documents.MAX_FILE_BYTES
 
 @dataclass
 class Contents:
-    """What a directory holds."""
+    """The contents of a directory."""
 
     raw: bytes
-    """The manifest as it is on the medium; empty for a directory of the peer."""
+    """The manifest as stored; empty for a directory of tensordict."""
     header: Header
     leaves: list[LeafFile]
 
 
 @dataclass
 class Situation:
-    """What the log of sessions says about the checksums."""
+    """The state of the checksums according to the session log."""
 
     log: Log | None
     live: bool
@@ -54,25 +54,26 @@ class Situation:
 
     @property
     def crashed(self) -> bool:
-        """Somebody died while writing: every leaf must be compared."""
+        """Check whether a writer died: every leaf must be compared."""
         return self.log is not None and not self.live and bool(self.log.opened or self.log.torn)
 
     def skips(self, leaf: LeafFile) -> bool:
-        """Whether the sums of a leaf are not meant to fit."""
+        """Check whether the checksums of a leaf may differ from its data."""
         return self.live or (self.log is not None and not self.crashed and self.log.stale(leaf.path))
 
 
 def situation(root: int) -> Situation:
-    """Read the log and ask whether anybody is in."""
+    """Read the log and check for live sessions."""
     log = session.read_log(root)
-    return Situation(log, log is not None and session.somebody_in(root))
+    return Situation(log, log is not None and session.has_live_session(root))
 
 
 def read_contents(root: int, url: str) -> Contents:
-    """The manifest, or what the peer's files say.
+    """Read the manifest, or the files of tensordict.
 
     Raises:
-        StoreNotFoundError: neither is there. CorruptStoreError: it is damaged.
+        StoreNotFoundError: neither exists.
+        CorruptStoreError: it is damaged.
     """
     try:
         raw = files.read_small(documents.NAME, root, MAX_MANIFEST)
@@ -91,7 +92,7 @@ def _read_peer(root: int, url: str) -> Contents:
         raise StoreNotFoundError(
             f"{url} holds neither {documents.NAME} nor {META}: it is not a dataset", url=url
         ) from None
-    header, leaves = read_peer(root, url)
+    header, leaves = read_tensordict(root, url)
     return Contents(b"", header, leaves)
 
 
@@ -109,9 +110,18 @@ def check_budget(leaves: Iterable[LeafFile], max_bytes: int | None, url: str) ->
 def check_and_map(
     root: int, contents: Contents, now: Situation, *, shared: bool, verify: Verify, accept: bool, url: str
 ) -> None:
-    """Check every file against what is declared, and map those that pass.
+    """Check every file against its declaration, and map those that pass.
 
-    Leaves whose sums are not to be trusted (`accept`) end with `sums` None.
+    Leaves whose checksums are not to be trusted (`accept`) end with `sums` None.
+
+    Args:
+        root: descriptor of the folder.
+        contents: the declared leaves.
+        now: the state of the checksums.
+        shared: map for writing; else writes stay in this process.
+        verify: "full", "size" or "none", as `open_memmap` has it.
+        accept: accept leaves that a dead writer left.
+        url: the location, for messages.
 
     Raises:
         CorruptStoreError: missing, short, too long, not a plain file, shared by two leaves, other bytes.
@@ -182,16 +192,16 @@ def _open_leaf(tree: files.Tree, leaf: LeafFile, url: str, now: Situation, dirty
 
 
 def compared_whole(leaves: Iterable[LeafFile]) -> int:
-    """Up to how many bytes leaves of a dataset are compared whole when it is opened."""
+    """Return up to how many bytes leaves of a dataset are compared whole when it is opened."""
     return OPENED if sum(leaf.nbytes for leaf in leaves) <= OPENED else WHOLE
 
 
 def _compare(fd: int, leaf: LeafFile, info: os.stat_result, now: Situation, verify: Verify, whole: int) -> str | None:
-    """Why the file is not what was committed; leaves of up to `whole` bytes are compared whole."""
+    """Return how the file differs from the commit, or None; leaves of up to `whole` bytes are compared whole."""
     size = info.st_size
     # A session that grows a leaf lengthens its file before the manifest says so.
     if size < leaf.nbytes or (size > leaf.nbytes and now.log is None):
-        return f"leaf {path_text(leaf.path)} has {size} bytes on the medium, expected {leaf.nbytes}"
+        return f"leaf {path_text(leaf.path)} has {size} bytes, expected {leaf.nbytes}"
     if leaf.sums is None or now.skips(leaf):
         return None
     if now.crashed or verify == "full":
@@ -207,11 +217,11 @@ def _compare(fd: int, leaf: LeafFile, info: os.stat_result, now: Situation, veri
 
 
 def compare_sums(fd: int, leaf: LeafFile, expected: Sums) -> str | None:
-    """Hash a file and say which block is not as committed."""
+    """Hash a file and describe the first block that differs from the commit."""
     try:
         got = sums_of_file(fd, leaf.nbytes, block=expected.block)
     except EOFError:
-        return f"leaf {path_text(leaf.path)} has {os.fstat(fd).st_size} bytes on the medium, expected {leaf.nbytes}"
+        return f"leaf {path_text(leaf.path)} has {os.fstat(fd).st_size} bytes, expected {leaf.nbytes}"
     if got.crc == expected.crc:
         return None
     block = next(i for i in range(0, len(got.crc), 4) if got.crc[i : i + 4] != expected.crc[i : i + 4])
@@ -222,7 +232,7 @@ def compare_sums(fd: int, leaf: LeafFile, expected: Sums) -> str | None:
 
 
 def crc_of_range(root: int, raw: bytes, leaf: LeafFile, start: int, stop: int) -> int | None:
-    """crc32c of a part of a leaf's file; None where somebody wrote since the manifest `raw` was read."""
+    """Compute the crc32c of a part of a leaf's file; None if it was written since the manifest `raw` was read."""
     try:
         with files.Tree(root) as tree:
             fd = tree.open(leaf.file)
@@ -239,9 +249,9 @@ def crc_of_range(root: int, raw: bytes, leaf: LeafFile, start: int, stop: int) -
 
 
 def crc_unless_written(root: int, leaf: LeafFile, start: int, stop: int) -> int | None:
-    """crc32c of a part of a leaf that is mapped for writing; None where it may have been written since it was opened.
+    """Compute the crc32c of a part of a leaf mapped for writing; None if it may have been written since it was opened.
 
-    torch counts its writes, but not those through numpy, nor those of other processes. The time of the file tells.
+    torch counts its writes, but not those through numpy, nor those of other processes. The time of the file shows both.
     """
     try:
         with files.Tree(root) as tree:
@@ -256,20 +266,20 @@ def crc_unless_written(root: int, leaf: LeafFile, start: int, stop: int) -> int 
 
 
 def is_untouched(root: int, fd: int, leaf: LeafFile) -> bool:
-    """Whether nobody can have written to a leaf's file since it was opened for writing; False where that is unknown."""
+    """Check whether no process can have written to a leaf's file since it was opened for writing; False if unknown."""
     info = os.fstat(fd)
     return 0 < leaf.changed == info.st_mtime_ns and is_store_noticed(root, info.st_dev)
 
 
 def _told_by(info: os.stat_result) -> int:
-    """The time of a file, if it is old enough that a write after now is sure to change it."""
+    """Return the time of a file, if it is old enough that any later write changes it."""
     coarse = info.st_mtime_ns % 1_000_000 == 0  # a file system that counts in seconds, perhaps
     margin = 2_500_000_000 if coarse else 20_000_000
     return info.st_mtime_ns if info.st_mtime_ns < time.time_ns() - margin else 0
 
 
 def is_store_noticed(root: int, device: int) -> bool:
-    """Whether a store through a mapping changes the time of a file. On file systems in memory it does not."""
+    """Check whether a write through a mapping changes the time of a file. On file systems in memory it does not."""
     if device not in _noticed:
         name = files.temp_name()
         fd = files.create_empty(name, root)
@@ -306,21 +316,21 @@ def _map_error(error: RuntimeError, leaf: LeafFile, url: str) -> StoreError:
 
 
 def await_commit(location: str, timeout: float) -> None:
-    """Wait while somebody commits: files are at their names a moment before the manifest that tells of them."""
+    """Wait while another process commits: files get their names a moment before the manifest that refers to them."""
     try:
         fd = os.open(os.path.join(location, session.NAME), os.O_RDONLY | files.SAFE)
     except OSError:
-        return  # nobody writes
+        return  # no writer
     try:
         files.lock(fd, exclusive=False, timeout=timeout, url=location)
     except StoreBusyError:
-        return  # the caller tells of what it found
+        return  # the caller reports the contents
     finally:
         os.close(fd)
 
 
 def fingerprint(location: str) -> object:
-    """What tells one generation from the next: which folder, which manifest, whether somebody writes."""
+    """Return the identity of the present generation: the folder, the manifest, and whether it is being written."""
     found: list[object] = []
     for name in ("", documents.NAME, session.NAME):
         try:

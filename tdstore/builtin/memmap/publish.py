@@ -1,4 +1,4 @@
-"""What belongs to a memmap dataset, so that a save replaces it whole and never a file of somebody else."""
+"""The files of a memmap dataset: a save replaces all of them, and never a file of another program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from functools import partial
 
 from tdstore.builtin.memmap.opening import MAX_MANIFEST, read_contents
-from tdstore.builtin.memmap.tensordict_layout import META, peer_members
+from tdstore.builtin.memmap.tensordict_layout import META, tensordict_members
 from tdstore.errors import CorruptStoreError, StoreError, StoreExistsError
 from tdstore.storekit import documents, files, session
 from tdstore.storekit.publish import Site
@@ -19,17 +19,17 @@ FIRST = (META, documents.NAME)
 
 def build_site(location: str, *, timeout: float) -> Site:
     """Begin a folder beside `location`."""
-    strangers = partial(_strangers, url=location)
-    return Site(location, url=location, timeout=timeout, strangers=strangers, first=FIRST)
+    foreign = partial(_foreign_files, url=location)
+    return Site(location, url=location, timeout=timeout, foreign=foreign, first=FIRST)
 
 
-def _strangers(root: int, url: str) -> list[str]:
-    """Files of a folder that do not belong to the dataset in it; all of them if there is no dataset."""
+def _foreign_files(root: int, url: str) -> list[str]:
+    """Return the files of a folder that do not belong to the dataset in it; all of them if there is no dataset."""
     names = os.listdir(root)
     if documents.NAME in names:
         return _not_ours(root, url)
     if META in names and _is_peer_meta(root):
-        return peer_members(root, url, _ours_anywhere)
+        return tensordict_members(root, url, _ours_anywhere)
     return sorted(names)
 
 
@@ -47,7 +47,7 @@ def _not_ours(root: int, url: str) -> list[str]:
     if log is not None:
         known |= set(log.files)
     folders = {file[:depth] for file in known for depth in range(1, len(file))}
-    # Folders of groups without leaves, and of values, hold nothing but the peer's description.
+    # Folders of groups without leaves, and of values, hold only tensordict's description.
     return [
         "/".join(parts)
         for parts, is_dir in files.walk(root)

@@ -1,6 +1,6 @@
-"""What an open directory store holds (descriptors, session, temporary folder), and how it lets go of it.
+"""The resources of an open directory store (descriptors, session, temporary folder), and their release.
 
-Nothing here refers to the store or to a tensor that was handed out: it ends when those are garbage collected.
+Nothing here refers to the store or to a tensor of a caller: the release runs when those are garbage collected.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Hold:
 
     @property
     def building(self) -> bool:
-        """Whether nobody else can see the folder yet."""
+        """Check whether the folder is unpublished."""
         return self.session is None
 
     # -- beginning -----------------------------------------------------------------------
@@ -61,7 +61,7 @@ class Hold:
             name = f".tdstore-anon-{secrets.token_hex(8)}"
             files.make_dir(name, parent, 0o700)
             self.root = os.open(name, files.SAFE_DIR, dir_fd=parent)
-            # A rival that sweeps may have come between; then the folder is gone or it holds the lock.
+            # Another process that removes remains may have come between: the folder is gone, or locked.
             if files.try_lock(self.root, exclusive=True) and os.fstat(self.root).st_nlink:
                 break
             os.close(self.root)
@@ -92,7 +92,7 @@ class Hold:
                 os.close(parent)
 
     def begin_built(self) -> None:
-        """Enter the log of a folder that is about to be published; its builder's lock ends."""
+        """Begin the session of a folder that is about to be published; the lock of its builder ends."""
         assert self.site is not None
         files.unlock(self.site.root)
         begun = Session(self.root, sync=self.sync)
@@ -104,13 +104,13 @@ class Hold:
         self.session = begun
 
     def alone(self, old: int) -> AbstractContextManager[None]:
-        """Hold the dataset that is to be replaced, once the sessions of others have ended."""
+        """Hold the dataset that is to be replaced, once the sessions of other processes have ended."""
         assert self.site is not None
         return session.exclusive(old, parent=self.site.parent, timeout=self.site.timeout, url=self.url)
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
-        """Undo `begin_built` if the body fails: the store goes on being built."""
+        """Undo `begin_built` if the body fails: the store remains unpublished."""
         assert self.site is not None
         try:
             yield
@@ -134,12 +134,12 @@ class Hold:
 
     # -- tidying -------------------------------------------------------------------------
     def clear_remains(self, log: Log, keep: set[FileParts]) -> None:
-        """Remove what commits that were cut short left: files that no leaf of the manifest names."""
+        """Remove the remains of interrupted commits: files that no leaf of the manifest names."""
         self.unlink([parts for parts, is_dir in files.walk(self.root) if not is_dir and files.is_temp(parts[-1])])
         self.unlink(parts for parts in log.files if parts not in keep and all(map(documents.is_plain_name, parts)))
 
     def unlink(self, parts: Iterable[FileParts]) -> None:
-        """Remove files that belong to no leaf, and folders that this empties."""
+        """Remove files that belong to no leaf, and folders that become empty."""
         with files.Tree(self.root) as tree:
             for file in parts:
                 if not file or file[-1] in documents.RESERVED:
@@ -150,7 +150,7 @@ class Hold:
                     continue  # its folder is gone too
 
     def reset(self) -> None:
-        """Let go of a folder that turned out to be another one meanwhile."""
+        """Release a folder that was replaced by another one meanwhile."""
         self.files.clear()
         if self.session is not None:
             self.session.drop()
@@ -161,7 +161,7 @@ class Hold:
 
     # -- the end -------------------------------------------------------------------------
     def end(self) -> None:
-        """Seal what was written in place, remove what was never published, close."""
+        """Seal leaves that were written in place, remove an unpublished folder, close."""
         if self.pid != os.getpid():
             return  # a forked child: the folder and the session are its parent's
         try:
@@ -188,7 +188,7 @@ class Hold:
                 self.root = -1
 
     def _tell_lost(self) -> None:
-        """Torch has no read-only tensors: say so where one was written to all the same."""
+        """Warn of writes to read-only tensors, which torch cannot refuse."""
         lost = [
             leaf for leaf in self.files.values() if leaf.probe is not None and leaf.seen() not in (leaf.version, -1)
         ]
@@ -203,7 +203,7 @@ class Hold:
         if own.ended:
             return
         if not os.fstat(self.root).st_nlink:
-            own.drop()  # the folder was removed: nobody can find what would be sealed
+            own.drop()  # the folder was removed: sealed data would not be found
             return
         if not own.detached:
             for leaf in self.files.values():
@@ -218,11 +218,11 @@ class Hold:
         own.leave(None if own.escaped else touched, self._seal)
 
     def _seal(self, log: Log) -> None:
-        """Bring the sums of touched leaves up to date; the manifest is rewritten only if one differs."""
+        """Update the checksums of leaves that were written; the manifest is rewritten only if one differs."""
         try:
             raw = files.read_small(documents.NAME, self.root, MAX_MANIFEST)
         except FileNotFoundError:
-            return  # a directory of the peer: it keeps no sums
+            return  # a directory of tensordict: it has no checksums
         found, header = documents.decode_manifest(raw, url=self.url)
         with files.Tree(self.root) as tree:
             records = [self._resealed(tree, r) if r.file and log.stale(r.path) else r for r in found.leaves]
@@ -236,16 +236,16 @@ class Hold:
         try:
             fd = tree.open(record.file)
         except OSError:
-            return record  # gone or replaced: whoever opens next is told by the old record
+            return record  # gone or replaced: the next opener compares with the old record
         try:
             sums = sums_of_file(fd, record.nbytes, block=record.block)
             leaf = self.files.get(record.path)
             if sums == record.sums() or (leaf is not None and is_untouched(self.root, fd, leaf)):
-                return record  # else unchanged, and damaged: the old sums tell
+                return record  # else unchanged, and damaged: the old checksums show it
             if self.sync:
                 files.fsync(fd)
         except EOFError:
-            return record  # cut short by somebody: the old record tells
+            return record  # truncated by another program: the old record shows it
         finally:
             os.close(fd)
         return leaf_record(record.path, record.dtype, record.shape, record.nbytes, record.file, sums, record.fill)

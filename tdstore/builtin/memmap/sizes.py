@@ -1,4 +1,4 @@
-"""The sizes that memory-mapped tensors are made with, dense and nested; pure."""
+"""Sizes of memory-mapped tensors, dense and nested. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from tdstore.index.rows import nested_over
 
 
 def asked(shape: tuple[Any, ...], named: Any, fill_value: Any) -> tuple[Any, Any]:
-    """The size and the fill value of a constructor, whose arguments are those of `full`.
+    """Return the size and the fill value of a constructor, whose arguments are those of `full`.
 
     Args:
-        shape: positional arguments: a size in one or several, and the fill value behind it where that is None.
+        shape: positional arguments: a size in one or several, followed by the fill value where that is None.
         named: the argument `shape=`.
+        fill_value: the argument `fill_value=`.
 
     Raises:
         TypeError: there is no size, or no fill value.
@@ -34,7 +35,7 @@ def asked(shape: tuple[Any, ...], named: Any, fill_value: Any) -> tuple[Any, Any
 
 
 def size_of(shape: Sequence[int] | Tensor) -> torch.Size:
-    """The shape of a dense tensor; of a nested one, that of all of its elements, from the shapes of its rows."""
+    """Return the shape of a dense tensor, or that of all elements of a nested one, from the shapes of its rows."""
     if not isinstance(shape, Tensor):
         return torch.Size(shape)
     if shape.ndim != 2 or shape.dtype is not torch.int64 or bool((shape < 0).any()):
@@ -43,10 +44,10 @@ def size_of(shape: Sequence[int] | Tensor) -> torch.Size:
 
 
 def shaped(flat: Tensor, shape: Sequence[int] | Tensor) -> Tensor:
-    """Flat elements in a shape, or as the rows of a nested tensor."""
+    """Give flat elements a shape, or split them into the rows of a nested tensor."""
     return nested_over(flat, shape) if isinstance(shape, Tensor) else flat.view(torch.Size(shape))
 
 
 def shown(shape: Sequence[int] | Tensor) -> str:
-    """A shape, for messages."""
+    """Format a shape for messages."""
     return f"{shape.tolist()} of rows" if isinstance(shape, Tensor) else str(list(shape))

@@ -1,4 +1,4 @@
-"""The `memmap` backend: a directory of raw memory-mapped files, one per leaf, with a manifest that checks itself."""
+"""The `memmap` backend: a directory of raw memory-mapped files, one per leaf, with a manifest and checksums."""
 
 from __future__ import annotations
 
@@ -65,19 +65,24 @@ def open_memmap(
     """Open, or make, a directory of memory-mapped leaves. None (modes "w" and "x") is an anonymous one.
 
     Args:
-        durable: "commit" waits for the medium before it publishes (survives a power cut); "none" does not.
+        location: the folder, or None.
+        mode: "r", "r+", "w", "x" or "a", as in `tdstore.Store`.
+        durable: "commit" waits for the storage before it publishes (survives a power cut); "none" does not.
         verify: "size" checks sizes, all of a dataset of up to 16 MiB, of larger ones leaves of up to 64 KiB and three
             small samples of others, "full" every byte, "none" sizes only.
-        recover: "accept" takes leaves as they are that a writer left unfinished or somebody else changed.
+        recover: "accept" takes leaves as they are that a writer left unfinished or another program changed.
         max_bytes: refuse a store that declares more data.
         preallocate: reserve disk space for new leaves when they are made; default: for those of at most 256 MiB. For
-            others tdstore takes it before it writes to them; torch's own operations on a leaf, which do not, end the
+            others tdstore reserves it before it writes to them; torch's own operations on a leaf, which do not, end the
             process if the disk is full then.
         lock_timeout: seconds to wait for another process that holds the store.
 
     Raises:
-        StoreNotFoundError, StoreExistsError: by mode. CorruptStoreError: not what was committed.
-        DirtyStoreError: a writer died. StoreBusyError: another process holds it. StoreIOError: the medium failed.
+        StoreNotFoundError, StoreExistsError: by mode.
+        CorruptStoreError: differs from the commit.
+        DirtyStoreError: a writer died.
+        StoreBusyError: another process holds it.
+        StoreIOError: the storage failed.
     """
     for name, value, known in (
         ("mode", mode, MODES),
@@ -133,7 +138,7 @@ class MemmapStore(MemmapLeaves):
         self._open_existing()
 
     def _open_existing(self) -> None:
-        """Open, and once more from the start whenever a writer replaced the store meanwhile."""
+        """Open, and again from the start whenever a writer replaced the store meanwhile."""
         assert self.location is not None
         for attempt in range(_ATTEMPTS):
             before = fingerprint(self.location)
@@ -201,7 +206,7 @@ class MemmapStore(MemmapLeaves):
             self._reading = ReadCheck(self.url, sure, on_medium)
 
     def _recover(self, contents: Contents, stale: list[LeafFile], log: session.Log) -> None:
-        """Nobody is in: bring sums up to date, finish or undo a commit that was cut short."""
+        """Update checksums, and finish or undo an interrupted commit, as there is no other session."""
         root = self._hold.root
         self._hold.clear_remains(log, {leaf.file for leaf in contents.leaves})
         with files.Tree(root) as tree:
@@ -234,7 +239,7 @@ class MemmapStore(MemmapLeaves):
                 self._commit(header)
 
     def _publish(self, header: Header) -> None:
-        """First commit of a new store: seal it where it was built, then swap it in."""
+        """Commit a new store for the first time: seal it where it was built, then swap it in."""
         site, hold = self._hold.site, self._hold
         assert site is not None
         self._take_sums()
@@ -255,7 +260,7 @@ class MemmapStore(MemmapLeaves):
         self._lease.session = hold.session
 
     def _commit(self, header: Header) -> None:
-        """A later commit, in place."""
+        """Commit again, in place."""
         hold = self._hold
         assert hold.session is not None
         with hold.committing(self._options["lock_timeout"]):
@@ -309,7 +314,7 @@ class MemmapStore(MemmapLeaves):
                 take_sums(leaf, self._writer)
 
     def _write_meta(self, header: Header) -> None:
-        """The peer's files; what is written is remembered at once, for a disk may be full in between."""
+        """Write the files of tensordict; each is recorded at once, as a disk may be full in between."""
         wanted = meta_files(header, self._files.values(), self._layout)
         with files.Tree(self._hold.root) as tree:
             for parts, data in wanted.items():
@@ -336,7 +341,7 @@ class MemmapStore(MemmapLeaves):
         self._mark_committed()
 
     def discard(self) -> None:
-        """Take back changes of structure since the last commit; rows written into its leaves stay written."""
+        """Discard changes of structure since the last commit; rows written into its leaves stay written."""
         self._check_writable()
         if self.location is None:
             raise self.unsupported(Cap.DISCARD)
@@ -372,7 +377,7 @@ class MemmapStore(MemmapLeaves):
 
     # -- the rest ------------------------------------------------------------------------
     def flush(self) -> None:
-        """Wait for the medium if the store is durable; other processes see writes at once anyway."""
+        """Wait for the storage if the store is durable; other processes see writes at once anyway."""
         self._check_open()
         if self.writable and self._sync and self.location is not None:
             with files.io_errors(self.url, "flushing"):
@@ -417,7 +422,7 @@ class MemmapStore(MemmapLeaves):
         try:
             size = os.fstat(fd).st_size
             if size < leaf.nbytes or (size > leaf.nbytes and not longer):
-                return f"leaf {path_text(leaf.path)} has {size} bytes on the medium, expected {leaf.nbytes}"
+                return f"leaf {path_text(leaf.path)} has {size} bytes, expected {leaf.nbytes}"
             return compare_sums(fd, leaf, leaf.sums)
         finally:
             os.close(fd)

@@ -68,9 +68,9 @@ _HAS_PROC = os.path.isdir(_PROC)
 class MemoryMappedTensor(Tensor):
     """A tensor whose memory is a file.
 
-    What indexing, `split`, `chunk` and `unbind` give is one too where it shares the file: a slice, a row, a step, and
+    Indexing, `split`, `chunk` and `unbind` return one too where the result shares the file: a slice, a row, a step, and
     its own slices. Results of other operations, masks and lists of rows are plain tensors. Pickling sends the name of
-    the file, and for a part its offset, shape and strides, not the data; the file must be there when it is unpickled,
+    the file, and for a part its offset, shape and strides, not the data; the file must exist when it is unpickled,
     and both sides see writes.
 
     Example:
@@ -88,11 +88,11 @@ class MemoryMappedTensor(Tensor):
     def wrap(
         mapped: Tensor, filename: str | None, *, shared: bool = True, lease: Lease | None = None
     ) -> MemoryMappedTensor:
-        """Dress a mapped plain tensor; `lease` keeps the session that it belongs to alive."""
+        """Wrap a mapped plain tensor; `lease` keeps the session that it belongs to alive."""
         tensor: MemoryMappedTensor = Tensor._make_subclass(MemoryMappedTensor, mapped)
         tensor._held = lease  # type: ignore[attr-defined]  # as long as this tensor, the base of its views, lives
         record = MappedFile(filename, shared, None if lease is None else weakref.ref(lease))
-        # Every view of the memory, of whatever class, has this storage: `io.mapped.sent` finds the file by it.
+        # Every view of the memory, of any class, has this storage: `io.mapped.sent` finds the file by it.
         tensor.untyped_storage().tdstore_file = record  # type: ignore[attr-defined]
         return tensor
 
@@ -122,7 +122,7 @@ class MemoryMappedTensor(Tensor):
 
     @property
     def filename(self) -> str:
-        """Absolute name of the file.
+        """Return the absolute name of the file.
 
         Raises:
             RuntimeError: the tensor is anonymous (made without a file name).
@@ -132,7 +132,7 @@ class MemoryMappedTensor(Tensor):
         return self._filename
 
     def is_shared(self) -> bool:
-        """Whether other processes can see the file: an anonymous tensor lies in one of this process alone."""
+        """Check whether other processes can see the file; that of an anonymous tensor belongs to this process alone."""
         return self._filename is not None
 
     @classmethod
@@ -150,13 +150,14 @@ class MemoryMappedTensor(Tensor):
 
         Args:
             input: any strided tensor, of any device; expanded and conjugate ones are materialised.
-            existsok: replace a file that is there (old mappings of it stay valid).
+            filename: the new file; None for an anonymous one.
+            existsok: replace an existing file (old mappings of it stay valid).
             copy_existing: allow a tensor that is mapped from another file already.
             shape: shape of the new tensor, of as many elements; that of `input` by default.
             copy_data: False leaves zeros, without touching the disk.
 
         Raises:
-            StoreExistsError: the file is there, and `existsok` is False.
+            StoreExistsError: the file exists, and `existsok` is False.
             RuntimeError: the tensor is mapped from another file, and `copy_existing` is False.
         """
         if not isinstance(input, Tensor):
@@ -200,10 +201,14 @@ class MemoryMappedTensor(Tensor):
         """Map an existing file; the tensor writes through to it.
 
         Args:
+            filename: the file.
+            dtype: the dtype of its elements.
             shape: its shape; or, int64 `[rows, dims]`, the shapes of the rows of a nested tensor.
+            index: an index of the tensor to return; default: all of it.
 
         Raises:
-            StoreNotFoundError: no such file. CorruptStoreError: its size is not that of the shape.
+            StoreNotFoundError: no such file.
+            CorruptStoreError: its size is not that of the shape.
         """
         name = os.path.abspath(os.fspath(filename))
         mapped: Tensor = _open_existing(name, dtype, shape, shared=True)
@@ -214,11 +219,14 @@ class MemoryMappedTensor(Tensor):
         """Map a file that is open already; the tensor writes through to it, and outlives the handler.
 
         Args:
-            handler: an open file, for reading and writing: a descriptor, or what has one (`fileno()` or `fd`).
+            handler: an open file, for reading and writing: a descriptor, or an object with one (`fileno()` or `fd`).
+            dtype: the dtype of its elements.
             shape: its shape; or, int64 `[rows, dims]`, the shapes of the rows of a nested tensor.
+            index: an index of the tensor to return; default: all of it.
 
         Raises:
-            TypeError: not an open file. CorruptStoreError: not a plain file, or its size is not that of the shape.
+            TypeError: not an open file.
+            CorruptStoreError: not a plain file, or its size is not that of the shape.
 
         Example:
             >>> with tempfile.TemporaryFile() as file:
@@ -247,17 +255,21 @@ class MemoryMappedTensor(Tensor):
         filename: str | os.PathLike[str] | None = None,
         handler: Any = None,
     ) -> Tensor:
-        """Take a storage on the CPU, of a file or of memory, as the tensor's memory. Nothing is copied.
+        """Use a storage on the CPU, of a file or of memory, as the memory of a tensor. Nothing is copied.
 
         Args:
             storage: an `UntypedStorage`, or a typed one, which knows its dtype.
             shape: shape of all of its elements; by default one dimension. Or shapes as in `from_filename`.
-            filename: for who wants to be sure: that of the storage.
-            handler: not taken; see `from_handler`.
+            dtype: the dtype of its elements; by default that of a typed storage.
+            device: the CPU, or None.
+            index: an index of the tensor to return; default: all of it.
+            filename: the expected file of the storage, to be checked.
+            handler: not supported; see `from_handler`.
 
         Raises:
-            TypeError: no dtype is known, or a handler was given. ValueError: another device, or a shape of another
-                number of elements. RuntimeError: the storage is not that of the file.
+            TypeError: no dtype is known, or a handler was given.
+            ValueError: another device, or a shape of another number of elements.
+            RuntimeError: the storage is not that of the file.
         """
         if handler is not None:
             raise TypeError("a storage is memory already; to map an open file, use from_handler(file, dtype, shape)")
@@ -290,10 +302,14 @@ class MemoryMappedTensor(Tensor):
         filename: str | os.PathLike[str] | None = None,
         existsok: bool = False,
     ) -> Self:
-        """Make a nested tensor of zeros over a new file, which has the elements of one row after the other.
+        """Make a nested tensor of zeros over a new file, which holds the elements row by row.
 
         Args:
             shape: the shapes of the rows, `[rows, dims]`.
+            dtype: the dtype; torch's default dtype by default.
+            device: the CPU, or None.
+            filename: the new file; None for an anonymous one.
+            existsok: replace an existing file.
 
         Example:
             >>> [row.shape for row in MemoryMappedTensor.empty_nested([[1, 2], [3, 2]]).unbind()]
@@ -334,10 +350,16 @@ class MemoryMappedTensor(Tensor):
         so too for `empty`, `zeros` and `ones`. The shapes of rows, int64 `[rows, dims]`, make a nested tensor.
 
         Args:
+            fill_value: the value of all elements.
             dtype: by default torch's default dtype for any real number.
+            device: the CPU, or None.
+            filename: the new file; None for an anonymous one.
+            existsok: replace an existing file.
 
         Raises:
-            TypeError: no size, or no fill value. BatchSizeError: a negative size. StoreExistsError: the file is there.
+            TypeError: no size, or no fill value.
+            BatchSizeError: a negative size.
+            StoreExistsError: the file exists.
 
         Example:
             >>> MemoryMappedTensor.full(shape=(2,), fill_value=3)
@@ -365,22 +387,22 @@ class MemoryMappedTensor(Tensor):
 
     @classmethod
     def empty_like(cls, input: Tensor, *, filename: Any = None, **kw: Any) -> Self:
-        """As `empty`, with the shape and dtype of another tensor."""
+        """Make a tensor as `empty` does, with the shape and dtype of another tensor."""
         return cls.full(input.shape, **_like(input, kw), fill_value=0, filename=filename)
 
     @classmethod
     def zeros_like(cls, input: Tensor, *, filename: Any = None, **kw: Any) -> Self:
-        """As `zeros`, with the shape and dtype of another tensor."""
+        """Make a tensor as `zeros` does, with the shape and dtype of another tensor."""
         return cls.full(input.shape, **_like(input, kw), fill_value=0, filename=filename)
 
     @classmethod
     def ones_like(cls, input: Tensor, *, filename: Any = None, **kw: Any) -> Self:
-        """As `ones`, with the shape and dtype of another tensor."""
+        """Make a tensor as `ones` does, with the shape and dtype of another tensor."""
         return cls.full(input.shape, **_like(input, kw), fill_value=1, filename=filename)
 
     @classmethod
     def full_like(cls, input: Tensor, fill_value: Any, *, filename: Any = None, **kw: Any) -> Self:
-        """As `full`, with the shape and dtype of another tensor."""
+        """Make a tensor as `full` does, with the shape and dtype of another tensor."""
         return cls.full(input.shape, **_like(input, kw), fill_value=fill_value, filename=filename)
 
     @classmethod
@@ -437,7 +459,7 @@ class MemoryMappedTensor(Tensor):
 
 @dataclass(frozen=True, slots=True)
 class MappedFile:
-    """What the storage of a mapped tensor knows of its file."""
+    """The file of the storage of a mapped tensor."""
 
     name: str | None
     shared: bool
@@ -453,7 +475,7 @@ def _mapped_parts(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor is all of its memory, in order."""
+    """Check whether a tensor is all of its memory, in order."""
     whole: bool = tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
     return whole
 
@@ -477,7 +499,7 @@ def reopened(name: str, dtype: torch.dtype, shape: tuple[Any, ...], shared: bool
 def reopened_part(
     name: str, dtype: torch.dtype, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], shared: bool
 ) -> Tensor:
-    """Map the part of a file that a slice was.
+    """Map the part of a file that a pickled slice referred to.
 
     Raises:
         CorruptStoreError: the file ends before that part does, or no slice has such strides.
@@ -493,7 +515,7 @@ def reopened_part(
 
 
 def _name_of(handler: Any, fd: int) -> str | None:
-    """The absolute name of an open file, if that is still its name."""
+    """Return the absolute name of an open file, if that is still its name."""
     name = getattr(handler, "name", None)
     try:
         same = isinstance(name, (str, os.PathLike)) and os.path.samestat(os.stat(name), os.fstat(fd))
@@ -546,6 +568,6 @@ def _map_or_empty(fd: int, shape: torch.Size, dtype: torch.dtype, *, shared: boo
 
 
 def scratch_dir() -> str:
-    """Where anonymous files go: memory where the system has such a folder, else the temporary directory."""
+    """Return the folder of anonymous files: one in memory where the system has it, else the temporary directory."""
     shm = "/dev/shm"
     return shm if sys.platform == "linux" and os.access(shm, os.W_OK | os.X_OK) else tempfile.gettempdir()

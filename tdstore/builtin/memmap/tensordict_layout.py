@@ -1,4 +1,4 @@
-"""The `meta.json` files of the `tensordict` package: read its directories, and let it read ours.
+"""The `meta.json` files of the `tensordict` package: read its directories, and write ones that it can read.
 
 One file per folder mixes leaves (`{"device", "shape", "dtype", "is_nested"}`), sub-folders
 (`{"type": class name}`) and the scalars `shape` (batch size), `device` and `_type`.
@@ -28,7 +28,7 @@ META = "meta.json"
 SHAPE_SUFFIX = ".shape" + SUFFIX
 MAX_META = 64 << 20
 INNER = "_tensordict"
-"""Where the peer puts the entries of a tensorclass."""
+"""The folder in which tensordict puts the entries of a tensorclass."""
 PICKLES = ("other.pickle", "pickle.pkl")
 MAX_PICKLE = 256 << 20
 # Names that its meta.json uses for itself: it writes such leaves and then cannot find them.
@@ -43,22 +43,22 @@ _PLAIN_TYPES = ("TensorDict", "TensorDictParams", "PersistentTensorDict", "SubTe
 _ESCAPED = set('/<>:"|?*\\ %\x00\x7f') | {chr(c) for c in range(32)}
 
 
-def peer_name(key: str) -> str:
-    """The file name stem that the peer gives a key."""
+def tensordict_name(key: str) -> str:
+    """Return the file name stem that tensordict uses for a key."""
     if key in ("", ".", ".."):
         return "%" if not key else "%2E" * len(key)
     return "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in key)
 
 
 # -- reading ---------------------------------------------------------------------------------
-def read_peer(root: int, url: str) -> tuple[Header, list[LeafFile]]:
-    """What the `meta.json` files below a folder describe; no leaf is opened.
+def read_tensordict(root: int, url: str) -> tuple[Header, list[LeafFile]]:
+    """Read the `meta.json` files below a folder; no leaf is opened.
 
     Raises:
         CorruptStoreError: damaged, or a folder that is named is missing.
         UntrustedDataError: a value is pickled.
     """
-    reader = PeerReader(url)
+    reader = TensordictReader(url)
     with files.Tree(root) as tree:
         reader.tree = tree
         todo: list[tuple[Path, FileParts]] = [((), ())]
@@ -69,8 +69,8 @@ def read_peer(root: int, url: str) -> tuple[Header, list[LeafFile]]:
     return Header(reader.groups), reader.leaves
 
 
-class PeerReader:
-    """Reads the folders of a peer's directory, one after the other; how files are reached is up to a subclass."""
+class TensordictReader:
+    """Read the folders of a tensordict directory, one after the other; a subclass provides the access to files."""
 
     tree: files.Tree
 
@@ -80,7 +80,7 @@ class PeerReader:
         self.leaves: list[LeafFile] = []
 
     def group(self, path: Path, folder: FileParts) -> list[tuple[Path, FileParts]]:
-        """Take in one folder; returns the groups below it."""
+        """Read one folder; returns the groups below it."""
         if len(path) > MAX_DEPTH:
             raise self._corrupt(f"is nested more than {MAX_DEPTH} levels deep", path)
         meta = self._meta(folder, path)
@@ -164,7 +164,7 @@ class PeerReader:
         return dtype
 
     def _nested(self, path: Path, folder: FileParts, entry: dict[str, Any], batch: tuple[int, ...]) -> dict[str, Any]:
-        """Take in a strided nested tensor, elements and the shapes of its rows: its envelope."""
+        """Read a strided nested tensor, elements and the shapes of its rows; returns its value record."""
         dtype, size = self._dtype(entry, path), self._shape(entry.get("shape"), path)
         if len(size) != 2 or batch[:1] not in ((), size[:1]) or size[1] > MAX_DIMS or len(batch) > size[1] + 1:
             raise self._corrupt(f"is a nested tensor whose shapes have the impossible shape {list(size)}", path)
@@ -180,14 +180,14 @@ class PeerReader:
         return {"nested": {"layout": "strided", "shape": shape, "spans": False}}
 
     def _size(self, parts: FileParts) -> int | None:
-        """Bytes of a file; None if it is not there."""
+        """Return the bytes of a file; None if it does not exist."""
         try:
             return os.stat(parts[-1], dir_fd=self.tree.folder(parts[:-1]), follow_symlinks=False).st_size
         except FileNotFoundError:
             return None
 
     def _value(self, path: Path, folder: FileParts, key: str) -> dict[str, Any] | None:
-        """The envelope of a non-tensor value; None when the folder is a group."""
+        """Return the value record of a non-tensor value; None when the folder is a group."""
         inner = (*folder, self._folder_name(folder, key, path))
         meta = self._meta(inner, path)
         named = _CLASS.fullmatch(str(meta.get("_type", _TENSORDICT)))
@@ -232,7 +232,7 @@ class PeerReader:
         return self._name(folder, key, "", path)
 
     def _name(self, folder: FileParts, key: str, suffix: str, path: Path) -> str:
-        """The encoded name, or the bare one that older versions wrote."""
+        """Return the encoded name, or the bare one that older versions wrote."""
         name = self.wanted_name(key, suffix, path)
         bare = key + suffix
         if bare == name or not key or not is_plain_name(bare):
@@ -244,8 +244,8 @@ class PeerReader:
         return name
 
     def wanted_name(self, key: str, suffix: str, path: Path) -> str:
-        """The name that the peer gives the file or folder of a key."""
-        name = peer_name(key) + suffix
+        """Return the name that tensordict gives the file or folder of a key."""
+        name = tensordict_name(key) + suffix
         if not is_plain_name(name):
             raise self._corrupt("has a key that cannot be a file name", path)
         return name
@@ -263,7 +263,7 @@ class PeerReader:
         return CorruptStoreError(f"{self.url}: {path_text(path)} {reason}", url=self.url)
 
     def _pickled_value(self, folder: FileParts, path: Path, *, stacked: bool) -> dict[str, Any]:
-        """The envelope of a value that is pickled: nothing is unpickled here, nor anywhere without `trust=True`."""
+        """Return the value record of a pickled value: it is not unpickled here, nor anywhere without `trust=True`."""
         try:
             data = self._read_pickle((*folder, PICKLES[1 if stacked else 0]))
         except FileNotFoundError:
@@ -285,12 +285,12 @@ class PeerReader:
 
 
 def _even(shape: Any) -> Any:
-    """A batch size up to where it is ragged (-1): what follows, the entries tell."""
+    """Return a batch size up to where it is ragged (-1): the entries determine the rest."""
     return shape[: shape.index(-1)] if isinstance(shape, list) and -1 in shape else shape
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of a JSON document; `ValueError` if it has a key twice."""
+    """Build an object of a JSON document; `ValueError` if it has a key twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key is there twice")
@@ -299,9 +299,9 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 # -- writing ---------------------------------------------------------------------------------
 def meta_files(header: Header, leaves: Iterable[LeafFile], layout: Layout) -> dict[FileParts, bytes]:
-    """The `meta.json` of each folder. What the peer could not find again is left out of it.
+    """Return the `meta.json` of each folder, without entries that tensordict could not read.
 
-    Leaves in groups that the header does not describe are for us alone.
+    Leaves in groups that the header does not describe are left out, too.
     """
     below: dict[Path, dict[str, LeafFile]] = {}
     for leaf in leaves:
@@ -335,19 +335,19 @@ def _write_group(
         if key in SCALARS:
             continue
         if key in leaves:
-            if (leaf := leaves[key]).file in ((), (*folder, peer_name(key) + SUFFIX)):
-                meta[key] = _peer_leaf(leaf.shape, leaf.dtype, nested=False)
+            if (leaf := leaves[key]).file in ((), (*folder, tensordict_name(key) + SUFFIX)):
+                meta[key] = _tensordict_leaf(leaf.shape, leaf.dtype, nested=False)
         elif (*path, key) in groups:
-            if layout.folder((*path, key)) == (*folder, peer_name(key)):
+            if layout.folder((*path, key)) == (*folder, tensordict_name(key)):
                 lazy = groups[(*path, key)].kind == "LazyStackedTensorDict"
                 meta[key] = {"type": "LazyStackedTensorDict" if lazy else "TensorDict"}
         elif NESTED_SHAPES in (parts := below.get((*path, key), {})):
             values, shapes = parts[NESTED_VALUES], parts[NESTED_SHAPES]
-            files = tuple((*folder, peer_name(key) + suffix) for suffix in (SUFFIX, SHAPE_SUFFIX))
+            files = tuple((*folder, tensordict_name(key) + suffix) for suffix in (SUFFIX, SHAPE_SUFFIX))
             if (values.file, shapes.file) == files:
-                meta[key] = _peer_leaf(shapes.shape, values.dtype, nested=True)
-        elif key in group.values and (found := _peer_value(group.values[key])) is not None:
-            name = peer_name(key)
+                meta[key] = _tensordict_leaf(shapes.shape, values.dtype, nested=True)
+        elif key in group.values and (found := _tensordict_value(group.values[key])) is not None:
+            name = tensordict_name(key)
             if is_plain_name(name) and layout.is_free(folder, name):
                 meta[key] = {"type": "NonTensorStack" if "stack_dim" in found else "NonTensorData"}
                 out[(*folder, name, META)] = _dump(found)
@@ -355,13 +355,13 @@ def _write_group(
     out[(*folder, META)] = _dump(meta)
 
 
-def _peer_leaf(shape: Iterable[int], dtype: torch.dtype, *, nested: bool) -> dict[str, Any]:
-    """What the peer writes for a leaf; of a nested one, the shape of its shapes."""
+def _tensordict_leaf(shape: Iterable[int], dtype: torch.dtype, *, nested: bool) -> dict[str, Any]:
+    """Return tensordict's record of a leaf; of a nested one, the shape of its shapes."""
     return {"device": "cpu", "shape": list(shape), "dtype": f"torch.{dtype_name(dtype)}", "is_nested": nested}
 
 
-def _peer_value(envelope: Any) -> dict[str, Any] | None:
-    """What the peer writes for a value, if JSON can hold it."""
+def _tensordict_value(envelope: Any) -> dict[str, Any] | None:
+    """Return tensordict's record of a value, if JSON can hold it."""
     if not isinstance(envelope, dict):
         return None
     try:
@@ -379,7 +379,7 @@ def _peer_value(envelope: Any) -> dict[str, Any] | None:
 
 
 def _is_json(value: Any) -> bool:
-    """Whether the peer reads the value back from JSON as the same (as it does itself, tuples become lists)."""
+    """Check whether tensordict reads the same value back from JSON (as in its own files, tuples become lists)."""
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         return all(map(_is_json, value))
     if isinstance(value, dict):
@@ -394,10 +394,12 @@ def _dump(meta: dict[str, Any]) -> bytes:
 
 
 # -- belonging -------------------------------------------------------------------------------
-def peer_members(root: int, url: str, belongs: Callable[[FileParts], bool]) -> list[str]:
-    """Entries below a directory of the peer that no `meta.json` of it accounts for.
+def tensordict_members(root: int, url: str, belongs: Callable[[FileParts], bool]) -> list[str]:
+    """Return entries below a tensordict directory that none of its `meta.json` accounts for.
 
     Args:
+        root: descriptor of the directory.
+        url: the location, for messages.
         belongs: accepts files that are ours.
     """
     strangers = []

@@ -1,4 +1,4 @@
-"""Make, write and move the files of leaves: always `pwrite`, so that a full disk is an error and not a signal."""
+"""Files of leaves: make, write and move them; always by `pwrite`, so that a full disk is an error and not a signal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Placed = tuple[LeafFile, str, str | None]
 
 
 class LeafWriter:
-    """Writes the leaves of one store; keeps a few files open between calls."""
+    """Write the leaves of one store; a few files stay open between calls."""
 
     def __init__(self, hold: Hold) -> None:
         self._hold = hold
@@ -40,7 +40,7 @@ class LeafWriter:
 
     # -- descriptors ---------------------------------------------------------------------
     def fd(self, leaf: LeafFile) -> int:
-        """A descriptor of a leaf's file, to read and write; it stays ours."""
+        """Return a descriptor of a leaf's file, to read and write; it belongs to this writer."""
         if leaf.fd < 0:
             if leaf.temp is not None:
                 fd = files.open_plain(leaf.temp, self._hold.root, os.O_RDWR)
@@ -51,7 +51,7 @@ class LeafWriter:
         return leaf.fd
 
     def open_to_read(self, leaf: LeafFile) -> int:
-        """A descriptor of a leaf's file for the caller, who closes it."""
+        """Open a leaf's file for the caller, which closes the descriptor."""
         if leaf.temp is not None:
             return files.open_plain(leaf.temp, self._hold.root)
         with files.Tree(self._hold.root) as tree:
@@ -71,10 +71,12 @@ class LeafWriter:
 
     # -- files ---------------------------------------------------------------------------
     def make(self, leaf: LeafFile, *, allocate: bool = False, aside: bool = False) -> None:
-        """Make the file of a new leaf; zeros are a hole that takes no room and no time.
+        """Make the file of a new leaf; zeros are a hole that takes no space and no time.
 
         Args:
-            aside: under a temporary name, because the final one is in use.
+            leaf: the leaf.
+            allocate: reserve disk space.
+            aside: use a temporary name, because the final one is in use.
         """
         if not leaf.nbytes:
             return
@@ -113,7 +115,7 @@ class LeafWriter:
 
     # -- room ----------------------------------------------------------------------------
     def watch(self, leaf: LeafFile) -> None:
-        """The file of a leaf has holes: blocks are taken before anything is written into them."""
+        """Register that the file of a leaf has holes: blocks are reserved before a write into them."""
         leaf.holes = Holes(leaf.nbytes, partial(self._allocate, weakref.ref(leaf)))
         if leaf.probe is not None:
             leaf.holes.guard(leaf.probe)
@@ -131,7 +133,7 @@ class LeafWriter:
             files.allocate(self.fd(leaf), start, stop - start)
 
     def reserve(self, leaf: LeafFile, index: StoreIndex) -> None:
-        """Take room for what a write at an index needs: whole rows, a little more than that."""
+        """Reserve blocks for a write at an index: whole rows, a little more than needed."""
         if leaf.holes is None:
             return
         rows = index[0] if index else slice(0, 1, 1)
@@ -146,7 +148,7 @@ class LeafWriter:
             leaf.holes = None
 
     def grow(self, old: LeafFile, new: LeafFile, view: Tensor | None) -> None:
-        """Lengthen a file in place: old mappings, here and elsewhere, go on sharing its rows."""
+        """Lengthen a file in place: old mappings, here and elsewhere, still share its rows."""
         new.floor = old.floor if old.grown else old.nbytes
         new.grown = True
         fd = self._succeed(old, new, view)
@@ -157,18 +159,19 @@ class LeafWriter:
             self.watch(new)
 
     def ungrow(self, old: LeafFile, new: LeafFile) -> None:
-        """Cut off rows that were never committed, nor seen by anybody."""
+        """Cut off rows that were never committed, nor seen by a reader."""
         new.floor, new.grown = old.floor, new.nbytes > old.floor
         files.truncate(self._succeed(old, new, None), new.nbytes)
         if new.grown or old.sparse:
             self.watch(new)
 
     def restore(self, old: LeafFile, grown: list[LeafFile], file: FileParts) -> None:
-        """Make a leaf of the last commit what it was then.
+        """Restore a leaf of the last commit.
 
         Args:
+            old: the leaf as committed.
             grown: the leaves that had its file since, each longer than the one before.
-            file: where its file was.
+            file: the name of its file at the commit.
         """
         for leaf in (old, *grown):
             self._drop(leaf)
@@ -180,7 +183,7 @@ class LeafWriter:
             old.sums, old.known = None, EMPTY  # its rows may have been written through the others
             old.unsynced = True
             if any(leaf.probe is not None for leaf in grown):
-                # Cutting the file would pull memory from under a tensor: whoever opens it next for writing does.
+                # Truncating the file would take memory from a tensor: the next opener for writing does it.
                 old.grown, old.floor = True, old.nbytes
             else:
                 files.truncate(self.fd(old), old.nbytes)
@@ -210,7 +213,7 @@ class LeafWriter:
         leaf.temp = temp
 
     def discard(self, leaf: LeafFile) -> None:
-        """A leaf is no longer wanted; the file of a committed one stays until the next commit."""
+        """Drop a leaf; the file of a committed one stays until the next commit."""
         self._drop(leaf)
         if leaf.temp is not None:
             files.unlink(leaf.temp, self._hold.root)
@@ -220,7 +223,7 @@ class LeafWriter:
                 files.unlink(leaf.file[-1], tree.folder(leaf.file[:-1]))
 
     def place(self) -> list[Placed]:
-        """Move the files that were set aside to their names; what `replace_back` needs to undo it."""
+        """Move the files that were set aside to their names; returns the input of `place_back`."""
         done: list[Placed] = []
         root = self._hold.root
         with files.Tree(root) as tree:
@@ -256,13 +259,13 @@ class LeafWriter:
                     files.unlink_if_there(leaf.file[-1], parent)
 
     def settle(self, done: list[Placed]) -> None:
-        """Let go of what `place_back` would need."""
+        """Release the files that `place_back` would need."""
         for _, _, before in done:
             if before is not None:
                 files.unlink_if_there(before, self._hold.root)
 
     def sync(self, *, everything: bool = False) -> None:
-        """Wait until the data of changed leaves is on the medium, if the store is durable."""
+        """Wait until the data of changed leaves is on the storage, if the store is durable."""
         if not self._hold.sync:
             return
         leaves = [x for x in self._hold.files.values() if x.nbytes and (everything or x.unsynced)]
@@ -273,15 +276,15 @@ class LeafWriter:
             leaf.unsynced = False
 
     def blocks(self) -> int:
-        """512-byte blocks that the data files take."""
+        """Return the 512-byte blocks that the data files take."""
         return sum(self.blocks_of(leaf) for leaf in self._hold.files.values())
 
     def bytes_of(self, leaf: LeafFile) -> int:
-        """Bytes that the file of a leaf takes."""
+        """Return the bytes that the file of a leaf takes."""
         return self.blocks_of(leaf) * 512
 
     def blocks_of(self, leaf: LeafFile) -> int:
-        """512-byte blocks that the file of a leaf takes."""
+        """Return the 512-byte blocks that the file of a leaf takes."""
         if not leaf.nbytes:
             return 0
         with files.Tree(self._hold.root) as tree:
@@ -292,7 +295,7 @@ class LeafWriter:
 
     # -- data ----------------------------------------------------------------------------
     def write(self, leaf: LeafFile, index: StoreIndex, value: Tensor, view: Callable[[], Tensor]) -> None:
-        """`leaf[index] = value`; `view` gives the mapped leaf where a mapping is the better way."""
+        """Assign `leaf[index] = value`; `view` returns the mapped leaf where a mapping is the better way."""
         if value.device.type != "cpu":
             value = value.cpu()
         if leaf.probe is not None and value.untyped_storage().data_ptr() == leaf.probe.untyped_storage().data_ptr():
@@ -351,7 +354,7 @@ class LeafWriter:
 
 
 def take_sums(leaf: LeafFile, writer: LeafWriter) -> None:
-    """Hash a leaf as it is on the medium."""
+    """Compute the checksums of a leaf as stored."""
     known, version = leaf.leading(), leaf.seen()
     for _, elder in leaf.elders:
         elder.version = elder.seen()
@@ -359,13 +362,13 @@ def take_sums(leaf: LeafFile, writer: LeafWriter) -> None:
         leaf.sums = sums_of_file(writer.fd(leaf), leaf.nbytes, known)
     except EOFError:
         raise CorruptStoreError(
-            f"leaf {path_text(leaf.path)} was cut short by somebody, expected {leaf.nbytes} bytes"
+            f"leaf {path_text(leaf.path)} was truncated by another program, expected {leaf.nbytes} bytes"
         ) from None
     leaf.version, leaf.changed = version, 0
 
 
 def read_runs(fd: int, wanted: Iterable[tuple[int, int]], leaf: LeafFile) -> Tensor:
-    """Read runs `[start, stop)` of rows, one after the other, without the mapping: holes stay holes."""
+    """Read runs `[start, stop)` of rows, concatenated, without the mapping: holes stay holes."""
     wanted = list(wanted)
     row = leaf.nbytes // leaf.shape[0] if leaf.shape and leaf.shape[0] else leaf.nbytes
     out = bytearray(row * sum(stop - start for start, stop in wanted))
@@ -375,7 +378,7 @@ def read_runs(fd: int, wanted: Iterable[tuple[int, int]], leaf: LeafFile) -> Ten
         while size:
             n = os.preadv(fd, [memoryview(out)[at : at + size]], offset)
             if not n:
-                raise CorruptStoreError(f"leaf {path_text(leaf.path)} was cut short by somebody")
+                raise CorruptStoreError(f"leaf {path_text(leaf.path)} was truncated by another program")
             at, offset, size = at + n, offset + n, size - n
     shape = (at // row, *leaf.shape[1:]) if leaf.shape and row else tuple(leaf.shape)
     return torch.frombuffer(out, dtype=leaf.dtype).reshape(shape) if out else torch.empty(shape, dtype=leaf.dtype)
@@ -395,7 +398,7 @@ def _is_full(index: StoreIndex, shape: torch.Size) -> bool:
 
 
 def _row_runs(term: slice | Tensor) -> list[tuple[int, int]]:
-    """The rows that a term selects, as increasing `[start, stop)` runs."""
+    """Return the rows that a term selects, as increasing `[start, stop)` runs."""
     if isinstance(term, Tensor):
         return runs(torch.unique(term))
     if term.step == 1:

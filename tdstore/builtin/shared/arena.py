@@ -1,13 +1,13 @@
-"""One shared file per store: its layout, its mappings, its allocator and its catalogue records.
+"""The shared file of a store: its layout, its mappings, its allocator and its catalogue records.
 
-    0      what this is: magic, version, token, boot, owner, crc32c
-    128    record A   the catalogue of one generation: place, length, crc32c
+    0      identification: magic, version, token, boot, owner, crc32c
+    128    record A   the catalogue of one generation: offset, length, crc32c
     192    record B   and of the one before; a commit overwrites the older
-    256    cursor     everything below it is given out
+    256    cursor     all space below it is allocated
     4096   512 slots  which leaf each writer is in the middle of writing (`marks.py`)
-    20480  leaves, 64-byte aligned, and page-aligned catalogues, in the order of their making
+    20480  leaves, 64-byte aligned, and page-aligned catalogues, in the order of their creation
 
-Space is given out once: a tensor that somebody still holds never becomes another leaf's memory.
+Space is allocated once: a tensor that a caller still has never becomes another leaf's memory.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux
 
 
 class Arena:
-    """An open, mapped arena file. Leaves made by `tensor` stay valid as long as somebody holds them."""
+    """An open, mapped arena file. Leaves made by `tensor` stay valid as long as they are referenced."""
 
     def __init__(self, fd: int, url: str, *, writable: bool, preallocate: bool = True) -> None:
-        """Map a file and check what it says of itself; `fd` is closed, now or with the arena.
+        """Map a file and check its identification; `fd` is closed, now or with the arena.
 
         Raises:
             CorruptStoreError: not an arena, or a truncated one.
@@ -96,7 +96,7 @@ class Arena:
 
     @classmethod
     def create(cls, fd: int, url: str, *, preallocate: bool = True) -> Arena:
-        """Lay out a new, empty file."""
+        """Write the layout of a new, empty file."""
         try:
             with io_errors(url, "making a shared store"):
                 os.ftruncate(fd, _RESERVED)
@@ -113,10 +113,10 @@ class Arena:
     # -- exclusion ----------------------------------------------------------------------
     @contextmanager
     def locked(self, timeout: float) -> Iterator[None]:
-        """Hold the lock of whoever allocates, commits or takes a slot; ends with the process that holds it.
+        """Hold the lock for allocation, commits and slots; it ends with the process that holds it.
 
         Raises:
-            StoreBusyError: another one held it for `timeout` seconds.
+            StoreBusyError: another process held it for `timeout` seconds.
         """
         # A description of its own: a lock through an inherited descriptor would be shared with its other users.
         with io_errors(self.url, "locking"):
@@ -153,10 +153,15 @@ class Arena:
 
     # -- space (under the lock) ----------------------------------------------------------
     def allocate(self, sizes: Sequence[int], *, align: int = ALIGN, reserve: int = 0) -> list[int]:
-        """Offsets of new regions that read as zeros; `reserve` bytes more are expected to be asked for soon.
+        """Allocate regions that read as zeros, and return their offsets.
+
+        Args:
+            sizes: bytes of each.
+            align: alignment in bytes.
+            reserve: bytes that are expected to be allocated soon.
 
         Raises:
-            StoreIOError: no space; nothing was given out.
+            StoreIOError: no space; nothing was allocated.
         """
         cursor = self._cursor()
         size = os.fstat(self.fd).st_size
@@ -201,12 +206,12 @@ class Arena:
             os.posix_fallocate(self.fd, at, min(_FALLOCATE, end - at))
 
     def used(self) -> int:
-        """Bytes of memory that the arena takes."""
+        """Return the bytes of memory that the arena takes."""
         return os.fstat(self.fd).st_blocks * 512
 
     # -- leaves ---------------------------------------------------------------------------
     def tensor(self, entry: Entry) -> Tensor:
-        """The leaf of an entry that was allocated or checked."""
+        """Return the leaf of an entry that was allocated or checked."""
         shape, dtype, _, offset = entry
         itemsize = dtype.itemsize
         end = offset + prod(shape) * itemsize
@@ -237,11 +242,11 @@ class Arena:
 
     # -- the catalogue --------------------------------------------------------------------
     def generation(self) -> int:
-        """The generation last committed."""
+        """Return the last committed generation."""
         return max((r[0] for r in self._records() if r), default=0)
 
     def catalogue(self) -> Catalogue:
-        """The catalogue last committed, whole, whatever a writer is doing."""
+        """Return the last committed catalogue, consistent during a concurrent commit."""
         # Twice overtaken in a row by two commits each would need commits faster than a copy.
         for _ in range(100):
             records = [r for r in self._records() if r]
@@ -262,7 +267,7 @@ class Arena:
         raise CorruptStoreError(f"the catalogue of {self.url} does not have the checksum of its record", url=self.url)
 
     def commit(self, data: bytes) -> int:
-        """Put a new catalogue in place of the older of the two (under the lock); returns its generation."""
+        """Replace the older of the two catalogues (under the lock); returns its generation."""
         records = self._records()
         # The intact record of the higher generation stays.
         which = 0 if records[0] is None or (records[1] is not None and records[1][0] > records[0][0]) else 1
@@ -299,12 +304,12 @@ class Arena:
         return found
 
     def _bytes(self, offset: int, length: int) -> bytes:
-        # Read, not mapped: a file that somebody truncates gives a short read, not a signal.
+        # Read, not mapped: a file that is truncated meanwhile causes a short read, not a signal.
         return os.pread(self.fd, length, offset)
 
 
 def read_what(head: bytes, url: str) -> tuple[bytes, bytes, Process]:
-    """Token, boot id and owner of an arena, from its first bytes.
+    """Read token, boot id and owner of an arena from its first bytes.
 
     Raises:
         CorruptStoreError: not an arena, or of another version.
@@ -331,7 +336,7 @@ def _up(n: int, align: int) -> int:
 
 
 def _why_not_mapped(fd: int) -> int:
-    # torch tells no errno: do again what it does first.
+    # torch reports no errno: repeat its first step.
     try:
         os.close(os.dup(fd))
     except OSError as error:

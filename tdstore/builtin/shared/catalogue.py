@@ -1,4 +1,4 @@
-"""The catalogue: where each leaf lies in the arena, and the header, as one JSON document."""
+"""The catalogue: the place of each leaf in the arena, and the header, as one JSON document."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_LENGTH = 1 << 48
 
 
 class Entry(NamedTuple):
-    """One leaf: what it is, and where. Cheaper to make than a `LeafSpec`: a message may bring hundreds."""
+    """One leaf: its spec and its place. Cheaper to make than a `LeafSpec`: a message may bring hundreds."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -35,13 +35,13 @@ class Entry(NamedTuple):
 
     @property
     def spec(self) -> LeafSpec:
-        """As the storage protocol says it."""
+        """Return the spec of the storage protocol."""
         return LeafSpec(self.shape, self.dtype, fill_value=self.fill)
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """What a store holds, at one generation; 0 when nothing was ever committed."""
+    """The contents of a store, at one generation; 0 before the first commit."""
 
     generation: int = 0
     entries: Mapping[Path, Entry] = field(default_factory=dict)
@@ -51,6 +51,8 @@ class Catalogue:
 
 
 class _Row(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """A leaf in the JSON document."""
+
     path: tuple[str, ...]
     dtype: str
     shape: tuple[int, ...]
@@ -59,6 +61,8 @@ class _Row(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 
 
 class _Document(msgspec.Struct, frozen=True):
+    """The fields of the JSON document."""
+
     leaves: list[_Row]
     header: Any = None
 
@@ -67,7 +71,7 @@ _decoder = msgspec.json.Decoder(_Document)
 
 
 def encode_catalogue(entries: Mapping[Path, Entry], header: Header, *, url: str) -> bytes:
-    """The catalogue as JSON.
+    """Encode the catalogue as JSON.
 
     Raises:
         OptionError: larger than readers accept.
@@ -91,7 +95,7 @@ def encode_catalogue(entries: Mapping[Path, Entry], header: Header, *, url: str)
 def decode_catalogue(data: bytes, *, start: int, size: int, url: str) -> tuple[Mapping[Path, Entry], Header, int]:
     """Parse and check a catalogue: every leaf lies, alone, between `start` and `size` of the arena.
 
-    Remembered, since the batches of a stream differ in their data only.
+    Cached, since the batches of a stream differ in their data only.
 
     Raises:
         CorruptStoreError: anything else.
@@ -126,7 +130,7 @@ def decode_catalogue(data: bytes, *, start: int, size: int, url: str) -> tuple[M
 
 
 def check_path(path: Path, url: str) -> None:
-    """Refuse a path that the catalogue could not give back."""
+    """Refuse a path that the catalogue cannot represent."""
     try:
         "".join(path).encode()
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
-"""Sending an anonymous arena: a message of a few words, from which the receiver opens the sender's descriptor.
+"""Transfer of an anonymous arena: a short message, from which the receiver opens the sender's descriptor.
 
 No thread, no socket and no data. The receiver opens `/proc/<sender>/fd/<n>` and compares the arena's token.
-The sender keeps what it sent until the receiver has it, even if it drops the store right after `queue.put`:
-each message names a cell of a small shared mailbox, in which the receiver leaves a number.
+The sender retains what it sent until the receiver has it, even if it drops the store right after `queue.put`:
+each message names a cell of a small shared mailbox, in which the receiver writes a number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KNOWN_BOXES = 64
 
 
 class Message(NamedTuple):
-    """Where an arena is, and where to say that it was received."""
+    """The location of an arena, and the mailbox cell that acknowledges it."""
 
     pid: int
     fd: int
@@ -38,7 +38,7 @@ class Message(NamedTuple):
 
 
 class _Mailbox:
-    """Cells of this process for the answers of others."""
+    """Cells of this process for acknowledgements."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -53,6 +53,8 @@ class _Mailbox:
 
 
 class _Pending(NamedTuple):
+    """An arena that was sent and not acknowledged."""
+
     box: _Mailbox
     cell: int
     number: int
@@ -67,13 +69,13 @@ _arenas: weakref.WeakValueDictionary[tuple[bytes, bool], Arena] = weakref.WeakVa
 
 
 def remember(arena: Arena) -> Arena:
-    """Let messages about this arena find it in this process."""
+    """Register an arena, so that messages about it find it in this process."""
     _arenas[arena.token, arena.writable] = arena
     return arena
 
 
 def send(arena: Arena) -> Message:
-    """The message that hands an arena over, to be received once."""
+    """Build the message that transfers an arena, to be received once."""
     global _box
     collect()
     if _box is None or _box.pid != os.getpid() or not _box.free:
@@ -87,7 +89,7 @@ def send(arena: Arena) -> Message:
 
 
 def collect(limit: int = 8) -> None:
-    """Let go of arenas that were received since; looks at the oldest few, so that each call is short."""
+    """Release arenas that were received since; examines the oldest few, so that each call is short."""
     for _ in range(min(limit, len(_pending))):
         p = _pending.popleft()
         if p.box.cells[p.cell] == p.number:
@@ -97,7 +99,7 @@ def collect(limit: int = 8) -> None:
 
 
 def receive(message: Message) -> Arena:
-    """The arena of a message: the one this process has already, or a new mapping.
+    """Return the arena of a message: the one this process has already, or a new mapping.
 
     Raises:
         StoreNotFoundError: the sender ended before.

@@ -1,4 +1,4 @@
-"""Which leaf each writer is in the middle of writing, kept where it outlives the writer.
+"""Dirty markers of leaves in the middle of a write, in memory that outlives the writer.
 
 A slot is four words: pid, start time and pid namespace of its writer, and the offset of the leaf (0: none).
 """
@@ -28,7 +28,7 @@ class Marks:
         self._release: object = None
 
     def take(self) -> int:
-        """The word of a slot that holds the offset being written; give it back with `give`."""
+        """Return the word of a slot for the offset of a write; return it with `give`."""
         if self._pid != os.getpid():
             # A forked child: the slots are its parent's.
             self._free, self._pid = [], os.getpid()
@@ -39,7 +39,7 @@ class Marks:
             return self._claim()
 
     def give(self, word: int) -> None:
-        """Clear the mark and keep the slot for the next write."""
+        """Clear the marker; the slot remains for the next write."""
         self._arena.words[word] = 0
         self._free.append(word)
 
@@ -63,7 +63,7 @@ class Marks:
 
 
 def _free_slot(arena: Arena) -> int | None:
-    """The first word of a slot without a writer, or whose writer ended between two writes."""
+    """Return the first word of a slot without a writer, or whose writer ended between two writes."""
     slots = _slots(arena)
     free = (slots[:, 0] == 0).nonzero()[0].tolist()
     if not free:
@@ -72,7 +72,7 @@ def _free_slot(arena: Arena) -> int | None:
 
 
 def dirty(arena: Arena) -> dict[int, Process]:
-    """Offsets of leaves whose writer ended in the middle of writing them, and that writer."""
+    """Return offsets of leaves whose writer ended in the middle of a write, with that writer."""
     slots = _slots(arena)
     found = {}
     for row in slots[slots[:, 3] != 0].tolist():
@@ -82,7 +82,7 @@ def dirty(arena: Arena) -> dict[int, Process]:
 
 
 def forgive(arena: Arena, timeout: float) -> None:
-    """Clear the marks of writers that ended."""
+    """Clear the markers of writers that ended."""
     with arena.locked(timeout):
         for row in _slots(arena):
             if row[3] and not alive(Process(*row[:3].tolist())):

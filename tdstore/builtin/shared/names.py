@@ -1,7 +1,7 @@
-"""Named stores as files: making, publishing, finding, removing, and sweeping what dead owners left.
+"""Files of named stores: creation, publication, lookup, removal, and clean-up after dead owners.
 
 A store is `tds_<boot>_<pid>_<start>_<n>` until its first commit, then `tds.<uid>.<name>`. Its owner, the
-process that made it, holds a flock on the file for as long as it lives; nothing else tells as surely.
+process that made it, holds a flock on the file as long as it lives; no other sign is as reliable.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Inode = tuple[int, int]
 
 @dataclass(slots=True)
 class _Owned:
-    """A file that this process must remove, and the descriptor whose flock says so."""
+    """A file that this process must remove, and the descriptor that holds its flock."""
 
     path: str
     lock: int
@@ -53,7 +53,7 @@ _removes_at_exit = 0
 
 
 def directory_of(option: str | None) -> str:
-    """The folder of named stores: the option, else the environment variable, else /dev/shm."""
+    """Return the folder of named stores: the option, else the environment variable, else /dev/shm."""
     found = option or os.environ.get(VARIABLE) or DEFAULT
     if not os.path.isdir(found):
         raise OptionError(f"there is no folder {found!r} for shared stores", hint=f"pass directory=, or set {VARIABLE}")
@@ -61,7 +61,7 @@ def directory_of(option: str | None) -> str:
 
 
 def public_path(directory: str, name: str, url: str) -> str:
-    """The file of a published store; names are percent-encoded, so none leaves the folder."""
+    """Return the file of a published store; names are percent-encoded, so none leaves the folder."""
     try:
         encoded = quote_from_bytes(name.encode(), safe="")
     except UnicodeEncodeError:
@@ -77,7 +77,7 @@ def public_path(directory: str, name: str, url: str) -> str:
 
 # -- making and publishing ------------------------------------------------------------------
 def make_private(directory: str, url: str, timeout: float) -> tuple[str, int]:
-    """A new file under a name that nobody looks for, owned by this process; the caller closes the descriptor."""
+    """Make a file under a private name, owned by this process; the caller closes the descriptor."""
     me = this_process()
     while True:
         name = f"tds_{boot_id().hex()[:8]}_{me.pid}_{me.start}_{next(_counter)}"
@@ -100,11 +100,19 @@ def make_private(directory: str, url: str, timeout: float) -> tuple[str, int]:
 
 
 def publish(inode: Inode, private: str, path: str, *, replace: bool, url: str, timeout: float) -> None:
-    """Give a private file its public name, in the place of a store that was there.
+    """Rename a private file to its public name, in the place of an earlier store.
+
+    Args:
+        inode: the inode of the private file.
+        private: its name.
+        path: its public name.
+        replace: replace a store whose owner lives.
+        url: the location, for messages.
+        timeout: seconds to wait for the lock of the folder.
 
     Raises:
-        StoreExistsError: one is there, its owner lives, and `replace` is false.
-        StoreNotFoundError: somebody removed the private file.
+        StoreExistsError: the name is taken, its owner lives, and `replace` is false.
+        StoreNotFoundError: the private file was removed.
     """
     with _folder_locked(os.path.dirname(path), url, timeout):
         there = _stat(path)
@@ -122,7 +130,8 @@ def open_public(path: str, *, write: bool, url: str) -> int:
     """Open a published store whose owner lives.
 
     Raises:
-        StoreNotFoundError: none of that name, or its owner ended. CorruptStoreError: no file of ours.
+        StoreNotFoundError: none of that name, or its owner ended.
+        CorruptStoreError: no file of ours.
     """
     missing = StoreNotFoundError(
         f"no shared store {url} is open in any process", url=url, hint="it lives as long as the process that made it"
@@ -149,18 +158,18 @@ def open_public(path: str, *, write: bool, url: str) -> int:
 
 
 def already_there(url: str) -> StoreExistsError:
-    """The error of mode "x"."""
+    """Build the error of mode "x"."""
     return StoreExistsError(f"{url} already exists", url=url, hint="mode='w' replaces it, mode='r+' opens it")
 
 
 def is_there(path: str) -> bool:
-    """Whether a published store is there and its owner lives."""
+    """Check whether a published store exists and its owner lives."""
     return _stat(path) is not None and not _is_left_over(path)
 
 
 # -- removing --------------------------------------------------------------------------------
 def remove_file(inode: Inode, path: str, *, timeout: float, url: str) -> bool:
-    """Unlink `path` if it still is that file; whether it was."""
+    """Unlink `path` if it still is that file; returns whether it was."""
     with _folder_locked(os.path.dirname(path), url, timeout):
         if _stat(path) != inode:
             return False
@@ -171,7 +180,7 @@ def remove_file(inode: Inode, path: str, *, timeout: float, url: str) -> bool:
 
 
 def discard(inode: Inode, path: str, pid: int) -> None:
-    """Remove a private file that will not be published. In a forked child: nothing, it is its parent's."""
+    """Remove a private file that will not be published. A forked child does nothing: the file is its parent's."""
     if pid == os.getpid() and inode in _owned and _owned[inode].path == path:
         _disown(inode)
         if _stat(path) == inode:
@@ -195,7 +204,7 @@ def sweep(directory: str, timeout: float) -> list[str]:
 
 
 def _is_left_over(path: str) -> bool:
-    """Whether a file is certainly a store of ours whose owner ended."""
+    """Check whether a file is certainly a store of ours whose owner ended."""
     try:
         fd = os.open(path, os.O_RDONLY | SAFE)
     except OSError:
@@ -211,7 +220,7 @@ def _is_left_over(path: str) -> bool:
         try:
             read_what(os.pread(fd, 4096, 0), path)
         except CorruptStoreError:
-            return False  # somebody else's file under such a name
+            return False  # a file of another program under such a name
         return True
     finally:
         os.close(fd)
@@ -220,7 +229,7 @@ def _is_left_over(path: str) -> bool:
 # -- locks -----------------------------------------------------------------------------------
 @contextmanager
 def _folder_locked(directory: str, url: str, timeout: float) -> Iterator[None]:
-    """Between looking at a name and changing it, nobody else of us changes it."""
+    """Lock the folder against other processes of ours between a look-up of a name and its change."""
     with io_errors(url, "opening its folder"):
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -250,7 +259,7 @@ def _flock(fd: int, timeout: float, url: str) -> None:
 
 
 def _lock_is_free(fd: int) -> bool:
-    # Shared, so that two who look at once do not take each other for the owner.
+    # Shared, so that two processes that check at once do not take each other for the owner.
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -266,12 +275,12 @@ def _check_file(fd: int, path: str, url: str) -> None:
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise CorruptStoreError(
             f"{path} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}; only files that "
-            f"nobody but user {os.geteuid()} can change are opened",
+            f"only user {os.geteuid()} can change are opened",
             url=url,
         )
 
 
-# -- what this process owns --------------------------------------------------------------------
+# -- files that this process owns --------------------------------------------------------------------
 def _own(inode: Inode, owned: _Owned) -> None:
     global _removes_at_exit
     if _removes_at_exit != owned.pid:

@@ -1,4 +1,4 @@
-"""Who a process is, so that what it left behind can be told from what it still uses."""
+"""Identity of processes, to tell the remains of a dead process from the memory of a live one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tdstore.errors import UnsupportedError
 
 
 class Process(NamedTuple):
-    """A process, not to be mistaken for a later one that got its pid."""
+    """The identity of a process, distinct from that of a later one with the same pid."""
 
     pid: int
     start: int
@@ -20,12 +20,12 @@ class Process(NamedTuple):
 
 
 def this_process() -> Process:
-    """The calling process."""
+    """Return the calling process."""
     return _identify(os.getpid())
 
 
 def alive(process: Process) -> bool:
-    """Whether the process still runs; True where that cannot be told from here (another pid namespace)."""
+    """Check whether the process still runs; True where that is unknown (another pid namespace)."""
     if process.namespace != this_process().namespace:
         return True
     found = _stat(process.pid)
@@ -34,7 +34,7 @@ def alive(process: Process) -> bool:
 
 @lru_cache(1)
 def boot_id() -> bytes:
-    """16 bytes that change with every boot."""
+    """Return 16 bytes that change with every boot."""
     with open("/proc/sys/kernel/random/boot_id") as f:
         return bytes.fromhex(f.read().strip().replace("-", ""))
 
@@ -52,7 +52,7 @@ def _identify(pid: int) -> Process:
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """State letter and start time of a process; None when there is none."""
+    """Return state letter and start time of a process; None when there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as f:
             # The command name, in parentheses, may hold anything: fields count from the last one.

@@ -57,21 +57,23 @@ def open_shared(
     """Open a store in shared memory: `shm://name`, or an anonymous one without a location.
 
     Args:
-        location: `"shm://name"`, a name, or None. Odd characters of a name are percent-encoded.
+        location: `"shm://name"`, a name, or None. Special characters of a name are percent-encoded.
             Or the handle of a store that another process sent; the other options are then those of its sender.
         mode: as every store; an anonymous one can only be new. "w" replaces a store of that name at
-            its first `save_header`; who has the old one open keeps it.
+            its first `save_header`; processes that have the old one open keep it.
         lock_timeout: seconds to wait while another process changes the structure.
         directory: folder on a tmpfs instead of `TDSTORE_SHM_DIR` or `/dev/shm`.
-        preallocate: take the memory of a leaf when it is created, so that a lack of it is an error
-            there. False takes it at the first write of each page, which then ends the process
+        preallocate: allocate the memory of a leaf when it is created, so that a lack of it is an error
+            there. False allocates it at the first write of each page, which then ends the process
             (SIGBUS) if there is none.
         recover: "accept" opens a store with leaves that a killed writer left half written.
 
     Raises:
-        StoreNotFoundError: no such store, or its owner ended. StoreExistsError: mode "x" and it is there.
+        StoreNotFoundError: no such store, or its owner ended.
+        StoreExistsError: mode "x" and it exists.
         DirtyStoreError: a writer was killed in the middle of writing the leaves it names.
-        CorruptStoreError: what is there is not a store, or truncated. UnsupportedError: not on Linux.
+        CorruptStoreError: the file is not a store, or truncated.
+        UnsupportedError: not on Linux.
 
     Example:
         >>> store = open_shared("shm://readme-example")
@@ -143,8 +145,8 @@ def sweep(directory: str | None = None, *, lock_timeout: float = 10.0) -> list[s
 class SharedStore(ResidentStore):
     """Leaves in one arena of shared memory.
 
-    Row writes are seen by all at once. The structure (which leaves, their lengths, the header) is
-    what it was when this object was opened, or last refreshed or saved.
+    All processes see row writes at once. The structure (which leaves, their lengths, the header) is
+    that of the time when this object was opened, or last refreshed or saved.
     """
 
     caps = (
@@ -213,16 +215,16 @@ class SharedStore(ResidentStore):
             self._private = None
         elif self._path is not None and not os.fstat(self._arena.fd).st_nlink:
             raise StoreNotFoundError(
-                f"{self.url} was removed or replaced since it was opened: nobody can find what is saved in this one",
+                f"{self.url} was removed or replaced since it was opened: data saved here would not be found",
                 url=self.url,
                 hint="open it again",
             )
 
     def refresh(self) -> bool:
-        """Take over what other processes committed since; whether there was anything.
+        """Adopt the commits of other processes; returns whether there were any.
 
         Raises:
-            StoreBusyError: this store has changes of its own that are not saved.
+            StoreBusyError: this store has unsaved changes.
         """
         self._check_open()
         if self._arena.generation() == self._generation:
@@ -259,7 +261,7 @@ class SharedStore(ResidentStore):
         mark = self._marks.take()
         try:
             for leaf, w in zip(leaves, writes, strict=True):
-                # Rows that nobody else knows of leave nothing half written behind.
+                # Rows that no other process can see need no dirty marker.
                 words[mark] = 0 if self._is_fresh(w) else self._entries[w.path].offset
                 put(leaf, w.index, w.value)
         finally:
@@ -289,8 +291,8 @@ class SharedStore(ResidentStore):
     def resize(self, lengths: Mapping[Path, int]) -> None:
         """Set the length of the first dimension; others see it once `save_header` was called.
 
-        A leaf that grows gets new memory, in which views of before are not; one that grows again gets twice as much as
-        it needs, and from then on grows where it is, until that is used up.
+        A leaf that grows gets new memory, which earlier views do not share; one that grows again gets twice as much as
+        it needs, and from then on grows in place, until that is used up.
         """
         self._check_writable()
         specs = dict(zip(lengths, self.specs(list(lengths)), strict=True))
@@ -309,11 +311,11 @@ class SharedStore(ResidentStore):
             if length > old_length:
                 self._leaves[path][old_length:].fill_(spec.fill_value)
             elif length < old_length and not self._is_ours(path, length):
-                self._room.pop(entry.offset, None)  # somebody may still look at the rows that go
+                self._room.pop(entry.offset, None)  # a tensor may still show the removed rows
         self._grow(grown)
 
     def _grow(self, grown: dict[Path, LeafSpec]) -> None:
-        """New, larger memory for leaves, with their rows."""
+        """Allocate larger memory for leaves, and copy their rows."""
         old = {path: (self._entries[path].offset, self._leaves[path]) for path in grown}
         for path, spec in grown.items():
             again = old[path][0] in self._room
@@ -334,12 +336,12 @@ class SharedStore(ResidentStore):
         return self._staged and isinstance(rows, slice) and self._is_ours(w.path, rows.start)
 
     def _is_ours(self, path: Path, rows: int) -> bool:
-        """Whether nobody else can have seen the rows of a leaf from `rows` on: they were never committed."""
+        """Check whether no other process can have seen the rows of a leaf from `rows` on: they were never committed."""
         committed = self._arena.catalogue().entries.get(path)
         return committed is None or committed.offset != self._entries[path].offset or committed.shape[0] <= rows
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
-        """The leaves that a writer was writing when it was killed. There are no checksums of live memory."""
+        """Report leaves whose writer was killed in the middle of a write. There are no checksums of live memory."""
         self._check_open()
         ended = dirty(self._arena)
         return [
@@ -353,7 +355,7 @@ class SharedStore(ResidentStore):
         return self._arena.used()
 
     def close(self) -> None:
-        """Let go of the memory; tensors already taken stay valid. A saved, named store stays until its owner ends."""
+        """Release the memory; existing tensors stay valid. A saved, named store stays until its owner ends."""
         if self._closed:
             return
         super().close()
@@ -368,7 +370,7 @@ class SharedStore(ResidentStore):
         return self.share_handle(), "r+" if self.writable else "r", {}
 
     def share_handle(self) -> SharedHandle:
-        """What to send to another process: a few words, whatever the store holds.
+        """Return a handle to send to another process: a few words, whatever the size of the store.
 
         It goes wherever `multiprocessing` pickles (queues, pipes, arguments of a process, also of
         `torch.multiprocessing`); that of a named store can be pickled anywhere.
@@ -431,7 +433,7 @@ class SharedStore(ResidentStore):
 
 
 class SharedHandle:
-    """A shared store on its way to another process; see `SharedStore.share_handle`."""
+    """A reference to a shared store for another process; see `SharedStore.share_handle`."""
 
     __slots__ = ("store",)
 
@@ -439,7 +441,7 @@ class SharedHandle:
         self.store = store
 
     def __reduce__(self) -> _Reduced:
-        # Plain pickle: bytes that may be kept, or read anywhere. ForkingPickler does not come here.
+        # Plain pickle: bytes that may be stored, or read anywhere. ForkingPickler does not come here.
         store = self.store
         if store._by_name:
             return rebuild, (
@@ -453,7 +455,7 @@ class SharedHandle:
 
 
 def attach_shared(handle: SharedHandle) -> SharedStore:
-    """A store object on what a handle brought: in the sender's own process, a second one on the same memory."""
+    """Open the store of a handle: in the sender's own process, a second one on the same memory."""
     store = handle.store
     return SharedStore(store._arena, timeout=store._timeout, path=store._path if store._by_name else None)
 

@@ -1,4 +1,4 @@
-"""The leaves of an archive that is open: what they are, read and written where they lie, new ones made aside."""
+"""The leaves of an open archive: specs, reads and writes in place, new leaves in a new file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, Write, path_te
 
 
 class TdzLeaves(ResidentStore):
-    """Everything of an archive's store but how it is opened, committed and closed."""
+    """An archive's store without opening, commit and close."""
 
     caps = (
         Cap.WRITE
@@ -126,7 +126,7 @@ class TdzLeaves(ResidentStore):
         super().check(paths, rows)
 
     def _refuse_holes(self, leaf: LeafEntry, rows: int) -> None:
-        """Refuse to copy rows that take far more memory than the archive takes on the medium, unless it is allowed."""
+        """Refuse to copy rows that take far more memory than the archive takes on the storage, unless it is allowed."""
         if self._options["max_bytes"] is None and leaf.info is not None and not leaf.building:
             check_holes(leaf.path, leaf.shape, leaf.nbytes, rows, lambda: self.nbytes_stored() or 0, self.url)
 
@@ -150,7 +150,7 @@ class TdzLeaves(ResidentStore):
         if leaf.building:
             window = Window(self._open.new, leaf.start, stop, shared=True)
         elif window is None:
-            # Private: what is written stays in this process until a commit writes the archive anew.
+            # Private: writes stay in this process until a commit rewrites the archive.
             window = Window(self._open.fd, 0, self._end, shared=False)
             self._windows.append(window)
         found = window.tensor(leaf.start, leaf.shape, leaf.dtype)
@@ -160,7 +160,7 @@ class TdzLeaves(ResidentStore):
         return found
 
     def _guard(self, leaf: LeafEntry, window: Window, mapped: Tensor) -> None:
-        """Let those who write through a mapping of a new leaf, which is a hole, take room for it before."""
+        """Register that the mapping of a new leaf is a hole: writers through it reserve blocks first."""
         fd, start, url = os.dup(self._open.new), leaf.start, f"{self.url}: leaf {path_text(leaf.path)}"
 
         def allocate(a: int, b: int) -> None:
@@ -184,7 +184,7 @@ class TdzLeaves(ResidentStore):
                 self._fill(self._make(path, spec))
 
     def _make(self, path: Path, spec: LeafSpec) -> LeafEntry:
-        """A place for a new leaf in the archive that is being built; it reads as zeros."""
+        """Allocate a new leaf in the archive that is being built; it reads as zeros."""
         hold = self._open
         if hold.new < 0:
             hold.new, hold.temp = new_file(hold.folder)
@@ -257,10 +257,10 @@ class TdzLeaves(ResidentStore):
                 self._copy(old, made)
 
     def _copy(self, old: LeafEntry, new: LeafEntry) -> None:
-        """Copy what fits of one leaf into another, which is being built."""
+        """Copy the rows of one leaf that fit into another, which is being built."""
         nbytes = min(old.nbytes, new.nbytes)
         if nbytes:
-            memory = self._tensor(old).reshape(-1)[: nbytes // old.dtype.itemsize]  # with what was written since
+            memory = self._tensor(old).reshape(-1)[: nbytes // old.dtype.itemsize]  # with later writes
             write_tensor(self._open.new, memory, new.start)
 
     def _fill(self, leaf: LeafEntry) -> None:
@@ -269,7 +269,7 @@ class TdzLeaves(ResidentStore):
             write_tensor(self._open.new, filled, leaf.start)
 
     def discard(self) -> None:
-        """Take back changes of structure since the last commit; rows written into its leaves stay written."""
+        """Discard changes of structure since the last commit; rows written into its leaves stay written."""
         self._check_writable()
         if self._changed:
             with files.io_errors(self.url, "taking back changes"):
@@ -280,7 +280,7 @@ class TdzLeaves(ResidentStore):
             self._entries, self._at, self._changed = dict(self._committed), self._end, False
 
     def _check_current(self) -> None:
-        if self._open.fd >= 0 and not files.is_still(self._open.fd, self._name, self._open.folder):
+        if self._open.fd >= 0 and not files.is_same_entry(self._open.fd, self._name, self._open.folder):
             raise ConflictError(
                 f"{self.url} was replaced since it was opened here",
                 url=self.url,
@@ -289,7 +289,7 @@ class TdzLeaves(ResidentStore):
 
 
 def _first_row(leaf: LeafEntry, index: StoreIndex) -> int | None:
-    """The first row of a write of whole rows, side by side; None for any other."""
+    """Return the first row of a write of contiguous whole rows; None for any other."""
     if not index:
         return 0
     if len(index) == 1 and isinstance(index[0], slice) and index[0].step == 1 and leaf.shape:

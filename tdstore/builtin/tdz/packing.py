@@ -1,4 +1,4 @@
-"""Directories to archives and back: `pack_memmap`, `unpack_memmap`, and what is said of an archive from outside."""
+"""Conversion of directories to archives and back: `pack_memmap`, `unpack_memmap`, and functions on closed archives."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Place = str | os.PathLike[str]
 
 
 def is_memmap_archive(path: Place) -> bool:
-    """Whether a file is a zip with a `meta.json` at its root: the archive of a memmap directory."""
+    """Check whether a file is a zip with a `meta.json` at its root: the archive of a memmap directory."""
     try:
         with zipfile.ZipFile(path) as archive:
             return META in archive.namelist()
@@ -46,10 +46,10 @@ def is_memmap_archive(path: Place) -> bool:
 def pack_memmap(
     prefix: Place, archive_path: Place, *, compression: str | int | None = None, compresslevel: int | None = None
 ) -> Path:
-    """Pack a memmap directory, ours or the peer's, into one archive; an existing file is replaced in one step.
+    """Pack a memmap directory, of tdstore or of tensordict, into one archive; an existing file is replaced in one step.
 
     Args:
-        prefix: the directory. Nobody should be writing to it.
+        prefix: the directory. No process should be writing to it.
         archive_path: the archive, outside of the directory.
         compression, compresslevel: as the backend `tdz` has them.
 
@@ -57,7 +57,8 @@ def pack_memmap(
         The path of the archive.
 
     Raises:
-        StoreNotFoundError: not a memmap directory. CorruptStoreError: links or devices in it, or a damaged manifest.
+        StoreNotFoundError: not a memmap directory.
+        CorruptStoreError: links or devices in it, or a damaged manifest.
 
     Example:
         >>> tdstore.pack_memmap("runs/1", "runs/1.tdz")  # doctest: +SKIP
@@ -85,7 +86,7 @@ def pack_memmap(
 
 
 def _published(target: str, write: Callable[[int], Any]) -> None:
-    """Write a new file aside, and rename it once it is whole."""
+    """Write a new file under a temporary name, and rename it once it is complete."""
     os.makedirs(os.path.dirname(target), exist_ok=True)
     folder = files.open_dir(os.path.dirname(target))
     fd, temp = -1, ""
@@ -130,6 +131,7 @@ def unpack_memmap(archive_path: Place, prefix: Place) -> Path:
     """Unpack an archive into a memmap directory, comparing every byte with its checksum.
 
     Args:
+        archive_path: the archive.
         prefix: the directory: a new one, an empty one, or one that holds a dataset, which is replaced in one step.
 
     Returns:
@@ -137,7 +139,8 @@ def unpack_memmap(archive_path: Place, prefix: Place) -> Path:
 
     Raises:
         CorruptStoreError: a damaged archive, or one whose entries are not plain files below its root; nothing is
-            written outside of the directory, whatever their names. StoreExistsError: something else is there.
+            written outside of the directory, whatever their names.
+        StoreExistsError: the directory holds other files.
     """
     source, target = os.path.realpath(archive_path), os.path.realpath(prefix)
     lifetime.settle()
@@ -184,7 +187,7 @@ def _open(source: str) -> int:
 
 
 def _check_target(target: str) -> bool:
-    """Whether there is something that may be replaced."""
+    """Check whether the target holds a dataset that may be replaced."""
     try:
         mode = os.lstat(target).st_mode
     except FileNotFoundError:
@@ -219,7 +222,7 @@ def _unpack(fd: int, listing: Listing, root: int, url: str) -> None:
 
 
 def _renewed(document: documents.Manifest, header: Header, sums: dict[FileParts, Sums], url: str) -> bytes:
-    """The manifest with the checksums that the files have: those of leaves written in place may be older."""
+    """Return the manifest with the checksums of the files: those of leaves written in place may be older."""
     records = []
     for old in document.leaves:
         if old.file and old.file not in sums:
@@ -230,7 +233,7 @@ def _renewed(document: documents.Manifest, header: Header, sums: dict[FileParts,
 
 
 def refresh_archive_checksums(archive_path: Place) -> Path:
-    """Write an archive anew with the checksums of the bytes that it holds.
+    """Rewrite an archive with the checksums of the bytes that it holds.
 
     tdstore writes archives whole, and never needs this. It is for archives that another program changed in place,
     as the `tensordict` package does: their checksums are older than their data.

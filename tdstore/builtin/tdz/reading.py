@@ -1,4 +1,4 @@
-"""What a `.tdz` archive holds: a zip whose entries are the files of a memmap directory. Nothing in it is trusted."""
+"""Reading of `.tdz` archives: zip files whose entries are the files of a memmap directory. No entry is trusted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from tdstore.builtin.memmap.layout import LeafFile
-from tdstore.builtin.memmap.tensordict_layout import MAX_META, MAX_PICKLE, META, PeerReader, unique
+from tdstore.builtin.memmap.tensordict_layout import MAX_META, MAX_PICKLE, META, TensordictReader, unique
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreError, UnsupportedError
 from tdstore.header import MAX_GROUPS, Header
@@ -57,12 +57,12 @@ class Member(NamedTuple):
 
     @property
     def stored(self) -> bool:
-        """Whether its bytes are the data themselves."""
+        """Check whether its bytes are the data themselves."""
         return self.info.compress_type == zipfile.ZIP_STORED
 
 
 class Listing(NamedTuple):
-    """The entries of an archive by the components of their names, and where the data ends."""
+    """The entries of an archive by the components of their names, and the end of the data."""
 
     members: dict[FileParts, Member]
     end: int
@@ -81,7 +81,7 @@ class LeafEntry(LeafFile):
 
 
 def as_entry(leaf: LeafFile) -> LeafEntry:
-    """The leaf of a manifest, with room for where it is in an archive."""
+    """Turn the leaf of a manifest into one of an archive, without its place."""
     made = LeafEntry(leaf.path, leaf.shape, leaf.dtype, leaf.fill, leaf.file)
     made.sums = leaf.sums
     made.info, made.start, made.crc, made.building = None, 0, None, False
@@ -102,7 +102,7 @@ _UNSOUND = (
 
 @contextlib.contextmanager
 def zip_errors(url: str) -> Iterator[None]:
-    """What the zip library finds wrong as a `CorruptStoreError`."""
+    """Raise errors of the zip library as `CorruptStoreError`."""
     try:
         yield
     except StoreError:
@@ -116,15 +116,15 @@ def zip_errors(url: str) -> Iterator[None]:
 
 
 def as_file(fd: int, mode: str = "rb") -> IO[Any]:
-    """A file object of its own over an open descriptor."""
+    """Return an independent file object over an open descriptor."""
     return os.fdopen(os.dup(fd), mode)
 
 
 class _Careful(io.BufferedReader):
-    """A file of which nobody is given more at once than makes sense."""
+    """A file that limits the size of a single read."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read, after a look at the size."""
+        """Read, after a check of the size."""
         if size is not None and size > MAX_READ:
             raise zipfile.BadZipFile(f"its directory claims {size} bytes")
         return super().read(size)
@@ -132,14 +132,14 @@ class _Careful(io.BufferedReader):
 
 @contextlib.contextmanager
 def as_zip(fd: int, url: str) -> Iterator[zipfile.ZipFile]:
-    """The zip in an open file, whose errors become ours."""
+    """Open the zip in an open file, with its errors raised as ours."""
     with zip_errors(url), _Careful(io.FileIO(os.dup(fd))) as file, zipfile.ZipFile(cast(IO[bytes], file)) as archive:
         yield archive
 
 
 # -- the directory of the zip ----------------------------------------------------------------
 def read_listing(fd: int, url: str) -> Listing:
-    """All entries, each a plain file below the root whose bytes are its own.
+    """List all entries, each a plain file below the root whose bytes are its own.
 
     Raises:
         CorruptStoreError: not a zip, or one whose entries overlap, lie outside, are links or climb out of their folder.
@@ -167,7 +167,7 @@ def read_listing(fd: int, url: str) -> Listing:
                 _check_window(fd, start, info, url)
             members[parts] = Member(info, start)
     names = sorted(members)
-    for name, following in itertools.pairwise(names):  # what is below a name comes right behind it
+    for name, following in itertools.pairwise(names):  # entries below a name sort right behind it
         if following[: len(name)] == name:
             raise CorruptStoreError(f"{url} has {'/'.join(name)!r} as a file and as a folder", url=url)
     return Listing(members, end)
@@ -188,7 +188,7 @@ def _parts(info: zipfile.ZipInfo, url: str) -> FileParts:
 
 
 def _payload(fd: int, info: zipfile.ZipInfo, url: str) -> int:
-    """Where the bytes of an entry begin: behind its local header, which must say what the directory says."""
+    """Return where the bytes of an entry begin: behind its local header, which must agree with the directory."""
     raw = os.pread(fd, _LOCAL.size, info.header_offset) if info.header_offset >= 0 else b""
     if len(raw) < _LOCAL.size:
         raise CorruptStoreError(f"{url}: the entry {info.filename!r} is beyond the end", url=url)
@@ -223,7 +223,7 @@ def _check_window(fd: int, start: int, info: zipfile.ZipInfo, url: str) -> None:
 
 # -- the bytes of an entry -------------------------------------------------------------------
 def read_member(fd: int, member: Member, limit: int, url: str) -> bytes:
-    """All bytes of a small entry, compared with their checksum."""
+    """Read all bytes of a small entry, compared with their checksum."""
     if member.info.file_size > limit:
         raise CorruptStoreError(
             f"{url}: {member.info.filename!r} has {member.info.file_size} bytes, more than {limit}", url=url
@@ -236,14 +236,14 @@ def read_member(fd: int, member: Member, limit: int, url: str) -> bytes:
 
 
 def read_manifest(fd: int, member: Member, url: str) -> bytes:
-    """The manifest, which checks itself: its checksum in the zip is renewed a moment after it, and may be older."""
+    """Read the manifest by its own checksum: that in the zip is renewed a moment after it, and may be older."""
     if not member.stored or member.info.file_size > documents.MAX_FILE_BYTES:
         return read_member(fd, member, documents.MAX_FILE_BYTES, url)
     return os.pread(fd, member.info.file_size, member.start)
 
 
 def blocks_of(fd: int, member: Member, url: str) -> Iterator[bytes]:
-    """The bytes of an entry, unpacked, in blocks of 4 MiB; exactly as many as it says, compared with their checksum."""
+    """Yield the unpacked bytes of an entry, in blocks of 4 MiB: as many as declared, compared with their checksum."""
     with as_zip(fd, url) as archive, archive.open(member.info) as source:
         left = member.info.file_size
         while left:
@@ -257,7 +257,7 @@ def blocks_of(fd: int, member: Member, url: str) -> Iterator[bytes]:
 
 
 def as_bytes(tensor: Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """The bytes of a contiguous tensor."""
+    """Return the bytes of a contiguous tensor."""
     found: np.ndarray[tuple[int], np.dtype[np.uint8]] = to_numpy(tensor).reshape(-1).view("uint8")
     return found
 
@@ -272,7 +272,7 @@ def load_member(fd: int, member: Member, out: Tensor, url: str) -> None:
 
 
 def sums_of_range(fd: int, start: int, nbytes: int, block: int | None = None) -> tuple[int, Sums]:
-    """CRC-32 and the sums of a manifest, of `block` bytes each, in one pass over bytes of a file."""
+    """Compute CRC-32 and the checksums of a manifest, of `block` bytes each, in one pass over bytes of a file."""
     crc, summer = 0, Summer(nbytes, block)
     buffer = np.empty(min(BLOCK, nbytes), np.uint8)
     for at in range(0, nbytes, BLOCK):
@@ -289,7 +289,7 @@ def sums_of_range(fd: int, start: int, nbytes: int, block: int | None = None) ->
 
 
 def crc_of_range(fd: int, start: int, nbytes: int) -> int:
-    """CRC-32 of bytes of a file."""
+    """Compute the CRC-32 of bytes of a file."""
     crc = 0
     while nbytes:
         block = os.pread(fd, min(BLOCK, nbytes), start)
@@ -302,7 +302,7 @@ def crc_of_range(fd: int, start: int, nbytes: int) -> int:
 
 # -- the dataset -----------------------------------------------------------------------------
 def read_dataset(fd: int, listing: Listing, url: str) -> tuple[bytes, Header, list[LeafEntry]]:
-    """The manifest (empty for the peer's archives), the header, and the leaves with their places."""
+    """Read the manifest (empty for archives of tensordict), the header, and the leaves with their places."""
     found = listing.members.get((documents.NAME,))
     if found is not None:
         raw = read_manifest(fd, found, url)
@@ -338,8 +338,8 @@ def _read_peer(fd: int, listing: Listing, url: str) -> tuple[Header, list[LeafFi
     return Header(reader.groups), reader.leaves
 
 
-class _ArchiveReader(PeerReader):
-    """Reads the peer's `meta.json` files from the entries of an archive."""
+class _ArchiveReader(TensordictReader):
+    """Read the `meta.json` files of tensordict from the entries of an archive."""
 
     def __init__(self, fd: int, listing: Listing, url: str) -> None:
         super().__init__(url)
@@ -389,7 +389,7 @@ class _ArchiveReader(PeerReader):
 
 
 def check_bombs(leaves: list[LeafEntry], max_bytes: int | None, url: str) -> None:
-    """Refuse what would fill the memory out of next to nothing, unless the caller allows so many bytes."""
+    """Refuse an archive that would fill the memory from few bytes, unless the caller allows so many bytes."""
     total = sum(leaf.nbytes for leaf in leaves)
     if max_bytes is not None:
         if total > max_bytes:
@@ -405,7 +405,7 @@ def check_bombs(leaves: list[LeafEntry], max_bytes: int | None, url: str) -> Non
 
 
 def check_ratio(info: zipfile.ZipInfo, url: str) -> None:
-    """Refuse an entry that unpacks next to nothing to more than the memory of small machines."""
+    """Refuse an entry that unpacks few bytes to more than the memory of small machines."""
     if info.file_size > SUSPECT_BYTES and info.file_size > SUSPECT_RATIO * info.compress_size:
         raise CorruptStoreError(
             f"{url}: {info.filename!r} unpacks {info.compress_size} bytes to {info.file_size}",

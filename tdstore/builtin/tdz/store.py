@@ -1,4 +1,4 @@
-"""The `tdz` backend: a memmap directory as one zip file, whose stored entries are memory-mapped where they lie."""
+"""The `tdz` backend: a memmap directory as one zip file, whose stored entries are memory-mapped in place."""
 
 from __future__ import annotations
 
@@ -58,23 +58,27 @@ def open_tdz(
     max_bytes: int | None = None,
     lock_timeout: float = LOCK_TIMEOUT,
 ) -> TdzStore:
-    """Open, or make, an archive. Changes are in memory until a commit writes the file anew and swaps it in.
+    """Open, or make, an archive. Changes are in memory until a commit rewrites the file and swaps it in.
 
     Args:
+        location: the file.
+        mode: "r", "r+", "w", "x" or "a", as in `tdstore.Store`.
         compression: "stored" (default), "deflate", "bzip2", "lzma" or a constant of `zipfile`, for a new archive. A
-            compressed leaf takes less room; it is unpacked into memory when it is read, and the archive cannot be
+            compressed leaf takes less space; it is unpacked into memory when it is read, and the archive cannot be
             opened with mode "r+".
         compresslevel: of deflate (0 to 9) and bzip2 (1 to 9).
-        durable: "commit" waits for the medium before it publishes (survives a power cut); "none" does not.
+        durable: "commit" waits for the storage before it publishes (survives a power cut); "none" does not.
         verify: "full" compares every byte with the checksums of the archive; "size" its structure, and all bytes of
             archives of up to 16 MiB; "none" only its structure.
         max_bytes: refuse an archive that declares more data.
         lock_timeout: seconds to wait for another process that is swapping in its archive.
 
     Raises:
-        StoreNotFoundError, StoreExistsError: by mode. CorruptStoreError: not an archive, or a damaged one.
-        UnsupportedError: mode "r+" on compressed leaves. StoreIOError: the medium failed. ConflictError, by a commit:
-            another writer committed since this one opened the archive.
+        StoreNotFoundError, StoreExistsError: by mode.
+        CorruptStoreError: not an archive, or a damaged one.
+        UnsupportedError: mode "r+" on compressed leaves.
+        StoreIOError: the storage failed.
+        ConflictError: by a commit: another writer committed since this one opened the archive.
     """
     for name, value, known in (("mode", mode, MODES), ("durable", durable, get_args(Durable))):
         if value not in known:
@@ -96,7 +100,7 @@ def open_tdz(
 
 
 def method_of(compression: str | int | None) -> int:
-    """The constant of `zipfile` for a name of a compression.
+    """Return the constant of `zipfile` for a name of a compression.
 
     Raises:
         OptionError: no such compression.
@@ -112,7 +116,7 @@ def method_of(compression: str | int | None) -> int:
 
 
 def _crc_of_range(hold: Held, leaf: LeafFile, start: int, stop: int) -> int:
-    """crc32c of a part of a leaf in an archive, which nobody writes in place."""
+    """Compute the crc32c of a part of a leaf in an archive, which no process writes in place."""
     assert isinstance(leaf, LeafEntry)
     return crc32c(os.pread(hold.fd, stop - start, leaf.start + start))
 
@@ -120,8 +124,8 @@ def _crc_of_range(hold: Held, leaf: LeafFile, start: int, stop: int) -> int:
 class TdzStore(TdzLeaves):
     """Leaves as stored entries of one zip file, which is never written in place.
 
-    What is written into leaves stays in private memory of this process. A commit builds a new file and swaps it in;
-    leaves that stay keep their place in it, so that tensors that were handed out go on showing the dataset.
+    Rows that are written stay in private memory of this process. A commit builds a new file and swaps it in;
+    leaves that stay keep their place in it, so that existing tensors still show the dataset.
     """
 
     # -- opening -------------------------------------------------------------------------
@@ -211,13 +215,13 @@ class TdzStore(TdzLeaves):
                 self._check_current()
 
     def refresh(self) -> None:
-        """Write the archive anew, with the checksums of what it holds."""
+        """Rewrite the archive with the checksums of its bytes."""
         self._check_writable()
         with files.io_errors(self.url, "committing"), zip_errors(self.url):
             self._publish(self._header, list(self._committed.values()), compare=False)
 
     def _written_leaves(self) -> list[LeafEntry]:
-        """Leaves of the last commit whose bytes are not those of the archive any more, in this process."""
+        """Return the committed leaves whose bytes in this process differ from those of the archive."""
         return [leaf for leaf in self._entries.values() if not leaf.building and self._is_written(leaf)]
 
     def _is_written(self, leaf: LeafEntry) -> bool:
@@ -228,11 +232,11 @@ class TdzStore(TdzLeaves):
         aligned = leaf.start % leaf.dtype.itemsize == 0
         if window is not None and aligned and window.is_written(leaf.start, leaf.nbytes) is False:
             return False
-        # torch counts its own writes, and no others: the bytes tell. Not the sums, for the archive may be damaged.
+        # torch counts its own writes only: compare the bytes, not the checksums, as the archive may be damaged.
         return sums_of_memory(as_bytes(leaf.probe)) != sums_of_range(self._open.fd, leaf.start, leaf.nbytes)[1]
 
     def _publish(self, header: Header, written: Sequence[LeafEntry], *, compare: bool = True) -> None:
-        """Swap in a new archive: what the old one held, in the same places, and what came since."""
+        """Swap in a new archive: the contents of the old one, in the same places, and the later additions."""
         hold, leaves = self._open, list(self._entries.values())
         before = [(leaf, leaf.crc, leaf.sums) for leaf in leaves]
         try:
@@ -257,7 +261,7 @@ class TdzStore(TdzLeaves):
         self._settle(header, end, "r+")
 
     def _build(self, header: Header, leaves: list[LeafEntry], written: Sequence[LeafEntry]) -> int:
-        """Build the whole new file; where its directory begins."""
+        """Build the whole new file; returns where its directory begins."""
         hold = self._open
         if hold.new < 0:
             hold.new, hold.temp = new_file(hold.folder)
@@ -277,7 +281,7 @@ class TdzStore(TdzLeaves):
         return finish(hold.new, self._at, leaves, descriptions(header, leaves, self._layout, self.url))
 
     def _compare_before(self, leaf: LeafEntry) -> None:
-        """Refuse to take new sums of a leaf that was changed in part, where what stays of it is damaged."""
+        """Refuse new checksums for a leaf that was written in part, if the rest of it is damaged."""
         if self._options["verify"] == "none" or leaf.sums is None or leaf.building:
             return
         _, found = sums_of_range(self._open.fd, leaf.start, leaf.nbytes, leaf.sums.block)
@@ -290,7 +294,7 @@ class TdzStore(TdzLeaves):
             )
 
     def _settle(self, header: Header, end: int, mode: Mode) -> None:
-        """Take what was published for what is there."""
+        """Adopt the published archive as the present one."""
         for leaf in self._entries.values():
             if leaf.holes is not None:
                 leaf.holes.filled()  # written to memory from now on
@@ -299,7 +303,7 @@ class TdzStore(TdzLeaves):
         self._header, self._end, self._at, self._changed, self._mode = header, end, end, False, mode
 
     def _publish_packed(self, header: Header) -> None:
-        """A first commit with compression: from here on the data is only to be read, from the uncompressed copy."""
+        """Commit for the first time with compression: the data is then read-only, from the uncompressed copy."""
         hold, leaves = self._open, list(self._entries.values())
         if hold.new < 0:
             hold.new, hold.temp = new_file(hold.folder)
@@ -324,7 +328,7 @@ class TdzStore(TdzLeaves):
         self.writable = False
 
     def _swap_in(self, *, current: bool) -> None:
-        """Give the new file the name of the archive, in the place of the one that this store holds, or of any."""
+        """Rename the new file to the name of the archive, in the place of the one that this store holds, or of any."""
         hold = self._open
         assert hold.temp is not None
         if self._sync:
@@ -344,7 +348,7 @@ class TdzStore(TdzLeaves):
 
     @contextmanager
     def _place_locked(self) -> Iterator[None]:
-        """Hold the lock of the archive that is there, so that no other writer replaces it meanwhile."""
+        """Hold the lock of the present archive, so that no other writer replaces it meanwhile."""
         hold = self._open
         while True:
             try:
@@ -354,21 +358,21 @@ class TdzStore(TdzLeaves):
                 return
             try:
                 files.lock(fd, exclusive=True, timeout=self._options["lock_timeout"], url=self.url, what="the archive")
-                if files.is_still(fd, self._name, hold.folder):
+                if files.is_same_entry(fd, self._name, hold.folder):
                     yield
                     return
             finally:
                 os.close(fd)
 
     def _take_sums(self, fd: int, leaves: Sequence[LeafEntry]) -> None:
-        """Take the checksums of leaves as they lie in a file."""
+        """Compute the checksums of leaves as they lie in a file."""
         for leaf in leaves:
             if leaf.info is not None:
                 leaf.crc, leaf.sums = sums_of_range(fd, leaf.start, leaf.nbytes)
 
     # -- the rest ------------------------------------------------------------------------
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
-        """Compare every byte of the archive with its checksums; what is not committed yet is left out."""
+        """Compare every byte of the archive with its checksums; uncommitted changes are left out."""
         leaves = [self._entry(path) for path in (self._entries if paths is None else paths)]
         with files.io_errors(self.url, "verifying", writing=False):
             found = [(leaf, self._fault(leaf)) for leaf in leaves]
@@ -390,10 +394,10 @@ class TdzStore(TdzLeaves):
         return f"leaf {path_text(leaf.path)} is damaged: its CRC-32 is {crc:08x}, expected {leaf.crc:08x}"
 
     def close(self) -> None:
-        """Commit rows that were written into leaves of the last commit, drop other changes, let go of the file.
+        """Commit rows that were written into leaves of the last commit, drop other changes, close the file.
 
         Raises:
-            StoreIOError: the medium failed. The store stays open, and `close` can be called again.
+            StoreIOError: the storage failed. The store stays open, and `close` can be called again.
             CorruptStoreError: a leaf that was changed is damaged in the archive. The store stays open, too.
             ConflictError: another writer committed since. The store is closed, and its changes are lost.
         """

@@ -1,7 +1,7 @@
-"""Build a `.tdz` archive: places for the leaves first, then what describes them, then the directory of the zip.
+"""Writing of `.tdz` archives: places for the leaves first, then the documents, then the directory of the zip.
 
 A stored leaf gets its place, aligned and with room for its local header, before its bytes are known. Local headers
-are written when they are: `zipfile` makes them, as it makes the directory.
+are written later: `zipfile` makes them, as it makes the directory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DESCRIPTOR = 0x8
 
 
 def new_info(name: str, nbytes: int, at: int) -> tuple[zipfile.ZipInfo, int]:
-    """A stored entry whose local header begins at a byte, and where its own bytes, aligned, do."""
+    """Build a stored entry whose local header begins at `at`; also returns where its own bytes, aligned, begin."""
     info = zipfile.ZipInfo(name, _now())
     info.external_attr = 0o644 << 16
     info.file_size = info.compress_size = nbytes
@@ -50,9 +50,9 @@ def _now() -> tuple[int, int, int, int, int, int]:
 
 
 def new_file(folder: int) -> tuple[int, str]:
-    """A new file in a folder, under a name that nobody takes for an archive, and locked for as long as it is open.
+    """Make a file in a folder, under a name that is no archive's, and locked as long as it is open.
 
-    Files that were left by processes that ended are removed.
+    Files of processes that ended are removed.
     """
     with os.scandir(folder) as entries:
         left = [entry.name for entry in entries if _NEW.fullmatch(entry.name)]
@@ -61,14 +61,14 @@ def new_file(folder: int) -> tuple[int, str]:
     while True:
         name = f".tdstore-tdz-{secrets.token_hex(8)}"
         fd = files.create_empty(name, folder)
-        # A rival that tidies up may have come between the two calls.
+        # Another process may have removed it between the two calls.
         if files.try_lock(fd, exclusive=True) and os.fstat(fd).st_nlink:
             return fd, name
         os.close(fd)
 
 
 def _remove_if_left(name: str, folder: int) -> None:
-    """Remove a file that was being built, if its process ended."""
+    """Remove an unfinished file, if its process ended."""
     try:
         fd = files.open_plain(name, folder)
     except OSError:
@@ -84,7 +84,7 @@ _NEW = re.compile(r"\.tdstore-tdz-[0-9a-f]{16}")
 
 
 class Held:
-    """The descriptors of one store, and the file that is being built; let go of also when nobody closes the store."""
+    """The descriptors of one store, and the unfinished file; released also when the store is not closed."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -96,7 +96,7 @@ class Held:
         self.temp: str | None = None
 
     def drop_new(self) -> None:
-        """Give up what is being built."""
+        """Remove the unfinished file."""
         if self.temp is not None:
             files.unlink_if_there(self.temp, self.folder)
         if self.new >= 0:
@@ -104,7 +104,7 @@ class Held:
         self.new, self.temp = -1, None
 
     def end(self) -> None:
-        """Let go of everything. In a forked child what is being built stays: it is its parent's."""
+        """Release everything. In a forked child the unfinished file stays: it is its parent's."""
         if self.pid == os.getpid():
             self.drop_new()
         for fd in (self.fd, self.folder):
@@ -114,14 +114,14 @@ class Held:
 
 
 def descriptions(header: Header, leaves: Iterable[LeafEntry], layout: Layout, url: str) -> dict[FileParts, bytes]:
-    """The manifest and the peer's `meta.json` files, which come first."""
+    """Return the manifest and the `meta.json` files of tensordict, which come first."""
     known = list(leaves)
     raw = documents.encode_manifest(header, [leaf.record() for leaf in known], url=url)
     return {(documents.NAME,): raw, **meta_files(header, known, layout)}
 
 
 def finish(fd: int, at: int, leaves: Iterable[LeafEntry], texts: Mapping[FileParts, bytes]) -> int:
-    """Write local headers of stored leaves, the small files, and the directory; where the directory begins."""
+    """Write local headers of stored leaves, the small files, and the directory; returns where the directory begins."""
     infos = [leaf.info for leaf in leaves if leaf.info is not None]
     for leaf in leaves:
         if leaf.info is not None and leaf.building:
@@ -150,7 +150,7 @@ def add_texts(archive: zipfile.ZipFile, texts: Mapping[FileParts, bytes]) -> Non
 def finish_packed(
     fd: int, leaves: Iterable[LeafEntry], texts: Mapping[FileParts, bytes], source: int, method: int, level: int | None
 ) -> None:
-    """A whole archive of compressed leaves, whose bytes are in another file."""
+    """Write a whole archive of compressed leaves, whose bytes are in another file."""
     with as_file(fd, "r+b") as file, zipfile.ZipFile(file, "w", method, compresslevel=level) as archive:
         add_texts(archive, texts)
         for leaf in leaves:

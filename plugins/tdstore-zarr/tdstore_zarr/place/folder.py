@@ -74,7 +74,7 @@ class FolderPlace(Place):
                 self.path,
                 url=self.url,
                 timeout=self.timeout,
-                strangers=_strangers,
+                foreign=_foreign_files,
                 first=(NAME,),
                 kind="a zarr store",
             )
@@ -287,7 +287,7 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-def _strangers(root: int) -> list[str]:
+def _foreign_files(root: int) -> list[str]:
     """Files of a folder that zarr would not have written; all of them if there is no zarr store."""
     names = os.listdir(root)
     if not {NAME, ".zgroup", ".zarray"} & set(names):
