@@ -36,7 +36,7 @@ Rows = slice | Tensor | None
 """What a read copies of the first dimension: numbers of rows if a tensor; None for any."""
 
 
-class Summed(Protocol):
+class SummedLeaf(Protocol):
     """A leaf with checksums, as a comparison needs it."""
 
     path: Path
@@ -47,7 +47,7 @@ class Summed(Protocol):
     """Its mapped memory."""
 
 
-Leaf = TypeVar("Leaf", bound=Summed)
+Leaf = TypeVar("Leaf", bound=SummedLeaf)
 
 
 class _Pending:
@@ -55,7 +55,7 @@ class _Pending:
 
     __slots__ = ("expected", "leaf", "left", "sums")
 
-    def __init__(self, leaf: Summed, sums: Sums) -> None:
+    def __init__(self, leaf: SummedLeaf, sums: Sums) -> None:
         self.leaf = leaf
         self.sums = sums
         self.expected = np.frombuffer(sums.crc, "<u4")
@@ -67,13 +67,13 @@ class ReadCheck(Generic[Leaf]):
 
     Args:
         leaves: those with checksums that must fit.
-        on_medium: computes the crc32c of a leaf's stored bytes from start to stop, or returns None if its
+        stored_crc: computes the crc32c of a leaf's stored bytes from start to stop, or returns None if its
             checksums need not fit any more, since it was written.
     """
 
-    def __init__(self, url: str, leaves: Iterable[Leaf], on_medium: Callable[[Leaf, int, int], int | None]) -> None:
+    def __init__(self, url: str, leaves: Iterable[Leaf], stored_crc: Callable[[Leaf, int, int], int | None]) -> None:
         self.url = url
-        self._on_medium = on_medium
+        self._stored_crc = stored_crc
         self.pending: dict[Path, _Pending] = {
             leaf.path: _Pending(leaf, leaf.sums) for leaf in leaves if leaf.nbytes and leaf.sums is not None
         }
@@ -84,7 +84,7 @@ class ReadCheck(Generic[Leaf]):
         Raises:
             CorruptStoreError: the stored bytes differ from the committed ones.
         """
-        if (found := self._found(leaf)) is not None:
+        if (found := self._pending_of(leaf)) is not None:
             self._compare(leaf, found, self._touched(leaf, found.sums.block, rows))
 
     def gather(self, leaf: Leaf, tensor: Tensor, index: StoreIndex, out: Tensor | None = None) -> Tensor:
@@ -102,7 +102,7 @@ class ReadCheck(Generic[Leaf]):
         Raises:
             CorruptStoreError: the stored bytes differ from the committed ones; `out` then holds some of them.
         """
-        found = self._found(leaf)
+        found = self._pending_of(leaf)
         if found is None:
             return gather(tensor, index, out)
         size = found.sums.block
@@ -129,7 +129,7 @@ class ReadCheck(Generic[Leaf]):
         self._judge(leaf, found, np.arange(first, last), crcs)
         return value
 
-    def _found(self, leaf: Leaf) -> _Pending | None:
+    def _pending_of(self, leaf: Leaf) -> _Pending | None:
         """Return the pending comparisons of a leaf; None if there are none."""
         found = self.pending.get(leaf.path)
         if found is None or leaf.probe is None:
@@ -185,7 +185,7 @@ class ReadCheck(Generic[Leaf]):
         Returns:
             False if the checksums of the leaf are no longer those of its stored bytes.
         """
-        found = self._on_medium(leaf, block * size, min((block + 1) * size, leaf.nbytes))
+        found = self._stored_crc(leaf, block * size, min((block + 1) * size, leaf.nbytes))
         if found is None:
             self.pending.pop(leaf.path, None)
         elif found != expected:

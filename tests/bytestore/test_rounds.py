@@ -113,7 +113,7 @@ def test_a_large_leaf_is_never_fetched_whole(monkeypatch):
 
 
 def test_leaves_that_are_kept_have_bounds_together_and_see_writes(monkeypatch):
-    monkeypatch.setattr("tdstore.bytestore.view.KEPT_BYTES", SPANS.nbytes)
+    monkeypatch.setattr("tdstore.bytestore.view.CACHE_BYTES", SPANS.nbytes)
     engine = MemoryEngine()
     store = save(engine, {("a",): SPANS, ("b",): SPANS})
 

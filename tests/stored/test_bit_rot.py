@@ -267,8 +267,8 @@ def test_bytes_that_change_between_copy_and_comparison_are_noticed(
     asked: list[tuple[int, int]] = []
     opened = tdstore.open(path)
     reading = opened._home[0].store._reading
-    on_medium = reading._on_medium
-    reading._on_medium = lambda leaf, start, stop: asked.append((start, stop)) or on_medium(leaf, start, stop)
+    stored_crc = reading._stored_crc
+    reading._stored_crc = lambda leaf, start, stop: asked.append((start, stop)) or stored_crc(leaf, start, stop)
     opened["x"].numpy()[100] = 1  # in private memory, as a copy that went wrong
     assert opened.read()["x"][100].unique().tolist() == [1]
     assert asked == [(96 * 4096, 112 * 4096)]

@@ -1,4 +1,4 @@
-"""h5py's exceptions as tdstore's: one context manager decides."""
+"""Translation of h5py's exceptions into those of tdstore."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _LIBRARY = (RuntimeError, ValueError, TypeError, KeyError, OverflowError, NotImp
 
 
 class h5_errors:  # noqa: N801 - reads as a statement: `with h5_errors(url, "reading"):`
-    """Turn whatever h5py raises into the `StoreError` of its kind.
+    """Turn any exception of h5py into the `StoreError` of its kind.
 
-    A failing medium is a `StoreIOError` with its errno, a lack of memory one with ENOMEM. Anything else is `otherwise`:
+    A failing storage is a `StoreIOError` with its errno, a lack of memory one with ENOMEM. All else is `otherwise`:
     `CorruptStoreError` where the file is read, `OptionError` where the caller's options are applied.
     """
 
@@ -75,7 +75,7 @@ def raise_h5(error: Exception, url: str, doing: str, otherwise: type[StoreError]
 
 
 def is_memory(error: Exception) -> bool:
-    """Whether HDF5, a filter of it or numpy found no memory."""
+    """Check whether HDF5, one of its filters or numpy ran out of memory."""
     return (
         isinstance(error, MemoryError)
         or getattr(error, "errno", None) == errno.ENOMEM
@@ -84,10 +84,10 @@ def is_memory(error: Exception) -> bool:
 
 
 def of_medium(error: OSError) -> bool:
-    """Whether it is the system that failed, and not a file that is damaged."""
+    """Check whether the system failed, rather than the file being damaged."""
     return error.errno is not None or _ERRNO.search(str(error)) is not None
 
 
 def option_error(url: str, text: str, hint: str | None = None) -> OptionError:
-    """An `OptionError` that names the file."""
+    """Build an `OptionError` that names the file."""
     return OptionError(f"{url}: {text}", url=url, hint=hint)

@@ -1,4 +1,4 @@
-"""Files of other programs: a header made of what is there, and the values that are no tensors."""
+"""Files of other programs: a header made of their contents, and the values that are no tensors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from tdstore_h5.strings import Raw
 def foreign_header(
     file: h5py.File, found: Contents, url: str, raw: Raw, leaves: dict[Path, Tensor] | None = None
 ) -> Header:
-    """A header for another program's file: keys as h5py lists them, batch sizes left open, values decoded.
+    """Build a header for another program's file: keys as h5py lists them, batch sizes left open, values decoded.
 
     Args:
+        file: the open file.
+        found: its contents.
+        url: the location, for messages.
         raw: reads `[start, stop)` of the file.
-        leaves: takes those of long datasets of strings, which else are values in the header, too.
+        leaves: receives the leaves of long datasets of strings, which else are values in the header, too.
     """
     values: dict[Path, dict[str, Any]] = {}
     for path, name in found.values.items():

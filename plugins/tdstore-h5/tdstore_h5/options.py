@@ -55,11 +55,17 @@ def check_names(options: Mapping[str, Any], url: str, path: Path | None = None) 
 
 
 def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, *, column: bool = False) -> dict[str, Any]:
-    """The options of one leaf: its own over the file's, cut to its shape.
+    """Return the options of one leaf: its own before the file's, cut to its shape.
 
     `chunks` and `maxshape` may name the leading dimensions only (`chunks=64`: 64 rows), are cut to
     the leaf's number of dimensions, and chunks to its size. A scalar has no layout to choose.
-    `column`: it is one of the two leaves of values per row.
+
+    Args:
+        spec: the spec of the leaf.
+        defaults: the options of the file.
+        url: the location, for messages.
+        path: the leaf.
+        column: it is one of the two leaves of a var-length column.
 
     Raises:
         OptionError: an unknown option, or a value of the wrong kind.
@@ -91,9 +97,9 @@ def fit(spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, *, co
 
 
 def _column_options(name: str, spec: LeafSpec, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Small chunks, if any: of random rows, nearly every one touches a chunk of its own.
+    """Return small chunks, if any: nearly every random row touches a chunk of its own.
 
-    What was given for rows says nothing about a text, whose "rows" are bytes.
+    Options for rows do not suit a data leaf, whose "rows" are bytes.
     """
     found = dict(given)
     if name == TEXT:
@@ -113,14 +119,16 @@ def _column_chunks(spec: LeafSpec) -> tuple[int, ...]:
 
 
 def growing_chunks(spec: LeafSpec, *, column: bool) -> tuple[int, ...]:
-    """Chunks for a leaf that had none, and begins to grow."""
+    """Return chunks for a leaf that had none, and begins to grow."""
     return _column_chunks(spec) if column else preset_chunks("random", spec, None)
 
 
 def preset_chunks(preset: str, spec: LeafSpec, most: int | None) -> tuple[int, ...]:
-    """Chunks for single rows ("random") or long runs of rows ("scan"): along the first dimension, rows whole.
+    """Return chunks for single rows ("random") or long runs of rows ("scan"): along the first dimension, rows whole.
 
     Args:
+        preset: "random" or "scan".
+        spec: the spec of the leaf.
         most: rows that the leaf can have; None: any number.
 
     Example:
@@ -139,7 +147,7 @@ def preset_chunks(preset: str, spec: LeafSpec, most: int | None) -> tuple[int, .
 
 
 def with_fill(spec: LeafSpec, defaults: Mapping[str, Any]) -> LeafSpec:
-    """The spec with the fill value that h5py's option `fillvalue` asks for."""
+    """Return the spec with the fill value of h5py's option `fillvalue`."""
     value = spec.options.get("fillvalue", defaults.get("fillvalue"))
     return spec if value is None or spec.fill_value else spec.replace(fill_value=value)
 

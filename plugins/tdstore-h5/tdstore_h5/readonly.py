@@ -1,4 +1,4 @@
-"""What a caller reads with h5py beside a store: a read-only `h5py.File` of the last commit."""
+"""Access with h5py beside a store: a read-only `h5py.File` of the last commit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CommittedBytes(io.RawIOBase):
     Args:
         fd: of the file. It is duplicated, and the lock belongs to both.
         url: of the store, for messages.
-        owner: what must live as long as HDF5 reads here.
+        owner: an object that must live as long as HDF5 reads here.
     """
 
     def __init__(self, fd: int, url: str, owner: object) -> None:
@@ -49,11 +49,11 @@ class CommittedBytes(io.RawIOBase):
 
     def _open(self) -> int:
         if self._fd < 0:
-            raise OSError(f"{self._url} was closed or is being changed since this h5py.File was given: ask for it anew")
+            raise OSError(f"{self._url} was closed or is being changed since this h5py.File was opened: open another")
         return self._fd
 
     def end(self) -> None:
-        """Read nothing any more: what HDF5 knows of the file may be wrong from now on."""
+        """Refuse further reads: HDF5's knowledge of the file may be wrong from now on."""
         fd, self._fd, self._owner = self._fd, -1, None
         if fd >= 0:
             os.close(fd)
@@ -64,14 +64,14 @@ class CommittedBytes(io.RawIOBase):
 
 
 class ReadOnlyFile:
-    """The `h5py.File` that was given last, held weakly."""
+    """The last `h5py.File` of a store, held weakly."""
 
     def __init__(self) -> None:
         self._bytes: weakref.ref[CommittedBytes] | None = None
         self._file: weakref.ref[h5py.File] | None = None
 
     def open(self, handle: Handle, owner: object) -> h5py.File:
-        """The one that was given, if it is open still, else another."""
+        """Return the present file, if it is still open, else open another."""
         found = None if self._file is None else self._file()
         if found is not None and found:
             return found
@@ -85,7 +85,7 @@ class ReadOnlyFile:
         return found
 
     def end(self) -> None:
-        """End what was given, before the file changes."""
+        """Close the present file, before its bytes change."""
         content = None if self._bytes is None else self._bytes()
         self._bytes = self._file = None
         if content is not None:

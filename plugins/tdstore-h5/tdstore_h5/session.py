@@ -1,8 +1,8 @@
-"""One session on a file: its contents, what was touched, and how it is committed.
+"""A session on a file: its contents, its changes, and its commits.
 
-Rows of contiguous leaves are written where they lie, after the journal beside the file has named these leaves. All
-else that changes in place goes through HDF5, whose writes wait in memory, and then in the journal, for the commit. So a
-writer that dies leaves the last commit or the next one, but for the rows of leaves that the journal names.
+Rows of contiguous leaves are written in place, after the journal beside the file has named these leaves. All
+other changes in place go through HDF5, whose writes wait in memory, and then in the journal, for the commit. So a
+writer that dies leaves the last commit or the next one, except for the rows of leaves that the journal names.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tdstore_h5.rows.undo import Undo
 
 @dataclass(eq=False)
 class Session:
-    """What a store works with."""
+    """The state of a store: file, contents, checksums, journal."""
 
     path: str
     url: str
@@ -107,23 +107,23 @@ class Session:
         OPEN.add(self)
 
     def forget(self) -> None:
-        """Let go of datasets that h5py has open."""
+        """Close datasets that h5py has open."""
         self._datasets.clear()
 
     # -- lookups -----------------------------------------------------------------------
     def dataset(self, path: Path) -> h5py.Dataset:
-        """The h5py dataset of a leaf, for what must go through HDF5."""
+        """Return the h5py dataset of a leaf, for access through HDF5."""
         found = self._datasets.get(path)
         if found is None:
             found = self._datasets[path] = self.handle.file[self.contents.leaves[path].name]
         return found
 
     def walker(self) -> Walker:
-        """Something that describes datasets."""
+        """Return a walker, to describe datasets."""
         return Walker(self.handle.file, self.url, trust=self.trust)
 
     def read_bytes(self, path: Path, start: int, stop: int) -> Bytes:
-        """Bytes of a leaf as it lies in memory, C order."""
+        """Read bytes of a leaf in its memory layout, C order."""
         leaf = self.contents.leaves[path]
         if leaf.plain and leaf.offset is not None and not leaf.held:
             if self.raw.is_hole(leaf.offset + start, stop - start):
@@ -137,7 +137,7 @@ class Session:
             return chunked.read_bytes(self.dataset(path), leaf.spec, start, stop)
 
     def faults(self, paths: Iterable[Path]) -> list[Fault]:
-        """Leaves whose bytes are not those of the last commit."""
+        """Return the leaves whose bytes differ from the last commit."""
         found = []
         for path in paths:
             try:
@@ -152,15 +152,17 @@ class Session:
         return found
 
     def some_unseen(self, path: Path) -> bool:
-        """Whether a read must compare bytes with checksums."""
+        """Check whether a read must compare bytes with checksums."""
         return self.verify != "none" and self.sums.some_unseen(path)
 
     def verify_read(self, path: Path, leaf: Leaf, starts: Ints, size: int, copy: ReadCopy | None = None) -> None:
-        """Compare what is read with its checksums, where that was not done since the file was opened.
+        """Compare the grains of a read with their checksums, unless done since the file was opened.
 
         Args:
-            starts, size: the elements, as of `raw.blocks_of`.
-            copy: what was read, if that is one block.
+            path: the leaf.
+            leaf: its dataset.
+            starts, size: the elements, as of `contiguous.blocks_of`.
+            copy: the bytes that were read, if that is one block.
 
         Raises:
             CorruptStoreError: names the leaf and the rows.
@@ -178,7 +180,7 @@ class Session:
 
     # -- changes -----------------------------------------------------------------------
     def mark(self, paths: Iterable[Path]) -> None:
-        """Name leaves of the last commit in the journal: their rows are about to change in place."""
+        """Record leaves of the last commit in the journal: their rows are about to change in place."""
         if self.handle.temporary:
             return
         self.become_alone()
@@ -191,7 +193,7 @@ class Session:
             self.marked.update(new)
 
     def begin_structure(self) -> None:
-        """Before leaves are made, removed, renamed or resized. `close` drops that, and keeps rows written before."""
+        """Prepare a change of structure. `close` drops it, and commits rows written before."""
         if self.handle.temporary:
             return
         self.become_alone()
@@ -209,7 +211,7 @@ class Session:
                     self.aside.put(path, spec, first, last, chunked.read(self.dataset(path), spec, index, None))
 
     def _put_back(self) -> None:
-        """Write rows that were put aside again, after structure was dropped."""
+        """Write rows that were set aside again, after structure was dropped."""
         for path, first, last, value in self.aside.take():
             spec = self.contents.leaves[path].spec
             index = (slice(first, last, 1),) if spec.shape else ()
@@ -220,7 +222,7 @@ class Session:
                 chunked.write(self.dataset(path), spec, index, value)
 
     def overlaid(self) -> None:
-        """Let HDF5 write: not to the file, which keeps the last commit until the next one."""
+        """Direct HDF5's writes to the overlay: the file has the last commit until the next one."""
         if self.handle.temporary or self.handle.overlay is not None:
             return
         self.become_alone()
@@ -229,7 +231,7 @@ class Session:
         self.handle.open_overlaid(self.journal, self.libver)
 
     def become_alone(self) -> None:
-        """Trade the readers' lock, which is all that a published file keeps, for the writer's."""
+        """Trade the shared lock, under which a published file stays open, for the exclusive one."""
         if self.handle.alone:
             return
         self.given.end()
@@ -241,7 +243,7 @@ class Session:
             self.handle.lock(alone=False, timeout=self.timeout, why="to go on reading")
             self._reopen("r")
             raise
-        # While one lock went and the other came, somebody else may have had the file.
+        # Between the two locks, another process may have had the file.
         generation = self.document.generation
         self._reopen("r")
         self.load()
@@ -256,7 +258,7 @@ class Session:
         self.handle.open(self.handle.path, mode, self.libver)
 
     def check_places(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        """Refuse leaves where a group is, and below leaves."""
+        """Refuse leaves in the place of a group, and below leaves."""
         for path in leaves:
             for depth in range(1, len(path)):
                 if path[:depth] in self.contents.leaves or path[:depth] in leaves:
@@ -265,19 +267,19 @@ class Session:
                 raise StoreError(f"{path_text(path)} of {self.url} is a group with leaves; delete those first")
 
     def make_way(self, leaves: Iterable[Path]) -> None:
-        """Remove the strings that are shown where groups are to be."""
+        """Remove copies of strings where groups are created."""
         for above in {path[:depth] for path in leaves for depth in range(1, len(path))}:
             if above in self.contents.copies or above in self.contents.values:
                 self.unlink(above)
 
     def add(self, path: Path, leaf: Leaf) -> None:
-        """Take a new dataset in."""
+        """Add a new dataset."""
         self.contents.leaves[path] = leaf
         for depth in range(len(path)):
             self.contents.groups.setdefault(path[:depth], [])
 
     def unlink(self, path: Path) -> None:
-        """Remove whatever has that name: a leaf, an empty group, a value."""
+        """Remove the object of that name: a leaf, an empty group, a value."""
         leaf = self.contents.leaves.pop(path, None)
         name = leaf.name if leaf else self.contents.values.pop(path, None)
         if name is None and (path in self.contents.groups or path in self.contents.copies):
@@ -291,7 +293,7 @@ class Session:
                 self._delete(name, 0 if leaf is None else leaf.stored)
 
     def _delete(self, name: bytes, stored: int) -> None:
-        """Delete an object, or give it a name that the commit deletes."""
+        """Delete an object, or rename it for deletion by the commit."""
         file = self.handle.file
         if self.handle.temporary or stored <= datasets.HELD:
             del file[name]
@@ -300,7 +302,7 @@ class Session:
         file.move(name.decode(), self._removed[-1])
 
     def resize(self, path: Path, length: int) -> None:
-        """Set the length of a leaf; a dataset that cannot grow is made anew, so that it can, and copied."""
+        """Set the length of a leaf; a dataset that cannot grow is replaced by a copy that can."""
         leaf = self.contents.leaves[path]
         old, new = leaf.spec, leaf.spec.replace(shape=(length, *leaf.spec.shape[1:]))
         self.handle.unflushed = True
@@ -316,7 +318,7 @@ class Session:
         self.sums.resize(path, old, new)
 
     def _layout_to(self, path: Path, leaf: Leaf, new: LeafSpec, dataset: h5py.Dataset | None) -> dict[str, Any]:
-        """Layout options for a leaf of another length: who grows once grows again, and needs chunks for that."""
+        """Return layout options for a leaf of another length: it may grow again, and needs chunks for that."""
         if dataset is not None and dataset.chunks:
             return datasets.options_of(dataset)
         if new.shape[0] <= leaf.spec.shape[0] or 0 in new.shape[1:]:
@@ -402,7 +404,7 @@ class Session:
         return self.sums.refresh(path, spec, self.read_bytes, lambda: self.accepted)
 
     def _settle(self) -> None:
-        """Make what HDF5 wrote the state of the file."""
+        """Commit HDF5's changes to the file."""
         self.handle.unflushed = True
         if self.handle.temporary:
             self.handle.flush()
@@ -430,7 +432,7 @@ class Session:
             leaf.committed, leaf.held = path, False
 
     def commit_rows(self) -> None:
-        """Commit rows that were written into leaves of the last commit, and drop all else."""
+        """Commit rows that were written into leaves of the last commit, and drop all other changes."""
         if self.structure:
             self.discard(rows=False)
             self._put_back()
@@ -444,10 +446,10 @@ class Session:
             self._committed()
 
     def discard(self, *, rows: bool = True) -> None:
-        """Take back what was changed since the last commit.
+        """Discard changes since the last commit.
 
         Raises:
-            StoreError: more rows were written in place than are remembered; they stay, and all else is taken back.
+            StoreError: more rows were written in place than are saved for undo; they stay, and all else is discarded.
         """
         handle = self.handle
         self._datasets.clear()
@@ -493,7 +495,7 @@ class Session:
         self.marked.clear()
 
     def share(self) -> None:
-        """Commit what was written in place and, until the next change, be like a reader: others may open the file."""
+        """Commit rows written in place and, until the next change, hold a shared lock: others may open the file."""
         if not self.handle.alone or self.handle.child:
             return
         if self.structure:
@@ -507,12 +509,12 @@ class Session:
             self._join_readers()
 
     def _join_readers(self) -> None:
-        """Be like a reader until the next change: others may open what was saved."""
+        """Hold a shared lock until the next change: others may open the committed file."""
         self.handle.lock(alone=False, timeout=self.timeout, why="after saving")
         self._reopen("r")
 
     def close(self) -> None:
-        """Commit the rows that were written in place, drop structure that was not committed, and let go."""
+        """Commit the rows that were written in place, drop structure that was not committed, and release the file."""
         handle = self.handle
         self.given.end()
         try:
@@ -534,7 +536,7 @@ class Session:
 
     # -- opening -----------------------------------------------------------------------
     def load(self) -> set[Path] | None:
-        """Read the file's contents and manifest; the result is the mark of a writer of older versions, if it died."""
+        """Read contents and manifest; returns the dirty marker of a dead writer of older versions."""
         with h5_errors(self.url, "reading its structure"):
             file = self.handle.file
             text, mark = get_attribute(file, MANIFEST, self.url), get_attribute(file, DIRTY, self.url)

@@ -92,18 +92,18 @@ def open_h5(
     """Open one HDF5 file as a store.
 
     Args:
-        location: a path, or `h5://path`; to read also a URL that a plugin brings an engine for, as `s3://b/x.h5`.
-        mode: "r", "r+", "w", "x" or "a", as `tdstore.Store` says.
-        durable: "commit" waits for the medium at every commit; "none" survives the death of the process only.
+        location: a path, or `h5://path`; for reading also a URL with the engine of a plugin, as `s3://b/x.h5`.
+        mode: "r", "r+", "w", "x" or "a", as in `tdstore.Store`.
+        durable: "commit" waits for the storage at every commit; "none" survives the death of the process only.
         verify: "size" compares structure and sizes with the manifest, "full" all checksums too, "none" neither.
         recover: "accept" takes a file as it is that a writer left in the middle, or another program changed.
         locking: None locks where the file system can, True insists, False never does.
         lock_timeout: seconds to wait for other processes.
         trust: "h5" follows links and external storage, and believes declared sizes.
-        libver: bounds of the HDF5 format as h5py takes them.
+        libver: bounds of the HDF5 format as in h5py.
         layout: chunks that fit single rows ("random") or long runs of rows ("scan"), for leaves that are chunked
             because of another option. Contiguous leaves, the default, are best at both and stay as they are.
-        chunks, maxshape, ...: layout of new leaves, as h5py's `create_dataset`; `LeafSpec.options` go over
+        chunks, maxshape, ...: layout of new leaves, as in h5py's `create_dataset`; `LeafSpec.options` override
             these. `chunks` and `maxshape` may name the leading dimensions only, and are cut to each leaf.
         max_bytes: refuse a file that declares more data than this. Without it a file of any size is opened, and a
             read is refused that would allocate over 1 GiB, of which less than a hundredth is stored.
@@ -113,7 +113,7 @@ def open_h5(
         StoreNotFoundError, StoreExistsError: by the mode.
         StoreBusyError: others hold it for longer than `lock_timeout`.
         DirtyStoreError: a writer ended in the middle (`leaves` names where).
-        CorruptStoreError: not HDF5, damaged, or not what its manifest promises.
+        CorruptStoreError: not HDF5, damaged, or different from its manifest.
         UntrustedDataError: it leads to other files.
 
     Example:
@@ -215,7 +215,7 @@ def _local_path(location: str | os.PathLike[str] | None) -> str:
 
 
 def _one_at_a_time(method: Callable[Concatenate[H5Store, P], T]) -> Callable[Concatenate[H5Store, P], T]:
-    """Keep other threads from the h5py handle meanwhile."""
+    """Serialize the threads that use the h5py handle."""
 
     @functools.wraps(method)
     def guarded(self: H5Store, /, *args: P.args, **options: P.kwargs) -> T:
@@ -226,7 +226,7 @@ def _one_at_a_time(method: Callable[Concatenate[H5Store, P], T]) -> Callable[Con
 
 
 def _is_plain(out: Tensor | None) -> bool:
-    """Whether the memory of a result has the bytes of its elements, in order."""
+    """Check whether the memory of a result has the bytes of its elements, in order."""
     return out is None or (out.is_contiguous() and not out.is_conj() and not out.is_neg())
 
 
@@ -262,7 +262,7 @@ class H5Store(Store):
         self._closed = False
         self._foreign: Header | None = None
         self._strings: dict[Path, Tensor] = {}
-        """Leaves in memory: what a file of another program has of strings."""
+        """Leaves in memory: the strings of another program's file."""
         if not (self.writable or session.ours):
             self._foreign = self._foreign_header(self._strings)
 
@@ -275,11 +275,11 @@ class H5Store(Store):
 
     @_one_at_a_time
     def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
-        """To read: a file has one writer, and that is this store."""
+        """Return location, mode "r" and options to reopen with: this store remains the only writer."""
         if self._session.handle.temporary:
             raise StoreNotFoundError(f"{self.url} is not saved yet: no other process can open it", url=self.url)
         if self.writable:
-            self._session.share()  # or whoever opens it would wait for us
+            self._session.share()  # or other openers would wait for this store
         return self._session.path, "r", {k: v for k, v in self._arguments.items() if v is not None}
 
     # -- catalogue --------------------------------------------------------------------
@@ -336,7 +336,7 @@ class H5Store(Store):
         return [self._read(leaf, r) for leaf, r in zip(leaves, reads, strict=True)]
 
     def _read_large(self, leaves: Sequence[Leaf], reads: Sequence[Read]) -> list[Tensor]:
-        """As `read`, where results may be larger than memory, or than what is stored."""
+        """Read as `read` does, where results may be larger than memory, or than the stored data."""
         shapes = [shape_of(leaf.spec.shape, r.index) for leaf, r in zip(leaves, reads, strict=True)]
         sizes = [math.prod(s) * leaf.spec.dtype.itemsize for s, leaf in zip(shapes, leaves, strict=True)]
         sizes = [0 if r.out is not None else size for size, r in zip(sizes, reads, strict=True)]
@@ -425,7 +425,7 @@ class H5Store(Store):
         write_rows(session, [self._rows(w) for w in writes if w.value.numel()])
 
     def _rows(self, w: Write) -> Rows:
-        """A write without repeated rows, into a leaf that has its room in the file."""
+        """Return a write without repeated rows, into a leaf that is allocated in the file."""
         session, leaf, index, value = self._session, self._leaf(w.path), w.index, w.value
         at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
         if at is not None:
@@ -476,10 +476,10 @@ class H5Store(Store):
 
     @_one_at_a_time
     def discard(self) -> None:
-        """As `Store.discard`.
+        """Discard changes, as `Store.discard` does.
 
         Raises:
-            StoreError: more rows were written in place, outside of a change of structure, than are remembered.
+            StoreError: more rows were written in place, outside of a change of structure, than are saved for undo.
         """
         session = self._open()
         if not self.writable:
@@ -503,7 +503,7 @@ class H5Store(Store):
 
     @_one_at_a_time
     def native_group(self, path: Path, owner: object) -> h5py.Group:
-        """A read-only `h5py.File` of the last commit, or a group in it. Rows that were written are committed first."""
+        """Return a read-only `h5py.File` of the last commit, or a group in it. Written rows are committed first."""
         session = self._open()
         if self.writable:
             session.share()
@@ -519,7 +519,7 @@ class H5Store(Store):
 
     @_one_at_a_time
     def read_bytes(self, path: Path, start: int, stop: int) -> Bytes:
-        """Bytes of a leaf as it lies in memory, C order."""
+        """Read bytes of a leaf in its memory layout, C order."""
         self._open()
         self._leaf(path)
         return self._session.read_bytes(path, start, stop)
@@ -530,7 +530,7 @@ class H5Store(Store):
 
     @_one_at_a_time
     def layout(self, path: Path) -> Mapping[str, Any]:
-        """As `Store.layout`."""
+        """Return layout options, as `Store.layout` does."""
         session = self._open()
         if path in self._strings or self._leaf(path).plain:
             return {}

@@ -1,4 +1,4 @@
-"""Datasets of strings that another program wrote: all of variable length (h5py's own), or all of one length."""
+"""Datasets of strings of other programs: all of variable length (h5py's own), or all of one length."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _READ = "read it with h5py; td.exclude(...) has the other keys"
 def read(
     dataset: h5py.Dataset, path: Path, url: str, raw: Raw, *, leaves: bool
 ) -> tuple[dict[str, Any], dict[Path, Tensor]]:
-    """The envelope of a dataset of strings, and its leaves if there are many and `leaves` allows them.
+    """Return the value record of a dataset of strings, and its leaves if there are many and `leaves` allows them.
 
-    What cannot be read, or declares more than there is, becomes an entry that says so.
+    An unreadable dataset, or one that declares more than it holds, becomes an entry that raises an error when read.
     """
     try:
         check(dataset, raw)
@@ -48,15 +48,15 @@ def read(
 
 
 def refuse(path: Path, url: str, error: ValueError) -> dict[str, Any]:
-    """The envelope of a dataset of strings that is not read."""
+    """Return the value record of a dataset of strings that is not read."""
     return refused(f"{url}: the dataset {path_text(path)} {error}", _READ)
 
 
 def check(dataset: h5py.Dataset, raw: Raw) -> None:
-    """Find out how much all strings take, before any is read: a small file could name one of them many times.
+    """Compute the size of all strings before any is read: a small file could name one of them many times.
 
     Raises:
-        ValueError: more than they can.
+        ValueError: more than they can hold.
     """
     count, kind, stored = math.prod(dataset.shape), dataset.id.get_type(), dataset.id.get_storage_size()
     if not kind.is_variable_str():
@@ -75,7 +75,7 @@ def check(dataset: h5py.Dataset, raw: Raw) -> None:
 
 
 def _records(dataset: h5py.Dataset, record: int, raw: Raw) -> Iterator[Bytes]:
-    """What a dataset has for each string, `[n, record]`; its length is first."""
+    """Yield the record of each string, `[n, record]`; its length is first."""
     found, plist = dataset.id, dataset.id.get_create_plist()
     filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
     if plist.get_layout() not in (h5d.CONTIGUOUS, h5d.CHUNKED):

@@ -45,7 +45,7 @@ class Contents:
 
 
 @dataclass
-class Situation:
+class SessionState:
     """The state of the checksums according to the session log."""
 
     log: Log | None
@@ -62,10 +62,10 @@ class Situation:
         return self.live or (self.log is not None and not self.crashed and self.log.stale(leaf.path))
 
 
-def situation(root: int) -> Situation:
+def session_state(root: int) -> SessionState:
     """Read the log and check for live sessions."""
     log = session.read_log(root)
-    return Situation(log, log is not None and session.has_live_session(root))
+    return SessionState(log, log is not None and session.has_live_session(root))
 
 
 def read_contents(root: int, url: str) -> Contents:
@@ -108,7 +108,7 @@ def check_budget(leaves: Iterable[LeafFile], max_bytes: int | None, url: str) ->
 
 
 def check_and_map(
-    root: int, contents: Contents, now: Situation, *, shared: bool, verify: Verify, accept: bool, url: str
+    root: int, contents: Contents, now: SessionState, *, shared: bool, verify: Verify, accept: bool, url: str
 ) -> None:
     """Check every file against its declaration, and map those that pass.
 
@@ -128,7 +128,7 @@ def check_and_map(
         DirtyStoreError: a writer died, and these leaves are not as they were committed.
     """
     dirty: list[tuple[LeafFile, str]] = []
-    whole = compared_whole(contents.leaves)
+    whole = whole_compare_limit(contents.leaves)
     inodes: dict[tuple[int, int], LeafFile] = {}
     with files.Tree(root) as tree:
         for leaf in contents.leaves:
@@ -153,7 +153,7 @@ def check_and_map(
                         raise CorruptStoreError(f"{url}: {reason}", url=url, hint=_ACCEPT)
                     leaf.sums = None
                 leaf.sparse = info.st_blocks * 512 < leaf.nbytes
-                leaf.changed = _told_by(info) if shared and now.log is None else 0
+                leaf.changed = _settled_time(info) if shared and now.log is None else 0
                 _map(fd, leaf, shared=shared, url=url)
             finally:
                 os.close(fd)
@@ -170,7 +170,7 @@ def check_and_map(
 _ACCEPT = "restore it from a copy; if another program wrote it on purpose, open once with mode='r+', recover='accept'"
 
 
-def _open_leaf(tree: files.Tree, leaf: LeafFile, url: str, now: Situation, dirty: list[tuple[LeafFile, str]]) -> int:
+def _open_leaf(tree: files.Tree, leaf: LeafFile, url: str, now: SessionState, dirty: list[tuple[LeafFile, str]]) -> int:
     name = "/".join(leaf.file)
     try:
         return tree.open(leaf.file)
@@ -191,12 +191,14 @@ def _open_leaf(tree: files.Tree, leaf: LeafFile, url: str, now: Situation, dirty
         files.raise_io(error, url, f"leaf {path_text(leaf.path)}", writing=False)
 
 
-def compared_whole(leaves: Iterable[LeafFile]) -> int:
+def whole_compare_limit(leaves: Iterable[LeafFile]) -> int:
     """Return up to how many bytes leaves of a dataset are compared whole when it is opened."""
     return OPENED if sum(leaf.nbytes for leaf in leaves) <= OPENED else WHOLE
 
 
-def _compare(fd: int, leaf: LeafFile, info: os.stat_result, now: Situation, verify: Verify, whole: int) -> str | None:
+def _compare(
+    fd: int, leaf: LeafFile, info: os.stat_result, now: SessionState, verify: Verify, whole: int
+) -> str | None:
     """Return how the file differs from the commit, or None; leaves of up to `whole` bytes are compared whole."""
     size = info.st_size
     # A session that grows a leaf lengthens its file before the manifest says so.
@@ -271,7 +273,7 @@ def is_untouched(root: int, fd: int, leaf: LeafFile) -> bool:
     return 0 < leaf.changed == info.st_mtime_ns and is_store_noticed(root, info.st_dev)
 
 
-def _told_by(info: os.stat_result) -> int:
+def _settled_time(info: os.stat_result) -> int:
     """Return the time of a file, if it is old enough that any later write changes it."""
     coarse = info.st_mtime_ns % 1_000_000 == 0  # a file system that counts in seconds, perhaps
     margin = 2_500_000_000 if coarse else 20_000_000

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from tdstore.builtin.memmap.layout import LeafFile
-from tdstore.builtin.memmap.opening import MAX_MANIFEST, Situation, is_untouched
+from tdstore.builtin.memmap.opening import MAX_MANIFEST, SessionState, is_untouched
 from tdstore.builtin.memmap.publish import FIRST
 from tdstore.builtin.memmap.tensor import scratch_dir
 from tdstore.errors import StoreBusyError
@@ -68,7 +68,7 @@ class Hold:
         self._scratch = (parent, name)
 
     @contextmanager
-    def entering(self, timeout: float, location: str) -> Iterator[Situation]:
+    def entering(self, timeout: float, location: str) -> Iterator[SessionState]:
         """Begin a session on a published folder; the body reads it and repairs what a dead writer left."""
         parent = session.open_parent(self.root)
         try:
@@ -80,13 +80,13 @@ class Hold:
             self.session = Session(self.root, sync=self.sync)
             if self.session.try_alone():
                 log = session.read_log(self.root)
-                yield Situation(log, live=False)
+                yield SessionState(log, live=False)
                 if log is not None:
                     files.unlink(session.NAME, self.root)
                 self.session.begin(timeout=timeout, url=location)
             else:
                 self.session.begin(timeout=timeout, url=location)
-                yield Situation(session.read_log(self.root), live=True)
+                yield SessionState(session.read_log(self.root), live=True)
         finally:
             if parent >= 0:
                 os.close(parent)
@@ -133,7 +133,7 @@ class Hold:
             os.close(fd)
 
     # -- tidying -------------------------------------------------------------------------
-    def clear_remains(self, log: Log, keep: set[FileParts]) -> None:
+    def remove_remains(self, log: Log, keep: set[FileParts]) -> None:
         """Remove the remains of interrupted commits: files that no leaf of the manifest names."""
         self.unlink([parts for parts, is_dir in files.walk(self.root) if not is_dir and files.is_temp(parts[-1])])
         self.unlink(parts for parts in log.files if parts not in keep and all(map(documents.is_plain_name, parts)))
@@ -166,7 +166,7 @@ class Hold:
             return  # a forked child: the folder and the session are its parent's
         try:
             if self.private:
-                self._tell_lost()
+                self._warn_lost_writes()
             for leaf in self.files.values():
                 leaf.holes = None
                 if leaf.fd >= 0:
@@ -187,7 +187,7 @@ class Hold:
                 os.close(self.root)
                 self.root = -1
 
-    def _tell_lost(self) -> None:
+    def _warn_lost_writes(self) -> None:
         """Warn of writes to read-only tensors, which torch cannot refuse."""
         lost = [
             leaf for leaf in self.files.values() if leaf.probe is not None and leaf.seen() not in (leaf.version, -1)

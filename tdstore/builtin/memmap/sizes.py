@@ -11,7 +11,7 @@ from torch import Tensor
 from tdstore.index.rows import nested_over
 
 
-def asked(shape: tuple[Any, ...], named: Any, fill_value: Any) -> tuple[Any, Any]:
+def parse_size(shape: tuple[Any, ...], named: Any, fill_value: Any) -> tuple[Any, Any]:
     """Return the size and the fill value of a constructor, whose arguments are those of `full`.
 
     Args:
@@ -34,7 +34,7 @@ def asked(shape: tuple[Any, ...], named: Any, fill_value: Any) -> tuple[Any, Any
     return (shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape), fill_value
 
 
-def size_of(shape: Sequence[int] | Tensor) -> torch.Size:
+def storage_size(shape: Sequence[int] | Tensor) -> torch.Size:
     """Return the shape of a dense tensor, or that of all elements of a nested one, from the shapes of its rows."""
     if not isinstance(shape, Tensor):
         return torch.Size(shape)
@@ -43,11 +43,11 @@ def size_of(shape: Sequence[int] | Tensor) -> torch.Size:
     return torch.Size((int(shape.prod(1).sum()),))
 
 
-def shaped(flat: Tensor, shape: Sequence[int] | Tensor) -> Tensor:
+def as_rows(flat: Tensor, shape: Sequence[int] | Tensor) -> Tensor:
     """Give flat elements a shape, or split them into the rows of a nested tensor."""
     return nested_over(flat, shape) if isinstance(shape, Tensor) else flat.view(torch.Size(shape))
 
 
-def shown(shape: Sequence[int] | Tensor) -> str:
+def shape_text(shape: Sequence[int] | Tensor) -> str:
     """Format a shape for messages."""
     return f"{shape.tolist()} of rows" if isinstance(shape, Tensor) else str(list(shape))

@@ -17,22 +17,22 @@ from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.memmap.leaves import MemmapLeaves
 from tdstore.builtin.memmap.opening import (
     Contents,
-    Situation,
+    SessionState,
     Verify,
     await_commit,
     check_and_map,
     check_budget,
     compare_sums,
-    compared_whole,
     crc_of_range,
     crc_unless_written,
     fingerprint,
     read_contents,
-    situation,
+    session_state,
+    whole_compare_limit,
 )
 from tdstore.builtin.memmap.publish import build_site
 from tdstore.builtin.memmap.tensordict_layout import META, meta_files
-from tdstore.builtin.memmap.writing import take_sums
+from tdstore.builtin.memmap.writing import compute_checksums
 from tdstore.builtin.readcheck import ReadCheck
 from tdstore.errors import (
     OptionError,
@@ -164,7 +164,7 @@ class MemmapStore(MemmapLeaves):
         except FileNotFoundError as error:
             raise StoreNotFoundError(f"there is nothing at {self.url}", url=self.url) from error
         if self._mode == "r":
-            now = situation(root)
+            now = session_state(root)
             self._take(read_contents(root, self.url), now)
             return
         with self._hold.entering(self._options["lock_timeout"], self.location) as now:
@@ -177,7 +177,7 @@ class MemmapStore(MemmapLeaves):
             elif stale and not now.live:
                 self._reseal(stale)
 
-    def _take(self, contents: Contents, now: Situation) -> None:
+    def _take(self, contents: Contents, now: SessionState) -> None:
         check_budget(contents.leaves, self._options["max_bytes"], self.url)
         shared = self._mode == "r+"
         check_and_map(
@@ -199,16 +199,16 @@ class MemmapStore(MemmapLeaves):
             self._leaves[leaf.path] = self._wrap(leaf)
         self._mark_committed()
         if self._raw and self._options["verify"] != "none" and not now.crashed:
-            done = compared_whole(contents.leaves) if self._options["verify"] == "size" else sys.maxsize
+            done = whole_compare_limit(contents.leaves) if self._options["verify"] == "size" else sys.maxsize
             sure = [leaf for leaf in contents.leaves if leaf.nbytes > done and not now.skips(leaf)]
             root = self._hold.root
-            on_medium = partial(crc_unless_written, root) if shared else partial(crc_of_range, root, self._raw)
-            self._reading = ReadCheck(self.url, sure, on_medium)
+            stored_crc = partial(crc_unless_written, root) if shared else partial(crc_of_range, root, self._raw)
+            self._reading = ReadCheck(self.url, sure, stored_crc)
 
     def _recover(self, contents: Contents, stale: list[LeafFile], log: session.Log) -> None:
         """Update checksums, and finish or undo an interrupted commit, as there is no other session."""
         root = self._hold.root
-        self._hold.clear_remains(log, {leaf.file for leaf in contents.leaves})
+        self._hold.remove_remains(log, {leaf.file for leaf in contents.leaves})
         with files.Tree(root) as tree:
             for leaf in contents.leaves:
                 if leaf.nbytes:
@@ -311,7 +311,7 @@ class MemmapStore(MemmapLeaves):
     def _take_sums(self) -> None:
         for leaf in self._files.values():
             if leaf.written():
-                take_sums(leaf, self._writer)
+                compute_checksums(leaf, self._writer)
 
     def _write_meta(self, header: Header) -> None:
         """Write the files of tensordict; each is recorded at once, as a disk may be full in between."""
@@ -396,7 +396,7 @@ class MemmapStore(MemmapLeaves):
         """Compare every byte with the checksums of the last commit; leaves that this store wrote to are left out."""
         leaves = [self._leaf(path) for path in (self._files if paths is None else paths)]
         faults = []
-        now = situation(self._hold.root) if self._mode == "r" else Situation(None, live=False)
+        now = session_state(self._hold.root) if self._mode == "r" else SessionState(None, live=False)
         # A growth that was not committed leaves a file longer, until the next writer opens it.
         longer = now.log is not None
         with files.io_errors(self.url, "verifying", writing=False), files.Tree(self._hold.root) as tree:

@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tdstore.builtin.memmap.sizes import asked, shaped, shown, size_of
+from tdstore.builtin.memmap.sizes import as_rows, parse_size, shape_text, storage_size
 from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.errors import BatchSizeError, CorruptStoreError, StoreExistsError, StoreNotFoundError
 from tdstore.index.rows import nested_over
@@ -287,9 +287,9 @@ class MemoryMappedTensor(Tensor):
         if plain.nbytes() % dtype.itemsize:
             raise BatchSizeError(f"a storage of {plain.nbytes()} bytes does not hold elements of {dtype}")
         flat = torch.empty(0, dtype=dtype).set_(plain, 0, (plain.nbytes() // dtype.itemsize,), (1,))
-        if shape is not None and size_of(shape).numel() != len(flat):
-            raise BatchSizeError(f"a storage of {len(flat)} elements does not fit the shape {shown(shape)}")
-        made = cls.wrap(flat if shape is None else shaped(flat, shape), name)
+        if shape is not None and storage_size(shape).numel() != len(flat):
+            raise BatchSizeError(f"a storage of {len(flat)} elements does not fit the shape {shape_text(shape)}")
+        made = cls.wrap(flat if shape is None else as_rows(flat, shape), name)
         return made if index is None else made[index]
 
     @classmethod
@@ -365,14 +365,14 @@ class MemoryMappedTensor(Tensor):
             >>> MemoryMappedTensor.full(shape=(2,), fill_value=3)
             MemoryMappedTensor([3., 3.])
         """
-        sizes, fill_value = asked(shape, kw.pop("shape", None), fill_value)
+        sizes, fill_value = parse_size(shape, kw.pop("shape", None), fill_value)
         if kw:
             raise TypeError(f"a memory-mapped tensor is not made with {next(iter(kw))}=")
         if device is not None and torch.device(device).type != "cpu":
             raise ValueError(f"a memory-mapped tensor lives on the CPU, not on {device}")
         if isinstance(sizes, Tensor) and sizes.ndim == 2:
             flat = cls.full(
-                size_of(sizes), fill_value, dtype=dtype, device=device, filename=filename, existsok=existsok
+                storage_size(sizes), fill_value, dtype=dtype, device=device, filename=filename, existsok=existsok
             )
             return cls.wrap(nested_over(flat.as_subclass(Tensor), sizes), flat._filename)  # type: ignore[return-value]
         if dtype is None:
@@ -527,8 +527,8 @@ def _name_of(handler: Any, fd: int) -> str | None:
 def _open_existing(
     name: str, dtype: torch.dtype, shape: Sequence[int] | Tensor, *, shared: bool, part: bool = False
 ) -> MemoryMappedTensor:
-    if not size_of(shape).numel():
-        empty = shaped(torch.empty(0, dtype=dtype), shape)
+    if not storage_size(shape).numel():
+        empty = as_rows(torch.empty(0, dtype=dtype), shape)
         return MemoryMappedTensor.wrap(empty, name, shared=shared)
     with files.io_errors(name, "mapping"):
         folder = files.open_dir(os.path.dirname(name))
@@ -550,15 +550,15 @@ def _open_existing(
 def _map_existing(
     fd: int, name: str, dtype: torch.dtype, shape: Sequence[int] | Tensor, *, shared: bool, part: bool = False
 ) -> Tensor:
-    info, size = os.fstat(fd), size_of(shape)
+    info, size = os.fstat(fd), storage_size(shape)
     if not stat.S_ISREG(info.st_mode):
         raise CorruptStoreError(f"{name} is not a plain file, and cannot be mapped", url=name)
     nbytes = size.numel() * dtype.itemsize
     if info.st_size < nbytes if part else info.st_size != nbytes:
         raise CorruptStoreError(
-            f"{name} has {info.st_size} bytes, expected {nbytes} for shape {shown(shape)} and {dtype}", url=name
+            f"{name} has {info.st_size} bytes, expected {nbytes} for shape {shape_text(shape)} and {dtype}", url=name
         )
-    return shaped(_map_or_empty(fd, torch.Size((size.numel(),)), dtype, shared=shared, path=name), shape)
+    return as_rows(_map_or_empty(fd, torch.Size((size.numel(),)), dtype, shared=shared, path=name), shape)
 
 
 def _map_or_empty(fd: int, shape: torch.Size, dtype: torch.dtype, *, shared: bool, path: str) -> Tensor:

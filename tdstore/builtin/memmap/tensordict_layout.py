@@ -95,7 +95,7 @@ class TensordictReader:
         below: list[tuple[Path, FileParts]] = []
         values: dict[str, Any] = {}
         keys = []
-        batch = self._shape(_even(meta.get("shape")), path)
+        batch = self._shape(_regular_size(meta.get("shape")), path)
         for key, entry in meta.items():
             if not isinstance(entry, dict):
                 continue
@@ -206,7 +206,7 @@ class TensordictReader:
     def _meta(self, folder: FileParts, path: Path) -> dict[str, Any]:
         try:
             raw = files.read_small(META, self.tree.folder(folder), MAX_META)
-            meta = json.loads(raw, object_pairs_hook=unique)
+            meta = json.loads(raw, object_pairs_hook=reject_duplicate_keys)
         except FileNotFoundError:
             raise self._corrupt(f"is missing: there is no {'/'.join((*folder, META))}", path) from None
         except OSError as error:
@@ -284,12 +284,12 @@ class TensordictReader:
         )
 
 
-def _even(shape: Any) -> Any:
+def _regular_size(shape: Any) -> Any:
     """Return a batch size up to where it is ragged (-1): the entries determine the rest."""
     return shape[: shape.index(-1)] if isinstance(shape, list) and -1 in shape else shape
 
 
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build an object of a JSON document; `ValueError` if it has a key twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -402,10 +402,10 @@ def tensordict_members(root: int, url: str, belongs: Callable[[FileParts], bool]
         url: the location, for messages.
         belongs: accepts files that are ours.
     """
-    strangers = []
+    foreign = []
     for parts, is_dir in files.walk(root):
         name = parts[-1]
         known = is_dir or name == META or name in PICKLES or name.endswith(SUFFIX)
         if not known and not belongs(parts):
-            strangers.append("/".join(parts))
-    return strangers
+            foreign.append("/".join(parts))
+    return foreign

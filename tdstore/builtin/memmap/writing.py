@@ -353,7 +353,7 @@ class LeafWriter:
             at += len(block)
 
 
-def take_sums(leaf: LeafFile, writer: LeafWriter) -> None:
+def compute_checksums(leaf: LeafFile, writer: LeafWriter) -> None:
     """Compute the checksums of a leaf as stored."""
     known, version = leaf.leading(), leaf.seen()
     for _, elder in leaf.elders:

@@ -16,7 +16,7 @@ from tdstore.builtin.shared.process import Process, alive, this_process
 from tdstore.errors import StoreBusyError
 
 
-class Marks:
+class DirtyMarkers:
     """The slots of this process in one arena; each is used by one thread at a time."""
 
     def __init__(self, arena: Arena, timeout: float) -> None:
@@ -71,7 +71,7 @@ def _free_slot(arena: Arena) -> int | None:
     return SLOTS_AT // 8 + free[0] * SLOT_WORDS if free else None
 
 
-def dirty(arena: Arena) -> dict[int, Process]:
+def dirty_leaves(arena: Arena) -> dict[int, Process]:
     """Return offsets of leaves whose writer ended in the middle of a write, with that writer."""
     slots = _slots(arena)
     found = {}
@@ -81,7 +81,7 @@ def dirty(arena: Arena) -> dict[int, Process]:
     return found
 
 
-def forgive(arena: Arena, timeout: float) -> None:
+def clear_markers(arena: Arena, timeout: float) -> None:
     """Clear the markers of writers that ended."""
     with arena.locked(timeout):
         for row in _slots(arena):

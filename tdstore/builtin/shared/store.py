@@ -21,7 +21,7 @@ from tdstore.builtin.resident import ResidentStore, put
 from tdstore.builtin.shared import handoff, names
 from tdstore.builtin.shared.arena import Arena
 from tdstore.builtin.shared.catalogue import Catalogue, Entry, check_path, encode_catalogue
-from tdstore.builtin.shared.marks import Marks, dirty, forgive
+from tdstore.builtin.shared.marks import DirtyMarkers, clear_markers, dirty_leaves
 from tdstore.errors import (
     DirtyStoreError,
     OptionError,
@@ -177,7 +177,7 @@ class SharedStore(ResidentStore):
         self._path = path
         self._private = private
         self._replace = replace
-        self._marks = Marks(arena, timeout)
+        self._marks = DirtyMarkers(arena, timeout)
         self._room: dict[int, int] = {}
         """By offset: how many bytes a leaf that this store has grown may take there."""
         self._discard: Callable[[], object] | None = None
@@ -343,7 +343,7 @@ class SharedStore(ResidentStore):
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
         """Report leaves whose writer was killed in the middle of a write. There are no checksums of live memory."""
         self._check_open()
-        ended = dirty(self._arena)
+        ended = dirty_leaves(self._arena)
         return [
             Fault(path, f"process {ended[entry.offset].pid} ended in the middle of writing it")
             for path, entry in self._entries.items()
@@ -362,7 +362,7 @@ class SharedStore(ResidentStore):
         self._leaves = {}
         if self._private is not None and self._discard is not None:
             self._discard()
-        self._marks = Marks(self._arena, self._timeout)
+        self._marks = DirtyMarkers(self._arena, self._timeout)
         handoff.collect()
 
     # -- sending ------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ class SharedStore(ResidentStore):
                 hint="recover='accept' opens it with the rows of that write half old, half new",
             )
         if self.writable and recover == "accept":
-            forgive(self._arena, self._timeout)
+            clear_markers(self._arena, self._timeout)
 
 
 class SharedHandle:

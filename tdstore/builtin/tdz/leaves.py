@@ -14,7 +14,7 @@ from torch import Tensor
 from tdstore.builtin.memmap.layout import Layout, LeafFile
 from tdstore.builtin.resident import ResidentStore, put, rows_of
 from tdstore.builtin.tdz.reading import LeafEntry, Member, as_entry, load_member
-from tdstore.builtin.tdz.writing import Held, new_file, new_info
+from tdstore.builtin.tdz.writing import ArchiveFiles, new_file, new_info
 from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.builtin.window import Window
 from tdstore.errors import ConflictError, KeyNotFoundError, OptionError
@@ -69,7 +69,7 @@ class TdzLeaves(ResidentStore):
         self._changed = False
         """Leaves were added, moved or removed since the last commit."""
         self._windows: list[Window] = []
-        self._open = Held()
+        self._open = ArchiveFiles()
         # Descriptors only: a store that was changed is held, and closed, by `tdstore.lifetime`.
         self._last = weakref.finalize(self, self._open.end)
         self._last.atexit = False
@@ -273,7 +273,7 @@ class TdzLeaves(ResidentStore):
         self._check_writable()
         if self._changed:
             with files.io_errors(self.url, "taking back changes"):
-                self._open.drop_new()
+                self._open.drop_unfinished()
             for leaf in self._entries.values():
                 leaf.holes = None
             self._windows = [window for window in self._windows if not window.shared]

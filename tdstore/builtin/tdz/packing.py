@@ -79,13 +79,13 @@ def pack_memmap(
             if (META,) not in names:
                 raise StoreNotFoundError(f"{source} has no {META}: not a memmap directory", url=source)
             names = [p for p in names if p[-1] != session.NAME and not files.is_temp(p[0])]
-            _published(target, lambda fd: _pack(root, names, fd, method, compresslevel, source))
+            _write_atomically(target, lambda fd: _pack(root, names, fd, method, compresslevel, source))
         finally:
             os.close(root)
     return Path(archive_path)
 
 
-def _published(target: str, write: Callable[[int], Any]) -> None:
+def _write_atomically(target: str, write: Callable[[int], Any]) -> None:
     """Write a new file under a temporary name, and rename it once it is complete."""
     os.makedirs(os.path.dirname(target), exist_ok=True)
     folder = files.open_dir(os.path.dirname(target))
@@ -218,10 +218,10 @@ def _unpack(fd: int, listing: Listing, root: int, url: str) -> None:
         if kept is not None:
             raw = read_manifest(fd, kept, url)
             document, header = documents.decode_manifest(raw, url=url)
-            files.create_file(documents.NAME, root, _renewed(document, header, sums, url))
+            files.create_file(documents.NAME, root, _with_new_checksums(document, header, sums, url))
 
 
-def _renewed(document: documents.Manifest, header: Header, sums: dict[FileParts, Sums], url: str) -> bytes:
+def _with_new_checksums(document: documents.Manifest, header: Header, sums: dict[FileParts, Sums], url: str) -> bytes:
     """Return the manifest with the checksums of the files: those of leaves written in place may be older."""
     records = []
     for old in document.leaves:

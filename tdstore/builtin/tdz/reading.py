@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from tdstore.builtin.memmap.layout import LeafFile
-from tdstore.builtin.memmap.tensordict_layout import MAX_META, MAX_PICKLE, META, TensordictReader, unique
+from tdstore.builtin.memmap.tensordict_layout import MAX_META, MAX_PICKLE, META, TensordictReader, reject_duplicate_keys
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreError, UnsupportedError
 from tdstore.header import MAX_GROUPS, Header
@@ -120,7 +120,7 @@ def as_file(fd: int, mode: str = "rb") -> IO[Any]:
     return os.fdopen(os.dup(fd), mode)
 
 
-class _Careful(io.BufferedReader):
+class _LimitedReader(io.BufferedReader):
     """A file that limits the size of a single read."""
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -133,7 +133,11 @@ class _Careful(io.BufferedReader):
 @contextlib.contextmanager
 def as_zip(fd: int, url: str) -> Iterator[zipfile.ZipFile]:
     """Open the zip in an open file, with its errors raised as ours."""
-    with zip_errors(url), _Careful(io.FileIO(os.dup(fd))) as file, zipfile.ZipFile(cast(IO[bytes], file)) as archive:
+    with (
+        zip_errors(url),
+        _LimitedReader(io.FileIO(os.dup(fd))) as file,
+        zipfile.ZipFile(cast(IO[bytes], file)) as archive,
+    ):
         yield archive
 
 
@@ -352,7 +356,9 @@ class _ArchiveReader(TensordictReader):
         if name not in self._members:
             raise self._corrupt(f"is missing: there is no {'/'.join(name)}", path)
         try:
-            meta = json.loads(read_member(self._fd, self._members[name], MAX_META, self.url), object_pairs_hook=unique)
+            meta = json.loads(
+                read_member(self._fd, self._members[name], MAX_META, self.url), object_pairs_hook=reject_duplicate_keys
+            )
         except (ValueError, RecursionError) as error:
             if isinstance(error, CorruptStoreError):
                 raise

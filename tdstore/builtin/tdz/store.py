@@ -27,7 +27,15 @@ from tdstore.builtin.tdz.reading import (
     sums_of_range,
     zip_errors,
 )
-from tdstore.builtin.tdz.writing import Held, copy_head, descriptions, finish, finish_packed, new_file, patch_local
+from tdstore.builtin.tdz.writing import (
+    ArchiveFiles,
+    copy_head,
+    descriptions,
+    finish,
+    finish_packed,
+    new_file,
+    patch_local,
+)
 from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.errors import (
     CorruptStoreError,
@@ -115,7 +123,7 @@ def method_of(compression: str | int | None) -> int:
     return found
 
 
-def _crc_of_range(hold: Held, leaf: LeafFile, start: int, stop: int) -> int:
+def _crc_of_range(hold: ArchiveFiles, leaf: LeafFile, start: int, stop: int) -> int:
     """Compute the crc32c of a part of a leaf in an archive, which no process writes in place."""
     assert isinstance(leaf, LeafEntry)
     return crc32c(os.pread(hold.fd, stop - start, leaf.start + start))
@@ -251,7 +259,7 @@ class TdzStore(TdzLeaves):
                 if leaf.info is not None and crc is not None:
                     leaf.info.CRC = crc
             if not any(leaf.building for leaf in leaves):
-                hold.drop_new()  # it takes room, and is soon built again
+                hold.drop_unfinished()  # it takes room, and is soon built again
             raise
         for window in self._windows:
             window.move_to(hold.new)
@@ -315,7 +323,7 @@ class TdzStore(TdzLeaves):
             finish_packed(hold.new, leaves, texts, source, self._method, self._level)
             self._swap_in(current=False)
         except BaseException:
-            hold.drop_new()
+            hold.drop_unfinished()
             hold.new, hold.temp = source, scratch
             raise
         os.close(hold.new)

@@ -83,7 +83,7 @@ def _remove_if_left(name: str, folder: int) -> None:
 _NEW = re.compile(r"\.tdstore-tdz-[0-9a-f]{16}")
 
 
-class Held:
+class ArchiveFiles:
     """The descriptors of one store, and the unfinished file; released also when the store is not closed."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Held:
         """Of the one that is being built."""
         self.temp: str | None = None
 
-    def drop_new(self) -> None:
+    def drop_unfinished(self) -> None:
         """Remove the unfinished file."""
         if self.temp is not None:
             files.unlink_if_there(self.temp, self.folder)
@@ -106,7 +106,7 @@ class Held:
     def end(self) -> None:
         """Release everything. In a forked child the unfinished file stays: it is its parent's."""
         if self.pid == os.getpid():
-            self.drop_new()
+            self.drop_unfinished()
         for fd in (self.fd, self.folder):
             if fd >= 0:
                 os.close(fd)

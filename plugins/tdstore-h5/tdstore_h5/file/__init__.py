@@ -1,1 +1,1 @@
-"""One HDF5 file: its descriptor and lock, what is in it, how it is opened, published and described."""
+"""One HDF5 file: its descriptor and lock, its contents, and how it is opened, published and described."""

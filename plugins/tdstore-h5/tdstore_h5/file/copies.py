@@ -1,4 +1,4 @@
-"""For other programs: the groups of the header, and its strings as scalar datasets, as h5py shows them."""
+"""Copies for other programs: the groups of the header, and its strings as scalar datasets, as h5py shows them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write_copies(file: h5py.File, contents: Contents, header: Header) -> None:
 
 
 def _strings(contents: Contents, header: Header) -> dict[Path, str]:
-    """Values of the header that are one string. HDF5 ends a string at NUL, so those that hold one are left out."""
+    """Return the values of the header that are one string, without those that hold NUL, which ends a string in HDF5."""
     found = {}
     for path, group in header.groups.items():
         for key, envelope in group.values.items():

@@ -1,4 +1,4 @@
-"""Make datasets: contiguous and allocated at once unless the options ask for chunks."""
+"""Creation of datasets: contiguous and allocated at once unless the options ask for chunks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HIDDEN = "%new-"
 
 
 def fill_pattern(spec: LeafSpec, url: str) -> bytes:
-    """The bytes of one element that was never written."""
+    """Return the bytes of one element that was never written."""
     try:
         element = torch.tensor([spec.fill_value]).to(spec.dtype)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -44,7 +44,17 @@ def fill_pattern(spec: LeafSpec, url: str) -> bytes:
 def make(
     handle: Handle, raw: RawFile, path: Path, name: str, spec: LeafSpec, options: Mapping[str, Any], walker: Walker
 ) -> Leaf:
-    """Create one dataset that reads as its fill value, and describe it."""
+    """Create one dataset that reads as its fill value, and describe it.
+
+    Args:
+        handle: the open file.
+        raw: its bytes.
+        path: the leaf.
+        name: the name of the dataset.
+        spec: the spec of the leaf.
+        options: its layout options.
+        walker: describes the dataset.
+    """
     before = raw.size()
     leaf = _make(handle.file, raw, path, name, spec, options, walker)
     places: list[str] = []
@@ -110,7 +120,7 @@ def _contiguous(
 
 
 def _clear(handle: Handle, raw: RawFile, leaf: Leaf, before: int) -> None:
-    """Make the room of a new dataset read as its fill value: HDF5 may have given it bytes used before."""
+    """Fill the space of a new dataset with its fill value: HDF5 may reuse space with old bytes."""
     offset, nbytes = leaf.offset, leaf.spec.nbytes
     if offset is None or not nbytes:
         return
@@ -142,7 +152,7 @@ def _fill(dataset: h5py.Dataset, spec: LeafSpec, fill: np.ndarray[Any, Any]) -> 
 
 
 def options_of(dataset: h5py.Dataset) -> dict[str, Any]:
-    """The layout options that would make an equal dataset, able to grow."""
+    """Return the layout options that would make an equal dataset, able to grow."""
     names = ("chunks", "compression", "compression_opts", "shuffle", "fletcher32", "scaleoffset")
     options = {name: getattr(dataset, name) for name in names}
     options = {name: value for name, value in options.items() if value not in (None, False)}
@@ -152,7 +162,7 @@ def options_of(dataset: h5py.Dataset) -> dict[str, Any]:
 
 
 def copy_bytes(raw: RawFile, source: int, target: int, size: int) -> None:
-    """Copy within the file, in blocks; `target` is new room."""
+    """Copy within the file, in blocks; `target` is new space."""
     with io_errors(raw.url, "copying a leaf"):
         for start in range(0, size, BLOCK):
             count = min(BLOCK, size - start)
@@ -161,7 +171,7 @@ def copy_bytes(raw: RawFile, source: int, target: int, size: int) -> None:
 
 
 def allocate(handle: Handle, raw: RawFile, path: Path, leaf: Leaf) -> None:
-    """Give room to a dataset of another program that was never written, so that it can be written in place."""
+    """Allocate a dataset of another program that was never written, so that it can be written in place."""
     with h5_errors(raw.url, f"allocating {path_text(path)}"):
         before = raw.size()
         dataset = handle.file[leaf.name]

@@ -26,6 +26,8 @@ MAX_LEAVES = 1_000_000
 
 
 class _Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One leaf in the JSON document."""
+
     path: tuple[str, ...]
     dtype: str
     shape: tuple[int, ...]
@@ -34,6 +36,8 @@ class _Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of the JSON document."""
+
     generation: int
     header: Any
     leaves: list[_Record]
@@ -41,7 +45,7 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class Document:
-    """What the last commit said."""
+    """The contents of the last commit's manifest."""
 
     generation: int = 0
     header: Header = field(default_factory=Header)
@@ -52,7 +56,7 @@ class Document:
 def encode_document(
     generation: int, header: Header, leaves: Iterable[tuple[Path, LeafSpec, LeafSums]], *, url: str
 ) -> bytes:
-    """The attribute's text: the first line of `tdstore.storekit.documents.seal`, and JSON; ASCII only.
+    """Encode the text of the attribute: the first line of `tdstore.storekit.documents.seal`, and JSON; ASCII only.
 
     Raises:
         ValueError: beyond the limits that a reader accepts.
@@ -78,10 +82,11 @@ def encode_document(
 
 
 def decode_document(text: bytes | str, *, url: str) -> Document:
-    """Parse and check what `encode_document` wrote.
+    """Parse and check the output of `encode_document`.
 
     Raises:
-        CorruptStoreError: damaged, or describing what cannot be. UnsupportedError: of a newer version.
+        CorruptStoreError: damaged, or inconsistent.
+        UnsupportedError: of a newer version.
     """
     raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
     data = unseal(raw, url=url, what=f"the root attribute {MANIFEST!r}", hint=_RESTORE)
@@ -116,12 +121,12 @@ def _add(found: Document, record: _Record, url: str) -> None:
 
 
 def encode_dirty(paths: Iterable[Path]) -> bytes:
-    """The mark that a session leaves before it writes in place."""
+    """Encode the dirty marker that a session sets before it writes in place."""
     return json.dumps([list(p) for p in paths], separators=(",", ":")).encode("ascii")
 
 
 def decode_dirty(text: bytes | str, *, url: str) -> set[Path]:
-    """The leaves that a session was about to write."""
+    """Return the leaves that a session was about to write."""
     try:
         return set(msgspec.json.decode(text, type=list[tuple[str, ...]]))
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
@@ -131,7 +136,7 @@ def decode_dirty(text: bytes | str, *, url: str) -> set[Path]:
 
 
 def get_attribute(file: h5py.File, name: str, url: str) -> bytes | str | None:
-    """A text attribute of the root, or None."""
+    """Return a text attribute of the root, or None."""
     if name not in file.attrs:
         return None
     if file.attrs.get_id(name).get_storage_size() > MAX_BYTES + 64:

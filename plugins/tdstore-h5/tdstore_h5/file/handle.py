@@ -1,7 +1,7 @@
-"""One opened file: its descriptor, its lock, its h5py handle, and what becomes of them in a forked child.
+"""One opened file: its descriptor, its lock, its h5py handle, and their fate in a forked child.
 
 Our locks are flocks on the file itself, so they exclude h5py in other processes as its own would:
-a writer in place holds it alone, readers share it, and both die with their process.
+a writer in place holds it alone, readers share it, and both end with their process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Replaced(StoreBusyError):
 
 
 class Handle:
-    """Everything that must be let go of."""
+    """The descriptors, the lock and the h5py handle of one file."""
 
     def __init__(self, path: str, fd: int, url: str, *, write: bool, locking: bool | None) -> None:
         self.path = path
@@ -55,34 +55,34 @@ class Handle:
         """Whether the file is not published yet, and vanishes with this handle."""
         self.diverted = False
         self.failed = False
-        """Whether the medium refused what HDF5 wanted to write."""
+        """Whether the storage refused a write of HDF5."""
         self.replaced = False
         """Whether this process published another file over it: there is nothing left to commit."""
         self._file: h5py.File | None = None
         self.guard = threading.RLock()
-        """Held by whoever uses the h5py handle: it is opened anew before the first change, and after some commits."""
+        """Held during use of the h5py handle, which is reopened before the first change, and after some commits."""
         self._close = os.close  # for `__del__`, when this module may be gone
         _LIVE.add(self)
 
     @property
     def committed(self) -> int:
-        """Where the last commit ends: bytes below must not change before the next one."""
+        """Return where the last commit ends: bytes below must not change before the next one."""
         return 0 if self.overlay is None else self.overlay.committed
 
     @property
     def unwanted(self) -> bool:
-        """Whether what HDF5 still has to write must not reach the medium."""
+        """Check whether the remaining writes of HDF5 must not reach the storage."""
         return self.temporary or self.failed or self.replaced
 
     @property
     def file(self) -> h5py.File:
-        """The h5py handle."""
+        """Return the h5py handle."""
         if self._file is None:
             raise Replaced(f"{self.url} was replaced by another save", url=self.url, hint="open it again")
         return self._file
 
     def open(self, path: str, mode: str, libver: str | tuple[str, str]) -> None:
-        """Open with h5py, and make sure that it is the file whose lock we hold."""
+        """Open with h5py, and check that it is the file whose lock we hold."""
         access = _access(libver, self.url)
         if self.alone or self.locking is not None:
             # A writer's lock would exclude ourselves. A reader's goes with ours, and must be asked for
@@ -93,7 +93,7 @@ class Handle:
         raise Replaced(f"{self.url} was replaced by another save", url=self.url, hint="open it again")
 
     def _opened(self, name: bytes, mode: str, access: Any) -> bool:
-        """Open by a name; False if that leads to another file than ours."""
+        """Open by a name; returns False if that leads to another file than ours."""
         with h5_errors(self.url, "opening"):
             try:
                 if mode == "w":
@@ -112,7 +112,7 @@ class Handle:
             return False
 
     def open_overlaid(self, journal: Journal, libver: str | tuple[str, str]) -> None:
-        """Open to write in place: what HDF5 writes waits in memory for `commit`."""
+        """Open to write in place: the writes of HDF5 stay in memory until `commit`."""
         access = _access(libver, self.url)
         with h5_errors(self.url, "opening"):
             self.overlay = Overlay(self.fd, journal)
@@ -121,7 +121,7 @@ class Handle:
 
     @contextmanager
     def writing(self, doing: str) -> Iterator[None]:
-        """Map HDF5's errors while it writes. When the medium refuses, HDF5 never gets to it again."""
+        """Map HDF5's errors while it writes. After a failure of the storage, HDF5 never writes to it again."""
         try:
             with h5_errors(self.url, doing):
                 yield
@@ -140,10 +140,10 @@ class Handle:
             raise_io(failure, self.url, doing)
 
     def commit(self, *, sync: bool) -> None:
-        """Make what HDF5 wrote in place the state of the file: by way of the journal, so that it is whole or not there.
+        """Write HDF5's changes to the file, by way of the journal, so that they are applied whole or not at all.
 
         Raises:
-            StoreIOError: the medium refused; the last commit stands, or the next opener completes this one.
+            StoreIOError: the storage failed; the last commit stands, or the next opener completes this one.
         """
         overlay = self.overlay
         assert overlay is not None
@@ -157,7 +157,7 @@ class Handle:
                 raise_io(error, self.url, "committing")
 
     def close_overlaid(self) -> None:
-        """Close HDF5's handle only: what it wrote, and writes while it closes, waits for `commit`."""
+        """Close HDF5's handle only: its writes, also those while it closes, wait for `commit`."""
         file, self._file = self._file, None
         if file is not None:
             with self.writing("closing"):
@@ -175,7 +175,7 @@ class Handle:
             truncate(self.fd, 0)
 
     def abandon(self) -> None:
-        """Close HDF5's handle, and drop what it wrote since the last commit.
+        """Close HDF5's handle, and drop its writes since the last commit.
 
         Raises:
             StoreIOError: a commit is in the journal, and could not be applied: the file must be opened again.
@@ -192,26 +192,26 @@ class Handle:
                 truncate(self.fd, overlay.committed)
 
     def check_medium(self) -> None:
-        """Refuse to go on after the medium failed."""
+        """Refuse to continue after the storage failed."""
         if self.diverted or (self.failed and self.overlay is not None):
             raise StoreIOError(
-                f"{self.url} cannot be used any more: the medium failed",
+                f"{self.url} cannot be used any more: the storage failed",
                 url=self.url,
                 hint="discard() takes it back to the last commit; or close it and open it again",
             )
 
     def need_room(self) -> None:
-        """Refuse to take more while the medium has no room for what waits for the commit.
+        """Refuse more writes while the storage has no space for those that wait for the commit.
 
         Raises:
-            StoreIOError: of the medium. Nothing was changed, or is lost.
+            StoreIOError: of the storage. Nothing was changed, or is lost.
         """
         if self.overlay is not None and self.overlay.refused is not None:
             with io_errors(self.url, "writing what waits for the commit"):
                 self.overlay.try_again()
 
     def divert(self) -> None:
-        """Give HDF5 memory to write to, for a file whose rest nobody wants on the medium.
+        """Direct HDF5's writes to memory, for a file whose remaining changes are to be dropped.
 
         HDF5 must not meet an error while it closes: after that it may crash the process.
         """
@@ -226,14 +226,14 @@ class Handle:
         limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
         if limited or _memfd is None:
             sink = os.open(os.devnull, os.O_RDONLY)
-            self._file.id.locked = True  # even memory may refuse: HDF5 is never told to close
+            self._file.id.locked = True  # even memory may be exhausted: HDF5 never closes the file
         else:
             sink = _memfd("tdstore-h5", os.MFD_CLOEXEC)
         os.dup2(sink, self._file.id.get_vfd_handle(), inheritable=False)
         os.close(sink)
 
     def shut(self) -> None:
-        """Close HDF5's handle, keep ours."""
+        """Close HDF5's handle, but not our descriptor."""
         if self.overlay is not None:
             self.overlay.abandon()  # it was committed, or is not wanted
         file, self._file = self._file, None
@@ -243,21 +243,21 @@ class Handle:
         self.overlay = None
 
     def flush(self) -> None:
-        """Hand everything to the system."""
+        """Write everything to the system's cache."""
         if self.unflushed and not self.child:
             with self.writing("flushing"):
                 self.file.flush()
             self.unflushed = False
 
     def sync(self) -> None:
-        """Wait until what was flushed is on the medium."""
+        """Wait until flushed data is on the storage."""
         try:
             os.fsync(self.fd)
         except OSError as error:
             raise_io(error, self.url, "syncing")
 
     def release(self) -> None:
-        """Let go of everything; an error of the medium while HDF5 writes its rest is raised at the end."""
+        """Release everything; an error of the storage during HDF5's last writes is raised at the end."""
         if self.unwanted and self.pid == os.getpid() and not self.child:
             self.divert()
         file, self._file = self._file, None
@@ -296,8 +296,13 @@ class Handle:
     def lock(self, *, alone: bool, timeout: float, why: str) -> None:
         """Take the file's lock, waiting up to `timeout` seconds.
 
+        Args:
+            alone: exclusively.
+            timeout: seconds.
+            why: the purpose, for messages.
+
         Raises:
-            StoreBusyError: somebody still holds it; names the process if the system tells.
+            StoreBusyError: another process still holds it; the message names it if the system knows.
         """
         if self.locking is False:
             self.alone = alone
@@ -328,7 +333,7 @@ class Handle:
                 return
 
     def is_at(self, path: str) -> bool:
-        """Whether the path still names this file."""
+        """Check whether the path still names this file."""
         try:
             there = os.stat(path)
         except OSError:
@@ -341,7 +346,7 @@ class Handle:
             self.flush()
 
     def _in_child(self) -> None:
-        """Give the child descriptors of its own, for reading only.
+        """Give the child its own descriptors, for reading only.
 
         The parent's share their lock, and HDF5 would write through its own one when the child exits.
         """
@@ -394,7 +399,7 @@ def open_plain(path: str, url: str, *, write: bool, locking: bool | None) -> Han
 
 
 def own_writers(info: os.stat_result) -> list[Handle]:
-    """Handles of this process that hold a file alone."""
+    """Return the handles of this process that hold a file exclusively."""
     return [
         h
         for h in list(_LIVE)
@@ -407,7 +412,7 @@ def own_writers(info: os.stat_result) -> list[Handle]:
 
 
 def holders(fd: int) -> str:
-    """Who holds a file's locks, for messages."""
+    """Describe the processes that hold a file's locks, for messages."""
     info = os.fstat(fd)
     place = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
     pids = []
@@ -426,13 +431,13 @@ def holders(fd: int) -> str:
 
 
 def _unlink_same(path: str, fd: int) -> None:
-    """Remove our own temporary file, not one that took its name."""
+    """Remove our own temporary file, unless another one has its name by now."""
     try:
         there, mine = os.stat(path), os.fstat(fd)
         if (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino):
             os.unlink(path)
     except FileNotFoundError:
-        return  # somebody swept it
+        return  # another process removed it
     except OSError as error:
         raise StoreIOError(f"cannot remove the temporary file {path}: {error.strerror}", errno=error.errno) from error
 

@@ -1,8 +1,9 @@
-"""The journal of a file: a file beside it that names the leaves a writer changes in place, and holds a commit.
+"""The journal of a file: a second file beside it, with the leaves that a writer changes in place, and the next commit.
 
 It is a sequence of records, each with a checksum. A commit is written here whole, and reaches the file only after its
-last record is on the medium: a writer that dies before leaves the last commit, and one that dies after leaves a journal
-that the next opener applies. Rows of contiguous leaves are written in place, past the journal; it names those leaves.
+last record is on the storage: a writer that dies before leaves the last commit, and one that dies after leaves a
+journal that the next opener applies. Rows of contiguous leaves are written in place, past the journal; it names those
+leaves.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def journal_path(path: str) -> str:
-    """Where the journal of a file lies: `/runs/a.h5` -> `/runs/.a.h5.tdstore.journal`."""
+    """Return the path of a file's journal: `/runs/a.h5` -> `/runs/.a.h5.tdstore.journal`."""
     folder, name = os.path.split(path)
     raw = os.fsencode(name)
     if len(raw) > 200:  # most file systems take names of 255 bytes
@@ -62,7 +63,7 @@ class Probe(NamedTuple):
 
 @dataclass
 class Found:
-    """What a writer that died left in a journal."""
+    """The contents of a dead writer's journal."""
 
     marked: set[Path] = field(default_factory=set)
     """Leaves whose rows it changed in place."""
@@ -79,8 +80,9 @@ class Journal:
     """The journal of one writer.
 
     Args:
-        path: of the file.
-        sync: wait for the medium, so that a power cut loses nothing.
+        path: path of the file.
+        url: the location, for messages.
+        sync: wait for the storage, so that a power cut loses nothing.
     """
 
     def __init__(self, path: str, url: str, *, sync: bool) -> None:
@@ -93,25 +95,25 @@ class Journal:
 
     @property
     def begun(self) -> bool:
-        """Whether it has records of this writer."""
+        """Check whether it has records of this writer."""
         return self._fd >= 0
 
     def mark(self, paths: Iterable[Path]) -> None:
-        """Name leaves that are about to change in place."""
+        """Record leaves that are about to change in place."""
         text = msgspec.json.encode([list(path) for path in paths])
         self._add(_MARK, 0, np.frombuffer(text, np.uint8))
         self._wait()
 
     def data(self, start: int, data: Bytes) -> int:
-        """Add bytes of a commit; the result is their position in the journal."""
+        """Add bytes of a commit; returns their position in the journal."""
         return self._add(_DATA, start, data)
 
     def drop(self) -> None:
-        """Take back the bytes that were added: they belong to no commit."""
+        """Remove the added bytes: they belong to no commit."""
         self._add(_DROP, 0, np.empty(0, np.uint8))
 
     def done(self, size: int, fd: int, probes: Iterable[Probe]) -> None:
-        """End a commit to the file `fd`: from here on it counts."""
+        """Complete a commit to the file `fd`: it is valid from then on."""
         info = os.fstat(fd)
         table = _FILE.pack(info.st_dev, info.st_ino) + b"".join(
             _PROBE.pack(p.start, len(p.before)) + p.before.tobytes() + p.after.tobytes() for p in probes
@@ -120,22 +122,22 @@ class Journal:
         self._wait()
 
     def read(self, position: int, size: int) -> Bytes:
-        """Bytes that were added."""
+        """Read bytes that were added."""
         return read_exact(self._fd, position, size)
 
     def cut(self, size: int) -> None:
-        """Forget what came after the first `size` bytes: a commit that could not be written."""
+        """Drop everything after the first `size` bytes: a commit that could not be written."""
         if self._fd >= 0 and self.size > size:
             files.truncate(self._fd, size)
             self.size = size
 
     def remove(self) -> None:
-        """Take the journal away: what it says is in the file, or never was."""
+        """Remove the journal: its commit is in the file, or was dropped."""
         self.close()
         unlink_journal(self.path, self.url)
 
     def close(self) -> None:
-        """Let the descriptor go; the journal stays."""
+        """Close the descriptor; the journal stays."""
         fd, self._fd, self.size = self._fd, -1, 0
         if fd >= 0:
             os.close(fd)
@@ -176,7 +178,7 @@ class Journal:
 
 
 def unlink_journal(path: str, url: str) -> None:
-    """Remove a journal that may be gone already."""
+    """Remove a journal that may not exist."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -185,11 +187,13 @@ def unlink_journal(path: str, url: str) -> None:
         files.raise_io(error, url, "removing its journal")
 
 
-# -- what is found ---------------------------------------------------------------------------
+# -- reading and applying ---------------------------------------------------------------------------
 def look(path: str, url: str, fd: int) -> Found | None:
-    """Read the journal beside a file; None if there is none, or it is that of another file.
+    """Read the journal beside a file; None if there is none, or it belongs to another file.
 
     Args:
+        path: path of the file.
+        url: the location, for messages.
         fd: the file.
     """
     try:
@@ -212,7 +216,7 @@ def look(path: str, url: str, fd: int) -> Found | None:
 
 
 def finish(path: str, url: str, fd: int, found: Found, *, sync: bool) -> None:
-    """Apply the complete commit of a journal to its file, and remove the journal. Twice is fine."""
+    """Apply the complete commit of a journal to its file, and remove the journal. May be repeated."""
     assert found.size is not None
     name = journal_path(path)
     with files.io_errors(url, "finishing a commit that a writer which died had begun"):
@@ -231,13 +235,13 @@ def _from(journal: int, position: int, at: int, size: int) -> Bytes:
 
 
 def apply(fd: int, start: int, count: int, read: Callable[[int, int], Bytes]) -> None:
-    """Put one extent of a commit where it belongs; `read(at, size)` gives its bytes."""
+    """Write one extent of a commit to the file; `read(at, size)` returns its bytes."""
     for at in range(0, count, BLOCK):
         files.write_at(fd, read(at, min(BLOCK, count - at)).data, start + at)
 
 
 def set_size(fd: int, size: int, *, sync: bool) -> None:
-    """End the application of a commit: the file has its length, and is on the medium."""
+    """End the application of a commit: set the length of the file, and wait for the storage."""
     if os.fstat(fd).st_size != size:
         files.truncate(fd, size)
     if sync:
@@ -245,11 +249,12 @@ def set_size(fd: int, size: int, *, sync: bool) -> None:
 
 
 def probes_of(fd: int, extents: Iterable[tuple[int, int]], read: Callable[[int, int], Bytes]) -> Iterator[Probe]:
-    """Some bytes of what a commit changes, before and after it.
+    """Yield samples of the bytes that a commit changes, before and after it.
 
     Args:
+        fd: the file.
         extents: start and stop.
-        read: gives the bytes after the commit.
+        read: returns the bytes after the commit.
     """
     every = list(extents)
     for start, stop in every[:: max(1, -(-len(every) // MOST_PROBES))]:
@@ -258,9 +263,9 @@ def probes_of(fd: int, extents: Iterable[tuple[int, int]], read: Callable[[int, 
 
 
 def _belongs(found: Found, fd: int) -> bool:
-    """Whether the file is the one that the commit was for: each byte is as before it or as after it.
+    """Check whether the commit is for this file: each sampled byte is as before it or as after it.
 
-    A file of another inode may be a copy, or one that was put in the other's place: it needs bytes of the commit.
+    A file of another inode may be a copy, or one that replaced the original: it needs bytes of the commit.
     """
     info = os.fstat(fd)
     begun = found.file == (info.st_dev, info.st_ino)
@@ -325,7 +330,7 @@ def _crc(fd: int, kind: bytes, start: int, body: int, count: int) -> int:
 
 
 def read_exact(fd: int, position: int, size: int) -> Bytes:
-    """Bytes of a file; `EOFError` where it is shorter."""
+    """Read bytes of a file; `EOFError` where it is shorter."""
     buffer = np.empty(size, np.uint8)
     got = 0
     while got < size:

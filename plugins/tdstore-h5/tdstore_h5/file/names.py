@@ -1,6 +1,6 @@
-"""Keys as HDF5 link names: plain keys stay as they are, the rest is percent-encoded, reversibly.
+"""Keys as HDF5 link names: plain keys are unchanged, the rest is percent-encoded, reversibly.
 
-HDF5 reads `/` as a separator and `.` as "here", and ends a name at NUL. Everything else may stand in a link name.
+HDF5 reads `/` as a separator and `.` as "here", and ends a name at NUL. All other characters may occur in a link name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ESCAPE = re.compile(r"%([0-9A-F]{2})")
 
 
 def encode_key(key: str) -> str:
-    """The link name of a key: `"a/b"` -> `"a%2Fb"`, `""` -> `"%"`, `"."` -> `"%2E"`, `"obs.x"` as it is.
+    """Return the link name of a key: `"a/b"` -> `"a%2Fb"`, `""` -> `"%"`, `"."` -> `"%2E"`, `"obs.x"` unchanged.
 
     Raises:
         OptionError: a lone surrogate, or longer than 32 KiB.
@@ -39,13 +39,13 @@ def encode_key(key: str) -> str:
 
 
 def decode_name(name: str) -> str:
-    """The key of a link name. A name that `encode_key` never makes (another program's) is its own key."""
+    """Return the key of a link name. A name that `encode_key` never makes (another program's) is its own key."""
     key = "" if name == EMPTY else _ESCAPE.sub(lambda m: chr(int(m[1], 16)), name)
     return key if len(name) <= MAX_NAME and encode_key(key) == name else name
 
 
 def encode_path(path: Path) -> str:
-    """The HDF5 name of a path, from the root."""
+    """Return the HDF5 name of a path, from the root."""
     if not path:
         raise OptionError("the root of an HDF5 file cannot be a leaf")
     try:

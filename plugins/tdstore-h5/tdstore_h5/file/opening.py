@@ -1,4 +1,4 @@
-"""Open a file that is there: wait for its lock, finish what a writer that died had begun, look at what it holds."""
+"""Opening of an existing file: wait for its lock, finish the commit of a dead writer, read the contents."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tdstore_h5.session import OPEN, Session
 
 
 def _lock(session: Session, handle: Handle, *, write: bool) -> None:
-    """Wait for the file's lock, but not for what this very thread has open: it could not close that meanwhile."""
+    """Wait for the file's lock, but not for a handle of this very thread, which could not close it meanwhile."""
     why = "to write in place" if write else "to read"
     try:
         handle.lock(alone=write, timeout=0, why=why)
         return
     except StoreBusyError:
         if _own_rival(handle, write=write):
-            gc.collect()  # what was dropped without close() may still be there
+            gc.collect()  # handles dropped without close() may still exist
         if _own_rival(handle, write=write):
             raise StoreBusyError(
                 f"{session.url} is already open {'' if write else 'for writing '}in this process",
@@ -41,7 +41,15 @@ def _own_rival(handle: Handle, *, write: bool) -> bool:
 
 
 def open_session(session: Session, *, write: bool, verify: str, accept: bool, max_bytes: int | None = None) -> None:
-    """Open an existing file: lock, walk, check."""
+    """Open an existing file: lock, walk, check.
+
+    Args:
+        session: receives the contents.
+        write: open to write in place.
+        verify: "full", "size" or "none".
+        accept: accept a file that a dead writer left.
+        max_bytes: refuse a file that declares more data.
+    """
     for _ in range(100):
         handle = open_plain(session.path, session.url, write=write, locking=session.locking)
         try:
@@ -75,7 +83,7 @@ def open_session(session: Session, *, write: bool, verify: str, accept: bool, ma
 
 
 def _finish(session: Session, handle: Handle, found: Found) -> None:
-    """Apply a commit that a writer which died left in its journal. A reader opens the file anew afterwards."""
+    """Apply the commit in the journal of a dead writer. A reader reopens the file afterwards."""
     if handle.write:
         finish(session.path, session.url, handle.fd, found, sync=session.durable)
         return

@@ -1,4 +1,4 @@
-"""New files: written beside the old one under a temporary name, and put in its place by one rename (or link)."""
+"""Publication of new files: written beside the old one under a temporary name, then renamed (or linked) once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tdstore_h5.file.journal import journal_path, unlink_journal
 
 @contextmanager
 def folder_lock(path: str, url: str, timeout: float, locking: bool | None) -> Iterator[int]:
-    """Hold the folder of a file: publishing, sweeping and making temporary files happen one at a time."""
+    """Lock the folder of a file: publication, clean-up and new temporary files happen one at a time."""
     parent = os.path.dirname(path)
     with files.io_errors(url, "making its folder"):
         os.makedirs(parent, exist_ok=True)
@@ -45,7 +45,7 @@ def new_file(path: str, url: str, *, timeout: float, locking: bool | None) -> Ha
             files.raise_io(error, url, "making a temporary file")
         handle = Handle(temp, fd, url, write=True, locking=locking)
         handle.temporary = True
-        # Even with locking=False: this lock tells a sweeper that we are alive.
+        # Even with locking=False: this lock shows other processes that the writer is alive.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         handle.alone = True
     return handle
@@ -54,11 +54,19 @@ def new_file(path: str, url: str, *, timeout: float, locking: bool | None) -> Ha
 def publish(
     handle: Handle, path: str, *, exclusive: bool, timeout: float, durable: bool, then: Callable[[], None]
 ) -> None:
-    """Put the flushed temporary file in place of `path`, and do `then` before anybody else can replace it.
+    """Put the flushed temporary file in place of `path`, and call `then` before another writer can replace it.
+
+    Args:
+        handle: the temporary file.
+        path: the target.
+        exclusive: refuse an existing file.
+        timeout: seconds to wait.
+        durable: wait until the rename is on the storage.
+        then: called under the folder's lock.
 
     Raises:
-        StoreExistsError: `exclusive`, and something is there by now.
-        StoreBusyError: another process writes in place what is there, and is not through after `timeout` seconds.
+        StoreExistsError: `exclusive`, and the target exists by now.
+        StoreBusyError: another process still writes the target in place after `timeout` seconds.
     """
     with folder_lock(path, handle.url, timeout, handle.locking) as folder:
         old = None if exclusive else _old_file(path, handle)

@@ -1,4 +1,4 @@
-"""What a file holds: leaves, groups and values, found without following anything that leads outside the file."""
+"""The contents of a file: leaves, groups and values, found without following links that lead outside the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPE_ATTRIBUTE = b"tdstore_dtype"
 VALUE_ATTRIBUTE = b"tdstore_value"
 MAX_OBJECTS = 1_000_000
 FREE = 64 << 20
-"""Elements that are declared but not on the medium are believed up to this many bytes, or `RATIO` times what is."""
+"""Elements that are declared but not stored are accepted up to this many bytes, or `RATIO` times the stored ones."""
 RATIO = 1100
 
 _TRUST = "if you trust the file, open it with trust='h5'"
@@ -35,11 +35,11 @@ class Leaf:
     name: bytes
     spec: LeafSpec
     offset: int | None
-    """Where its bytes lie in the file, if they are there as plain native bytes."""
+    """The offset of its bytes in the file, if they are plain native bytes."""
     plain: bool
     """Contiguous and of native type: `offset` is all there is to know (None: not allocated yet)."""
     stored: int = 0
-    """Bytes that the dataset takes on the medium."""
+    """Bytes that the dataset takes on the storage."""
     committed: Path | None = None
     """Its path at the last commit; None: it was made since."""
     held: bool = False
@@ -59,7 +59,7 @@ class Contents:
     """Datasets that repeat strings of the header, for other programs."""
 
     def forget(self, path: Path) -> None:
-        """A group without leaves, or a copy, is removed from the file, with all that is below it."""
+        """Forget a group without leaves, or a copy, that is removed from the file, and everything below it."""
 
         def gone(place: Path) -> bool:
             return place[: len(path)] == path
@@ -82,7 +82,7 @@ class Walker:
         self._types: dict[np.dtype[Any], h5t.TypeID] = {}
 
     def walk(self) -> Contents:
-        """Look at every object once; never recurses deeper than `MAX_DEPTH`."""
+        """Visit every object once; never recurses deeper than `MAX_DEPTH`."""
         root = self.file["/"].id
         self._seen.add(_address(root))
         stack: list[tuple[Path, bytes, h5g.GroupID]] = [((), b"", root)]
@@ -179,12 +179,12 @@ class Walker:
         stored = dataset.get_storage_size() if contiguous or spec.nbytes > FREE else spec.nbytes
         offset = dataset.get_offset() if plain else None
         if offset is not None and stored != spec.nbytes:
-            raise self._corrupt(path, f"has {stored} bytes on the medium, its shape needs {spec.nbytes}")
+            raise self._corrupt(path, f"has {stored} stored bytes, its shape needs {spec.nbytes}")
         fill = _fill_value(plist, dtype, torch_dtype)
         if fill:
             spec = spec.replace(fill_value=fill)
         if plist.get_layout() == h5d.CHUNKED:
-            spec = spec.replace(chunks=tuple(plist.get_chunk()))  # so that whoever copies can move whole chunks
+            spec = spec.replace(chunks=tuple(plist.get_chunk()))  # so that a copy can move whole chunks
         return Leaf(name, spec, offset, plain, stored)
 
     def _torch_dtype(self, path: Path, dataset: h5d.DatasetID, dtype: np.dtype[Any]) -> torch.dtype:
@@ -209,7 +209,7 @@ class Walker:
 
 
 def check_believable(found: Contents, url: str) -> None:
-    """Refuse, in a stranger's file, leaves that declare far more than is on the medium.
+    """Refuse leaves of another program's file that declare far more than the storage holds.
 
     Raises:
         CorruptStoreError: names the leaf.
@@ -224,7 +224,7 @@ def check_believable(found: Contents, url: str) -> None:
 
 
 def differences(leaves: Mapping[Path, Leaf], specs: Mapping[Path, LeafSpec], named: set[Path]) -> Sequence[str]:
-    """Say where a file is not what its manifest promises."""
+    """Describe how a file differs from its manifest."""
     found = [f"{path_text(p)} is in the manifest, but not in the file" for p in specs if p not in leaves]
     found += [
         f"{path_text(p)} is in the file, but not in the manifest" for p in leaves if p not in specs and p not in named

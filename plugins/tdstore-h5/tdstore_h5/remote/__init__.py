@@ -1,1 +1,1 @@
-"""HDF5 files behind a URL, to read."""
+"""Read-only HDF5 files behind a URL."""

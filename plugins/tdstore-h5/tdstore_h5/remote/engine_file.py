@@ -1,4 +1,4 @@
-"""One object of an engine as a file for h5py, which keeps blocks, and fetches first what a batch needs."""
+"""One object of an engine as a file for h5py, with cached blocks and prefetched batches."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ BLOCK = 256 << 10
 ENDS = 512 << 10
 """The first and the last bytes are fetched at once: most files keep their structure there."""
 KEPT = 64 << 20
-"""Bytes of blocks that are kept."""
+"""Bytes of cached blocks."""
 
 
 class EngineFile(io.RawIOBase):
-    """Read-only, seekable. Errors of the engine are kept in `failure`: HDF5 tells only that reading failed.
+    """A read-only, seekable file. Errors of the engine are recorded in `failure`: HDF5 reports only a failed read.
 
     Args:
         engine: closed with the file.
@@ -44,7 +44,7 @@ class EngineFile(io.RawIOBase):
         self._read_ends()
 
     def _read_ends(self) -> None:
-        """Size, start and end of the object, in two rounds; in one if it is small."""
+        """Fetch size, start and end of the object, in two rounds; in one if it is small."""
         with ThreadPoolExecutor(2) as pool:
             size = pool.submit(self.engine.pin, [self.key])
             tail = pool.submit(self.engine.get_ranges, [Range(self.key, -ENDS, None)])
@@ -87,7 +87,7 @@ class EngineFile(io.RawIOBase):
 
     # -- bytes ---------------------------------------------------------------------------
     def read_at(self, start: int, stop: int) -> memoryview:
-        """Bytes of the file, from memory where they are there."""
+        """Read bytes of the file, from memory where cached."""
         if stop > self.size:
             raise CorruptStoreError(
                 f"{self.url} has {self.size} bytes, its structure needs {stop}",
@@ -123,7 +123,7 @@ class EngineFile(io.RawIOBase):
                 self._blocks[n] = memoryview(data).cast("B")
 
     def fetch(self, ranges: Iterable[Ints]) -> Batch[str]:
-        """Everything that a read needs, in one round."""
+        """Fetch all ranges of a read, in one round."""
         batch: Batch[str] = Batch()
         for some in ranges:
             if len(some):

@@ -1,4 +1,4 @@
-"""HDF5 behind a URL, to read: rows of all leaves come in one round of requests; h5py finds and decodes them."""
+"""Read-only HDF5 behind a URL: rows of all leaves come in one round of requests; h5py locates and decodes them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SLACK = 256 << 10
 
 
 def is_url(location: object) -> bool:
-    """Whether a location is reached through an engine."""
+    """Check whether a location is reached through an engine."""
     if not isinstance(location, str):
         return False
     return "::" in location or ("://" in location and location.partition("://")[0] not in ("h5", "file"))
@@ -67,7 +67,7 @@ def open_remote_h5(
     trust: bool,
     max_bytes: int | None = None,
 ) -> RemoteH5Store:
-    """Open an HDF5 file behind a URL, with the engine that a plugin brings for it."""
+    """Open an HDF5 file behind a URL, with the engine of a plugin. The options are those of `open_h5`."""
     if mode != "r":
         raise ReadOnlyError(
             f"{_plain(location)}: HDF5 files behind a URL are read only",
@@ -88,7 +88,7 @@ def open_remote_h5(
 
 
 def parent_and_name(location: str) -> tuple[str, str]:
-    """`s3://bucket/d/x.h5` -> `s3://bucket/d` and `x.h5`; in a chain, of the first link that has a path."""
+    """Split `s3://bucket/d/x.h5` into `s3://bucket/d` and `x.h5`; in a chain, the first link that has a path."""
     chain = location.split("::")
     at = next((i for i, link in enumerate(chain) if link.partition("://")[2].strip("/")), None)
     head, _, name = chain[at].rstrip("/").rpartition("/") if at is not None else ("", "", "")
@@ -117,15 +117,15 @@ class RemoteH5Store(Store):
         self._ours = False
         self._mark: set[Path] | None = None
         self._sums = Sums()
-        """Checksums of what is still to be compared."""
+        """Checksums that are still to be compared."""
         self._file: h5py.File | None = None
         self._chunks: dict[Path, dict[tuple[int, ...], tuple[int, int]]] = {}
-        # h5py works on one file object, and what is held for it is that of one read.
+        # h5py works on one file object, which holds the ranges of one read.
         self._lock = threading.Lock()
 
     @property
     def engine(self) -> Engine:
-        """What brings the bytes."""
+        """Return the engine that fetches the bytes."""
         return self._source.engine
 
     # -- opening -------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class RemoteH5Store(Store):
             self._mark = None if mark is None else decode_dirty(mark, url=self.url)
 
     def compare_manifest(self, *, verify: str, accept: bool) -> None:
-        """Compare with the manifest."""
+        """Compare the file with its manifest."""
         leaves, specs = self._contents.leaves, self._document.specs
         if not self._ours and not self._trust:
             check_believable(self._contents, self.url)
@@ -188,7 +188,7 @@ class RemoteH5Store(Store):
         with self._lock, self._h5("reading values"):
             assert self._file is not None
             header = foreign_header(self._file, contents, self.url, self._source.read_at)
-            if self._source.failure is not None:  # what HDF5 then took for damage is none
+            if self._source.failure is not None:  # then HDF5's error is no damage
                 raise self._source.failure
             return header
 
@@ -212,7 +212,7 @@ class RemoteH5Store(Store):
                 self._source.hold(batch, [])
 
     def _refuse_absent(self, reads: Sequence[Read]) -> None:
-        """Refuse what would allocate far more than the file has, unless that is allowed."""
+        """Refuse a read that would allocate far more than the file holds, unless that is allowed."""
         if self._reopen[-1] is not None:
             return
         specs = [self._leaf(r.path).spec for r in reads]
@@ -220,9 +220,9 @@ class RemoteH5Store(Store):
         if sum(sizes) > SUSPECT_BYTES and is_suspect(sum(sizes), self._source.size):
             raise refuse_absent(reads[sizes.index(max(sizes))].path, sum(sizes), self._source.size, self.url)
 
-    # -- checksums of what is read ---------------------------------------------------------
+    # -- checksums of reads ---------------------------------------------------------
     def _grains(self, leaf: Leaf, r: Read) -> Ints:
-        """Grains to compare: those that a read covers whole, and the others where that fetches few more bytes."""
+        """Return the grains to compare: those that a read covers whole, and others where they cost few more bytes."""
         if not self._sums.some_unseen(r.path) or (leaf.plain and leaf.offset is None):
             return _NO_GRAINS
         starts, size = blocks_of(leaf.spec.shape, r.index)
@@ -235,7 +235,7 @@ class RemoteH5Store(Store):
         return found
 
     def _plan_grains(self, leaf: Leaf, path: Path, grains: Ints) -> Ints:
-        """Which bytes of the file grains need."""
+        """Return the bytes of the file that grains need."""
         if not len(grains):
             return _NO_ROWS
         grain, spec = self._sums.leaves[path].grain, leaf.spec
@@ -267,7 +267,7 @@ class RemoteH5Store(Store):
             )
 
     def _plan(self, leaf: Leaf, r: Read) -> Ints:
-        """Which bytes of the file a read needs."""
+        """Return the bytes of the file that a read needs."""
         spec = leaf.spec
         if leaf.plain:
             if leaf.offset is None:
@@ -281,7 +281,7 @@ class RemoteH5Store(Store):
                 offset = dataset.id.get_offset()
                 if offset is None:
                     return _NO_ROWS
-                # h5py reads what lies between near rows as well
+                # h5py also reads the bytes between near rows
                 return cover(byte_ranges(spec.shape, dataset.dtype.itemsize, r.index) + offset, 64 << 10)
             return self._chunk_ranges(r.path, dataset, r.index)
 
@@ -421,7 +421,7 @@ class RemoteH5Store(Store):
 
     @contextlib.contextmanager
     def _h5(self, doing: str) -> Iterator[None]:
-        """Map HDF5's errors; where the engine failed below it, its error is the one to tell."""
+        """Map HDF5's errors; an error of the engine below it is raised in its place."""
         self._source.failure = None
         try:
             with h5_errors(self.url, doing):

@@ -1,1 +1,1 @@
-"""Rows of datasets: read, written in place, put back, compared with their checksums."""
+"""Rows of datasets: reads, writes in place, undo, checksums."""

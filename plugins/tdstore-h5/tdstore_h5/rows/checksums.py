@@ -1,4 +1,4 @@
-"""Checksums of leaves: one per grain, compared when a grain is first read, and computed anew when it was written."""
+"""Checksums of leaves: one per grain, compared when a grain is first read, and recomputed after a write."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class LeafSums:
     crcs: Crcs
 
     def span(self, grain: int, spec: LeafSpec) -> tuple[int, int]:
-        """The bytes of a grain."""
+        """Return the bytes of a grain."""
         return grain * self.grain, min((grain + 1) * self.grain, spec.nbytes)
 
     def rows(self, grain: int, spec: LeafSpec) -> str:
-        """Rows that a grain has a part of, for messages."""
+        """Describe the rows that a grain has a part of, for messages."""
         row = spec.nbytes // max(1, spec.shape[0]) if spec.shape else spec.nbytes
         start, stop = self.span(grain, spec)
         first, last = start // row, (stop - 1) // row
@@ -45,7 +45,7 @@ class LeafSums:
 
 
 def grain_of(spec: LeafSpec) -> int:
-    """Bytes to a checksum of a new leaf: whole rows, of 16 KiB to 4 MiB (or parts of longer rows).
+    """Return the bytes per checksum of a new leaf: whole rows, of 16 KiB to 4 MiB (or parts of longer rows).
 
     Example:
         >>> grain_of(LeafSpec((100, 84, 84), "uint8"))
@@ -57,12 +57,12 @@ def grain_of(spec: LeafSpec) -> int:
 
 
 def count_of(spec: LeafSpec, grain: int) -> int:
-    """How many checksums a leaf has."""
+    """Return how many checksums a leaf has."""
     return -(-spec.nbytes // grain)
 
 
 def constant_sums(spec: LeafSpec, pattern: bytes) -> LeafSums:
-    """The checksums of a leaf that holds one element's bytes all over."""
+    """Return the checksums of a leaf that repeats one element's bytes."""
     grain = grain_of(spec)
     crcs = np.full(count_of(spec, grain), crc32c(pattern * (min(grain, spec.nbytes) // len(pattern))), np.uint32)
     if rest := spec.nbytes % grain:
@@ -73,7 +73,16 @@ def constant_sums(spec: LeafSpec, pattern: bytes) -> LeafSums:
 def hashed(
     sums: LeafSums, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes, most: int = BLOCK
 ) -> Iterator[tuple[int, int]]:
-    """Grains, ascending, with the checksums that their bytes have now; about `most` bytes are read at a time."""
+    """Yield grains, ascending, with the present checksums of their bytes.
+
+    Args:
+        sums: the checksums of the leaf.
+        path: the leaf.
+        spec: its spec.
+        grains: which grains.
+        read: reads bytes of the leaf.
+        most: bytes that are read at a time, about.
+    """
     at = 0
     while at < len(grains):
         first = int(grains[at])
@@ -87,7 +96,7 @@ def hashed(
 
 
 class ReadCopy:
-    """One block of a leaf that is read, and the checksums of its whole grains, taken while its bytes arrive.
+    """One block of a leaf during a read: the checksums of its whole grains are computed while its bytes arrive.
 
     Args:
         low: the first byte of the block in the leaf.
@@ -104,10 +113,11 @@ class ReadCopy:
         self._at = self.first * sums.grain - low
 
     def add(self, data: Bytes, got: int) -> None:
-        """Take the checksums of grains that became whole.
+        """Compute the checksums of grains that are complete.
 
         Args:
-            data: memory for the block, of which the first `got` bytes are there.
+            data: memory for the block, whose first `got` bytes are valid.
+            got: number of valid bytes.
         """
         grain = self.sums.grain
         until = got if self._low + got == self._nbytes else self._at + (got - self._at) // grain * grain
@@ -121,7 +131,7 @@ def _slice(data: Bytes, low: int, path: Path, start: int, stop: int) -> Bytes:
 
 
 class Sums:
-    """Checksums by leaf, and a mark on each grain that was written since the commit, or compared since the opening."""
+    """Checksums by leaf, and a flag on each grain that was written since the commit, or compared since the opening."""
 
     def __init__(self) -> None:
         self.leaves: dict[Path, LeafSums] = {}
@@ -154,12 +164,12 @@ class Sums:
 
     # -- writing -------------------------------------------------------------------------
     def touch(self, path: Path, spec: LeafSpec, starts: Ints, size: int) -> None:
-        """Blocks of elements were written (`raw.blocks_of`)."""
+        """Record that blocks of elements were written (`contiguous.blocks_of`)."""
         if size and len(starts):
             self._mask(path, spec)[self._grains(path, spec, starts, size)] = True
 
     def resize(self, path: Path, old: LeafSpec, new: LeafSpec) -> None:
-        """A leaf changed its length: what follows the common part is stale."""
+        """Record a new length of a leaf: checksums after the common part are stale."""
         before = self.leaves.get(path)
         if before is None or count_of(new, before.grain) > 4 * MOST:
             self.touch_all(path, new)
@@ -174,22 +184,25 @@ class Sums:
         self._stale[path] = stale
 
     def touch_all(self, path: Path, spec: LeafSpec) -> None:
-        """Nothing is known of a leaf."""
+        """Record that a leaf may differ everywhere."""
         grain = grain_of(spec)
         self.put(path, LeafSums(grain, np.zeros(count_of(spec, grain), np.uint32)))
         self._stale[path] = np.ones(count_of(spec, grain), np.bool_)
 
     def doubt(self, path: Path, spec: LeafSpec) -> None:
-        """Believe a leaf as it is, whatever its checksums say."""
+        """Accept a leaf as it is, whatever its checksums."""
         if path not in self.leaves:
             self.touch_all(path, spec)
         self._stale[path] = np.ones(len(self.leaves[path].crcs), np.bool_)
 
     def refresh(self, path: Path, spec: LeafSpec, read: ReadBytes, broken: Callable[[], bool]) -> LeafSums:
-        """The checksums of a leaf, those of written grains computed anew.
+        """Return the checksums of a leaf, recomputed for written grains.
 
         Args:
-            broken: asked when grains cannot be read: True leaves them their old checksums.
+            path: the leaf.
+            spec: its spec.
+            read: reads bytes of the leaf.
+            broken: called when grains cannot be read: True leaves them their old checksums.
         """
         if path not in self.leaves:
             self.touch_all(path, spec)
@@ -218,7 +231,7 @@ class Sums:
                 yield from self._readable(sums, path, spec, grains[half:], read, broken)
 
     def written(self, path: Path, spec: LeafSpec) -> list[tuple[int, int]]:
-        """Rows that have parts of grains written since the commit, some MiB at a time (one row without dimensions)."""
+        """Return rows with parts in grains written since the commit, some MiB at a time (one row if 0-d)."""
         stale = self._stale.get(path)
         if stale is None or not stale.any():
             return []
@@ -236,11 +249,11 @@ class Sums:
 
     # -- reading -------------------------------------------------------------------------
     def some_unseen(self, path: Path) -> bool:
-        """Whether some of a leaf was not compared yet."""
+        """Check whether some of a leaf was not compared yet."""
         return path in self.leaves and path not in self._all_fine
 
     def unseen(self, path: Path, spec: LeafSpec, starts: Ints, size: int) -> Ints:
-        """Of the grains of some blocks, those that were not compared yet; nothing of what was written since."""
+        """Return the grains of some blocks that were not compared yet, without those written since."""
         if path in self._all_fine or not size or not len(starts) or path not in self.leaves:
             return _NOTHING
         fine = self._fine.get(path)
@@ -252,7 +265,7 @@ class Sums:
         return grains if stale is None else grains[~stale[grains]]
 
     def partly(self, path: Path, spec: LeafSpec, starts: Ints, size: int) -> Ints:
-        """Grains of which some blocks cover a part, and together not all."""
+        """Return the grains that some blocks cover in part, but not whole."""
         if not size or not len(starts) or path not in self.leaves:
             return _NOTHING
         grain, itemsize = self.leaves[path].grain, spec.dtype.itemsize
@@ -270,11 +283,14 @@ class Sums:
     def verify(
         self, path: Path, spec: LeafSpec, starts: Ints, size: int, read: ReadBytes, copy: ReadCopy | None
     ) -> str | None:
-        """Compare what was read, or is about to be, where that was not done yet. Gives rows that are wrong, or None.
+        """Compare the grains of a read, before or after it, unless done before. Returns wrong rows, or None.
 
         Args:
-            starts, size: the elements, as of `raw.blocks_of`.
-            copy: what was read, if that is one block: its whole grains are not read again.
+            path: the leaf.
+            spec: its spec.
+            starts, size: the elements, as of `contiguous.blocks_of`.
+            read: reads bytes of the leaf.
+            copy: the bytes that were read, if that is one block: its whole grains are not read again.
         """
         grains = self.unseen(path, spec, starts, size)
         if not len(grains):
@@ -300,7 +316,7 @@ class Sums:
         return None if wrong is None else sums.rows(wrong, spec)
 
     def _compare_readable(self, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes) -> int | None:
-        """As `compare`; a grain that cannot be decoded is passed over, since it has rows that are not asked for."""
+        """Compare as `compare` does, without grains that cannot be decoded: those have rows outside of the read."""
         try:
             return self.compare(path, spec, grains, read)
         except CorruptStoreError:
@@ -311,7 +327,7 @@ class Sums:
             return self._compare_readable(path, spec, grains[half:], read) if wrong is None else wrong
 
     def compare(self, path: Path, spec: LeafSpec, grains: Ints, read: ReadBytes, most: int = BLOCK) -> int | None:
-        """Compare grains, about `most` bytes at a time; the first that is wrong, or None."""
+        """Compare grains, about `most` bytes at a time; returns the first that is wrong, or None."""
         sums = self.leaves[path]
         found = hashed(sums, path, spec, grains, read, most)
         for (grain, crc), expected in zip(found, sums.crcs[grains].tolist(), strict=True):
@@ -327,7 +343,7 @@ class Sums:
             self._all_fine.add(path)
 
     def wrong_grain(self, path: Path, spec: LeafSpec, read: ReadBytes) -> int | None:
-        """The first grain whose bytes are not those of the last commit (grains written since are passed over)."""
+        """Return the first grain whose bytes differ from the last commit (grains written since are skipped)."""
         sums = self.leaves.get(path)
         if sums is None:
             return None

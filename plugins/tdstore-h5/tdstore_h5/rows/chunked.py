@@ -24,7 +24,7 @@ BLOCK_BYTES = 8 << 20
 
 
 def read(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, out: Tensor | None) -> Tensor:
-    """`leaf[index]` in memory of its own, or in `out`."""
+    """Read `leaf[index]` into new memory, or into `out`."""
     index = _within(dataset, spec, index)
     shape = shape_of(spec.shape, index)
     at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
@@ -49,17 +49,17 @@ def read(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, out: Tensor |
 
 
 def need_memory(dataset: h5py.Dataset) -> None:
-    """Tell a filter that found no memory from one that met a damaged chunk: HDF5 says only that it failed.
+    """Distinguish a filter out of memory from a damaged chunk: HDF5 reports only a failure.
 
     Raises:
-        MemoryError: there is no room to decode a chunk.
+        MemoryError: there is no memory to decode a chunk.
     """
     chunk = math.prod(dataset.chunks or dataset.shape) * dataset.dtype.itemsize
     np.empty(2 * chunk, np.uint8)  # the chunk as it is stored, and decoded; untouched, it takes address space only
 
 
 def unreadable_rows(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex) -> list[tuple[int, int]]:
-    """Of the rows of an index, those in chunks that cannot be decoded: `[start, stop)` along the first dimension."""
+    """Return the rows of an index in chunks that cannot be decoded: `[start, stop)` along the first dimension."""
     if not spec.shape:
         return []
     term = index[0] if index else slice(0, spec.shape[0], 1)
@@ -76,7 +76,7 @@ def unreadable_rows(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex) ->
 
 
 def write(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, value: Tensor) -> None:
-    """Put `value` at `leaf[index]`; the last of repeated rows wins."""
+    """Write `value` to `leaf[index]`; the last of repeated rows wins."""
     if not value.numel():
         return
     index = _within(dataset, spec, index)
@@ -94,14 +94,14 @@ def write(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, value: Tenso
 
 
 def _within(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex) -> StoreIndex:
-    """The whole of a leaf, where its dataset is longer: a writer that died had begun to make it grow."""
+    """Return the index of the whole leaf, where its dataset is longer: a dead writer had begun to extend it."""
     if index or dataset.shape == spec.shape:
         return index
     return tuple(slice(0, n, 1) for n in spec.shape)
 
 
 def read_bytes(dataset: h5py.Dataset, spec: LeafSpec, start: int, stop: int) -> Bytes:
-    """Bytes of the leaf as it lies in memory, C order."""
+    """Read bytes of the leaf in its memory layout, C order."""
     if not spec.shape:
         whole = read(dataset, spec, (), None)
         return to_numpy(whole.reshape(1)).view(np.uint8)[start:stop]
@@ -114,7 +114,7 @@ def read_bytes(dataset: h5py.Dataset, spec: LeafSpec, start: int, stop: int) -> 
 
 
 def _read_within(dataset: h5py.Dataset, spec: LeafSpec, start: int, stop: int) -> Bytes:
-    """Bytes of a leaf whose rows are huge: row by row, by ranges of the next dimension that is small enough."""
+    """Read bytes of a leaf whose rows are huge: row by row, by ranges of the next dimension that is small enough."""
     shape, itemsize = spec.shape, spec.dtype.itemsize
     dim = next((d for d in range(len(shape)) if math.prod(shape[d + 1 :]) * itemsize <= BLOCK_BYTES), len(shape) - 1)
     unit = math.prod(shape[dim + 1 :]) * itemsize
@@ -136,7 +136,7 @@ def _read_within(dataset: h5py.Dataset, spec: LeafSpec, start: int, stop: int) -
 
 
 def block_rows(dataset: h5py.Dataset, spec: LeafSpec) -> int:
-    """How many rows to move at a time: some MiB, whole chunks."""
+    """Return how many rows to move at a time: some MiB, whole chunks."""
     row = max(1, spec.nbytes // max(1, spec.shape[0]))
     rows = max(1, BLOCK_BYTES // row)
     chunk = dataset.chunks[0] if dataset.chunks else 1
@@ -144,7 +144,7 @@ def block_rows(dataset: h5py.Dataset, spec: LeafSpec) -> int:
 
 
 def _read_rows(dataset: h5py.Dataset, index: StoreIndex, at: int, rows: np.ndarray[Any, Any], out: Any) -> None:
-    """Increasing rows, chunk by chunk: a list of rows takes HDF5 several times longer to select than to decode."""
+    """Read increasing rows, chunk by chunk: HDF5 takes several times longer to select a list than to decode it."""
     if not out.size:
         return
     block = _Block(dataset)
@@ -168,7 +168,7 @@ def _read_rows(dataset: h5py.Dataset, index: StoreIndex, at: int, rows: np.ndarr
 
 
 class _Block:
-    """Blocks of one dataset, without what h5py does for indices of every kind: it takes longer than a small chunk."""
+    """Reads of blocks of one dataset, without h5py's handling of all kinds of indices, slower than a small chunk."""
 
     def __init__(self, dataset: h5py.Dataset) -> None:
         self._id = dataset.id
@@ -176,7 +176,7 @@ class _Block:
         self._shape = dataset.shape
 
     def read(self, slices: tuple[slice, ...], out: Any) -> None:
-        """Fill `out` with what some slices of the leading dimensions select."""
+        """Fill `out` with the selection of slices of the leading dimensions."""
         if not out.size:
             return
         if not out.flags.c_contiguous:
@@ -197,7 +197,7 @@ def _read_block(dataset: h5py.Dataset, slices: tuple[slice, ...], out: Any) -> N
 
 
 def _pieces(rows: np.ndarray[Any, Any]) -> list[tuple[slice, slice | np.ndarray[Any, Any]]]:
-    """Increasing rows in pieces that HDF5 selects quickly, each with its place among the rows."""
+    """Cut increasing rows into pieces that HDF5 selects quickly, each with its position among the rows."""
     if not len(rows):
         return []
     if int(rows[-1]) - int(rows[0]) + 1 == len(rows):

@@ -1,4 +1,4 @@
-"""Contiguous datasets as plain bytes of the file: reads through a mapping, writes by `pwrite`, h5py out of the way.
+"""Contiguous datasets as plain bytes of the file: reads through a mapping, writes by `pwrite`, without h5py.
 
 HDF5 caches nothing of a contiguous dataset that it does not read or write itself, and we never
 let it: so a mapping of the file, other processes and a later h5py all see the same bytes.
@@ -42,7 +42,7 @@ LONG = 8 << 20
 
 
 def blocks_of(shape: tuple[int, ...], index: StoreIndex) -> tuple[Ints, int]:
-    """An index as contiguous blocks: their first elements in index order, and the elements of each.
+    """Return an index as contiguous blocks: their first elements in index order, and the elements of each.
 
     >>> starts, size = blocks_of((4, 3), (slice(1, 3, 1), slice(0, 2, 1)))
     >>> starts.tolist(), size
@@ -104,19 +104,19 @@ class RawFile:
         self._sparse = _on_tmpfs(fd)
 
     def forget(self) -> None:
-        """Let the mapping go."""
+        """Drop the mapping."""
         self._map = np.empty(0, np.uint8)
 
     def size(self) -> int:
-        """Length of the file."""
+        """Return the length of the file."""
         return os.fstat(self.fd).st_size
 
     def stored(self) -> int:
-        """Bytes of the file that are on the medium: all but its holes."""
+        """Return the bytes of the file on the storage: all but its holes."""
         return os.fstat(self.fd).st_blocks * 512
 
     def need(self, end: int) -> None:
-        """Check that the file has `end` bytes: a mapping of what is not there would kill the process."""
+        """Check that the file has `end` bytes: a mapping beyond its end would kill the process."""
         if (size := self.size()) < end:
             raise CorruptStoreError(
                 f"{self.url} has {size} bytes, its datasets need {end}", url=self.url, hint="the file was cut short"
@@ -125,10 +125,14 @@ class RawFile:
     def read(
         self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None, arrived: Arrived | None = None
     ) -> Tensor:
-        """`leaf[index]` of the leaf at `offset`.
+        """Read `leaf[index]` of the leaf at `offset`.
 
         Args:
-            arrived: called for each piece of a long stretch; not called for anything else.
+            offset: the first byte of the leaf in the file.
+            spec: its spec.
+            index: the rows.
+            out: the target; None for a new tensor.
+            arrived: called for each piece of a long stretch; not called for other reads.
         """
         if (whole := self._read_long(offset, spec, index, out, arrived)) is not None:
             return whole
@@ -137,13 +141,20 @@ class RawFile:
         memory = self._mapped(offset, spec.nbytes)
         if offset % spec.dtype.itemsize == 0:
             return gather(from_numpy(memory.view(numpy_dtype(spec.dtype)).reshape(spec.shape), spec.dtype), index, out)
-        # Misaligned (another program's file): move bytes, which may lie anywhere.
+        # Misaligned (another program's file): move bytes, at any offset.
         rows = gather(torch.from_numpy(memory.reshape(*spec.shape, spec.dtype.itemsize)), index, None)
         value = rows.reshape(-1).view(spec.dtype).reshape(rows.shape[:-1])
         return value if out is None else out.copy_(value)
 
     def write(self, offset: int, spec: LeafSpec, starts: Ints, size: int, value: Tensor) -> None:
-        """Write the blocks of `blocks_of` (each start once) from `value`, in their order."""
+        """Write the blocks of `blocks_of` (each start once) from `value`, in their order.
+
+        Args:
+            offset: the first byte of the leaf in the file.
+            spec: its spec.
+            starts, size: the blocks.
+            value: their elements.
+        """
         if not value.numel():
             return
         itemsize = spec.dtype.itemsize
@@ -177,7 +188,7 @@ class RawFile:
     def _read_long(
         self, offset: int, spec: LeafSpec, index: StoreIndex, out: Tensor | None, arrived: Arrived | None
     ) -> Tensor | None:
-        """One long stretch, by `pread`: through the mapping all its pages would count as memory of the process."""
+        """Read one long stretch, by `pread`: through the mapping all its pages would count as memory of the process."""
         if spec.nbytes < LONG or any(isinstance(term, Tensor) or term.step != 1 for term in index):
             return None
         shape = shape_of(spec.shape, index)
@@ -205,7 +216,7 @@ class RawFile:
         return value
 
     def bytes_at(self, offset: int, size: int) -> Bytes:
-        """Bytes of the file, read by `pread`."""
+        """Read bytes of the file by `pread`."""
         buffer = np.empty(size, np.uint8)
         self._read_into(buffer, offset)
         return buffer
@@ -221,7 +232,7 @@ class RawFile:
             got += n
 
     def is_hole(self, offset: int, size: int) -> bool:
-        """Whether the file system knows that these bytes were never written."""
+        """Check whether the file system knows that these bytes were never written."""
         try:
             return os.lseek(self.fd, offset, os.SEEK_DATA) >= offset + size
         except OSError as error:
@@ -255,7 +266,7 @@ class RawFile:
 
 
 def shape_of(shape: tuple[int, ...], index: StoreIndex) -> tuple[int, ...]:
-    """The shape of `leaf[index]`."""
+    """Return the shape of `leaf[index]`."""
     head = (len(range(t.start, t.stop, t.step)) if isinstance(t, slice) else len(t) for t in index)
     return (*head, *shape[len(index) :])
 
@@ -263,7 +274,7 @@ def shape_of(shape: tuple[int, ...], index: StoreIndex) -> tuple[int, ...]:
 class _Address:
     """Memory of a read-only mapping that claims to be writable: torch warns about the other kind.
 
-    Nobody outside this module gets a tensor over it.
+    No code outside this module gets a tensor over it.
     """
 
     def __init__(self, mapping: mmap.mmap) -> None:
@@ -286,7 +297,7 @@ def _mapping(fd: int, size: int) -> Bytes:
 
 
 def _on_tmpfs(fd: int) -> bool:
-    """Whether touching a hole through a mapping takes memory, so that a full file system would kill the process."""
+    """Check whether a read of a hole through a mapping takes memory: a full file system would kill the process."""
     device = os.fstat(fd).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:

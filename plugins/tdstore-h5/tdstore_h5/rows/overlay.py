@@ -1,10 +1,10 @@
-"""What HDF5 writes to a file in place, held in memory until the commit: the file keeps the last commit meanwhile.
+"""HDF5's writes to a file in place, held in memory until the commit: the file meanwhile has the last commit.
 
-HDF5 meets the file as a Python file object. What it writes below the end of the last commit is laid over the file, what
-it writes beyond goes there at once: nothing of the last commit lies there. HDF5 must never meet an error of the medium
-(it may crash the process when it closes). What a full medium refuses stays in memory, and `refused` says why; the
-commit tries again. Where that becomes too much, or bytes cannot be read, the error is remembered in `failure`, and
-everything after it is dropped.
+HDF5 sees the file as a Python file object. Its writes below the end of the last commit go to the overlay, its writes
+beyond go to the file at once: nothing of the last commit is there. HDF5 must never meet an error of the storage
+(it may crash the process when it closes). Writes that a full storage refuses stay in memory, and `refused` is the
+error; the commit tries again. Where that becomes too much, or bytes cannot be read, the error is recorded in `failure`,
+and everything after it is dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HELD = 64 << 20
 
 
 class Extent(NamedTuple):
-    """Bytes of the file that are not in it yet."""
+    """Bytes that are not in the file yet."""
 
     start: int
     stop: int
@@ -40,17 +40,17 @@ class Extent(NamedTuple):
     """Where, in the journal."""
 
     def part(self, start: int, stop: int) -> Extent:
-        """Some of it."""
+        """Return a part of it."""
         data = None if self.data is None else self.data[start - self.start : stop - self.start]
         return Extent(start, stop, data, self.position + start - self.start)
 
 
 class Overlay(io.RawIOBase):
-    """A file, and what is laid over it.
+    """A file with an overlay of changes.
 
     Args:
         fd: of the file; it is not closed here.
-        journal: takes what is too large for memory, and the commit.
+        journal: takes bytes beyond the memory limit, and the commit.
     """
 
     def __init__(self, fd: int, journal: Journal) -> None:
@@ -61,11 +61,11 @@ class Overlay(io.RawIOBase):
         """Where the last commit ends: nothing below is written before the next one."""
         self.size = os.fstat(fd).st_size
         self.failure: OSError | None = None
-        """The first error of the medium that could not be made good: from it on, everything is dropped."""
+        """The first permanent error of the storage: everything after it is dropped."""
         self.refused: OSError | None = None
-        """Why bytes are in memory that belong on the medium."""
+        """The error that keeps bytes in memory which belong on the storage."""
         self.sealed = False
-        """Whether this is a forked copy: nothing of it reaches the medium."""
+        """Whether this is a forked copy: nothing of it reaches the storage."""
         self.complete = False
         """Whether the journal holds a commit that must be applied."""
         self._at = 0
@@ -129,10 +129,10 @@ class Overlay(io.RawIOBase):
         return self.size
 
     def flush(self) -> None:
-        """Nothing to do: bytes beyond the last commit are written, and the others wait for the commit."""
+        """Do nothing: bytes beyond the last commit are written, and the others wait for the commit."""
 
     def _beyond(self, start: int, data: Bytes) -> None:
-        """Write behind the end of the last commit."""
+        """Write after the end of the last commit."""
         if self.refused is None:
             try:
                 files.write_at(self.fd, data.data, start)
@@ -142,7 +142,7 @@ class Overlay(io.RawIOBase):
         self._hold(start, start + len(data), data.copy())
 
     def try_again(self) -> None:
-        """Put what the medium refused where it belongs.
+        """Write the bytes that the storage refused before.
 
         Raises:
             OSError: it refuses still. Nothing is lost.
@@ -163,10 +163,10 @@ class Overlay(io.RawIOBase):
     def commit(self, *, sync: bool) -> None:
         """Write all of it to the journal, then to the file.
 
-        The caller has synced what was written past HDF5, and removes the journal afterwards.
+        The caller has synced rows that were written past HDF5, and removes the journal afterwards.
 
         Raises:
-            OSError: of the medium. If `complete`, the next opener goes on; else the last commit stands, and so does
+            OSError: of the storage. If `complete`, the next opener finishes; else the last commit stands, and so does
                 the overlay.
         """
         if self.refused is not None:
@@ -196,14 +196,14 @@ class Overlay(io.RawIOBase):
         self.committed = self.size
 
     def abandon(self) -> None:
-        """Drop what is not committed; HDF5 may write on, and nothing comes of it."""
+        """Drop uncommitted bytes; later writes of HDF5 have no effect."""
         self.failure = self.failure or OSError(errno.ECANCELED, "what was not committed is dropped")
         self._starts.clear()
         self._extents.clear()
         self._in_memory = 0
 
     def _reserve(self) -> None:
-        """Take room for what lies in holes of the file, so that the commit can be applied."""
+        """Reserve blocks for extents in holes of the file, so that the commit can be applied."""
         info = os.fstat(self.fd)
         if info.st_blocks * 512 < info.st_size:
             for extent in self._extents:
@@ -211,7 +211,7 @@ class Overlay(io.RawIOBase):
 
     # -- extents -------------------------------------------------------------------------
     def _hold(self, start: int, stop: int, data: Bytes) -> None:
-        """Lay bytes over the file."""
+        """Add bytes to the overlay."""
         low, high = self._range(start, stop)
         before = [e.part(e.start, start) for e in self._extents[low : low + 1] if low < high and e.start < start]
         after = [e.part(stop, e.stop) for e in self._extents[high - 1 : high] if low < high and e.stop > stop]
@@ -237,14 +237,14 @@ class Overlay(io.RawIOBase):
                 self._in_memory -= e.stop - e.start
 
     def _range(self, start: int, stop: int) -> tuple[int, int]:
-        """Positions of the extents that overlap `[start, stop)`."""
+        """Return the positions of the extents that overlap `[start, stop)`."""
         low = bisect_right(self._starts, start)
         if low and self._extents[low - 1].stop > start:
             low -= 1
         return low, bisect_left(self._starts, stop, low)
 
     def _clip(self) -> None:
-        """Drop what lies beyond the end."""
+        """Drop extents beyond the end."""
         low, high = self._range(self.size, max(self.size, sys.maxsize))
         if low < high:
             first = self._extents[low]
@@ -253,7 +253,7 @@ class Overlay(io.RawIOBase):
             self._starts[low:high] = [e.start for e in rest]
 
     def _drop_unchanged(self) -> None:
-        """HDF5 writes much of its structure again as it was. The first extent must be one that changes the file."""
+        """Drop unchanged bytes, of which HDF5 rewrites many. The first extent must be one that changes the file."""
         changed = [e for e in self._extents if e.stop - e.start > PROBE or self._changes(e)]
         self._extents, self._starts = changed, [e.start for e in changed]
 
@@ -293,7 +293,7 @@ class Overlay(io.RawIOBase):
 
 
 def committed_end(fd: int) -> int:
-    """Where a file ends by its superblock, if that says less than its length: a writer that died left the rest."""
+    """Return where a file ends by its superblock, if that is below its length: a dead writer left the rest."""
     size = os.fstat(fd).st_size
     head = os.pread(fd, 48, 0)
     if len(head) < 48 or not head.startswith(b"\x89HDF\r\n\x1a\n"):

@@ -1,4 +1,4 @@
-"""Rows of chunked leaves that `close` commits, though the structure that was changed after them is dropped."""
+"""Rows of chunked leaves that `close` commits, although later changes of structure are dropped."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ IN_MEMORY = 1 << 20
 
 
 class Aside:
-    """Rows by leaf, in the order in which they were put here.
+    """Rows by leaf, in the order in which they were added.
 
     Args:
-        folder: where a temporary file goes.
+        folder: the folder for a temporary file.
     """
 
     def __init__(self, folder: str) -> None:
@@ -30,14 +30,21 @@ class Aside:
         self._bytes: IO[bytes] | None = None
 
     def put(self, path: Path, spec: LeafSpec, first: int, last: int, value: Tensor) -> None:
-        """Keep rows of a leaf (all of it, if that has no dimensions)."""
+        """Add rows of a leaf (all of it, if it has no dimensions).
+
+        Args:
+            path: the leaf.
+            spec: its spec.
+            first, last: the rows.
+            value: their values.
+        """
         if self._bytes is None:
             self._bytes = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=self.folder)  # noqa: SIM115 - `clear` closes it
         self._bytes.write(to_numpy(value.contiguous()).tobytes())
         self._rows.append((path, spec, first, last))
 
     def take(self) -> Iterator[tuple[Path, int, int, Tensor]]:
-        """Everything, once."""
+        """Yield and remove everything."""
         if self._bytes is not None:
             self._bytes.seek(0)
             for path, spec, first, last in self._rows:
@@ -48,7 +55,7 @@ class Aside:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is kept any more."""
+        """Drop everything."""
         file, self._bytes = self._bytes, None
         if file is not None:
             file.close()

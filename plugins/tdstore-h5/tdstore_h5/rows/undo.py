@@ -1,4 +1,4 @@
-"""What rows were before they were written in place: the way back to the last commit, or to before one write."""
+"""Old bytes of rows that were written in place: they restore the last commit, or the state before one write."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ can be taken back whatever its size. Also bytes in memory where the medium has n
 
 
 class _Stretch(NamedTuple):
+    """One stretch of old bytes."""
+
     start: int
     size: int
     data: Bytes | None
@@ -34,8 +36,8 @@ class Undo:
     """Old bytes of one file, in the order in which they were overwritten.
 
     Args:
-        folder: where a temporary file goes.
-        in_memory: bytes from which on there is one.
+        folder: the folder for a temporary file.
+        in_memory: bytes from which on the temporary file is used.
     """
 
     def __init__(self, raw: RawFile, folder: str, *, in_memory: int = IN_MEMORY) -> None:
@@ -51,13 +53,16 @@ class Undo:
         """Bytes in memory."""
 
     def remember(self, offset: int, spec: LeafSpec, starts: Ints, size: int, *, bounded: bool) -> None:
-        """Keep the bytes of blocks of a leaf that are about to be overwritten; take room where they are holes.
+        """Save the bytes of blocks of a leaf that are about to be overwritten; reserve blocks where they are holes.
 
         Args:
-            bounded: give up when it becomes too much; `complete` says so then.
+            offset: the first byte of the leaf in the file.
+            spec: its spec.
+            starts, size: the blocks, as of `contiguous.blocks_of`.
+            bounded: give up above a limit, and set `complete` to False.
 
         Raises:
-            OSError: the medium has no room for the new bytes, or for the old ones. Nothing was changed.
+            OSError: the storage has no space for the new bytes, or for the old ones. Nothing was changed.
         """
         itemsize = numpy_dtype(spec.dtype).itemsize
         ordered = np.sort(starts)
@@ -97,17 +102,17 @@ class Undo:
         return self._file_size - len(data)
 
     def now(self) -> int:
-        """A moment that `back_to` goes back to."""
+        """Return a position for `back_to`."""
         return len(self._stretches)
 
     def back_to(self, moment: int) -> None:
-        """Put everything back that was overwritten since, the last first."""
+        """Restore all bytes that were overwritten since, the last first."""
         for stretch in reversed(self._stretches[moment:]):
             write_at(self.raw.fd, self._old(stretch).data, stretch.start)
         del self._stretches[moment:]
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore all bytes."""
         self.back_to(0)
         self.forget()
 
@@ -119,7 +124,7 @@ class Undo:
         return read_exact(self._file, stretch.position, stretch.size)
 
     def forget(self) -> None:
-        """What was written is committed."""
+        """Drop everything, after a commit."""
         fd, self._file = self._file, -1
         if fd >= 0:
             os.close(fd)

@@ -1,7 +1,7 @@
-"""Rows that are put into leaves in place: all that one call writes, or, where an error is raised, none of it.
+"""Writes of rows in place: all rows of one call, or, if an error is raised, none.
 
-Rows of contiguous leaves go to the file at once; what they replace is remembered first. Rows of other leaves go through
-HDF5 into the overlay, which drops nothing while the medium is full: the next write, or the commit, says so.
+Rows of contiguous leaves go to the file at once; their old bytes are saved first. Rows of other leaves go through
+HDF5 into the overlay, which drops nothing while the storage is full: the next write, or the commit, raises the error.
 """
 
 from __future__ import annotations
@@ -35,16 +35,22 @@ class Rows(NamedTuple):
 
     @property
     def past_hdf5(self) -> bool:
-        """Whether they go to the file at once."""
+        """Check whether they go to the file at once."""
         return self.leaf.plain and self.leaf.offset is not None and not self.leaf.held
 
     def blocks(self) -> tuple[Ints, int]:
-        """As of `raw.blocks_of`."""
+        """Return the blocks, as `contiguous.blocks_of` does."""
         return blocks_of(self.leaf.spec.shape, self.at)
 
 
 def compare_before(session: Session, path: Path, leaf: Leaf, starts: Ints, size: int) -> None:
-    """Compare grains that are about to be changed in part, where that was not done yet: their sums are taken anew.
+    """Compare grains that are about to be changed in part, unless done before: their checksums will be recomputed.
+
+    Args:
+        session: the open file.
+        path: the leaf.
+        leaf: its dataset.
+        starts, size: the blocks.
 
     Raises:
         CorruptStoreError: the rest of such a grain is damaged. Nothing was changed.
@@ -58,10 +64,10 @@ def compare_before(session: Session, path: Path, leaf: Leaf, starts: Ints, size:
 
 
 def write_rows(session: Session, writes: Sequence[Rows]) -> None:
-    """Put rows into leaves.
+    """Write rows into leaves.
 
     Raises:
-        StoreError: the medium refused. The leaves read as before; where they cannot, a note of the error says so.
+        StoreError: the storage failed. The leaves read as before; where they cannot, a note of the error names them.
     """
     handle = session.handle
     plain = [w for w in writes if w.past_hdf5]
@@ -108,7 +114,7 @@ def _through_hdf5(session: Session, w: Rows) -> None:
 
 
 def _remember(session: Session, writes: Sequence[Rows]) -> tuple[Undo, int]:
-    """Keep what leaves of the last commit have where they are about to be written, and take room for it."""
+    """Save the committed bytes that are about to be overwritten, and reserve blocks."""
     known = [w for w in writes if w.leaf.committed is not None and not session.handle.temporary]
     undo, moment = session.undo, session.undo.now()
     if known and not undo.complete:  # more than is remembered until the commit: then for this call only
