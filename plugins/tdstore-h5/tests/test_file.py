@@ -83,7 +83,7 @@ def test_a_change_ends_what_was_given(place: Path) -> None:
     dataset = file["a"]
     assert dataset[5] == 5
     td.set_at_("a", torch.tensor(9), 5)
-    with pytest.raises(OSError, match="ask for it anew"):
+    with pytest.raises(OSError, match="open another"):
         dataset[:]
     assert td.file["a"][5] == 9 and td["a"][5] == 9
     file = td.file

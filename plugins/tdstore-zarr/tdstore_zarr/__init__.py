@@ -33,7 +33,7 @@ def tdstore_backends() -> Iterable[Backend]:
 
 @hookimpl
 def tdstore_guess_backend(location: str) -> str | None:
-    """A zip file of any name that has a zarr group in it."""
+    """Recognise a zip file of any name with a zarr group in it."""
     try:
         with zipfile.ZipFile(location) as archive:
             return "zarr" if "zarr.json" in archive.NameToInfo else None

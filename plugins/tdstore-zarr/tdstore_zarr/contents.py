@@ -1,4 +1,4 @@
-"""What an opened store holds: read from its root, compared with the medium, and followed when others commit."""
+"""The contents of an opened store: read from its root, compared with the storage, updated after commits of others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PREFETCH = 1024
 
 
 class Rows(NamedTuple):
-    """The objects of a leaf at some moment, and where those are that are not committed."""
+    """The objects of a leaf at one moment, and the places of uncommitted ones."""
 
     objects: dict[int, Stored]
     puts: dict[str, Put]
@@ -88,22 +88,22 @@ class Contents:
 
     @property
     def leaves(self) -> dict[Path, Leaf]:
-        """Every leaf."""
+        """Return every leaf."""
         return self.document.leaves
 
     @property
     def strings(self) -> dict[Path, Tensor]:
-        """Leaves in memory: what a store of another program has of strings."""
+        """Return the leaves in memory: the strings of another program's store."""
         return {} if self.foreign is None else self.foreign.tensors
 
     @property
     def engine(self) -> LoggedEngine[Any]:
-        """How bytes are reached."""
+        """Return the engine that reads and writes bytes."""
         return self.place.engine
 
     # -- opening -------------------------------------------------------------------------
     def load(self, *, verify: str, accept: bool) -> None:
-        """Read the root, and compare with the medium. A writer waits for one that is at work; a reader for nobody."""
+        """Read the root, and compare with the storage. A writer waits for an active one; a reader for none."""
         self._accept = accept
         deadline, settled = time.monotonic() + self.timeout, False
         while True:
@@ -114,7 +114,7 @@ class Contents:
             if who is None:
                 if self.document.log is None:
                     break
-                with contextlib.suppress(StoreBusyError):  # somebody was faster
+                with contextlib.suppress(StoreBusyError):  # another process was faster
                     self._redo()
                     break
             elif who == "this process" and not settled:
@@ -144,7 +144,7 @@ class Contents:
             self.root = without_log(self.root)
 
     def _redo(self) -> None:
-        """Do what a writer committed, and did not come to."""
+        """Finish the commit of a dead writer."""
         self.place.take()
         try:
             self._settle_log()
@@ -152,7 +152,7 @@ class Contents:
             self.place.release()
 
     def _settle_log(self) -> None:
-        """Bring what was committed to its place."""
+        """Move committed objects to their places."""
         self.engine.apply()
         if self.place.redo:
             if self.durable:
@@ -163,7 +163,7 @@ class Contents:
         self.engine.clean()
 
     def _take_in(self, document: Document) -> None:
-        """Know the nodes of a document, and look for what it does not say."""
+        """Adopt the nodes of a document, and look up what it leaves out."""
         self.document, self.foreign, self._names = document, None, None
         if not document.ours:
             wary = not self.trust and self.max_bytes is None
@@ -173,7 +173,7 @@ class Contents:
 
     @property
     def names(self) -> Names:
-        """Which node each leaf and group is."""
+        """Return the names of nodes."""
         if self._names is None:
             names, document = Names(), self.document
             for path, node in [*document.groups.items(), *((p, leaf.node) for p, leaf in self.leaves.items())]:
@@ -184,10 +184,10 @@ class Contents:
         return self._names
 
     def follow(self, *, ask: bool) -> bool:
-        """Read the root again if another writer committed since; whether it did.
+        """Read the root again if another writer committed since; returns whether it did.
 
         Args:
-            ask: whether to ask where that costs a request.
+            ask: whether to check where that costs a request.
         """
         with self._following:
             if self.place.changed() is None and not (ask and self.place.stale()):
@@ -206,7 +206,7 @@ class Contents:
             return True
 
     def is_as_opened(self, path: Path) -> bool:
-        """Whether a leaf is the one that it was when the store was opened, but for its rows; more of them are fine."""
+        """Check whether a leaf is unchanged since the store was opened, except for its rows; added ones are fine."""
         if self._opened is None or path in self.strings:
             return True
         old, new = self._opened.get(path), self.leaves.get(path)
@@ -216,12 +216,12 @@ class Contents:
         return was == now or (len(was) == len(now) > 0 and was[1:] == now[1:] and was[0] < now[0])
 
     def shape(self, leaf: Leaf) -> tuple[int, ...]:
-        """The shape of a leaf when the store was opened: who reads it knows of no rows that came later."""
+        """Return the shape of a leaf when the store was opened: a reader sees no later rows."""
         opened = None if self._opened is None else self._opened.get(leaf.path)
         return leaf.meta.shape if opened is None else opened.spec.shape
 
     def _as_committed(self) -> None:
-        """Forget what was changed since the last commit, in memory."""
+        """Drop all changes in memory since the last commit."""
         self.buffers.clear()
         self.reader.forget_all()
         self._take_in(self._decode(self._accept))
@@ -246,7 +246,7 @@ class Contents:
         return CorruptStoreError(f"{self.url}: the metadata in its {NAME} is nested too deep", url=self.url)
 
     def _judge(self, mark: Mark, accept: bool) -> None:
-        """A writer died that changed chunks in place. Forgive it when what it named is as it was committed."""
+        """Judge the marker of a writer that died during a change of chunks in place: accept chunks as committed."""
         named = [path for path in map(tuple, mark.leaves) if path in self.leaves]
         if accept:
             self.accepted = True
@@ -262,7 +262,7 @@ class Contents:
         if verify == "full":
             for fault in self.faults(self.leaves):
                 raise CorruptStoreError(f"{self.url}: {path_text(fault.path)}: {fault.reason}", url=self.url)
-            # Where nothing can be renamed, nodes are put before the root: the root's copy of them is what counts.
+            # Without renames, nodes are put before the root: the root's copy of them is valid.
             for node, data in self.document.metadata.items() if self.place.local else ():
                 self._verify_node(node, data)
         elif verify == "size" and self.place.local and sum(len(x.objects) for x in self.leaves.values()) <= LOOKED_AT:
@@ -298,7 +298,7 @@ class Contents:
 
     # -- reading ---------------------------------------------------------------------------
     def read(self, jobs: Sequence[Job]) -> None:
-        """Fill every job's `out`, ours in one round and the rest through zarr-python."""
+        """Fill every job's `out`, our codecs in one round and the rest through zarr-python."""
         ours = []
         for job in jobs:
             if job.leaf.cut.pipeline is None:
@@ -311,7 +311,7 @@ class Contents:
             self.reader.read(ours, self.buffers if self.buffers else None)
 
     def check_room(self, reads: Sequence[Read]) -> None:
-        """Refuse a read that would allocate far more than is stored, before anything is allocated."""
+        """Refuse a read that would allocate far more than is stored, before any allocation."""
         if self.max_bytes is not None or self.trust:
             return
         wanted: dict[Path, int] = {}
@@ -329,7 +329,7 @@ class Contents:
             raise refuse_absent(path, sum(wanted.values()), sum(self.leaves[p].stored for p in wanted), self.url)
 
     def _complete(self, leaf: Leaf) -> None:
-        """Find out which objects of a leaf are there, where nothing lists them: by asking for each."""
+        """Find the existing objects of a leaf where they cannot be listed: by one request for each."""
         count = math.prod(leaf.meta.grid)
         if count > MAX_ASKED:
             raise CorruptStoreError(
@@ -347,19 +347,19 @@ class Contents:
         leaf.complete = True
 
     def read_whole(self, leaf: Leaf) -> Any:
-        """All of a leaf, as a numpy array."""
+        """Return all of a leaf, as a numpy array."""
         out = np.empty(leaf.meta.shape, numpy_dtype(leaf.meta.dtype))
         self.read([Job(leaf, (), out)])
         return out
 
     def header(self) -> Header:
-        """The header last committed."""
+        """Return the last committed header."""
         if self.foreign is not None:
             return self.foreign.header(self.read_whole)
         return self.document.header
 
     def faults(self, paths: Iterable[Path]) -> list[Fault]:
-        """Leaves whose bytes are not those of the last commit."""
+        """Return the leaves whose bytes differ from the last commit."""
         found = []
         for path in paths:
             leaf = self.leaves[path]

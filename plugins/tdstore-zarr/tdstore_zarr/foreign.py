@@ -27,7 +27,7 @@ MAX_VALUE = 64 << 20
 
 
 class Foreign:
-    """What another program's store holds."""
+    """The contents of another program's store."""
 
     def __init__(self, place: Place, document: Document, *, trust: bool, wary: bool, leaves: bool) -> None:
         self.place = place
@@ -47,7 +47,7 @@ class Foreign:
         """... and their leaves."""
 
     def load(self) -> None:
-        """Find all nodes, and what was written of each array, and put them into the document."""
+        """Find all nodes, and the written objects of each array, and add them to the document."""
         engine, document = self.place.engine, self.document
         sizes: dict[str, int] | None = None
         if EngineCap.LIST in engine.can:
@@ -116,7 +116,7 @@ class Foreign:
         self.tensors.update(leaves)
 
     def _check_believable(self, leaf: Leaf) -> None:
-        """Refuse leaves that declare far more than is on the medium."""
+        """Refuse leaves that declare far more than the storage holds."""
         if not self.wary or not leaf.complete:
             return
         stored, declared = leaf.stored, leaf.spec.nbytes
@@ -131,7 +131,7 @@ class Foreign:
             )
 
     def header(self, read: Callable[[Leaf], Any]) -> Header:
-        """A header: keys as the store lists them, batch sizes where the tensordict package left them."""
+        """Build a header: keys as the store lists them, batch sizes where the tensordict package recorded them."""
         keys: dict[Path, dict[str, None]] = {(): {}}
         for path in [*self.document.groups, *self.document.leaves, *self.values, *self.strings]:
             for depth in range(len(path)):
@@ -176,7 +176,7 @@ class Foreign:
 
 
 def _find_objects(leaf: Leaf, chunks: dict[str, int] | None) -> None:
-    """Note what was written of an array; `chunks`: None where nothing can tell."""
+    """Record the written objects of an array; `chunks`: None if they are unknown."""
     leaf.complete = chunks is not None
     for key, size in (chunks or {}).items():
         number = leaf.meta.number_of(key)
@@ -185,7 +185,7 @@ def _find_objects(leaf: Leaf, chunks: dict[str, int] | None) -> None:
 
 
 def _noted(attributes: Any) -> tuple[tuple[int, ...] | None, tuple[str | None, ...] | None]:
-    """The batch size that the tensordict package noted at a group, and the names of its dimensions."""
+    """Return the batch size that the tensordict package recorded at a group, and the names of its dimensions."""
     noted = attributes.get(PEER) if isinstance(attributes, dict) else None
     if not isinstance(noted, dict):
         return None, None
@@ -200,7 +200,7 @@ def _noted(attributes: Any) -> tuple[tuple[int, ...] | None, tuple[str | None, .
 
 
 def _by_node(sizes: dict[str, int], nodes: Iterable[str]) -> dict[str, dict[str, int]]:
-    """The objects of each array, by their key below it."""
+    """Return the objects of each array, by their key below it."""
     found: dict[str, dict[str, int]] = {node: {} for node in nodes}
     for key, size in sizes.items():
         end = key.rfind("/")
@@ -214,7 +214,7 @@ def _by_node(sizes: dict[str, int], nodes: Iterable[str]) -> dict[str, dict[str,
 
 
 def relist(engine: Engine, leaf: Leaf) -> None:
-    """Take a leaf's objects as they are on the medium, whatever the manifest says."""
+    """Replace a leaf's objects by those on the storage, whatever the manifest says."""
     start = f"{leaf.node}/"
     leaf.objects.clear()
     for entry in engine.list(start):

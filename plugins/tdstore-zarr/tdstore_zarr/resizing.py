@@ -1,4 +1,4 @@
-"""Change the length of a leaf's first dimension: chunks that are no more go, the last one is filled up."""
+"""Changes of the length of a leaf's first dimension: surplus chunks are removed, the last one is filled up."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One session on a store: what it holds, what was touched, and how it is committed.
+"""A session on a store: its contents, its changes, and its commits.
 
 Order of an in-place change: the data and the nodes go to the redo log; then the root, with a new manifest and the
-log's list, which is the commit; then all comes to its place, and the root is put without the list.
+log's list, which is the commit; then objects are moved to their places, and the root is put without the list.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _log = logging.getLogger("tdstore")
 
 
 class Session(Contents):
-    """What a store works with: its contents, and the changes that are not committed yet."""
+    """The state of a store: its contents, and its uncommitted changes."""
 
     # -- changes ---------------------------------------------------------------------------
     def touch(self, paths: Iterable[Path]) -> None:
-        """Become the one writer, and note into which leaves rows are about to be written."""
+        """Become the only writer, and record the leaves whose rows are about to be written."""
         if self.place.published:
             self.place.take()
             self.marked.update(paths)
 
     def restructure(self, paths: Iterable[Path]) -> None:
-        """Become the one writer, and note which leaves are about to be made, deleted, renamed or resized."""
+        """Become the only writer, and record the leaves that are about to be made, deleted, renamed or resized."""
         if not self.place.published:
             return
         self.place.take()
@@ -50,7 +50,7 @@ class Session(Contents):
                 self._moved[path] = self._rows(path)
 
     def _rows(self, path: Path) -> Rows | None:
-        """What was written into a leaf since the last commit, to come back to it."""
+        """Return the uncommitted writes of a leaf, to restore them."""
         leaf = self.leaves.get(path)
         if leaf is None or path not in self.marked:
             return None
@@ -58,7 +58,7 @@ class Session(Contents):
         return Rows(dict(leaf.objects), self.engine.hold(map(leaf.key, leaf.objects)))
 
     def _drop_structure(self) -> None:
-        """Go back to the leaves of the last commit, with the rows that were written into them."""
+        """Return to the leaves of the last commit, with the rows that were written into them."""
         self.buffers.flush()
         moved, marked = self._moved, self.marked
         found: dict[Path, Rows | None] = {}
@@ -82,7 +82,7 @@ class Session(Contents):
         self.marked = {path for path, rows in found.items() if rows is not None and path in self.leaves}
 
     def discard(self) -> None:
-        """Take back every change since the last commit."""
+        """Discard every change since the last commit."""
         self.buffers.clear()
         if self.place.published:
             self.engine.abandon()
@@ -96,7 +96,7 @@ class Session(Contents):
         self.marked, self._moved = set(), {}
 
     def check_places(self, leaves: Mapping[Path, Any]) -> None:
-        """Refuse leaves where a group is, and below leaves."""
+        """Refuse leaves in the place of a group, and below leaves."""
         held = {path[:depth] for path in self.leaves for depth in range(1, len(path))}
         for path in leaves:
             for depth in range(1, len(path)):
@@ -110,12 +110,12 @@ class Session(Contents):
                 )
 
     def add(self, leaf: Leaf) -> None:
-        """Take a new leaf in."""
+        """Add a new leaf."""
         self.leaves[leaf.path] = leaf
         self.names.put(leaf.path, leaf.node)
 
     def unlink(self, path: Path) -> None:
-        """Remove a leaf, or whatever else has that name."""
+        """Remove a leaf, or any other node of that name."""
         leaf = self.leaves.pop(path, None)
         if leaf is None:
             if (node := self.names.nodes.get(path)) is not None and node in self.document.metadata:
@@ -134,9 +134,9 @@ class Session(Contents):
         self.place.remove(node, keys)
 
     def write(self, *writes: tuple[Leaf, Any, Any]) -> None:
-        """Put tensors at indices of leaves, rows of which do not repeat: all of them, or none where an error is raised.
+        """Write tensors at indices of leaves without repeated rows: all of them, or none if an error is raised.
 
-        What is put into a store that nobody sees yet cannot be taken back.
+        Writes into an unpublished store cannot be undone.
         """
         arrays = [(leaf, index, _array_of(value)) for leaf, index, value in writes]
         bridged = {id(leaf): (leaf, dict(leaf.objects)) for leaf, *_ in writes if leaf.cut.pipeline is None}
@@ -144,7 +144,7 @@ class Session(Contents):
             if leaf.cut.pipeline is not None and not leaf.complete:
                 self._complete(leaf)
         steps = self.buffers.steps(job for job in arrays if job[0].cut.pipeline is not None)
-        fits = self.buffers.make_room(steps)  # before anything changes: the medium may refuse it
+        fits = self.buffers.make_room(steps)  # before any change: the storage may refuse it
         self.engine.begin()
         try:
             for leaf, index, array in arrays:
@@ -193,7 +193,7 @@ class Session(Contents):
             self.add(leaf)
 
     def _move(self, leaf: Leaf, node: str) -> None:
-        """Move a node of a store that nobody sees yet."""
+        """Move a node of an unpublished store."""
         metadata = self.document.metadata.pop(leaf.node, None)
         if metadata is not None or leaf.objects:
             with_metadata = self.place.move(leaf.node, node, [leaf.key(number) for number in leaf.objects])
@@ -230,7 +230,7 @@ class Session(Contents):
         self.foreign = None
 
     def _put_root(self, root: bytes) -> None:
-        """Commit, and bring everything to its place."""
+        """Commit, and move everything to its place."""
         if self.durable:
             self.place.sync()
         new = not self.place.published
@@ -268,7 +268,7 @@ class Session(Contents):
             self.names.drop(path)
 
     def settle(self) -> None:
-        """Commit the rows that were written since the last header; a change of structure needs one."""
+        """Commit the rows written since the last header; a change of structure needs a header."""
         if not self.place.published:
             return
         if self._moved:
@@ -285,16 +285,16 @@ class Session(Contents):
         self.accepted = False
 
     def settle_rows(self) -> None:
-        """As `settle`, unless the structure is being changed: that is for a header to commit."""
+        """Commit as `settle` does, unless the structure is being changed: a header commits that."""
         if not self._moved:
             self.settle()
 
     def written_keys(self) -> list[str]:
-        """Every object that was put."""
+        """Return every object that was put."""
         return [leaf.key(number) for leaf in self.leaves.values() for number in list(leaf.objects)]
 
     def close(self, *, discard: bool = False) -> None:
-        """Commit rows that were written, and let go. Once: what failed then is reported to that caller."""
+        """Commit written rows, and release the location. Once: a failure is raised to that caller."""
         if self.closed:
             return
         self.closed = True

@@ -1,4 +1,4 @@
-"""The zarr backend: `open_zarr`, and the store that it makes."""
+"""The zarr backend: `open_zarr`, and its store class."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def open_zarr(
 
     Args:
         location: a folder, a `.zip` file, any URL that an engine reaches (`s3://bucket/x.zarr`), or
-            `memory://name`; `zarr://` may stand before each. Or a store of zarr-python: a `LocalStore` or `ZipStore`
+            `memory://name`; `zarr://` may precede each. Or a store of zarr-python: a `LocalStore` or `ZipStore`
             is its path, a `MemoryStore` is read and written itself, and so are others, with `single_writer=True`.
-        mode: "r", "r+", "w", "x" or "a", as `tdstore.Store` says. A zip file is written whole ("w", "x").
-        durable: "commit" waits for the medium at every commit; "none" survives the death of the process only.
-        verify: "size" compares sizes with the manifest (over a wire, or if there are more than 20,000 objects, as
+        mode: "r", "r+", "w", "x" or "a", as in `tdstore.Store`. A zip file is written whole ("w", "x").
+        durable: "commit" waits for the storage at every commit; "none" survives the death of the process only.
+        verify: "size" compares sizes with the manifest (over a network, or if there are more than 20,000 objects, as
             they are read), "full" all checksums and metadata too, "none" neither.
         recover: "accept" takes a store as it is that a writer left in the middle, or another program changed.
         trust: "zarr" believes declared sizes, and lets zarr-python apply any installed codec.
@@ -93,23 +93,23 @@ def open_zarr(
             memory is more rewriting of shards where rows come in no order.
         max_bytes: refuse a store that declares more data than this. Without it a store of any size is opened, and a
             read is refused that would allocate over 1 GiB, of which less than a hundredth is stored.
-        single_writer: the word of the caller that nobody else writes; needed to write where the engine has no
-            conditional put.
+        single_writer: the assurance of the caller that there is no other writer; needed to write where the engine
+            has no conditional put.
         storage_options: credentials, endpoint, ... of the engine that reaches a URL.
         layout: "random" (the default) makes each row of 4 KiB or more a chunk, "scan" chunks of 1 MiB.
-        chunks: shape of a chunk, or of its leading dimensions. Given alone, chunks are not put into shards.
+        chunks: shape of a chunk, or of its leading dimensions. Without `shards`, chunks are not put into shards.
         shards: shape of a shard, or of its leading dimensions; True picks one, False stores every chunk by itself.
         compressors: "lz4" (blosc, the default), "zstd", "blosc-zstd", "lz4hc", "gzip", "none", zarr codecs or
             their metadata, or a list of these.
         checksum: whether every chunk ends in its crc32c (the default).
 
-    The last five are defaults for new leaves; `LeafSpec.options` go over them.
+    The last five are defaults for new leaves; `LeafSpec.options` override them.
 
     Raises:
         StoreNotFoundError, StoreExistsError: by the mode.
-        StoreBusyError: another writer is at work, or changed the store meanwhile.
+        StoreBusyError: another writer is active, or changed the store meanwhile.
         DirtyStoreError: a writer ended in the middle (`leaves` names where).
-        CorruptStoreError: damaged, or not what its manifest promises.
+        CorruptStoreError: damaged, or different from its manifest.
         UntrustedDataError: it leads out of its folder, or holds values that only running code could read.
 
     Example:
@@ -185,7 +185,7 @@ def open_on(
     storage_options: Mapping[str, Any] | None = None,
     **defaults: Any,
 ) -> ZarrStore:
-    """Open a zarr group on an engine that is open already; options as `open_zarr`. The store closes the engine."""
+    """Open a zarr group on an open engine; options as for `open_zarr`. The store closes the engine."""
     url = engine.url
     layouts.check_names(defaults, url)
     defaults = {k: v for k, v in defaults.items() if v is not None}
@@ -321,7 +321,7 @@ class ZarrStore(Store):
         layouts.check_names(layout, self.url)
 
     def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
-        """To read: a store has one writer, and that is this one."""
+        """Return location, mode "r" and options to reopen with: this store remains the only writer."""
         session = self._session
         if not session.place.published:
             raise StoreNotFoundError(f"{self.url} is not saved yet: no other process can open it", url=self.url)
@@ -377,7 +377,7 @@ class ZarrStore(Store):
         raise self._changed()
 
     def _read_changed(self, session: Session, reads: Sequence[Read]) -> list[Tensor]:
-        """Read what is written here; a rival that was faster shows by chunks that do not fit."""
+        """Read with uncommitted writes; chunks that do not fit show that another writer committed."""
         try:
             return self._read(session, reads)
         except CorruptStoreError:
@@ -536,13 +536,13 @@ class ZarrStore(Store):
         self._session.close()
 
     def discard(self) -> None:
-        """Take back every change since the last `save_header`, or since the store was opened."""
+        """Discard every change since the last `save_header`, or since the store was opened."""
         session = self._changing()
         with self._lock:
             session.discard()
 
     def layout(self, path: Path) -> Mapping[str, Any]:
-        """As `Store.layout`: chunks are what is encoded as one, shards what one object holds."""
+        """Return layout options, as `Store.layout` does: chunks are encoded as one, shards are stored as one object."""
         if path in self._open().strings:
             return {}
         meta = self._leaf(path).meta
@@ -586,12 +586,12 @@ class ZarrStore(Store):
 
 
 class ZippedZarrStore(ZarrStore):
-    """A zip file that is there: it can only be read."""
+    """An existing zip file, which is read-only."""
 
     caps = Cap.PARTIAL_READ | Cap.PERSISTENT | Cap.CONCURRENT_READ
 
 
 class MemoryZarrStore(ZarrStore):
-    """A store in this process's memory."""
+    """A store in the memory of this process."""
 
     caps = ZarrStore.caps & ~Cap.PERSISTENT

@@ -1,4 +1,4 @@
-"""Store objects of zarr-python as places: the path that one has, or an engine that brings its bytes."""
+"""Store objects of zarr-python as locations: the path of one, or an engine over it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ T = TypeVar("T")
 
 
 def place_of(store: object, mode: Mode) -> tuple[str | Engine, Mode]:
-    """What to open for a store object, and the mode: its path if it has one, else an engine.
+    """Return the location of a store object, and the mode: its path if it has one, else an engine.
 
     Raises:
-        OptionError: it is no store of zarr. ReadOnlyError: it is read-only, and `mode` is not "r".
+        OptionError: it is no store of zarr.
+        ReadOnlyError: it is read-only, and `mode` is not "r".
     """
     if not isinstance(store, Store):
         raise OptionError(
@@ -55,10 +56,10 @@ def place_of(store: object, mode: Mode) -> tuple[str | Engine, Mode]:
 
 
 def open_zip(store: object, *, replaced: bool) -> None:
-    """Open a `ZipStore` whose file is there, as zarr does when it uses one first: one not opened cannot be closed.
+    """Open a `ZipStore` with an existing file, as zarr does at first use: an unopened one cannot be closed.
 
     One with mode "w" would empty the file when zarr opens it next, and one that is open has still the file that a save
-    `replaced`. It goes on as one with mode "a" on the file that is there, by the methods that unpickle it.
+    `replaced`. It continues as one with mode "a" on the present file, by the methods that unpickle it.
     """
     if isinstance(store, ZipStore) and (replaced or not store.__getstate__()["_is_open"]):
         fresh = store if store.read_only else ZipStore(store.path, mode="a", compression=store.compression)
@@ -66,7 +67,7 @@ def open_zip(store: object, *, replaced: bool) -> None:
 
 
 def hint_of(store: object) -> str | None:
-    """What to do where the file of a store object cannot be read: its `ZipStore` may have it open for writing."""
+    """Return the remedy for an unreadable file of a store object: its `ZipStore` may have it open for writing."""
     if isinstance(store, ZipStore) and not store.read_only:
         return "close the ZipStore first: its file is complete when it is closed"
     return None
@@ -75,8 +76,8 @@ def hint_of(store: object) -> str | None:
 class StoreEngine(Engine):
     """Objects of a zarr store that is no local path.
 
-    `MemoryStore` honours the conditions of `put`: its methods never give way to another coroutine of the loop.
-    Others cannot be relied on to, so who writes there says `single_writer=True`.
+    `MemoryStore` honours the conditions of `put`: its methods never yield to another coroutine of the loop.
+    Others may not, so writing there needs `single_writer=True`.
 
     Args:
         store: it stays the caller's, and is not closed.
@@ -88,7 +89,7 @@ class StoreEngine(Engine):
 
     @property
     def can(self) -> EngineCap:
-        """What the store declares."""
+        """Return the abilities that the store declares."""
         store, found = self._store, EngineCap.NONE
         if store.supports_listing:
             found |= EngineCap.LIST
@@ -116,7 +117,7 @@ class StoreEngine(Engine):
         return StoreNotFoundError(f"{self.where(key)}: there is no such object", url=self.where(key))
 
     def get(self, key: str, limit: int | None = None) -> Blob:
-        """As `Engine.get`; the tag is a digest of the bytes."""
+        """Read an object, as `Engine.get` does; the tag is a digest of the bytes."""
         data = self._run(self._bytes(key), "reading")
         if data is None:
             raise self._missing(key)
@@ -125,7 +126,7 @@ class StoreEngine(Engine):
         return Blob(data, _tag(data))
 
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
-        """As `Engine.get_ranges`."""
+        """Read ranges, as `Engine.get_ranges` does."""
         found: list[Buffer] = []
         for data, (key, start, stop) in zip(self._run(self._gather(ranges), "reading"), ranges, strict=True):
             if data is None:
@@ -139,7 +140,7 @@ class StoreEngine(Engine):
         return await asyncio.gather(*[self._bytes(r.key, _request(r)) for r in ranges])
 
     def size(self, key: str) -> int:
-        """As `Engine.size`."""
+        """Return the size of an object, as `Engine.size` does."""
         size = self._run(self._size(key), "asking")
         if size is None:
             raise self._missing(key)
@@ -152,7 +153,7 @@ class StoreEngine(Engine):
             return None
 
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
-        """As `Engine.put`."""
+        """Write an object, as `Engine.put` does."""
         if (if_absent or if_match is not None) and EngineCap.CONDITIONAL not in self.can:
             raise self.unsupported(EngineCap.CONDITIONAL)
         if EngineCap.WRITE not in self.can:
@@ -171,7 +172,7 @@ class StoreEngine(Engine):
         return _tag(data)
 
     def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
-        """As `Engine.put_many`."""
+        """Write objects, as `Engine.put_many` does."""
         if EngineCap.WRITE not in self.can:
             raise self.unsupported(EngineCap.WRITE)
 
@@ -181,7 +182,7 @@ class StoreEngine(Engine):
         self._run(put_all(), "writing")
 
     def delete(self, keys: Sequence[str]) -> None:
-        """As `Engine.delete`."""
+        """Delete objects, as `Engine.delete` does."""
         if EngineCap.WRITE not in self.can:
             raise self.unsupported(EngineCap.WRITE)
 
@@ -191,7 +192,7 @@ class StoreEngine(Engine):
         self._run(delete_all(), "deleting in")
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """As `Engine.list`. Stores do not say when an object was written: all count as new."""
+        """List objects, as `Engine.list` does. Stores do not record when an object was written: all count as new."""
         if EngineCap.LIST not in self.can:
             raise self.unsupported(EngineCap.LIST)
         return iter(self._run(self._list(prefix), "listing"))

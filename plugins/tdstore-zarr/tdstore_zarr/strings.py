@@ -1,4 +1,4 @@
-"""Arrays of strings that another program wrote: of variable length (zarr's `string`), or all of one length."""
+"""Arrays of strings of other programs: of variable length (zarr's `string`), or all of one length."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _READ = "read it with zarr; td.exclude(...) has the other keys"
 
 
 def kind_of(data: Mapping[str, Any]) -> str | None:
-    """The type of an array that holds strings; None for any other array."""
+    """Return the type of an array that holds strings; None for any other array."""
     kind = data.get("data_type")
     name = kind.get("name") if isinstance(kind, dict) else kind
     return name if isinstance(name, str) and name in KINDS else None
@@ -60,9 +60,14 @@ class StringArray:
         self.leaf = Leaf(path, node, parse_array(plain, path_text(path), url))
 
     def read(self, engine: Engine, *, local: bool, leaves: bool) -> tuple[dict[str, Any], dict[Path, Tensor]]:
-        """The envelope of the array, and its leaves if there are many and `leaves` allows them.
+        """Return the value record of the array, and its leaves if there are many and `leaves` allows them.
 
-        What cannot be read, or declares more than there is, becomes an entry that says so.
+        An unreadable array, or one that declares more than it holds, becomes an entry that raises an error when read.
+
+        Args:
+            engine: the engine of the store.
+            local: the engine reads local files.
+            leaves: whether a long array becomes leaves.
         """
         try:
             self._check(local)
@@ -109,7 +114,7 @@ class StringArray:
                 yield number, memoryview(data).cast("B")
 
     def _values(self, data: memoryview) -> list[bytes]:
-        """The strings of one chunk."""
+        """Return the strings of one chunk."""
         pipeline, count = self.leaf.meta.pipeline, math.prod(self.leaf.meta.chunks)
         assert pipeline is not None
         size = _declared(pipeline, data) if self.kind == VARIABLE else count * self.width
@@ -127,13 +132,13 @@ class StringArray:
 
 
 def refuse(path: Path, url: str, error: Exception) -> dict[str, Any]:
-    """The envelope of an array of strings that is not read."""
+    """Return the value record of an array of strings that is not read."""
     text = error.message if isinstance(error, StoreError) else str(error)
     return refused(f"{url}: the array {path_text(path)} {text}", _READ)
 
 
 def _declared(pipeline: Pipeline, data: memoryview) -> int:
-    """How many bytes a chunk says that it holds."""
+    """Return how many bytes a chunk declares."""
     body = data[:-4] if pipeline.crc else data
     name = None if pipeline.compressor is None else pipeline.compressor["name"]
     if name is None:
@@ -151,7 +156,7 @@ def _declared(pipeline: Pipeline, data: memoryview) -> int:
 
 
 def _variable(data: bytes, count: int) -> list[bytes]:
-    """Strings, each behind its length, all behind their number."""
+    """Decode strings, each after its length, all after their number."""
     if len(data) < 4 + 4 * count or int.from_bytes(data[:4], "little") != count:
         raise ValueError(f"has a chunk that does not hold {count} strings")
     found = []

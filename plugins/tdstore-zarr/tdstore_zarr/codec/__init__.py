@@ -1,1 +1,1 @@
-"""Arrays as bytes: metadata, codecs, chunks gathered before they are written."""
+"""Arrays as bytes: metadata, codecs, and the write buffer of chunks."""

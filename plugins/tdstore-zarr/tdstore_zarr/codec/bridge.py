@@ -1,4 +1,4 @@
-"""Arrays whose codecs only zarr-python knows: it sees one node of our store, and our engine brings the bytes."""
+"""Arrays with codecs that only zarr-python knows: it accesses one node of our store, through our engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tdstore_zarr.layout.leaf import Leaf, Stored, seal
 
 
 class LeafView(Store):
-    """One leaf as a zarr store of one array. Objects that were written must be there; others read as absent."""
+    """One leaf as a zarr store of one array. Objects that were written must exist; others read as absent."""
 
     supports_writes = True
     supports_deletes = True
@@ -42,7 +42,7 @@ class LeafView(Store):
     __hash__ = object.__hash__
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """The bytes of a key."""
+        """Return the bytes of a key."""
         if key == NAME:
             data = msgspec.json.encode(self._leaf.meta.to_json())
             return prototype.buffer.from_bytes(data)
@@ -70,15 +70,15 @@ class LeafView(Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """The bytes of many keys."""
+        """Return the bytes of many keys."""
         return [await self.get(key, prototype, wanted) for key, wanted in key_ranges]
 
     async def exists(self, key: str) -> bool:
-        """Whether a key was written."""
+        """Check whether a key was written."""
         return key == NAME or self._leaf.meta.number_of(key) in self._leaf.objects
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Write a chunk, and note its size and checksum."""
+        """Write a chunk, and record its size and checksum."""
         number = self._leaf.meta.number_of(key)
         if number is None:
             return  # the metadata is ours to write
@@ -87,32 +87,32 @@ class LeafView(Store):
         self._leaf.objects[number] = Stored(len(data), seal(data))
 
     async def delete(self, key: str) -> None:
-        """Remove a chunk that holds nothing but the fill value."""
+        """Remove a chunk that holds only the fill value."""
         number = self._leaf.meta.number_of(key)
         if number is not None:
             await asyncio.to_thread(self._engine.delete, [self._leaf.key(number)])
             self._leaf.objects.pop(number, None)
 
     async def list(self) -> AsyncIterator[str]:
-        """Keys that were written."""
+        """Yield the keys that were written."""
         for number in list(self._leaf.objects):
             yield self._leaf.meta.chunk_key(number)
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """Keys that were written and start so."""
+        """Yield the written keys that start with `prefix`."""
         for number in list(self._leaf.objects):
             key = self._leaf.meta.chunk_key(number)
             if key.startswith(prefix):
                 yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Nothing: there is one array."""
+        """Yield nothing: there is one array."""
         if not prefix:
             yield NAME
 
 
 class zarr_errors:  # noqa: N801 - reads as a statement: `with zarr_errors(url, "reading"):`
-    """Turn whatever zarr-python and its codecs raise into a `StoreError`."""
+    """Turn any exception of zarr-python and its codecs into a `StoreError`."""
 
     __slots__ = ("doing", "otherwise", "url")
 
@@ -161,7 +161,7 @@ def read(engine: Engine, leaf: Leaf, index: StoreIndex, out: np.ndarray[Any, Any
 
 
 def write(engine: Engine, leaf: Leaf, index: StoreIndex, value: np.ndarray[Any, Any], url: str) -> None:
-    """Put `value` at `leaf[index]`."""
+    """Write `value` to `leaf[index]`."""
     if not value.size:
         return
     with zarr_errors(url, f"writing {path_text(leaf.path)}"):

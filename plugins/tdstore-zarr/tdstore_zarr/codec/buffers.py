@@ -1,7 +1,7 @@
-"""What was written, gathered into whole chunks and shards before it goes to the medium.
+"""The write buffer: rows are gathered into whole chunks and shards before they go to the storage.
 
-An object is written once it is complete, or when the buffer is full, or at the commit. Of an object
-that is there already, inner chunks that nobody touched are taken over as they are encoded.
+An object is written once it is complete, or when the buffer is full, or at the commit. Of an existing
+object, untouched inner chunks are copied in their encoded form.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIMIT = 64 << 20
 
 
 class _Cell:
-    """One object that is being written."""
+    """One object in the buffer."""
 
     __slots__ = ("leaf", "loaded", "number", "patched", "per_object", "raw")
 
@@ -44,12 +44,12 @@ class _Cell:
         """Whether some of it was written in part: more of that is likely to come."""
 
     def chunk(self, position: int) -> Array:
-        """The elements of one inner chunk."""
+        """Return the elements of one inner chunk."""
         return self.raw[region(position, self.per_object, self.leaf.meta.inner)]
 
 
 class Step(NamedTuple):
-    """What a write puts into one object."""
+    """The part of a write that goes to one object."""
 
     leaf: Leaf
     number: int
@@ -62,7 +62,7 @@ _Saved = tuple[Array, "np.ndarray[Any, np.dtype[np.bool_]]"]
 
 
 class Buffers(Pending):
-    """The writes of one store that are not on its medium yet."""
+    """The writes of one store that are not on its storage yet."""
 
     def __init__(self, engine: LoggedEngine[Any], reader: Reader, limit: int) -> None:
         self.engine = engine
@@ -71,20 +71,20 @@ class Buffers(Pending):
         self._cells: dict[tuple[str, int], _Cell] = {}
         self._bytes = 0
         self._replaced: list[tuple[Leaf, int, Stored | None]] = []
-        """Objects that were put since `write` began, and what was there."""
+        """Objects that were put since `write` began, and the ones they replaced."""
 
     def __bool__(self) -> bool:
         return bool(self._cells)
 
     def chunk(self, leaf: Leaf, number: int, position: int) -> Array | None:
-        """As `Pending.chunk`."""
+        """Return a buffered inner chunk, as `Pending.chunk` does."""
         cell = self._cells.get((leaf.node, number))
         if cell is None or not cell.loaded.reshape(-1)[position]:
             return None
         return cell.chunk(position)
 
     def steps(self, jobs: Iterable[tuple[Leaf, StoreIndex, Array]]) -> list[Step]:
-        """What values (of the leaf's numpy dtype) at indices, whose rows must not repeat, put into each object."""
+        """Plan the parts of objects that values (of the leaf's numpy dtype) at indices without repeated rows go to."""
         return [
             Step(leaf, sum(p * s for p, s in zip(part.place, strides(leaf.meta.grid), strict=True)), part, value)
             for leaf, index, value in jobs
@@ -93,7 +93,7 @@ class Buffers(Pending):
         ]
 
     def make_room(self, steps: Iterable[Step]) -> bool:
-        """Flush what waits, if these steps do not fit beside it; whether they fit into memory at all."""
+        """Flush the buffer, if these steps do not fit beside it; returns whether they fit into memory at all."""
         places = {(s.leaf.node, s.number): math.prod(s.leaf.meta.chunks) * s.leaf.meta.dtype.itemsize for s in steps}
         size = sum(nbytes for place, nbytes in places.items() if place not in self._cells)
         if self._bytes + size > self.limit:
@@ -102,10 +102,11 @@ class Buffers(Pending):
         return size <= self.limit
 
     def write(self, steps: Sequence[Step], *, fits: bool) -> None:
-        """Do steps: all of them, or, where an error is raised, none (in a store that is in place).
+        """Execute steps: all of them, or, if an error is raised, none (in a published store).
 
         Args:
-            fits: what `make_room` said, which comes first.
+            steps: the steps.
+            fits: the result of `make_room`, which is called first.
         """
         self._replaced.clear()
         before: dict[tuple[str, int], tuple[_Cell, _Saved] | None] = {}
@@ -122,7 +123,7 @@ class Buffers(Pending):
 
     def _write_at_once(self, steps: Sequence[Step], before: dict[tuple[str, int], tuple[_Cell, _Saved] | None]) -> None:
         work: list[tuple[_Cell, Step, Any]] = []
-        for step in steps:  # what reads, and may fail, comes before what changes
+        for step in steps:  # reads, which may fail, come before changes
             place = (step.leaf.node, step.number)
             cell = self._cells.get(place)
             if cell is None:
@@ -177,7 +178,7 @@ class Buffers(Pending):
             self.reader.forget(leaf, number)
 
     def _prepare(self, cell: _Cell, part: Part) -> Any:
-        """Load those inner chunks that are about to be written in part; which are about to be written."""
+        """Load the inner chunks that are about to be written in part; returns those about to be written."""
         meta = cell.leaf.meta
         touched = full = edge = np.zeros((), np.bool_)
         touched, full = ~touched, ~full
@@ -197,11 +198,11 @@ class Buffers(Pending):
             cell.loaded.reshape(-1)[missing] = True
         fill = np.frombuffer(meta.fill, _dtype(cell.leaf))[0]
         for position in np.flatnonzero((touched & full & edge & ~cell.loaded).reshape(-1)).tolist():
-            cell.chunk(position)[...] = fill  # what lies beyond the end
+            cell.chunk(position)[...] = fill  # elements beyond the end
         return touched
 
     def _load(self, cell: _Cell, positions: list[int]) -> None:
-        """Bring inner chunks as they are on the medium, or the fill value, into a cell."""
+        """Load stored inner chunks, or the fill value, into a cell."""
         leaf, meta = cell.leaf, cell.leaf.meta
         old = self._old(cell, positions)
         assert meta.pipeline is not None
@@ -221,7 +222,7 @@ class Buffers(Pending):
             cell.chunk(position)[...] = values.byteswap() if meta.pipeline.big else values
 
     def _old(self, cell: _Cell, positions: Iterable[int]) -> dict[int, memoryview]:
-        """The encoded inner chunks of an object that is on the medium."""
+        """Return the encoded inner chunks of a stored object."""
         leaf, number = cell.leaf, cell.number
         stored = leaf.objects.get(number)
         if stored is None:
@@ -239,9 +240,9 @@ class Buffers(Pending):
             return {0: data}
         return {p: data[index[p, 0] : index[p, 1]] for p in positions if index[p, 0] >= 0}
 
-    # -- to the medium -----------------------------------------------------------------------
+    # -- to the storage -----------------------------------------------------------------------
     def flush(self, cells: list[_Cell] | None = None) -> None:
-        """Encode and put what waits."""
+        """Encode and put buffered objects."""
         cells = list(self._cells.values()) if cells is None else cells
         if not cells:
             return
@@ -282,7 +283,7 @@ class Buffers(Pending):
             data = bytes(encode(np.ascontiguousarray(raw).reshape(-1).view(np.uint8)))
             return data, seal(data)
         loaded = cell.loaded.reshape(-1)
-        # Chunks that lie one behind the other in memory need no copy.
+        # Chunks that are contiguous in memory need no copy.
         blocks = raw.reshape(len(loaded), -1).view(np.uint8) if _in_order(meta.chunks, meta.inner) else None
         taken = [] if loaded.all() else np.flatnonzero(~loaded).tolist()
         old = self._old(cell, taken) if taken else {}
@@ -306,18 +307,25 @@ class Buffers(Pending):
 
     # -- life ----------------------------------------------------------------------------------
     def drop(self, leaf: Leaf) -> None:
-        """Forget what waits for a leaf that is gone."""
+        """Drop the buffered writes of a removed leaf."""
         for place in [p for p in self._cells if p[0] == leaf.node]:
             self._bytes -= self._cells.pop(place).raw.nbytes
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all buffered writes."""
         self._cells.clear()
         self._bytes = 0
 
 
 def pack_shard(pieces: list[Bytes], index: Array, at_end: bool, crc: bool) -> tuple[Bytes, int]:
-    """A shard of encoded inner chunks and their index, and the checksum of what comes before its tail."""
+    """Return a shard of encoded inner chunks and their index, and the checksum of the bytes before its tail.
+
+    Args:
+        pieces: the encoded inner chunks.
+        index: offset and length of each.
+        at_end: the index is the tail.
+        crc: the index ends in its crc32c.
+    """
     if at_end:
         body = b"".join(pieces)
         mark = seal(body)
@@ -332,7 +340,7 @@ def pack_shard(pieces: list[Bytes], index: Array, at_end: bool, crc: bool) -> tu
 
 
 def seal_of(leaf: Leaf, data: memoryview) -> int:
-    """The checksum that an object should have been recorded with.
+    """Return the checksum that an object should have been recorded with.
 
     Raises:
         CorruptStoreError: it is too short to be one.
@@ -346,7 +354,7 @@ def seal_of(leaf: Leaf, data: memoryview) -> int:
 
 
 def _counts(inside: Any, inner: int, each: int) -> Ints:
-    """How many elements of each inner chunk a selection takes, along one dimension."""
+    """Return how many elements of each inner chunk a selection takes, along one dimension."""
     if isinstance(inside, slice):
         if inside.step in (None, 1):
             edges = np.clip(np.arange(each + 1, dtype=np.int64) * inner, inside.start, inside.stop)
@@ -356,13 +364,13 @@ def _counts(inside: Any, inner: int, each: int) -> Ints:
 
 
 def _in_order(chunks: tuple[int, ...], inner: tuple[int, ...]) -> bool:
-    """Whether the inner chunks of a shard in memory lie one behind the other."""
+    """Check whether the inner chunks of a shard in memory are contiguous."""
     cut = [d for d in range(len(chunks)) if chunks[d] != inner[d]]
     return not cut or math.prod(chunks[: cut[-1]]) == math.prod(inner[: cut[-1]]) == 1 or cut == [0]
 
 
 def _is_complete(cell: _Cell, part: Part, loaded: Any) -> bool:
-    """Whether every inner chunk that lies within the leaf was written."""
+    """Check whether every inner chunk within the leaf was written."""
     meta = cell.leaf.meta
     within = tuple(
         slice(0, -(-(size - place * chunk) // inner))

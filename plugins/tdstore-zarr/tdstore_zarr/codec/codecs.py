@@ -1,7 +1,7 @@
-"""Chunks as bytes, for the pipelines that this plugin decodes itself: bytes, one compressor, crc32c.
+"""Codecs of the pipelines that this plugin decodes itself: bytes, one compressor, crc32c.
 
-Sizes are checked before anything is decompressed: a chunk declares how large it is, and the array's
-metadata how large it must be.
+Sizes are checked before anything is decompressed: a chunk declares its size, and the array's
+metadata the size that it must have.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OTHER = "its bytes have another checksum than when they were written"
 
 
 class ChunkError(ValueError):
-    """A chunk is not what its array's metadata promises; the message says how."""
+    """A chunk that differs from its array's metadata; the message says how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Pipeline:
     crc: bool = False
 
     def codecs(self, itemsize: int) -> list[dict[str, Any]]:
-        """The zarr metadata of these codecs."""
+        """Return the zarr metadata of these codecs."""
         found: list[dict[str, Any]] = [{"name": "bytes"}]
         if itemsize > 1:
             found = [{"name": "bytes", "configuration": {"endian": "big" if self.big else "little"}}]
@@ -61,7 +61,7 @@ class Pipeline:
         return found
 
     def encoder(self) -> Callable[[Memory], Bytes]:
-        """A function from a contiguous chunk to its encoded bytes."""
+        """Return a function from a contiguous chunk to its encoded bytes."""
         compress = _compressor(self.compressor)
         if not self.crc:
             return compress
@@ -74,7 +74,7 @@ class Pipeline:
         return encode
 
     def decoder(self, nbytes: int) -> Callable[[Bytes, Memory], None]:
-        """A function that decodes a chunk of `nbytes` bytes into contiguous memory of that size.
+        """Return a function that decodes a chunk of `nbytes` bytes into contiguous memory of that size.
 
         It raises `ChunkError` for anything that is not such a chunk.
         """
@@ -105,7 +105,7 @@ class Pipeline:
 
 
 def parse_pipeline(codecs: Sequence[Mapping[str, Any]]) -> Pipeline | None:
-    """The pipeline of these codecs, or None when only zarr-python can apply them.
+    """Return the pipeline of these codecs, or None when only zarr-python can apply them.
 
     Raises:
         ChunkError: the metadata of a codec is malformed.
@@ -125,7 +125,7 @@ def parse_pipeline(codecs: Sequence[Mapping[str, Any]]) -> Pipeline | None:
 
 
 def configuration(codec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A codec's settings."""
+    """Return a codec's settings."""
     found = codec.get("configuration", {})
     if not isinstance(found, dict):
         raise ChunkError(f"the configuration of codec {codec.get('name')!r} is not an object")
@@ -216,7 +216,7 @@ def _unzstd(data: Bytes, out: Memory, nbytes: int) -> None:
 
 
 def zstd_size(data: Bytes) -> int | None:
-    """The content size that a zstd frame declares; None when it does not."""
+    """Return the content size that a zstd frame declares; None when it declares none."""
     if len(data) < 6 or struct.unpack_from("<I", data)[0] != _ZSTD_MAGIC:
         raise ChunkError("it does not start as zstd")
     flags = data[4]

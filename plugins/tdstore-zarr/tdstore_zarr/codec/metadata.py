@@ -1,4 +1,4 @@
-"""An array's `zarr.json`: parsed strictly, and written."""
+"""An array's `zarr.json`: strict parsing, and encoding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_CHUNK = 1 << 31
 MAX_INNER = 1 << 24
 """Inner chunks of one shard."""
 FREE, RATIO = 64 << 20, 1100
-"""What an array of another program may declare: bytes without any of them being stored, or times what is stored."""
+"""Limits for arrays of other programs: declared bytes without stored ones, and the ratio of declared to stored."""
 KEY_ENCODINGS = (("default", "/"), ("default", "."), ("v2", "."), ("v2", "/"))
 SAFE_CODECS = frozenset(
     "bytes transpose sharding_indexed crc32c gzip zstd blosc numcodecs.blosc numcodecs.lz4 numcodecs.zstd "
@@ -41,7 +41,7 @@ _HEX = re.compile(r"0x[0-9a-fA-F]{1,32}")
 
 @dataclass(slots=True)
 class ArrayMeta:
-    """One array, as its metadata says."""
+    """One array, as described by its metadata."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -50,9 +50,9 @@ class ArrayMeta:
     fill: bytes
     """One element that was never written, little-endian."""
     chunks: tuple[int, ...]
-    """Shape of what one object holds: a chunk, or a shard of many."""
+    """Shape of one object: a chunk, or a shard of many."""
     inner: tuple[int, ...]
-    """Shape of what is encoded as one: equal to `chunks` when there are no shards."""
+    """Shape of one encoded chunk: equal to `chunks` when there are no shards."""
     sharded: bool = False
     pipeline: Pipeline | None = field(default_factory=Pipeline)
     """None: only zarr-python can decode it."""
@@ -70,37 +70,37 @@ class ArrayMeta:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """How many objects there are along each dimension."""
+        """Return the number of objects along each dimension."""
         return tuple(-(-n // c) for n, c in zip(self.shape, self.chunks, strict=True))
 
     @property
     def per_object(self) -> tuple[int, ...]:
-        """How many inner chunks an object has along each dimension."""
+        """Return the number of inner chunks of an object along each dimension."""
         return tuple(c // i for c, i in zip(self.chunks, self.inner, strict=True))
 
     @property
     def inner_bytes(self) -> int:
-        """Decoded size of an inner chunk."""
+        """Return the decoded size of an inner chunk."""
         return math.prod(self.inner) * self.itemsize
 
     @property
     def index_bytes(self) -> int:
-        """Size of a shard's index."""
+        """Return the size of a shard's index."""
         return 16 * math.prod(self.per_object) + (4 if self.index_crc else 0)
 
     def spec(self) -> LeafSpec:
-        """What the core knows of it."""
+        """Return the spec of the leaf."""
         return LeafSpec(self.shape, self.dtype, fill_value=fill_of(self.fill, self.dtype))
 
     def named(self, names: tuple[str | None, ...] | None) -> ArrayMeta:
-        """The same array with other names of its dimensions."""
+        """Return the same array with other names of its dimensions."""
         return ArrayMeta(
             self.shape, self.dtype, self.data_type, self.fill, self.chunks, self.inner, self.sharded, self.pipeline,
             self.codecs, self.index_at_end, self.index_crc, self.keys, self.attributes, names,
         )  # fmt: skip
 
     def chunk_key(self, number: int) -> str:
-        """The key of an object below its node, by its number in C order."""
+        """Return the key of an object below its node, by its number in C order."""
         place = []
         for size in reversed(self.grid):
             number, rest = divmod(number, size)
@@ -112,7 +112,7 @@ class ArrayMeta:
         return sep.join(["c", *parts])
 
     def number_of(self, key: str) -> int | None:
-        """The number of the object with that key below its node; None when it is none of this array's."""
+        """Return the number of the object with that key below its node; None for a key of no object."""
         kind, sep = self.keys
         parts = key.split(sep)
         if kind == "default":
@@ -133,7 +133,7 @@ class ArrayMeta:
         return number
 
     def to_json(self) -> dict[str, Any]:
-        """The content of its `zarr.json`."""
+        """Return the content of its `zarr.json`."""
         found: dict[str, Any] = {
             "zarr_format": 3,
             "node_type": "array",
@@ -155,7 +155,7 @@ class ArrayMeta:
 
 
 def fill_pattern(spec: LeafSpec, url: str) -> bytes:
-    """The bytes of one element that was never written."""
+    """Return the bytes of one element that was never written."""
     try:
         element = torch.tensor([spec.fill_value]).to(spec.dtype)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -166,7 +166,7 @@ def fill_pattern(spec: LeafSpec, url: str) -> bytes:
 
 
 def fill_of(pattern: bytes, dtype: torch.dtype) -> Any:
-    """The fill value as a Python number."""
+    """Return the fill value as a Python number."""
     if not any(pattern):
         return 0
     array = np.frombuffer(bytearray(pattern), numpy_dtype(dtype))
@@ -220,9 +220,15 @@ def _fill_bytes(value: Any, data_type: np.dtype[Any]) -> bytes:
 def parse_array(data: Any, where: str, url: str, *, trust: bool = False) -> ArrayMeta:
     """Check the metadata of an array.
 
+    Args:
+        data: the content of its `zarr.json`.
+        where: the location and the node, for messages.
+        url: the location.
+        trust: allow codecs outside of the list of safe ones.
+
     Raises:
-        CorruptStoreError: not what zarr writes, or impossible. UnsupportedError: a type that no tensor has,
-            or an extension of the format that this reader does not know.
+        CorruptStoreError: not as zarr writes it, or impossible.
+        UnsupportedError: a type that no tensor has, or an unknown extension of the format.
     """
     try:
         return _parse(data, where, url, trust)

@@ -1,4 +1,4 @@
-"""The arrays of a large store, parsed fast: those whose metadata is the same but for its names are parsed once."""
+"""Fast parsing of the arrays of a large store: arrays whose metadata differs in names only are parsed once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tdstore_zarr.layout.leaf import Cut
 
 
 class _Node(msgspec.Struct):
-    """The `zarr.json` of an array, as text but for what differs from array to array."""
+    """The `zarr.json` of an array, as text except for the parts that differ from array to array."""
 
     node_type: Literal["array"]
     shape: msgspec.Raw
@@ -29,7 +29,7 @@ class _Node(msgspec.Struct):
 
 
 class Parsed(NamedTuple):
-    """An array, and what follows from its metadata."""
+    """An array, and values derived from its metadata."""
 
     meta: ArrayMeta
     spec: LeafSpec
@@ -39,7 +39,7 @@ class Parsed(NamedTuple):
 
 
 class ArrayParser:
-    """Parses the arrays of one store."""
+    """Parse the arrays of one store."""
 
     def __init__(self, url: str, trust: bool) -> None:
         self.url = url
@@ -58,7 +58,7 @@ class ArrayParser:
         try:
             node = self._decode(data)
         except (msgspec.ValidationError, RecursionError):
-            return self._parse(self._whole(data, path), path)  # which says what is wrong
+            return self._parse(self._whole(data, path), path)  # which raises the specific error
         texts = (
             node.shape, node.data_type, node.chunk_grid, node.chunk_key_encoding, node.fill_value, node.codecs,
             node.attributes, node.storage_transformers,

@@ -1,4 +1,4 @@
-"""How a leaf is cut into shards and chunks, and compressed, when nobody says, and when somebody does."""
+"""Chunking of leaves: shards, chunks and compressors, by default or by options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tdstore_zarr.codec.metadata import DTYPE_ATTRIBUTE, MAX_CHUNK, MAX_INNER, S
 OPTIONS = ("layout", "chunks", "shards", "compressors", "checksum")
 LAYOUTS = ("random", "scan")
 ROW = 4096
-"""Rows of this size are chunks of their own: who reads random rows decodes nothing else."""
+"""Rows of this size are chunks of their own: a read of random rows decodes nothing else."""
 SMALLEST = 8 << 10
 INNER = {"random": 32 << 10, "scan": 1 << 20}
 WIDEST = 4 << 20
@@ -29,12 +29,18 @@ LEAST_SHARD, MOST_SHARD, SHARDS = 4 << 20, 64 << 20, 64
 def fit(
     spec: LeafSpec, defaults: Mapping[str, Any], url: str, path: Path, keys: tuple[str, str], *, column: bool = False
 ) -> ArrayMeta:
-    """The metadata of a new leaf: its own options over the store's, cut to its shape.
+    """Return the metadata of a new leaf: its own options before the store's, cut to its shape.
 
-    `column`: it is one of the two leaves of values per row.
+    Args:
+        spec: the spec of the leaf.
+        defaults: the options of the store.
+        url: the location, for messages.
+        path: the leaf.
+        keys: the spelling of chunk keys.
+        column: it is one of the two leaves of a var-length column.
 
     Raises:
-        OptionError: an unknown option, or a value that cannot be.
+        OptionError: an unknown option, or an impossible value.
     """
     check_names(spec.options, url, path)
     if column:
@@ -73,9 +79,9 @@ def fit(
 
 
 def _column_options(name: str, spec: LeafSpec, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Chunks that cost little to decode: of random rows, nearly every one touches a chunk of its own.
+    """Return options for chunks that are cheap to decode: nearly every random row touches a chunk of its own.
 
-    What was given for rows says nothing about a text, whose "rows" are bytes.
+    Options for rows do not suit a data leaf, whose "rows" are bytes.
     """
     found = {k: v for k, v in given.items() if v is not None and (name != TEXT or k not in ("chunks", "shards"))}
     if found.get("layout", "random") != "random":
@@ -86,7 +92,7 @@ def _column_options(name: str, spec: LeafSpec, given: Mapping[str, Any]) -> dict
 
 
 def sharding(inner: tuple[int, ...], codecs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The metadata of the sharding codec."""
+    """Return the metadata of the sharding codec."""
     little = {"name": "bytes", "configuration": {"endian": "little"}}
     return {
         "name": "sharding_indexed",
@@ -113,7 +119,7 @@ def check_names(options: Mapping[str, Any], url: str, path: Path | None = None) 
 
 
 def default_inner(shape: tuple[int, ...], itemsize: int, layout: str) -> tuple[int, ...]:
-    """Chunks of one row where rows are large, of some rows where they are small, of part of a row where it is huge."""
+    """Return chunks of one row where rows are large, of some where they are small, of part of a huge row."""
     if not shape:
         return ()
     row = math.prod(shape[1:]) * itemsize
@@ -125,7 +131,7 @@ def default_inner(shape: tuple[int, ...], itemsize: int, layout: str) -> tuple[i
 
 
 def _block(shape: tuple[int, ...], itemsize: int, target: int) -> tuple[int, ...]:
-    """The longest run in C order of at most `target` bytes that is a block."""
+    """Return the longest run in C order of at most `target` bytes that is a block."""
     block = [1] * len(shape)
     for dim in reversed(range(len(shape))):
         fits = max(1, target // (math.prod(block) * itemsize))

@@ -1,9 +1,9 @@
-"""The root's `zarr.json`: consolidated metadata of every node, and our manifest in one attribute, sealed.
+"""The root's `zarr.json`: consolidated metadata of every node, and our manifest in one attribute, with a checksum.
 
-    "attributes": {"tdstore": "TDS1 89abcdef\\n<JSON>", ...}
+    "attributes": {"tdstore": "TDS1 89abcdef\n<JSON>", ...}
 
-The seal is that of `tdstore.json`. The body holds the header, which objects every leaf has (with sizes and
-checksums), and the checksum of the consolidated metadata, so that a change anywhere in the document shows.
+The first line is that of `tdstore.json`. The body holds the header, the objects of every leaf (with sizes and
+checksums), and the checksum of the consolidated metadata, so that any change in the document is detected.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ MAX_NODES = 1_000_000
 
 
 class _Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One leaf in the manifest."""
+
     path: tuple[str, ...]
     node: str
     count: int = 0
@@ -48,6 +50,8 @@ class _Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of the manifest."""
+
     generation: str
     metadata: str
     """crc32c of the consolidated metadata, keys sorted."""
@@ -58,7 +62,7 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Who is writing in place, and what."""
+    """The dirty marker of a writer in place: its identity, and the leaves it changes."""
 
     leaves: list[tuple[str, ...]]
     pid: int = 0
@@ -69,16 +73,16 @@ class Mark(msgspec.Struct, frozen=True):
 
     @property
     def who(self) -> str:
-        """For messages."""
+        """Describe the writer, for messages."""
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.time))
         return f"process {self.pid} on {self.host or 'an unknown host'}, since {when} UTC"
 
     def is_here(self) -> bool:
-        """Whether the writer is, or was, a process of this machine."""
+        """Check whether the writer is, or was, a process of this machine."""
         return self.host == socket.gethostname()
 
     def is_dead(self) -> bool:
-        """Whether the writer was a process of this machine that is no more."""
+        """Check whether the writer was a process of this machine that has ended."""
         if not self.is_here():
             return False
         try:
@@ -91,13 +95,13 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 def mark_now() -> Mark:
-    """A mark of this process."""
+    """Return a marker of this process."""
     return Mark([], os.getpid(), socket.gethostname(), time.time(), uuid.uuid4().hex)
 
 
 @dataclass
 class Document:
-    """What a root says."""
+    """The contents of a root."""
 
     nodes: dict[str, Any] = field(default_factory=dict)
     """Consolidated: the `zarr.json` of every node below the root, where `raw` as text."""
@@ -106,7 +110,7 @@ class Document:
     consolidated: bool = False
     ours: bool = False
     mark: Mark | None = None
-    """Of a writer of tdstore 0.1, which changed chunks in place: what it names may be neither old nor new."""
+    """Of a writer of tdstore 0.1, which changed chunks in place: the leaves it names may be neither old nor new."""
     log: RedoLog | None = None
     generation: str = ""
     header: Header = field(default_factory=Header)
@@ -119,7 +123,7 @@ class Document:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The `zarr.json` of every node below the root."""
+        """Return the `zarr.json` of every node below the root."""
         if self.raw:
             try:
                 self.nodes = {node: msgspec.json.decode(text) for node, text in self.nodes.items()}
@@ -134,6 +138,8 @@ class Document:
 
 
 class _Consolidated(msgspec.Struct):
+    """The consolidated metadata of a root."""
+
     metadata: dict[str, msgspec.Raw]
 
 
@@ -153,7 +159,14 @@ _dumps = msgspec.json.Encoder(order="sorted").encode
 def encode_root(
     document: Document, header: Header, leaves: Iterable[Leaf], *, url: str, generation: str | None = None
 ) -> bytes:
-    """The bytes of a new generation's root.
+    """Encode the root of a new generation.
+
+    Args:
+        document: the root before.
+        header: the header.
+        leaves: the leaves.
+        url: the location, for messages.
+        generation: its name.
 
     Raises:
         ValueError: beyond the limits that a reader accepts.
@@ -178,7 +191,7 @@ def encode_root(
 
 
 def unmarked(data: bytes) -> bytes:
-    """The same root, without a mark."""
+    """Return the same root, without a marker."""
     return with_attribute(data, DIRTY, None)
 
 
@@ -199,8 +212,14 @@ _RECORD = struct.Struct("<QQq")
 def decode_root(data: bytes, *, url: str, trust: bool = False) -> Document:
     """Parse a root, and check it against its manifest where it has one of ours.
 
+    Args:
+        data: the bytes.
+        url: the location, for messages.
+        trust: allow codecs outside of the list of safe ones.
+
     Raises:
-        CorruptStoreError: damaged, or describing what cannot be. UnsupportedError: an array, or another version.
+        CorruptStoreError: damaged, or inconsistent.
+        UnsupportedError: an array, or another version.
     """
     try:
         ours = _decode_ours(data)
@@ -227,7 +246,7 @@ def decode_root(data: bytes, *, url: str, trust: bool = False) -> Document:
 
 
 def _decode_any(data: bytes, url: str) -> tuple[dict[str, Any], dict[str, Any], bool]:
-    """The attributes and nodes of any root, and whether its metadata is consolidated."""
+    """Return the attributes and nodes of any root, and whether its metadata is consolidated."""
     try:
         root = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

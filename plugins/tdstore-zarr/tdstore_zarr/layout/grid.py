@@ -1,4 +1,4 @@
-"""Where an index falls on a grid of chunks. Pure.
+"""Intersection of an index with a grid of chunks. Pure.
 
 Along each dimension an index is cut into pieces, one for each chunk that it touches; a chunk of the
 grid is needed where a piece of every dimension meets.
@@ -21,7 +21,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Piece(NamedTuple):
-    """What an index takes of one chunk, along one dimension."""
+    """The part of an index in one chunk, along one dimension."""
 
     chunk: int
     inside: Any
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What an index takes of one chunk."""
+    """The part of an index in one chunk."""
 
     place: tuple[int, ...]
     """The chunk's coordinates in the grid."""
@@ -85,12 +85,12 @@ def _slice_pieces(chunk: int, term: slice) -> list[Piece]:
 
 
 def full_index(shape: Sequence[int], index: StoreIndex) -> list[slice | Tensor]:
-    """The index with a term for every dimension."""
+    """Return the index with a term for every dimension."""
     return [*index, *(slice(0, n, 1) for n in shape[len(index) :])]
 
 
 def count_chunks(shape: Sequence[int], chunks: Sequence[int], index: StoreIndex) -> int:
-    """An upper bound of how many chunks an index touches, without listing them."""
+    """Return an upper bound of how many chunks an index touches, without listing them."""
     total = 1
     for size, chunk, term in zip(shape, chunks, full_index(shape, index), strict=True):
         if isinstance(term, Tensor):
@@ -103,7 +103,7 @@ def count_chunks(shape: Sequence[int], chunks: Sequence[int], index: StoreIndex)
 
 
 def parts(shape: Sequence[int], chunks: Sequence[int], index: StoreIndex) -> Iterator[Part]:
-    """Every chunk that an index touches, in order, with what it takes of it and where that goes."""
+    """Yield every chunk that an index touches, in order, with the part of the index and its target."""
     cut = [pieces(n, c, term) for n, c, term in zip(shape, chunks, full_index(shape, index), strict=True)]
     if len(cut) > 1 and all(len(p) == 1 for p in cut[1:]):
         rest = tuple(p[0].chunk for p in cut[1:])
@@ -123,12 +123,12 @@ def parts(shape: Sequence[int], chunks: Sequence[int], index: StoreIndex) -> Ite
 
 
 def strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    """C-order strides of a grid, in chunks."""
+    """Return C-order strides of a grid, in chunks."""
     return tuple(math.prod(sizes[d + 1 :]) for d in range(len(sizes)))
 
 
 def region(number: int, sizes: Sequence[int], chunk: Sequence[int]) -> tuple[slice, ...]:
-    """The elements of the chunk with that C-order number, in an array of `sizes` chunks."""
+    """Return the elements of the chunk with that C-order number, in an array of `sizes` chunks."""
     place = []
     for size in reversed(sizes):
         number, rest = divmod(number, size)
@@ -137,7 +137,7 @@ def region(number: int, sizes: Sequence[int], chunk: Sequence[int]) -> tuple[sli
 
 
 def rows_of(term: slice | Tensor) -> Ints:
-    """The positions that a term selects."""
+    """Return the positions that a term selects."""
     return term.numpy() if isinstance(term, Tensor) else np.arange(term.start, term.stop, term.step, dtype=np.int64)
 
 

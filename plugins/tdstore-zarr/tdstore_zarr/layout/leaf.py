@@ -1,4 +1,4 @@
-"""One array of a store: its metadata, and which of its objects (chunks or shards) were written."""
+"""One array of a store: its metadata, and its written objects (chunks or shards)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tdstore_zarr.codec.metadata import RATIO, ArrayMeta
 
 UNKNOWN = -1
 TAIL = 4
-"""Before a shard's index we put the seal of all that comes before it: reading the index also tells whose it is."""
+"""The checksum before a shard's index covers all bytes before it: reading the index also identifies the shard."""
 _UNIT = 4096
 
 
 def seal(data: Bytes) -> int:
-    """The checksum of an object as a whole.
+    """Compute the checksum of an object as a whole.
 
     Not crc32c: chunks end in their own crc32c, and the crc32c of such a string of bytes is always the same.
     """
@@ -45,9 +45,9 @@ class Leaf:
     objects: dict[int, Stored] = field(default_factory=dict)
     """By number. What is not here was never written and reads as the fill value."""
     complete: bool = True
-    """Whether `objects` is all there is. False where nothing could tell: an object is then asked for by name."""
+    """Whether `objects` is complete. False if it is unknown: an object is then requested by name."""
     spec: LeafSpec = None  # type: ignore[assignment]
-    """What the core knows of it; with `cut`, what follows from `meta`."""
+    """Its spec; like `cut`, derived from `meta`."""
     cut: Cut = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -55,30 +55,30 @@ class Leaf:
             self.renew()
 
     def renew(self) -> None:
-        """Follow a change of `meta`."""
+        """Update values derived from `meta`."""
         self.spec = self.meta.spec()
         self.cut = Cut.of(self.meta)
 
     def key(self, number: int) -> str:
-        """The key of one object."""
+        """Return the key of one object."""
         name = self.meta.chunk_key(number)
         return f"{self.node}/{name}" if self.node else name
 
     @property
     def stored(self) -> int:
-        """Bytes that it takes on the medium."""
+        """Return the bytes that it takes on the storage."""
         return sum(o.size for o in self.objects.values())
 
     @property
     def believed(self) -> int:
-        """Bytes that its objects may well hold: all of a chunk, unless no codec makes so much of so little."""
+        """Return the bytes that its objects may plausibly hold: whole chunks, unless no codec compresses so well."""
         whole = math.prod(self.meta.chunks) * self.meta.itemsize
         return sum(min(whole, RATIO * o.size) for o in self.objects.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The pieces in which objects are read: inner chunks of a shard, a chunk as a whole, or rows of a raw chunk."""
+    """The pieces in which objects are read: inner chunks of a shard, a whole chunk, or rows of a raw chunk."""
 
     inner: tuple[int, ...]
     per_object: tuple[int, ...]
@@ -91,7 +91,7 @@ class Cut:
 
     @staticmethod
     def of(meta: ArrayMeta) -> Cut:
-        """The cut of an array."""
+        """Return the cut of an array."""
         inner, pipeline = meta.inner, meta.pipeline
         raw = pipeline is not None and not meta.sharded and pipeline.compressor is None and not pipeline.crc
         if raw and inner and meta.inner_bytes > 2 * _UNIT:
@@ -105,7 +105,7 @@ class Cut:
 
 
 def parse_index(data: memoryview | bytes, leaf: Leaf, size: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """The index of a shard (checked already): `[n, 2]` start and stop of each inner chunk, -1 where it is absent.
+    """Parse the index of a shard (checked already): `[n, 2]` start and stop of each inner chunk, -1 where it is absent.
 
     Raises:
         ValueError: it points outside of the object.

@@ -1,4 +1,4 @@
-"""Keys as names of zarr nodes, one folder of siblings at a time: reversible, and apart where case is ignored."""
+"""Keys as names of zarr nodes, one folder of siblings at a time: reversible, and distinct where case is ignored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RESERVED = re.compile(r"__|zarr\.json\Z|\.z(group|array|attrs|metadata)\Z|tdsto
 
 
 class Names:
-    """Which node each leaf and group is, and which key a node's name stands for."""
+    """The node of each leaf and group, and the key of each node's name."""
 
     def __init__(self) -> None:
         self.nodes: dict[Path, str] = {(): ""}
@@ -22,10 +22,10 @@ class Names:
         """Parent node -> names of its children, by their folded form."""
 
     def node(self, path: Path) -> str:
-        """The node of a path; names it, and the groups above it, where they have no name yet.
+        """Return the node of a path; assigns names to it and the groups above it where needed.
 
         Raises:
-            OptionError: a key that no medium can hold.
+            OptionError: a key that no storage can represent.
         """
         known = self.nodes.get(path)
         if known is not None:
@@ -46,14 +46,14 @@ class Names:
         return node
 
     def put(self, path: Path, node: str) -> None:
-        """Take in a node that is there."""
+        """Register an existing node."""
         parent, _, name = node.rpartition("/")
         self.nodes[path] = node
         if node:
             self._taken.setdefault(parent, {})[fold(name)] = name
 
     def drop(self, path: Path) -> None:
-        """Forget a node that is gone."""
+        """Remove a deleted node."""
         node = self.nodes.pop(path, None)
         if node:
             parent, _, name = node.rpartition("/")
@@ -61,7 +61,7 @@ class Names:
 
 
 def decode_nodes(nodes: Iterable[str]) -> dict[str, Path]:
-    """Paths of another program's nodes (`a/b` is the path of a and b), each once.
+    """Return the paths of another program's nodes (`a/b` is the path of a and b), each once.
 
     A name that our codec never writes is its own key.
     """

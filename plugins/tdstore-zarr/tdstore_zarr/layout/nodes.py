@@ -1,4 +1,4 @@
-"""The metadata of every node as a commit leaves it: what zarr-python, xarray and the tensordict package look at."""
+"""The metadata of every node after a commit, as zarr-python, xarray and the tensordict package read it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Metadata = dict[str, Any]
 
 @dataclass
 class Wanted:
-    """What the nodes of a store should be."""
+    """The intended nodes of a store."""
 
     metadata: Metadata
     root: dict[str, Any]
@@ -62,7 +62,7 @@ def wanted_nodes(header: Header, leaves: dict[Path, Leaf], names: Names, keys: t
 
 
 def dimension_names(leaf: Leaf, group: Group | None) -> tuple[str, ...]:
-    """A name for each dimension: xarray wants them all, and those of one group must agree in size."""
+    """Return a name for each dimension: xarray needs them all, and those of one group must agree in size."""
     batch = (group.batch_size if group is not None else None) or ()
     given = (group.names if group is not None else None) or (None,) * len(batch)
     shape = leaf.meta.shape
@@ -86,7 +86,7 @@ def _peer_attributes(group: Group | None) -> dict[str, Any]:
 
 
 def _plain_values(header: Header) -> dict[Path, bytes]:
-    """Values of the header that are plain JSON."""
+    """Return the values of the header that are plain JSON."""
     found = {}
     for path, group in header.groups.items():
         for key, envelope in group.values.items():
@@ -96,7 +96,7 @@ def _plain_values(header: Header) -> dict[Path, bytes]:
 
 
 def _tagged(data: Any, depth: int = 0) -> bool:
-    """Whether a value has forms that other programs would not understand."""
+    """Check whether a value has forms that other programs would not understand."""
     if depth > 64:
         return True
     if isinstance(data, dict):
@@ -115,7 +115,13 @@ def _copy(path: Path, node: str, text: bytes, keys: tuple[str, str]) -> Leaf:
 
 
 def put_copies(engine: Engine, wanted: Wanted, there: Metadata) -> None:
-    """Write the content of copies that are new or changed."""
+    """Write the content of copies that are new or changed.
+
+    Args:
+        engine: the engine of the store.
+        wanted: the intended nodes.
+        there: the metadata of the existing nodes.
+    """
     for node, copy in wanted.copies.items():
         text = wanted.values[node]
         if there.get(node) == wanted.metadata[node]:

@@ -1,1 +1,1 @@
-"""Where a store lies: folders, objects, memory, zip files; and the redo log of each."""
+"""Locations of a store: folders, objects, memory, zip files; and the redo log of each."""

@@ -1,6 +1,6 @@
-"""Where a store is: how its root is read, replaced and published, and who may write.
+"""The location of a store: how its root is read, replaced and published, and how writers exclude one another.
 
-`FolderPlace` (in `folderplace`) has locks and renames, `ObjectPlace` (in `objectplace`) conditional puts.
+`FolderPlace` has locks and renames, `ObjectPlace` conditional puts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Place(ABC):
     local: bool = False
     """Whether a request costs microseconds."""
     published: bool = True
-    """False until a new store is committed for the first time: nobody sees it."""
+    """False until a new store is committed for the first time."""
     redo: bool = True
     """Whether the root is put before objects come to their places; else both happen in one step."""
     keys: tuple[str, str] = ("default", "/")
@@ -31,7 +31,7 @@ class Place(ABC):
 
     @abstractmethod
     def read_root(self) -> bytes:
-        """The root's `zarr.json`; remembers which version it was.
+        """Read the root's `zarr.json`, and record its version.
 
         Raises:
             StoreNotFoundError: there is none.
@@ -39,10 +39,10 @@ class Place(ABC):
 
     @abstractmethod
     def take(self) -> None:
-        """Become the one writer, in place.
+        """Become the only writer, in place.
 
         Raises:
-            StoreBusyError: somebody else is, or has been since the root was read.
+            StoreBusyError: another writer is active, or has been since the root was read.
         """
 
     @abstractmethod
@@ -51,38 +51,38 @@ class Place(ABC):
 
     @abstractmethod
     def publish(self, data: bytes, *, sync: bool) -> None:
-        """Commit a new store for the first time: put it in the place of what is there."""
+        """Commit a new store for the first time: put it in the place of an earlier one."""
 
     def release(self) -> None:
-        """Let others write: what was begun is committed."""
+        """Let others write, after a commit."""
 
     def settled(self, document: Document) -> None:
-        """Called after a commit: what the store before this one left can go."""
+        """Clean up after a commit: the remains of the store before this one can go."""
 
     def sync(self) -> None:
-        """Wait until all that was put is on the medium."""
+        """Wait until all puts are on the storage."""
 
     @abstractmethod
     def holder(self, mark: Mark | None) -> str | None:
-        """The writer that is at work now, if one is; `mark`: what the root says of one."""
+        """Describe the active writer, if there is one; `mark`: the marker in the root."""
 
     def changed(self) -> str | None:
-        """What happened to the store since its root was read, where that can be told for free."""
+        """Describe a change of the store since its root was read, if that can be found without a request."""
         return None
 
     def stale(self) -> bool:
-        """Whether the root is another one than was read; may ask for it."""
+        """Check whether the root differs from the one that was read; may cost a request."""
         return self.changed() is not None
 
     def forget(self) -> None:
-        """Any object may be another one by now."""
+        """Drop caches: any object may have changed."""
 
     def remove(self, node: str, keys: Iterable[str]) -> None:
         """Remove a node, whose objects have these keys."""
         self.engine.delete([*keys, f"{node}/{NAME}"])
 
     def move(self, old: str, new: str, keys: Iterable[str]) -> bool:
-        """Move a node and its objects, in a store that nobody sees yet; whether its metadata went along."""
+        """Move a node and its objects, in an unpublished store; returns whether its metadata moved, too."""
         moved = list(keys)
         for key in moved:
             self.engine.put(new + key[len(old) :], self.engine.get(key).data)
@@ -91,10 +91,10 @@ class Place(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go; what was not published vanishes."""
+        """Release the location; an unpublished store is removed."""
 
     def needs_list(self) -> UnsupportedError | None:
-        """The error for a store that can only be opened where objects can be listed, if they cannot."""
+        """Build the error for a store that can only be opened where objects can be listed, if they cannot."""
         if EngineCap.LIST in self.engine.can:
             return None
         return UnsupportedError(
@@ -105,7 +105,7 @@ class Place(ABC):
 
 
 def dirty(url: str, mark: Mark) -> DirtyStoreError:
-    """The error for a store whose writer ended in the middle."""
+    """Build the error for a store whose writer ended in the middle."""
     leaves = tuple(mark.leaves)
     names = ", ".join(" / ".join(map(repr, leaf)) for leaf in leaves[:5])
     more = f" and {len(leaves) - 5} more" if len(leaves) > 5 else ""

@@ -26,7 +26,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class FolderPlace(Place):
-    """A folder that is there, or one that is being built."""
+    """An existing folder, or one that is being built."""
 
     local = True
 
@@ -87,7 +87,7 @@ class FolderPlace(Place):
         self.engine = FolderLog(FolderEngine(root, self.url, writable=self._writable, private=private))
         self.engine.active = not private
         # flock belongs to the open file: a second opening gives a lock of our own. That of a folder being
-        # built is its site's, and tells a sweeper that we are alive.
+        # built is its site's, and shows other processes that the writer is alive.
         self._lock = os.dup(root) if private else os.open(".", files.SAFE_DIR, dir_fd=root)
         _LIVE.add(self)
 
@@ -118,7 +118,7 @@ class FolderPlace(Place):
         return status.st_ino, status.st_mtime_ns, status.st_size
 
     def changed(self) -> str | None:
-        """A root that is gone was replaced with its folder: what is read there still belongs together."""
+        """Describe a replacement: a missing root was replaced with its folder, and open files still belong together."""
         tag = self._root_tag()
         if tag is None or tag == self._tag:
             return None
@@ -131,7 +131,7 @@ class FolderPlace(Place):
         self.engine.base.forget()
 
     def moved(self) -> bool:
-        """Whether the path leads to another folder by now."""
+        """Check whether the path leads to another folder by now."""
         try:
             return not os.path.samestat(os.stat(self.path), os.fstat(self.engine.base.root))
         except OSError:
@@ -162,7 +162,7 @@ class FolderPlace(Place):
             return files.try_lock(self._lock, exclusive=True)
         except OSError as error:
             if error.errno in _NO_LOCKS:
-                return True  # a file system without locks: the comparison of generations is what is left
+                return True  # a file system without locks: only generations can be compared
             files.raise_io(error, self.url, "locking")
 
     def _same(self, other: FolderPlace) -> bool:
@@ -235,7 +235,7 @@ class FolderPlace(Place):
 
     @contextmanager
     def _alone(self, old: int) -> Iterator[None]:
-        """Hold the store that is to be replaced; other stores of this process over it let go."""
+        """Hold the store that is to be replaced; other stores of this process over it release it."""
         assert self._site is not None
         self._rivals = [h for h in list(_LIVE) if h is not self and h.published and h._is(old)]
         for rival in self._rivals:
@@ -252,7 +252,7 @@ class FolderPlace(Place):
         return self.engine.base.root >= 0 and os.path.samestat(os.fstat(self.engine.base.root), os.fstat(fd))
 
     def check_target(self) -> int:
-        """As `Site.check`."""
+        """Check the target, as `Site.check` does."""
         assert self._site is not None
         return self._site.check(replace=not self._exclusive)
 
@@ -288,7 +288,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def _foreign_files(root: int) -> list[str]:
-    """Files of a folder that zarr would not have written; all of them if there is no zarr store."""
+    """Return the files of a folder that zarr would not have written; all of them if there is no zarr store."""
     names = os.listdir(root)
     if not {NAME, ".zgroup", ".zarray"} & set(names):
         return sorted(names)

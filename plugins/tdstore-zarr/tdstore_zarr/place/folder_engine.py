@@ -1,4 +1,4 @@
-"""The engine for a store's own folder: open files are kept, no link is followed, and all can be synced at once."""
+"""The engine for a store's own folder: it caches open files, follows no link, and syncs everything at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EX
 
 
 class _File:
-    """An open file; it is closed when nobody reads it any more."""
+    """An open file, closed after its last reader."""
 
     __slots__ = ("fd",)
 
@@ -35,7 +35,7 @@ class _File:
 
 
 def close_quietly(fds: Iterable[int], close: Callable[[int], None]) -> None:
-    """Close descriptors of an owner that was dropped; `close` is given, for at exit modules are empty."""
+    """Close descriptors of an owner that was dropped; `close` is passed in, as modules are empty at exit."""
     for fd in fds:
         try:
             if fd >= 0:
@@ -50,7 +50,7 @@ class FolderEngine(Engine):
     Args:
         root: descriptor of the folder; the engine closes it.
         url: for messages.
-        private: nobody else sees the folder yet, so files are written in place.
+        private: the folder is unpublished, so files are written in place.
     """
 
     def __init__(self, root: int, url: str, *, writable: bool, private: bool = False) -> None:
@@ -67,12 +67,12 @@ class FolderEngine(Engine):
 
     @property
     def can(self) -> EngineCap:
-        """Everything but conditions: writers hold the folder's lock instead."""
+        """Return all abilities but conditions: writers hold the folder's lock instead."""
         return EngineCap.LIST | EngineCap.WRITE if self._writable else EngineCap.LIST
 
     # -- reading -------------------------------------------------------------------------
     def get(self, key: str, limit: int | None = None) -> Blob:
-        """As `Engine.get`; files read whole are not kept open."""
+        """Read an object, as `Engine.get` does; files read whole are not left open."""
         with files.io_errors(self.where(key), writing=False):
             with self._lock:
                 fd = self._tree.open(self._parts(key))
@@ -89,7 +89,7 @@ class FolderEngine(Engine):
                 os.close(fd)
 
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
-        """As `Engine.get_ranges`."""
+        """Read ranges, as `Engine.get_ranges` does."""
         answers: list[Buffer] = []
         last, file, pread = None, None, os.pread
         for key, start, stop in ranges:
@@ -106,14 +106,14 @@ class FolderEngine(Engine):
         return answers
 
     def size(self, key: str) -> int:
-        """As `Engine.size`."""
+        """Return the size of an object, as `Engine.size` does."""
         with files.io_errors(self.where(key), writing=False), self._lock:
             parts = self._parts(key)
             folder = self._tree.folder(parts[:-1])
             return os.stat(parts[-1], dir_fd=folder, follow_symlinks=False).st_size
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """As `Engine.list`; a link is an `UntrustedDataError`."""
+        """List objects, as `Engine.list` does; a link is an `UntrustedDataError`."""
         folder = tuple(prefix.split("/")[:-1])
         with files.io_errors(self.where(prefix), writing=False):
             try:
@@ -179,7 +179,7 @@ class FolderEngine(Engine):
 
     # -- writing -------------------------------------------------------------------------
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
-        """As `Engine.put`, without conditions."""
+        """Write an object, as `Engine.put` does, without conditions."""
         if not self._writable or if_absent or if_match is not None:
             raise self.unsupported(EngineCap.CONDITIONAL if self._writable else EngineCap.WRITE)
         parts = self._parts(key)
@@ -207,7 +207,7 @@ class FolderEngine(Engine):
             os.close(fd)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """As `Engine.delete`."""
+        """Delete objects, as `Engine.delete` does."""
         for key in keys:
             parts = self._parts(key)
             with files.io_errors(self.where(key), "cannot remove"), self._lock:
@@ -218,7 +218,7 @@ class FolderEngine(Engine):
                     files.unlink(parts[-1], self._tree.folder(parts[:-1]))
 
     def move(self, old: str, new: str) -> None:
-        """Rename a folder, with all that is in it."""
+        """Rename a folder, with its contents."""
         with files.io_errors(self.where(old), "cannot rename"), self._lock:
             self._open.clear()
             source, target = self._parts(old), self._parts(new)
@@ -234,7 +234,7 @@ class FolderEngine(Engine):
                 self._unsynced[new + key[len(old) :]] = None
 
     def remove(self, folder: str) -> None:
-        """Remove a folder and all that is in it; one that is not there is no error."""
+        """Remove a folder and its contents; a missing one is no error."""
         with files.io_errors(self.where(folder), "cannot remove"), self._lock:
             self._open.clear()
             parts = self._parts(folder)
@@ -247,7 +247,7 @@ class FolderEngine(Engine):
                 del self._unsynced[key]
 
     def sweep(self, prefix: str, keep: Set[str]) -> None:
-        """Remove folders of the root that start so, and what a dead writer did not come to rename there."""
+        """Remove folders of the root that start with `prefix`, and unfinished renames of a dead writer."""
         with files.io_errors(self.url, "tidying"):
             with os.scandir(self.root) as entries:
                 found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
@@ -275,7 +275,7 @@ class FolderEngine(Engine):
             self.put(new, self.get(old).data)
 
     def rename_files(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Rename files, replacing what is there; one that is not there is no error."""
+        """Rename files, replacing existing ones; a missing one is no error."""
         with self._lock:
             self._open.clear()
             for old, new in pairs:
@@ -295,7 +295,7 @@ class FolderEngine(Engine):
                 self._changed.update(target[:depth] for depth in range(len(target)))
 
     def prune(self, keys: Iterable[str]) -> None:
-        """Remove the folders of objects that are gone, as far as they are empty."""
+        """Remove the folders of removed objects, if they are empty."""
         folders = {parts[:depth] for parts in map(self._parts, keys) for depth in range(1, len(parts))}
         with self._lock:
             for folder in sorted(folders, key=len, reverse=True):
@@ -304,7 +304,7 @@ class FolderEngine(Engine):
                     os.rmdir(folder[-1], dir_fd=self._tree.folder(folder[:-1]))
 
     def sync(self) -> None:
-        """Wait until everything that was put, renamed or removed is on the medium."""
+        """Wait until everything that was put, renamed or removed is on the storage."""
         with self._lock:
             keys = list(self._unsynced)
             folders = set(self._changed)
@@ -318,19 +318,19 @@ class FolderEngine(Engine):
                         os.close(fd)
                     folders.update(parts[:depth] for depth in range(len(parts)))
                 for folder in sorted(folders):
-                    # It was removed, or is a chunk by now; the folder above it tells that.
+                    # It was removed, or is a chunk by now; the folder above it shows that.
                     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                         files.fsync(self._tree.folder(folder))
             self._unsynced.clear()
             self._changed.clear()
 
     def forget(self) -> None:
-        """Close the files that are kept open."""
+        """Close the cached files."""
         with self._lock:
             self._open.clear()
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the folder."""
         with self._lock:
             self._open.clear()
             self._tree.close()

@@ -1,4 +1,4 @@
-"""The redo log of a folder: objects come to their places by a rename, and are copied by a second link."""
+"""The redo log of a folder: objects are moved to their places by a rename, and copied by a second link."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class FolderLog(LoggedEngine[FolderEngine]):
         self.base.prune(keys)
 
     def clean(self) -> None:
-        """As `LoggedEngine.clean`."""
+        """Remove log files, as `LoggedEngine.clean` does."""
         self.base.sweep(PREFIX, {put.key.split("/")[0] for put in self.puts.values()})
         self._held.clear()
 
     def abandon(self) -> None:
-        """As `LoggedEngine.abandon`."""
+        """Drop the log, as `LoggedEngine.abandon` does."""
         named = {at.split("/")[0] for _, at, _ in self.committed.puts}
         if self._count and self._folder not in named:
             self.base.remove(self._folder)

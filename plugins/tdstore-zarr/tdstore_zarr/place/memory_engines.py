@@ -1,4 +1,4 @@
-"""Engines without a medium of their own: named stores of this process, and the members of a zip file."""
+"""Engines without storage of their own: named stores of this process, and the members of a zip file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MemoryEngine(Engine):
 
     @property
     def can(self) -> EngineCap:
-        """Everything."""
+        """Return all abilities."""
         return EngineCap.WRITE | EngineCap.LIST | EngineCap.CONDITIONAL
 
     def _get(self, key: str) -> tuple[bytes, int]:
@@ -38,14 +38,14 @@ class MemoryEngine(Engine):
             raise StoreNotFoundError(f"{self.where(key)}: there is no such object", url=self.where(key)) from None
 
     def get(self, key: str, limit: int | None = None) -> Blob:
-        """As `Engine.get`."""
+        """Read an object, as `Engine.get` does."""
         data, tag = self._get(key)
         if limit is not None and len(data) > limit:
             raise CorruptStoreError(f"{self.where(key)} has {len(data)} bytes, more than {limit}", url=self.where(key))
         return Blob(data, str(tag))
 
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
-        """As `Engine.get_ranges`."""
+        """Read ranges, as `Engine.get_ranges` does."""
         found: list[Buffer] = []
         for key, start, stop in ranges:
             data = memoryview(self._get(key)[0])
@@ -56,11 +56,11 @@ class MemoryEngine(Engine):
         return found
 
     def size(self, key: str) -> int:
-        """As `Engine.size`."""
+        """Return the size of an object, as `Engine.size` does."""
         return len(self._get(key)[0])
 
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
-        """As `Engine.put`."""
+        """Write an object, as `Engine.put` does."""
         with _LOCK:
             there = self.objects.get(key)
             if (if_absent and there) or (if_match is not None and (there is None or str(there[1]) != if_match)):
@@ -70,12 +70,12 @@ class MemoryEngine(Engine):
             return str(tag)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """As `Engine.delete`."""
+        """Delete objects, as `Engine.delete` does."""
         for key in keys:
             self.objects.pop(key, None)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """As `Engine.list`."""
+        """List objects, as `Engine.list` does."""
         now = time.time()
         return iter([Entry(k, len(v[0]), now) for k, v in list(self.objects.items()) if k.startswith(prefix)])
 
@@ -85,12 +85,12 @@ _NAMED: dict[str, dict[str, tuple[bytes, int]]] = {}
 
 
 def memory_engine(name: str) -> MemoryEngine:
-    """The store of that name in this process."""
+    """Return the store of that name in this process."""
     return MemoryEngine(f"memory://{name}", _NAMED.setdefault(name, {}))
 
 
 def engine_of(text: str, options: Mapping[str, Any] | None) -> Engine:
-    """The engine of a URL: a plugin's, or for `memory://` one of this process."""
+    """Return the engine of a URL: a plugin's, or for `memory://` one of this process."""
     scheme, rest = split_scheme(text)
     try:
         return registry().engine(text, options)
@@ -121,7 +121,7 @@ class ZipEngine(Engine):
 
     @property
     def can(self) -> EngineCap:
-        """Listing."""
+        """Return the ability to list."""
         return EngineCap.LIST
 
     def _member(self, key: str) -> zipfile.ZipInfo:
@@ -149,7 +149,7 @@ class ZipEngine(Engine):
         return start
 
     def get(self, key: str, limit: int | None = None) -> Blob:
-        """As `Engine.get`, with the member's checksum compared."""
+        """Read a member, as `Engine.get` does, and compare its checksum."""
         info = self._member(key)
         if limit is not None and info.file_size > limit:
             raise CorruptStoreError(
@@ -168,7 +168,7 @@ class ZipEngine(Engine):
         return Blob(data, f"{info.CRC:08x}")
 
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
-        """As `Engine.get_ranges`."""
+        """Read ranges, as `Engine.get_ranges` does."""
         found: list[Buffer] = []
         whole: dict[str, Buffer] = {}
         for key, start, stop in ranges:
@@ -188,11 +188,11 @@ class ZipEngine(Engine):
         return found
 
     def size(self, key: str) -> int:
-        """As `Engine.size`."""
+        """Return the size of a member, as `Engine.size` does."""
         return self._member(key).file_size
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """As `Engine.list`."""
+        """List members, as `Engine.list` does."""
         return iter([Entry(k, i.file_size, 0.0) for k, i in self._members.items() if k.startswith(prefix)])
 
     def close(self) -> None:

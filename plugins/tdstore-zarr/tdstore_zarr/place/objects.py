@@ -1,12 +1,13 @@
-"""A store behind an engine: an object store, memory. No rename there, and zarr gives every chunk a fixed name.
+"""A store behind an engine: an object store, memory. It has no rename, and zarr gives every chunk a fixed name.
 
-What makes commits atomic all the same:
+Commits are atomic all the same:
 
 * A new store is written under chunk keys that the one before it does not use (zarr allows four spellings:
-  `c/0/1`, `c.0.1`, `0.1`, `0/1`), and the root's `zarr.json`, whose consolidated metadata says which, is put
-  last, on the condition that it is still the one that was read. Then the old chunks go.
-* In place, changes go to a redo log (`redolog`), which the root names, on the same condition.
-* Who writes, anew or in place, holds the object `tdstore.claim`, so that a rival learns of it before it writes.
+  `c/0/1`, `c.0.1`, `0.1`, `0/1`), and the root's `zarr.json`, whose consolidated metadata names the spelling, is put
+  last, on the condition that it is unchanged since it was read. Then the old chunks are removed.
+* In place, changes go to a redo log (`redo_log`), which the root names, on the same condition.
+* A writer, of a new store or in place, holds the object `tdstore.claim`, so that another one detects it before
+  it writes.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class ObjectPlace(Place):
         self._token = ""
         """Of our claim; empty while we have none."""
         self._lost = False
-        """Whether somebody else wrote though we had the claim."""
+        """Whether another writer wrote although this one had the claim."""
         self._there = False
         """Whether a root was there when this store was begun."""
         self._old: dict[str, ArrayMeta] = {}
@@ -64,7 +65,15 @@ class ObjectPlace(Place):
 
     @classmethod
     def existing(cls, engine: Engine, url: str, *, timeout: float, take_over: bool, single: bool) -> ObjectPlace:
-        """A store that is there."""
+        """Open an existing store.
+
+        Args:
+            engine: the engine, at the root of the store.
+            url: the location, for messages.
+            timeout: seconds to wait for another writer.
+            take_over: take the claim of a writer that may have died.
+            single: the assurance of the caller that there is no other writer.
+        """
         place = cls(engine, url, timeout=timeout, take_over=take_over, single=single)
         place.engine.active = True
         return place
@@ -75,8 +84,17 @@ class ObjectPlace(Place):
     ) -> ObjectPlace:
         """Begin a new store.
 
+        Args:
+            engine: the engine, at the root of the store.
+            url: the location, for messages.
+            timeout: seconds to wait for another writer.
+            exclusive: refuse an existing store.
+            take_over: take the claim of a writer that may have died.
+            single: the assurance of the caller that there is no other writer.
+
         Raises:
-            StoreExistsError: `exclusive`, and one is there. StoreBusyError: somebody else is building one.
+            StoreExistsError: `exclusive`, and one exists.
+            StoreBusyError: another writer is building one.
         """
         place = cls(engine, url, timeout=timeout, take_over=take_over, single=single)
         if EngineCap.WRITE not in engine.can:
@@ -93,7 +111,7 @@ class ObjectPlace(Place):
         return place
 
     def wrote(self, keys: Callable[[], Iterable[str]]) -> None:
-        """Say how to learn what was put so far: it goes again when the store is given up."""
+        """Set the function that returns the keys put so far: they are removed when the store is given up."""
         self._written = keys
 
     @property
@@ -102,7 +120,7 @@ class ObjectPlace(Place):
 
     # -- the claim -------------------------------------------------------------------------
     def _try_claim(self) -> str | None:
-        """Become the one writer; else who that is."""
+        """Become the only writer; else return a description of the present one."""
         mark = mark_now()
         data = msgspec.json.encode(mark)
         conditional = self._conditional
@@ -131,7 +149,7 @@ class ObjectPlace(Place):
         return None
 
     def _claimant(self) -> tuple[Mark | None, str | None]:
-        """Who holds the claim, and the tag of that object."""
+        """Return the holder of the claim, and the tag of that object."""
         try:
             blob = self.engine.get(CLAIM, 1 << 20)
         except StoreNotFoundError:
@@ -156,7 +174,7 @@ class ObjectPlace(Place):
         )
 
     def _look(self) -> None:
-        """Find what is there, and keys that it does not use."""
+        """Find the present store, and chunk keys that it does not use."""
         try:
             blob = self.engine.get(NAME, MAX_ROOT)
         except StoreNotFoundError:
@@ -284,7 +302,7 @@ class ObjectPlace(Place):
         self.published = self.engine.active = True
 
     def settled(self, document: Document) -> None:
-        """Remove what the store before this one left, and the claim."""
+        """Remove the remains of the store before this one, and the claim."""
         gone: list[str] = []
         new = {leaf.node: leaf.meta.keys for leaf in document.leaves.values()}
         for node, meta in self._old.items():
@@ -320,7 +338,7 @@ _TOKENS: set[str] = set()
 
 
 def _live(mark: Mark) -> str | None:
-    """The writer that holds a claim, unless it is dead. Of another machine nobody can tell."""
+    """Describe the writer that holds a claim, unless it is dead. Writers of another machine count as alive."""
     if mark.is_dead():
         return None
     if mark.is_here() and mark.pid == os.getpid():

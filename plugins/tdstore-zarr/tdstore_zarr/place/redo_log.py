@@ -34,7 +34,7 @@ E = TypeVar("E", bound=Engine)
 
 
 class Put(NamedTuple):
-    """Where an object is until it is moved to its place."""
+    """The present place of an object until it is moved to its own."""
 
     key: str
     """Its name in the log."""
@@ -42,7 +42,7 @@ class Put(NamedTuple):
 
 
 class RedoLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a commit changed."""
+    """The changes of a commit."""
 
     puts: list[tuple[str, str, int]] = []
     """Key of an object in the store, its key in the log, its size."""
@@ -51,7 +51,7 @@ class RedoLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def with_attribute(root: bytes, name: str, value: str | None) -> bytes:
-    """The same root, with another attribute, or without it; what else is in it is not decoded."""
+    """Return the same root, with another attribute, or without it; the rest of it is not decoded."""
     top = msgspec.json.decode(root, type=dict[str, msgspec.Raw])
     attributes = msgspec.json.decode(top.get("attributes", msgspec.Raw(b"{}")), type=dict[str, msgspec.Raw])
     attributes.pop(name, None)
@@ -62,12 +62,12 @@ def with_attribute(root: bytes, name: str, value: str | None) -> bytes:
 
 
 def encode_logged(root: bytes, log: RedoLog) -> bytes:
-    """The same root, with a log."""
+    """Return the same root, with a log."""
     return with_attribute(root, LOG, seal(msgspec.json.encode(log)).decode())
 
 
 def without_log(root: bytes) -> bytes:
-    """The same root, without a log."""
+    """Return the same root, without a log."""
     return with_attribute(root, LOG, None)
 
 
@@ -75,7 +75,7 @@ def decode_log(text: Any, url: str) -> RedoLog:
     """Parse the attribute of a root.
 
     Raises:
-        CorruptStoreError: damaged, or naming what is no object of a store.
+        CorruptStoreError: damaged, or naming an object that no store has.
     """
     raw = text.encode("utf-8", "replace") if isinstance(text, str) else b""
     body = unseal(raw, url=url, what=f"the root attribute {LOG!r}", hint="restore the store from a copy")
@@ -96,13 +96,13 @@ def _is_object(key: str) -> bool:
 
 
 class LoggedEngine(Engine, Generic[E]):
-    """An engine below whose keys changes wait until they are committed.
+    """An engine whose changes wait in a log until they are committed.
 
     Args:
-        base: the engine that brings the bytes; it is closed with this one.
+        base: the engine below; it is closed with this one.
 
     Attributes:
-        active: whether changes are logged. False while a store is built that nobody sees yet.
+        active: whether changes are logged. False while an unpublished store is built.
     """
 
     def __init__(self, base: E) -> None:
@@ -122,11 +122,11 @@ class LoggedEngine(Engine, Generic[E]):
 
     @property
     def can(self) -> EngineCap:
-        """As the engine below."""
+        """Return the abilities of the engine below."""
         return self.base.can
 
     def conditional(self) -> bool:
-        """As the engine below."""
+        """Check whether the engine below has conditional puts."""
         return self.base.conditional()
 
     def __bool__(self) -> bool:
@@ -134,7 +134,7 @@ class LoggedEngine(Engine, Generic[E]):
 
     # -- reading -------------------------------------------------------------------------
     def get(self, key: str, limit: int | None = None) -> Blob:
-        """As `Engine.get`."""
+        """Read an object, as `Engine.get` does."""
         put = self._found(key)
         if put is not None:
             try:
@@ -144,7 +144,7 @@ class LoggedEngine(Engine, Generic[E]):
         return self.base.get(key, limit)
 
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
-        """As `Engine.get_ranges`."""
+        """Read ranges, as `Engine.get_ranges` does."""
         if not self:
             return self.base.get_ranges(ranges)
         moved = [self._moved(r) for r in ranges]
@@ -164,7 +164,7 @@ class LoggedEngine(Engine, Generic[E]):
             return self.base.get_ranges([wanted])[0]
 
     def size(self, key: str) -> int:
-        """As `Engine.size`."""
+        """Return the size of an object, as `Engine.size` does."""
         put = self._found(key)
         if put is not None:
             try:
@@ -174,7 +174,7 @@ class LoggedEngine(Engine, Generic[E]):
         return self.base.size(key)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """As `Engine.list`: objects under the names that they will have."""
+        """List objects, as `Engine.list` does, under the names that they will have."""
         puts, gone = dict(self.puts), set(self.gone)
         for entry in self.base.list(prefix):
             if not entry.key.startswith(PREFIX) and entry.key not in puts and entry.key not in gone:
@@ -191,17 +191,17 @@ class LoggedEngine(Engine, Generic[E]):
 
     # -- changes -------------------------------------------------------------------------
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
-        """As `Engine.put`; without conditions into the log."""
+        """Write an object, as `Engine.put` does; without conditions into the log."""
         if not self.active or if_absent or if_match is not None:
             return self.base.put(key, data, if_absent=if_absent, if_match=if_match)
-        # A put that fails half-way must not damage what the one before it left: each has a name of its own.
+        # A put that fails half-way must not damage an earlier one: each has a name of its own.
         to = self._next()
         self.base.put(to, data)
         self._note(key, Put(to, len(data)))
         return None
 
     def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
-        """As `Engine.put_many`."""
+        """Write objects, as `Engine.put_many` does."""
         if not self.active:
             self.base.put_many(items)
             return
@@ -224,7 +224,7 @@ class LoggedEngine(Engine, Generic[E]):
             self._replaced(old.key)
 
     def _remembered(self, key: str, old: Put | None) -> Put | None:
-        """Note where an object was, if it may have to be there again; else what is of no use any more."""
+        """Record the place of an object for `end`; returns the log object that is no longer needed."""
         if self._before is None:
             return old
         if key in self._before:
@@ -233,10 +233,10 @@ class LoggedEngine(Engine, Generic[E]):
         return None
 
     def _replaced(self, key: str) -> None:
-        """An object of the log is of no use any more, unless a savepoint or the root names it."""
+        """Release an object of the log, unless a savepoint or the root names it."""
 
     def delete(self, keys: Sequence[str]) -> None:
-        """As `Engine.delete`."""
+        """Delete objects, as `Engine.delete` does."""
         if not self.active:
             self.base.delete(keys)
             return
@@ -249,7 +249,7 @@ class LoggedEngine(Engine, Generic[E]):
                 self._replaced(old.key)
 
     def move(self, moves: Mapping[str, str]) -> None:
-        """Give objects other names, all at once: names may be exchanged."""
+        """Rename objects, all at once: names may be exchanged."""
         sizes = {old: self._size_of_copy(old) for old in moves if old not in self.puts}
         copied = self._copied(list(sizes))
         with self._lock:
@@ -264,7 +264,7 @@ class LoggedEngine(Engine, Generic[E]):
         return self.base.size(key)
 
     def _copied(self, keys: Sequence[str]) -> dict[str, str]:
-        """Objects of the store under new names in the log."""
+        """Copy objects of the store to new names in the log."""
         names = {key: self._next() for key in keys}
         self._copy(list(names.items()))
         return names
@@ -292,16 +292,16 @@ class LoggedEngine(Engine, Generic[E]):
 
     # -- the way back ---------------------------------------------------------------------
     def begin(self) -> None:
-        """Remember what changes until `end`. Changes that are not logged cannot be taken back."""
+        """Begin to record changes until `end`. Changes that are not logged cannot be undone."""
         self._before = {} if self.active else None
 
     @property
     def revocable(self) -> bool:
-        """Whether `end` can take back what was changed since `begin`."""
+        """Check whether `end` can undo the changes since `begin`."""
         return self._before is not None
 
     def end(self, *, keep: bool) -> None:
-        """Keep what was put and deleted since `begin`, or take it back."""
+        """Keep the puts and deletions since `begin`, or undo them."""
         before, self._before = self._before or {}, None
         with self._lock:
             if keep:
@@ -311,19 +311,19 @@ class LoggedEngine(Engine, Generic[E]):
                 self.puts.update((key, old) for key, (old, _) in before.items() if old is not None)
                 self.gone.difference_update(before)
                 self.gone.update(key for key, (_, gone) in before.items() if gone)
-        with contextlib.suppress(StoreError):  # the next commit removes what is left
+        with contextlib.suppress(StoreError):  # the next commit removes the remains
             for put in useless:
                 if put is not None:
                     self._replaced(put.key)
 
     def hold(self, keys: Iterable[str]) -> dict[str, Put]:
-        """Where these objects are in the log, which keeps them from now on."""
+        """Return the places of these objects in the log, which retains them from now on."""
         found = {key: self.puts[key] for key in keys if key in self.puts}
         self._held.update(put.key for put in found.values())
         return found
 
     def restore(self, puts: Mapping[str, Put], gone: Iterable[str]) -> None:
-        """Go back to the last commit, and from there to these changes."""
+        """Return to the last commit, with these changes applied."""
         with self._lock:
             self.puts = {key: Put(at, size) for key, at, size in self.committed.puts}
             self.gone = set(self.committed.gone)
@@ -337,18 +337,18 @@ class LoggedEngine(Engine, Generic[E]):
 
     # -- commit ----------------------------------------------------------------------------
     def record(self) -> RedoLog | None:
-        """What is to be committed; None when nothing is."""
+        """Return the log to commit; None when it is empty."""
         if not self:
             return None
         return RedoLog([(key, *put) for key, put in sorted(self.puts.items())], sorted(self.gone))
 
     def follow(self, log: RedoLog | None) -> None:
-        """Read as the root says that was read or put."""
+        """Adopt the log of a root that was read or put."""
         self.committed = log or RedoLog()
         self.restore({}, ())
 
     def apply(self) -> None:
-        """Move what was committed to its place. Doing it again after a failure or a crash does the rest."""
+        """Move committed objects to their places. A repetition after a failure or a crash does the rest."""
         self._remove(sorted(self.gone))  # first: in a folder, `a/c/0` may have been a folder
         self._place([(put.key, key) for key, put in self.puts.items()])
 
@@ -356,15 +356,15 @@ class LoggedEngine(Engine, Generic[E]):
         self.base.delete(keys)
 
     def _place(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Bring objects of the log to their places. (Those of an object store stay in the log until `clean`.)"""
+        """Move objects of the log to their places. (Those of an object store stay in the log until `clean`.)"""
         self._copy(pairs)
 
     def applied(self) -> None:
-        """The root names no log any more."""
+        """Record that the root names no log any more."""
         self.follow(None)
 
     def clean(self) -> None:
-        """Remove what is of no use: our log, and those of writers that are dead. Only after a commit of ours."""
+        """Remove unused log objects: ours, and those of dead writers. Only after a commit of ours."""
         named = {put.key for put in self.puts.values()} | {at for _, at, _ in self.committed.puts}
         if EngineCap.LIST in self.base.can:
             found = [entry.key for entry in self.base.list(PREFIX)]
@@ -374,7 +374,7 @@ class LoggedEngine(Engine, Generic[E]):
         self._held.clear()
 
     def abandon(self) -> None:
-        """Remove what was logged and is not committed."""
+        """Remove uncommitted log objects."""
         named = {at for _, at, _ in self.committed.puts}
         keys = [f"{self._folder}/{number}" for number in range(self._count)]
         self.base.delete([key for key in keys if key not in named])

@@ -1,4 +1,4 @@
-"""Threads for a while. Where the interpreter ends no new ones start: there, the work is done by the caller."""
+"""A thread pool that still works at interpreter exit, where no thread can start: the caller does the work then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Pool(ThreadPoolExecutor):
-    """A pool that works on after the main thread ended, which other threads and exit hooks may outlive.
+    """A pool that works after the main thread ended, which other threads and exit hooks may outlive.
 
     Args:
         workers: how many threads at most.
@@ -21,7 +21,7 @@ class Pool(ThreadPoolExecutor):
         super().__init__(workers, "tdstore-zarr")
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a function called: by a thread, or by this one."""
+        """Run a function in a thread, or in this one."""
         try:
             return super().submit(fn, *args, **kwargs)
         except RuntimeError:

@@ -1,4 +1,4 @@
-"""A new zip file: its store is built in a folder beside it, then packed and put in place in one step."""
+"""A new zip file: its store is built in a folder beside it, then packed and published in one step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tdstore_zarr.place.folder import FolderPlace
 
 
 class ZipPlace(FolderPlace):
-    """A folder that is packed at every commit, with what waits to come to its place there."""
+    """A folder that is packed at every commit, including objects in its log."""
 
     redo = False
 
@@ -39,13 +39,13 @@ class ZipPlace(FolderPlace):
             )
 
     def take(self) -> None:
-        """Nobody else sees the folder."""
+        """Do nothing: the folder is private."""
 
     def release(self) -> None:
-        """As `take`."""
+        """Do nothing: the folder is private."""
 
     def publish(self, data: bytes, *, sync: bool) -> None:
-        """Pack the folder; it stays, so that the store can be written on. Every commit packs it again."""
+        """Pack the folder; it stays, for further writes. Every commit packs it again."""
         self.put_root(data, sync=sync)
         self.published = self.engine.active = True
 

@@ -1,1 +1,1 @@
-"""Rows of many leaves in one round of byte ranges."""
+"""Reads of rows of many leaves in one round of byte ranges."""

@@ -1,4 +1,4 @@
-"""The hot path: rows of many leaves in one round of byte ranges, decoded straight into the caller's memory.
+"""The hot path of reads: rows of many leaves in one round of byte ranges, decoded into the caller's memory.
 
 zarr-python would fetch the inner chunks of a shard one after another, and decode whole chunks into
 memory of its own.
@@ -34,7 +34,7 @@ Index = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 LOCAL_GAP = 4096
 SMALL = 256 << 10
-"""Objects up to this size are fetched whole over a wire, and kept."""
+"""Objects up to this size are fetched whole over a network, and cached."""
 INDEX_CACHE = 128 << 20
 WHOLE_CACHE = 64 << 20
 MAX_PARTS = 50_000_000
@@ -44,10 +44,10 @@ _GRAIN = 32 << 10
 
 
 class Pending:
-    """What was written and is not on the medium yet; `buffers.Buffers` is one."""
+    """Writes that are not on the storage yet; `buffers.Buffers` is one."""
 
     def chunk(self, leaf: Leaf, number: int, position: int) -> Array | None:
-        """The inner chunk at a position of an object, if it waits to be written."""
+        """Return the inner chunk at a position of an object, if it is buffered."""
         return None
 
 
@@ -72,7 +72,7 @@ _Place = memoryview | tuple[str, int, int] | None
 
 
 class _Wire(Batch[str]):
-    """Ranges that travel over a wire: near ones are one request, all go at once."""
+    """Ranges over a network: near ones are one request, and all requests run at once."""
 
     def __init__(self) -> None:
         super().__init__(gap=GAP, part=PART)
@@ -114,7 +114,7 @@ class _Runs:
 
 
 class Reader:
-    """Reads of one store. Indices of shards are kept."""
+    """Reads of one store. Indices of shards are cached."""
 
     def __init__(self, engine: Engine, url: str, *, local: bool) -> None:
         self.engine = engine
@@ -169,7 +169,7 @@ class Reader:
             job.parts.append(part)
 
     def _want(self, job: Job, batch: _Runs | _Wire) -> list[_Place]:
-        """Where the bytes of each chunk lie; None where nothing was written."""
+        """Return the place of the bytes of each chunk; None for one that was never written."""
         leaf, cut = job.leaf, job.leaf.cut
         places: list[_Place] = []
         wanted: dict[str, list[tuple[int, int]]] = {}
@@ -265,7 +265,7 @@ class Reader:
 
     # -- indices of shards ------------------------------------------------------------------
     def need_indices(self, wanted: Iterable[tuple[Leaf, Iterable[int]]]) -> None:
-        """Fetch the indices that are not known yet, and small objects whole where requests are dear; one round."""
+        """Fetch the indices that are not cached, and small objects whole where requests are slow; one round."""
         asked: list[tuple[Leaf, int, bool]] = []
         ranges: list[Range] = []
         for leaf, numbers in wanted:
@@ -344,12 +344,12 @@ class Reader:
         return found
 
     def index_of(self, leaf: Leaf, number: int) -> Index:
-        """The index of a shard that was written."""
+        """Return the index of a written shard."""
         self.need_indices([(leaf, [number])])
         return self._index(leaf, number)
 
     def forget(self, leaf: Leaf, number: int | None = None) -> None:
-        """An object (or all of a leaf's) changed: what is kept of it is stale."""
+        """Drop the caches of a changed object (or of all objects of a leaf)."""
         with self._lock:
             if number is not None:
                 gone = [(leaf.node, number)]
@@ -362,7 +362,7 @@ class Reader:
                     self._whole_bytes -= len(data)
 
     def forget_all(self) -> None:
-        """Any object may have changed."""
+        """Drop all caches."""
         with self._lock:
             self._indices.clear()
             self._whole.clear()
@@ -370,7 +370,7 @@ class Reader:
 
     # -- errors -------------------------------------------------------------------------------
     def corrupt(self, leaf: Leaf, number: int, text: str) -> CorruptStoreError:
-        """The error for an object that is not what it should be."""
+        """Build the error for a damaged object."""
         return CorruptStoreError(
             f"{self.url}: {'shard' if leaf.meta.sharded else 'chunk'} {leaf.key(number)!r} "
             f"of {path_text(leaf.path)} {text}",
@@ -379,7 +379,7 @@ class Reader:
         )
 
     def _blame(self, leaves: Sequence[Leaf], error: StoreError) -> CorruptStoreError:
-        """Name the leaf whose object an engine's error is about."""
+        """Name the leaf of the object in an engine's error."""
         where = error.url or error.message
         for leaf in leaves:
             for number in leaf.objects if f"/{leaf.node}/" in where else ():
@@ -390,7 +390,7 @@ class Reader:
 
 
 def _flat(job: Job) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
-    """The result as rows of bytes, where whole pieces lie in it as they are encoded."""
+    """Return the result as rows of bytes, where whole pieces have their encoded form in it."""
     cut, out = job.leaf.cut, job.out
     assert cut.pipeline is not None
     if not out.flags.c_contiguous or not out.ndim or (cut.pipeline.big and out.itemsize > 1) or not out.flags.writeable:
@@ -409,7 +409,14 @@ def _check_whole(data: memoryview, stored: Stored) -> None:
 
 
 def _spread(work: Callable[[int, int], None], count: int, nbytes: int, pays: int = _THREADS_PAY) -> None:
-    """Decode in threads where that pays: large chunks, many bytes."""
+    """Decode in threads where that pays: large chunks, many bytes.
+
+    Args:
+        work: decodes items `[begin, end)`.
+        count: number of items.
+        nbytes: bytes of an item.
+        pays: total bytes from which threads pay.
+    """
     workers = _workers()
     if nbytes < _GRAIN or count * nbytes < pays or workers < 2:
         work(0, count)

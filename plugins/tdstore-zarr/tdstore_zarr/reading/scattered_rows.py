@@ -1,4 +1,4 @@
-"""Scattered rows of small chunks: planned and gathered all at once, and not chunk by chunk."""
+"""Scattered rows of small chunks: planned and gathered all at once, not chunk by chunk."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of the first dimension, by the chunk that they lie in."""
+    """Rows of the first dimension, by their chunk."""
 
     chunks: Ints
     """The chunks that are touched, in order."""
     edges: Ints
     """Where the rows of each begin among `inside` and `outside`; one more at the end."""
     inside: Ints
-    """Where each row lies in its chunk."""
+    """The position of each row in its chunk."""
     outside: Ints
     """Where it goes."""
     per_chunk: int
@@ -39,7 +39,7 @@ class Rows:
 
     @staticmethod
     def of(index: StoreIndex, out: np.ndarray[Any, Any], leaf: Leaf) -> Rows | None:
-        """The rows that an index names; None where chunks are large, or hold anything but whole rows."""
+        """Return the rows of an index; None where chunks are large, or hold parts of rows."""
         inner, shape = leaf.cut.inner, leaf.meta.shape
         if not index or not isinstance(index[0], Tensor) or leaf.cut.nbytes > SMALL or leaf.cut.pipeline is None:
             return None
@@ -56,7 +56,13 @@ class Rows:
         return Rows(ordered[starts], edges, rows[order] - ordered * inner[0], order, inner[0], leaf.cut.nbytes)
 
     def fill(self, out: np.ndarray[Any, Any], decode: Callable[[int, Bytes], None], begin: int, end: int) -> None:
-        """Put the rows of `chunks[begin:end]` where they go; `decode(i, buffer)` makes the chunk `chunks[i]`."""
+        """Copy the rows of `chunks[begin:end]` to their targets; `decode(i, buffer)` decodes `chunks[i]`.
+
+        Args:
+            out: the target.
+            decode: decodes a chunk.
+            begin, end: the chunks.
+        """
         row = self.nbytes // self.per_chunk
         to = out.reshape(-1).view(np.uint8).view(f"V{row}") if row > 1 else out.reshape(-1).view(np.uint8)
         lot = max(1, min(TOGETHER // self.nbytes, end - begin))
