@@ -140,7 +140,7 @@ class Wire:
             buffer = bytearray(need)
             memory = np.frombuffer(buffer, np.uint8)
         error: ServerError | None = None
-        at = end = 0  # what was received, and not handed on yet
+        at = end = 0  # the received bytes that are not parsed yet
         try:
             for i, size in enumerate((*[-1] * len(before), *sizes), -len(before)):
                 whole = b"$%d\r\n" % size
@@ -222,7 +222,7 @@ class Wire:
         before = self._socket.gettimeout()
         try:
             self._socket.settimeout(0)
-            # Nothing may be waiting: either the end of the stream, or bytes that nobody asked for.
+            # No byte may be waiting: it is the end of the stream, or an unrequested reply.
             self._socket.recv(1)
         except (BlockingIOError, ssl.SSLWantReadError):
             return True

@@ -109,7 +109,7 @@ class Session:
                     else:
                         self.line.idempotent(lambda one: fetch(one, plan(), self.promised))
                 except Damaged as damage:
-                    # Between reading a cell and asking whether it was ever written, somebody may have written it.
+                    # Between the read of a cell and the check whether it was ever written, it may have been written.
                     if turn == _TRIES - 1:
                         self.explain(damage)
                 else:
@@ -151,7 +151,7 @@ class Session:
                 return ids < array.sealed
             (count,) = wire.raising([pack(b"BITCOUNT", key)])
         if count < array.written:
-            return np.ones(len(ids), np.bool_)  # the notes are lost: what they held cannot be told from the rest
+            return np.ones(len(ids), np.bool_)  # the bitmap is lost: cells that were never written are unknown
         octets = np.frombuffer(bytes(bits).ljust(last - first + 1, b"\0"), np.uint8)
         return np.unpackbits(octets)[ids - first * 8].astype(np.bool_)
 
@@ -301,7 +301,7 @@ def _too_short(wire: Wire, array: Array) -> int | None:
 
 
 def _too_long(wire: Wire, array: Array) -> int | None:
-    # The last block may have more rows than the last commit: somebody appends them, or ended before the commit.
+    # The last block may have more rows than the last commit: a writer appends them, or ended before it.
     return _odd_block(wire, array, lambda size, block: size > array.per_block * array.stride)
 
 

@@ -278,7 +278,7 @@ class RedisStore(Store):
                         url=self.url,
                         hint=f"did you mean {near[0]!r}?" if near else "block= of the store is the only layout option",
                     )
-                encode_value(list(path))  # refuses what JSON cannot hold
+                encode_value(list(path))  # refuses keys that JSON cannot hold
                 kept = spec.replace(fill_value=_plain(spec, self.url, path))
                 with allocating(path, (kept.nbytes // TARGET_CELL,), torch.bool, self.url):  # a flag for each cell
                     tried = new_array(kept, 1, "0" * 16, block=writer.block)
@@ -428,7 +428,7 @@ class RedisStore(Store):
             self._closed = True
             session = self._session
             try:
-                # In a forked child what was not committed is the parent's, and so is the connection.
+                # In a forked child, uncommitted changes and the connection belong to the parent.
                 if isinstance(session, Writer) and session.pid == os.getpid():
                     if session.published:
                         commit.finish(session)

@@ -159,7 +159,7 @@ class PeerStore(Store):
             if plain and math.prod(shape) < 2**58:
                 return tuple(shape)
         except (ValueError, RecursionError):
-            pass  # told below, with the text
+            pass  # raised below, with the text
         raise CorruptStoreError(f"{self.url}: {what} has the impossible shape {text[:80]!r}", url=self.url)
 
     # -- catalogue -----------------------------------------------------------------------
@@ -181,7 +181,7 @@ class PeerStore(Store):
         with self._line.errors("reading values"):
             for path, (key, encoding) in self._values.items():
                 values.setdefault(path[:-1], {})[path[-1]] = self._value(path, key, encoding)
-        # The peer keeps one batch size, that of the root; its nested TensorDicts share it.
+        # tensordict stores one batch size, that of the root; its nested TensorDicts share it.
         return Header(
             {
                 path: Group(batch_size=self._batch, keys=tuple(keys), values=values.get(path, {}))
@@ -259,7 +259,7 @@ class PeerStore(Store):
         except KeyError:
             raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
 
-    # -- what it cannot do -----------------------------------------------------------------
+    # -- unsupported operations -----------------------------------------------------------------
     def save_header(self, header: Header) -> None:
         raise self._read_only()
 

@@ -39,7 +39,7 @@ def tdstore_backends() -> Iterable[Backend]:
 
 @hookimpl
 def tdstore_guess_backend(location: str) -> str | None:
-    """Chained URLs (`simplecache::s3://...`), and schemes that an fsspec package adds."""
+    """Recognise chained URLs (`simplecache::s3://...`), and schemes that an fsspec package adds."""
     if "::" in location or ("://" in location and knows(location)):
         return "remote"
     return None

@@ -1,4 +1,4 @@
-"""What went wrong: the libraries' exceptions as ours, and which of them are worth another try."""
+"""Translation of the libraries' exceptions into ours, and into those that may be retried."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tdstore_remote.engines.credentials import missing_credentials
 
 
 class Again(Exception):
-    """A fault that may pass; never leaves the engines. `missing` is a 404, `busy` a server that asks for mercy."""
+    """A fault that may pass; never leaves the engines. `missing` is a 404, `busy` a server that asks to slow down."""
 
     def __init__(self, reason: str, *, missing: bool = False, busy: bool = False, hint: str | None = None) -> None:
         super().__init__(reason)
@@ -29,20 +29,20 @@ class Again(Exception):
 
 
 class TooShort(Again):
-    """An answer with fewer bytes than it should have: cut off, or the object ends there."""
+    """An answer with too few bytes: truncated, or the object ends there."""
 
 
 class NoRangesError(Exception):
-    """The server answers a part with the whole; never leaves the engines."""
+    """The server answers a range with the whole object; never leaves the engines."""
 
 
 class BucketNotFoundError(StoreNotFoundError):
-    """There is no such bucket, so nothing of it can be there either."""
+    """There is no such bucket, and so no object in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What was asked, for messages."""
+    """The request, for messages."""
 
     url: str
     """Of the object, without secrets."""
@@ -116,14 +116,14 @@ _FULL = ("QuotaExceeded", "XMinioStorageFull", "InsufficientCapacity", "EntityTo
 
 
 def short(error: BaseException | str) -> str:
-    """An exception's text on one line, without what may be secret in it, and not endless."""
+    """Return an exception's text on one line, without secrets, and of bounded length."""
     text = str(error).partition("\n\nDebug source")[0]
     text = _USER.sub(r"\1", _SECRETS.sub(r"\1...", " ".join(text.split()) or type(error).__name__))
     return text if len(text) <= 400 else f"{text[:397]}..."
 
 
 def reason_of(error: BaseException) -> str:
-    """What the server said: its status, code and message; the library's text without them."""
+    """Return the server's answer: its status, code and message; the library's text without them."""
     full = str(error)
     status, code = status_and_code(full)
     if status is None and not code:
@@ -134,7 +134,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def status_and_code(text: str) -> tuple[int | None, str | None]:
-    """The HTTP status and the error code of S3 or Azure in an exception's text."""
+    """Return the HTTP status and the error code of S3 or Azure in an exception's text."""
     status = _STATUS.search(text)
     code = _CODE.search(text)
     return (int(status[1]) if status else None), ((code[1] or code[2]) if code else None)
@@ -145,7 +145,7 @@ _NO_HOST = "the host name cannot be resolved"
 
 
 def _endpoint_of(url: str) -> str:
-    """Where one says which server it is."""
+    """Return where the user sets the server."""
     if url.startswith(("http://", "https://")):
         return "the URL names it"
     variable = "AWS_ENDPOINT_URL or " if url.startswith(("s3", "simplecache::s3")) else ""
@@ -153,7 +153,7 @@ def _endpoint_of(url: str) -> str:
 
 
 def _deepest(text: str) -> str | None:
-    """reqwest says "error sending request"; the cause is at the bottom of its debug text."""
+    """Return the innermost cause: reqwest says "error sending request", with the cause at the end of its debug text."""
     for needle, said in (
         ("ConnectionRefused", _REFUSED),
         ("ConnectionReset", "connection reset"),
@@ -170,7 +170,7 @@ def _deepest(text: str) -> str | None:
 
 
 def of_obstore(error: BaseException, call: Call) -> Exception:
-    """Our error for one of obstore, or `Again`."""
+    """Translate an error of obstore into ours, or `Again`."""
     if isinstance(error, TDStoreError):
         return error
     name, text = type(error).__name__, str(error)
@@ -195,7 +195,7 @@ def of_obstore(error: BaseException, call: Call) -> Exception:
 
 
 def of_wire(text: str, error: BaseException, call: Call) -> Exception:
-    """An error without an answer of the server: names, certificates, connections."""
+    """Translate an error without an answer of the server: names, certificates, connections."""
     lower = text.lower()
     if "certificate" in lower or "invalidcontenttype" in lower or "tls" in lower.split() or "sslerror" in lower:
         said = _deepest_of_tls(text)
@@ -235,7 +235,7 @@ def _deepest_of_tls(text: str) -> str:
 
 
 def of_status(status: int | None, code: str | None, reason: str, call: Call) -> Exception:
-    """Our error for an answer of the server, or `Again`."""
+    """Translate an answer of the server into our error, or `Again`."""
     code = _SYNONYMS.get(code or "", code)
     if code == "AuthorizationFailure" and "authenticate the request" in reason:
         code = "AuthenticationFailed"
@@ -287,12 +287,12 @@ def of_status(status: int | None, code: str | None, reason: str, call: Call) -> 
 
 
 def bucket_of(url: str) -> str:
-    """`s3://bucket/key` -> `bucket`."""
+    """Return the bucket of a URL: `s3://bucket/key` -> `bucket`."""
     return url.partition("://")[2].partition("/")[0]
 
 
 def of_fsspec(error: BaseException, call: Call) -> Exception:
-    """Our error for one of an fsspec implementation or of a library below it, or `Again`."""
+    """Translate an error of an fsspec implementation or of a library below it into ours, or `Again`."""
     if isinstance(error, (TDStoreError, Again)):
         return error
     text = f"{error} {error.__cause__ or ''}"
@@ -329,7 +329,7 @@ def of_fsspec(error: BaseException, call: Call) -> Exception:
 
 
 def _http_of(error: BaseException) -> tuple[int | None, str | None]:
-    """Status and code that an exception of aiohttp, requests or botocore carries."""
+    """Return status and code that an exception of aiohttp, requests or botocore carries."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore's ClientError
         about = response.get("ResponseMetadata", {})
@@ -341,7 +341,7 @@ def _http_of(error: BaseException) -> tuple[int | None, str | None]:
     return None, None
 
 
-# s3fs tells of some refusals by the server's sentence only.
+# s3fs reports some refusals by the server's message only.
 _SENTENCES = {
     "InvalidAccessKeyId": "Access Key Id you provided does not exist",
     "SignatureDoesNotMatch": "signature we calculated does not match",

@@ -8,7 +8,7 @@ from tdstore.errors import MissingDependencyError
 
 
 def load_obstore() -> Any:
-    """The `obstore` module, with `obstore.store` loaded.
+    """Import the `obstore` module, with `obstore.store`.
 
     Raises:
         MissingDependencyError: it is not installed.
@@ -25,7 +25,7 @@ def load_obstore() -> Any:
 
 
 def load_fsspec() -> Any:
-    """The `fsspec` module.
+    """Import the `fsspec` module.
 
     Raises:
         MissingDependencyError: it is not installed.
@@ -40,7 +40,7 @@ def load_fsspec() -> Any:
 
 
 def load_botocore() -> Any | None:
-    """`botocore.session`, which knows profiles and the other places where AWS keeps credentials; None without it."""
+    """Import `botocore.session`, which knows profiles and the other sources of AWS credentials; None without it."""
     try:
         import botocore.session  # type: ignore[import-untyped]
     except ImportError:
@@ -75,5 +75,5 @@ PACKAGES = {
 
 
 def pip_line(scheme: str) -> str:
-    """The line that makes fsspec know a scheme."""
+    """Return the command that installs support for a scheme in fsspec."""
     return f"pip install '{PACKAGES[scheme]}'" if scheme in PACKAGES else f"install the fsspec package for {scheme}://"

@@ -1,4 +1,4 @@
-"""From a URL and the user's options to an engine."""
+"""Construction of an engine from a URL and the user's options."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ LOCAL = ("", "file", "local")
 
 
 def open_engine(url: str, options: Mapping[str, Any] | None = None, *, writable: bool = True) -> Engine:
-    """Open the engine for a URL: obstore where it can, else fsspec; a cache around it if one is asked for.
+    """Open the engine for a URL: obstore where it can, else fsspec; inside a cache if one is requested.
 
     Args:
-        options: credentials and endpoint, in the words of fsspec or of obstore, and the fields of
+        url: the URL.
+        options: credentials and endpoint, by the names of fsspec or of obstore, and the fields of
             `tdstore_remote.options.Settings`.
-        writable: False never asks what the store can do besides reading.
+        writable: False never probes abilities other than reading.
 
     Raises:
-        OptionError: an unknown option. MissingDependencyError: a package is not installed.
+        OptionError: an unknown option.
+        MissingDependencyError: a package is not installed.
     """
     settings, rest = split_settings(options or {}, shown(url))
     if "::" not in url and scheme_of(url) in LOCAL:
@@ -43,7 +45,7 @@ def open_engine(url: str, options: Mapping[str, Any] | None = None, *, writable:
 
 
 def knows(url: str) -> bool:
-    """Whether there may be an engine for a URL. Imports fsspec only for schemes that are not its well-known ones."""
+    """Check whether there may be an engine for a URL. Imports fsspec only for schemes that are not well known."""
     scheme = scheme_of(url)
     if scheme in OBSTORE or scheme in PACKAGES or "::" in url:
         return True
@@ -83,7 +85,7 @@ def _bare(url: str, settings: Settings, options: Mapping[str, Any]) -> Engine:
 
 
 class ForkSafeEngine(Engine):
-    """An engine that is built anew in each process. Event loops, threads and connections do not survive a fork."""
+    """An engine that is rebuilt in each process. Event loops, threads and connections do not survive a fork."""
 
     def __init__(self, build: Callable[[], Engine], *, writable: bool) -> None:
         self._build = build
@@ -99,62 +101,62 @@ class ForkSafeEngine(Engine):
 
     @property
     def inner(self) -> Engine:
-        """The engine of this process."""
+        """Return the engine of this process."""
         if self._pid != os.getpid():
             self._engine, self._pid = self._build(), os.getpid()
         return self._engine
 
     @property
     def can(self) -> EngineCap:
-        """As the engine says; reading only where it was opened so."""
+        """Return the abilities of the engine; only reading where it was opened so."""
         able = self.inner.can
         return able if self._writable else able & (EngineCap.LIST | EngineCap.ASYNC)
 
     def conditional(self) -> bool:
-        """As the engine."""
+        """Check whether the engine has conditional puts."""
         return self._writable and self.inner.conditional()
 
     def get(self, key: str, limit: int | None = None) -> Blob:
-        """As `Engine.get`."""
+        """Read an object, as `Engine.get` does."""
         return self.inner.get(key, limit)
 
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
-        """As `Engine.get_ranges`."""
+        """Read ranges, as `Engine.get_ranges` does."""
         return self.inner.get_ranges(ranges)
 
     async def aget_ranges(self, ranges: Sequence[Range]) -> Sequence[Buffer]:
-        """As `Engine.aget_ranges`."""
+        """Read ranges, as `Engine.aget_ranges` does."""
         return await self.inner.aget_ranges(ranges)
 
     def size(self, key: str) -> int:
-        """As `Engine.size`."""
+        """Return the size of an object, as `Engine.size` does."""
         return self.inner.size(key)
 
     def pin(self, keys: Sequence[str]) -> builtins.list[int]:
-        """As `Engine.pin`."""
+        """Pin objects, as `Engine.pin` does."""
         return self.inner.pin(keys)
 
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
-        """As `Engine.put`."""
+        """Write an object, as `Engine.put` does."""
         return self.inner.put(key, data, if_absent=if_absent, if_match=if_match)
 
     def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
-        """As `Engine.put_many`."""
+        """Write objects, as `Engine.put_many` does."""
         self.inner.put_many(items)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """As `Engine.delete`."""
+        """Delete objects, as `Engine.delete` does."""
         self.inner.delete(keys)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """As `Engine.list`."""
+        """List objects, as `Engine.list` does."""
         return self.inner.list(prefix)
 
     def where(self, key: str) -> str:
-        """As `Engine.where`."""
+        """Return the URL of an object, as `Engine.where` does."""
         return self._engine.where(key)
 
     def close(self) -> None:
-        """As `Engine.close`."""
+        """Close the engine of this process, as `Engine.close` does."""
         if self._pid == os.getpid():
             self._engine.close()

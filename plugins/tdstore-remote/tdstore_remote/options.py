@@ -1,4 +1,4 @@
-"""`storage_options=`: what they may be called, and what obstore and fsspec call them."""
+"""`storage_options=`: accepted names, and their names in obstore and fsspec."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OBSTORE = (*S3, *GCS, *AZURE, *HTTP)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How an engine works, apart from where and as whom."""
+    """Settings of an engine, apart from location and credentials."""
 
     engine: Literal["auto", "obstore", "fsspec"] = "auto"
     timeout: float = 30.0
@@ -46,14 +46,14 @@ class Settings:
 
     @property
     def stall(self) -> float:
-        """`stall_timeout`, decided."""
+        """Return `stall_timeout`, or its default."""
         return min(8.0, self.timeout / 4) if self.stall_timeout is None else self.stall_timeout
 
 
 class StorageOptions(dict[str, Any]):
-    """Options that are pickled without what is secret, but for a child process that is being started right now.
+    """Options that are pickled without secrets, except for a child process that is being started.
 
-    A pickle may end in a file or on another machine; what is handed to a worker does not.
+    A pickle may end in a file or on another machine; one for a new worker does not.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -69,7 +69,7 @@ _NOT_SECRET = frozenset({"key", "access_key_id", "aws_access_key_id", "sse_kms_k
 
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that anybody may see. Mappings are looked into."""
+    """Return the options that may be shown, also within mappings."""
     kept: dict[str, Any] = {}
     for name, value in options.items():
         if is_secret(name):
@@ -79,12 +79,12 @@ def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_secret(name: str) -> bool:
-    """Whether an option of this name must not be shown."""
+    """Check whether an option of this name must not be shown."""
     lower = name.lower()
     return lower not in _NOT_SECRET and any(word in lower for word in _SECRET)
 
 
-# What users of fsspec, boto3 and the vendors' tools write -> what obstore calls it.
+# Names in fsspec, boto3 and the vendors' tools -> the name in obstore.
 _S3_NAMES = {
     "key": "access_key_id",
     "secret": "secret_access_key",
@@ -120,7 +120,7 @@ _AZURE_OWN = (
 _GCS_NAMES = {"token": "service_account", "anon": "skip_signature", "endpoint_url": "base_url"}
 _GCS_OWN = "service_account service_account_key application_credentials bearer_token skip_signature base_url".split()
 _COMMON = ("client_options", "use_ssl", "verify")
-# fsspec's ways to tune what obstore does otherwise: taken, and without effect.
+# fsspec's tuning options, for which obstore has other ways: accepted, without effect.
 _TUNING = (
     "default_block_size default_fill_cache default_cache_type skip_instance_cache use_listings_cache "
     "max_concurrency fixed_upload_size block_size cache_type"
@@ -129,7 +129,7 @@ _TUNING = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Options in obstore's words, with what its constructors take apart from them."""
+    """Options by obstore's names, with the separate arguments of its constructors."""
 
     config: dict[str, Any]
     client: dict[str, Any]
@@ -137,10 +137,10 @@ class Target:
 
 
 def split_settings(options: Mapping[str, Any], url: str) -> tuple[Settings, dict[str, Any]]:
-    """Part the engine's settings from what is for the library behind it.
+    """Split the engine's settings from the options of the library behind it.
 
     Raises:
-        OptionError: a setting has a value that it cannot take.
+        OptionError: a setting has an impossible value.
     """
     names = {f.name for f in fields(Settings)}
     given = {name: value for name, value in options.items() if name in names and value is not None}
@@ -176,7 +176,7 @@ def for_obstore(scheme: str, options: Mapping[str, Any], url: str) -> Target:
     """Translate options of either library into obstore's.
 
     Raises:
-        OptionError: nobody calls anything so; with the nearest name.
+        OptionError: an unknown name; with the nearest known one.
     """
     names, own = _names_of(scheme)
     config: dict[str, Any] = {}
@@ -233,7 +233,7 @@ def _names_of(scheme: str) -> tuple[dict[str, str], list[str]]:
 
 
 def unknown(name: str, known: list[str], url: str) -> OptionError:
-    """The error for an option that does not exist."""
+    """Build the error for an unknown option."""
     every = [*known, *(f.name for f in fields(Settings))]
     near = difflib.get_close_matches(name, every, 1)
     return OptionError(
@@ -273,7 +273,7 @@ def _connection_string(text: Any, url: str) -> dict[str, Any]:
 
 
 def for_fsspec(scheme: str, options: Mapping[str, Any], url: str) -> dict[str, Any]:
-    """Options of either library in the words of the fsspec implementation of S3; as they are for every other."""
+    """Translate options of either library into those of fsspec's S3; others stay unchanged."""
     if scheme not in S3:
         return dict(options)
     target = for_obstore(scheme, options, url)

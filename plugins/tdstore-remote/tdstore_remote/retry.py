@@ -1,4 +1,4 @@
-"""When to try again: full jitter, five tries, one deadline, and a little patience with objects not found."""
+"""The retry policy: full jitter, five tries, one deadline, and a short wait for objects not found."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Patience:
         self.settings = settings
 
     def deadline(self, nbytes: int = 0) -> float:
-        """Seconds for a call during which this many bytes travel."""
+        """Return the seconds for a call that transfers this many bytes."""
         return self.settings.timeout + max(0, nbytes - FREE) / SLOWEST
 
     def one_try(self, nbytes: int = 0) -> float:
-        """Seconds for one try of a write, whose bytes all travel before the server says anything."""
+        """Return the seconds for one try of a write, whose bytes are all sent before the server answers."""
         return self.settings.stall + nbytes / SLOWEST
 
     async def attempt(
@@ -47,15 +47,18 @@ class Patience:
         each: float = math.inf,
         patient: bool = False,
     ) -> T:
-        """Await `once()` until it works.
+        """Await `once()` until it succeeds.
 
         Args:
-            nbytes: how much may be under way meanwhile, its own and others'.
-            each: seconds for one try (reads need none: their connection notices that no byte comes).
-            patient: whether the object must be there, so that "not found" is tried again.
+            call: the request, for messages.
+            once: one try.
+            nbytes: bytes in transfer meanwhile, of this call and others.
+            each: seconds for one try (reads need none: their connection detects a stall).
+            patient: the object must exist, so that "not found" is retried.
 
         Raises:
-            TransientError: it never worked. StoreNotFoundError: the object is not there.
+            TransientError: it never succeeded.
+            StoreNotFoundError: the object does not exist.
         """
         start, seconds, tries = time.monotonic(), self.deadline(nbytes), 0
         try:
@@ -73,7 +76,7 @@ class Patience:
         raise AssertionError("tenacity ends with a result or an error")
 
     def attempt_here(self, call: Call, once: Callable[[float], T], *, nbytes: int = 0, patient: bool = False) -> T:
-        """As `attempt`, for a function that blocks, and that is told how many seconds it may."""
+        """Call as `attempt` does, for a blocking function, which is passed its time limit in seconds."""
         start, seconds, tries = time.monotonic(), self.deadline(nbytes), 0
         try:
             for trial in tenacity.Retrying(**self._rules(seconds, patient)):
@@ -100,7 +103,7 @@ class Patience:
         error = _error(state)
         if error.missing:  # 0.15 + 0.3 + 0.6 s
             return 0.15 * 2.0 ** (state.attempt_number - 1)
-        # obstore does not show Retry-After: who asks for mercy gets twice the time.
+        # obstore does not show Retry-After: a server that asks to slow down gets twice the pause.
         first = 0.4 if error.busy else 0.2
         return float(tenacity.wait_random_exponential(multiplier=first, max=self.settings.timeout / 6)(state))
 

@@ -1,4 +1,4 @@
-"""The `remote` backend: a URL to a store, whatever its format."""
+"""The `remote` backend: a URL to a store of any format."""
 
 from __future__ import annotations
 
@@ -44,28 +44,30 @@ def open_remote(
     single_writer: bool | None = None,
     **format_options: Any,
 ) -> Store:
-    """Open what is at a URL, or make something new there.
+    """Open the store at a URL, or make a new one there.
 
     Args:
         location: a URL: `s3://bucket/run`, `https://host/x.h5`, `memory://run`, `simplecache::s3://bucket/run.zarr`.
-        mode: "r", "r+", "w", "x" or "a", as `tdstore.Store` says. HDF5, web servers, archives and chains of caches
+        mode: "r", "r+", "w", "x" or "a", as in `tdstore.Store`. HDF5, web servers, archives and chains of caches
             are read only.
-        storage_options: credentials, endpoint and settings, in the words of fsspec (`key`, `secret`, `endpoint_url`,
-            ...) or of obstore. What is not given comes from the usual environment variables.
-        format: by default that of the suffix (.zarr, .h5, .hdf5), else of what is there; new ones are "raw".
+        storage_options: credentials, endpoint and settings, by the names of fsspec (`key`, `secret`, `endpoint_url`,
+            ...) or of obstore. The defaults are the usual environment variables.
+        format: by default that of the suffix (.zarr, .h5, .hdf5), else of the files found; new ones are "raw".
         engine: "obstore" reaches s3, gs, az and http, fast; "fsspec" everything; "auto" the first that can.
         timeout: seconds for one call, all retries together.
-        cache: a folder in which what was read is kept, for every process that names it.
-        cache_ram: bytes of what was read that are kept in memory.
-        verify: "full" compares what is read with its checksums, "size" sizes only.
-        single_writer: your word that nobody else writes; needed where the server has no conditional put.
+        cache: a folder for a cache of reads, shared by every process that names it.
+        cache_ram: bytes of a cache of reads in memory.
+        verify: "full" compares reads with their checksums, "size" sizes only.
+        single_writer: your assurance that there is no other writer; needed where the server has no conditional put.
         **format_options: `object_bytes`, `buffer_bytes`, `keep_old`, `max_bytes` of the raw format (see
-            `tdstore.bytestore.open_objects`), or what the opener of the other format takes.
+            `tdstore.bytestore.open_objects`), or the options of the other format's opener.
 
     Raises:
-        StoreNotFoundError: there is nothing, or no such bucket. StoreExistsError: by the mode.
-        ReadOnlyError: writing to what is read only. TransientError: the server fails, again and again.
-        OptionError: an option that nobody knows.
+        StoreNotFoundError: there is nothing, or no such bucket.
+        StoreExistsError: by the mode.
+        ReadOnlyError: a write to a read-only location.
+        TransientError: the server fails repeatedly.
+        OptionError: an unknown option.
     """
     if location is None:
         raise OptionError("the 'remote' backend needs a location", hint="a URL, such as 's3://bucket/run'")
@@ -107,7 +109,16 @@ def _by_suffix(location: str) -> str | None:
 
 
 def _other(name: str, location: str, mode: Mode, options: StorageOptions, given: dict[str, Any], plain: str) -> Store:
-    """Hand over to another backend, which reads through an engine of its own asking, or local files."""
+    """Open with another backend, which reads through an engine that it opens, or local files.
+
+    Args:
+        name: the backend.
+        location: the URL.
+        mode: the mode.
+        options: the storage options.
+        given: other options of the caller.
+        plain: the location, for messages.
+    """
     if scheme_of(location) in LOCAL and "::" not in location:
         return registry().open(registry().get(name), location.partition("://")[2] or location, mode=mode, **given)
     if name == "h5" and mode != "r":
@@ -177,7 +188,7 @@ def _nothing(error: StoreNotFoundError, plain: str) -> StoreNotFoundError:
 
 
 def look(engine: Remembering, location: str, options: Mapping[str, Any]) -> str | bytes | None:
-    """What is there without a manifest of ours: a marker's name, or the first bytes of HDF5. One round."""
+    """Identify a store without a manifest of ours: a marker's name, or the first bytes of HDF5. One round."""
 
     def is_h5() -> bytes | None:
         try:
@@ -206,13 +217,15 @@ def _starts_with_magic(engine: Engine, name: str) -> bool:
 
 
 class _Answer(NamedTuple):
+    """A cached answer of the engine."""
+
     blob: Blob | None
 
 
 class Remembering(Engine):
-    """An engine that asks once for what the opening of a store looks for: formats are told apart by such files.
+    """An engine that caches the requests of opening: formats are identified by the same files.
 
-    It forgets when something is written.
+    A write clears the cache.
     """
 
     def __init__(self, inner: Engine) -> None:
@@ -225,15 +238,15 @@ class Remembering(Engine):
 
     @property
     def can(self) -> EngineCap:
-        """As the engine."""
+        """Return the abilities of the engine below."""
         return self.inner.can
 
     def conditional(self) -> bool:
-        """As the engine."""
+        """Check whether the engine below has conditional puts."""
         return self.inner.conditional()
 
     def has(self, key: str) -> bool:
-        """Whether there is an object of that name."""
+        """Check whether there is an object of that name."""
         try:
             self.get(key, MARKER_BYTES)
         except StoreNotFoundError:
@@ -241,7 +254,7 @@ class Remembering(Engine):
         return True
 
     def get(self, key: str, limit: int | None = None) -> Blob:
-        """As `Engine.get`; while the store is opened, from memory the second time."""
+        """Read an object, as `Engine.get` does; during opening, repeated requests are answered from memory."""
         if not self._opening:
             return self.inner.get(key, limit)
         if key not in self._answers:
@@ -258,49 +271,49 @@ class Remembering(Engine):
         return blob
 
     def opened(self) -> None:
-        """From now on every question is asked."""
+        """End the caching: all later requests go to the server."""
         self._opening = False
         self._answers.clear()
 
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
-        """As `Engine.get_ranges`."""
+        """Read ranges, as `Engine.get_ranges` does."""
         return self.inner.get_ranges(ranges)
 
     async def aget_ranges(self, ranges: Sequence[Range]) -> Sequence[Buffer]:
-        """As `Engine.aget_ranges`."""
+        """Read ranges, as `Engine.aget_ranges` does."""
         return await self.inner.aget_ranges(ranges)
 
     def size(self, key: str) -> int:
-        """As `Engine.size`."""
+        """Return the size of an object, as `Engine.size` does."""
         return self.inner.size(key)
 
     def pin(self, keys: Sequence[str]) -> builtins.list[int]:
-        """As `Engine.pin`."""
+        """Pin objects, as `Engine.pin` does."""
         return self.inner.pin(keys)
 
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
-        """As `Engine.put`."""
+        """Write an object, as `Engine.put` does."""
         self.opened()
         return self.inner.put(key, data, if_absent=if_absent, if_match=if_match)
 
     def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
-        """As `Engine.put_many`."""
+        """Write objects, as `Engine.put_many` does."""
         self.opened()
         self.inner.put_many(items)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """As `Engine.delete`."""
+        """Delete objects, as `Engine.delete` does."""
         self.opened()
         self.inner.delete(keys)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """As `Engine.list`."""
+        """List objects, as `Engine.list` does."""
         return self.inner.list(prefix)
 
     def where(self, key: str) -> str:
-        """As `Engine.where`."""
+        """Return the URL of an object, as `Engine.where` does."""
         return self.inner.where(key)
 
     def close(self) -> None:
-        """As `Engine.close`."""
+        """Close the engine below, as `Engine.close` does."""
         self.inner.close()

@@ -1,4 +1,4 @@
-"""URLs taken apart: what is the store, what is the folder in it, and what of it may be shown."""
+"""Parsing of URLs: the store, the folder in it, and the part that messages may show."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 
 
 def scheme_of(url: str) -> str:
-    """The first scheme of a URL: the protocol of `a::b` is `a`."""
+    """Return the first scheme of a URL: the protocol of `a::b` is `a`."""
     first = url.partition("::")[0] if "::" in url else url.partition("://")[0] if "://" in url else ""
     scheme = first.partition("://")[0].lower()
     return scheme if _SCHEME.fullmatch(scheme) else ""
@@ -54,7 +54,7 @@ def take_apart(url: str) -> Place:
 
 
 def shown(url: str) -> str:
-    """The URL as messages show it: no user, no password, no query, which may be a signature."""
+    """Return the URL for messages: no user, no password, no query, which may be a signature."""
     return "::".join(_shown(part) for part in url.split("::"))
 
 
@@ -76,7 +76,7 @@ def _shown(url: str) -> str:
 
 
 def parent_and_name(url: str) -> tuple[str, str]:
-    """`s3://b/d/x.h5` -> `s3://b/d`, `x.h5`; in a chain, of the first part that has a path."""
+    """Split `s3://b/d/x.h5` into `s3://b/d` and `x.h5`; in a chain, the first part that has a path."""
     chain = url.split("::")
     at = next((i for i, part in enumerate(chain) if "://" in part and part.partition("://")[2].strip("/")), None)
     if at is None:
@@ -88,7 +88,7 @@ def parent_and_name(url: str) -> tuple[str, str]:
 
 
 def last_name(url: str) -> str:
-    """The last name of a URL's path, for telling the format; "" if there is none."""
+    """Return the last name of a URL's path, which may have the suffix of a format; "" if there is none."""
     for part in url.split("::"):
         if "://" in part:
             path = part.partition("://")[2]

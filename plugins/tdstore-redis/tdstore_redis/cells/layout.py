@@ -313,7 +313,7 @@ class Array:
             capacity = self.block_size(block) if self.mine is not None else self.per_block * self.stride
             if offset == 0 and size == capacity:
                 # A whole block: no spare room is set aside for it, as SETRANGE would. The last one of a leaf that
-                # others know may be longer than we know: it grows while somebody appends.
+                # others know may be longer than ours: it grows while another writer appends.
                 head = b"*3\r\n$3\r\nSET\r\n%b$%d\r\n" % (self.packed_key(block), size)
             else:
                 at = b"%d" % offset

@@ -48,7 +48,7 @@ def _aligned(flat: Bytes, skip: int, cells: Bytes) -> list[tuple[Bytes, Bytes]]:
     count, cell = cells.shape
     if not skip and len(flat) == count * cell:
         return [(flat.reshape(count, cell), cells)]
-    start = min(cell - skip, len(flat))  # what the first cell has
+    start = min(cell - skip, len(flat))  # bytes in the first cell
     whole = (len(flat) - start) // cell
     stop = start + whole * cell
     parts = [(flat[:start], cells[0, skip : skip + start])]
@@ -151,7 +151,7 @@ def plan_read(
     rows = _rows(index, shape)
     if _simple(index, shape) and out.is_contiguous():
         return _fetches(path, array, rows, raw(out)), None
-    # Whole rows into memory of our own, and from there what was asked for.
+    # Whole rows into memory of our own, and from there the selection.
     count = rows[1] - rows[0] if isinstance(rows, tuple) else len(rows)
     held = torch.empty((count, *shape[1:]) if shape else (), dtype=out.dtype)
     rest = (slice(0, count, 1), *index[1:]) if index else ()
@@ -295,13 +295,13 @@ def _put_run(path: Path, array: Array, lo: int, hi: int, data: Bytes) -> Change:
     cell, end = array.cell, array.spec.nbytes
     first, last = lo // cell, -(-hi // cell)
     needs = {0} if lo % cell else set()
-    # What lies beyond the end is ours to set only while nobody else can have made the leaf longer.
+    # Cells beyond the end may be set only while no other writer can have extended the leaf.
     if hi % cell and (hi != end or array.mine is None):
         needs.add(last - first - 1)
 
     def patch(cells: Bytes) -> None:
         if hi == end and hi % cell and last - first - 1 not in needs:
-            cells[-1] = array.fill_cell()  # what lies beyond the end, should the leaf grow
+            cells[-1] = array.fill_cell()  # rows beyond the end, should the leaf grow
         for new, part in _aligned(data, lo - first * cell, cells):
             part[...] = new
 

@@ -52,7 +52,7 @@ def _tidy(writer: Writer, wire: Wire) -> bytes | None:
         try:
             document = fetch_document(wire, writer.keys, writer.url)
         except CorruptStoreError:
-            return bytes(dataset or b"?")  # which arrays are in use cannot be told: nothing is removed
+            return bytes(dataset or b"?")  # the arrays in use are unknown: nothing is removed
         keep = [] if document is None else [(document.dataset, a.number) for a in document.arrays.values()]
         keyspace.clean(wire, writer.keys, writer.url, keep)
     return None if dataset is None else bytes(dataset)
@@ -190,7 +190,7 @@ def _replaced_arrays(writer: Writer, wire: Wire, dataset: bytes | None) -> tuple
     try:
         old = fetch_document(wire, writer.keys, writer.url)
     except CorruptStoreError:
-        return b"", None  # what a damaged manifest would have us delete is left alone
+        return b"", None  # arrays of a damaged manifest are not deleted
     if old is None or not old.arrays:
         return b"", None
     return b"old-" + dataset, waste(old.dataset, list(old.arrays.values()))
@@ -377,7 +377,7 @@ def _release(writer: Writer, private: list[Array]) -> None:
             if commands:
                 wire.raising(commands)
     except StoreError:
-        return  # nobody sees what is left, and the next writer removes it
+        return  # the remains are invisible, and the next writer removes them
     writer._noted = writer.owns = writer._armed = False
 
 

@@ -217,7 +217,7 @@ def clean(wire: Wire, keys: Keys, url: str, keep: Sequence[tuple[str, int]] = ()
                 continue
             *_, done = wire.raising([pack(b"MULTI"), pack(b"HSET", keys.pending, field, garbage), pack(b"EXEC")])
             if done is None:
-                continue  # somebody else is at it
+                continue  # another process is removing it
         one.arrays = [(n, blocks) for n, blocks in one.arrays if (one.dataset, n) not in used]
         remove(wire, one)
         wire.call(b"HDEL", keys.pending, field)

@@ -320,7 +320,7 @@ class Writer(Session):
                 if self._try(changes, extra):
                     return
             except Damaged:
-                # Between reading a cell and asking whether it was ever written, somebody may have written it.
+                # Between the read of a cell and the check whether it was ever written, it may have been written.
                 damaged += 1
                 if damaged == 3:
                     raise
@@ -487,7 +487,7 @@ class Writer(Session):
             return
         if spec == array.spec:
             return
-        # The old rows must not come back when it grows again, nor for those who read it as it was.
+        # The old rows must not reappear when it grows again, nor for readers of the former length.
         self.document.arrays[path] = copy = new_array(spec, self.document.next, self.document.dataset, block=self.block)
         self.document.next += 1
         self.note_pending(self.wire())

@@ -1,1 +1,1 @@
-"""Pages of remote objects, in memory and on disk."""
+"""Caches of pages of remote objects, in memory and on disk."""

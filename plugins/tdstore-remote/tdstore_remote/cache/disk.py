@@ -1,7 +1,7 @@
-"""Pages of remote objects in a local folder, shared by any number of processes, at most so many bytes of them.
+"""Pages of remote objects in a local folder of bounded size, shared by any number of processes.
 
 A page is one file, written beside its place and renamed, with a checksum before its bytes: a reader finds a
-whole page or none. What is thrown away can be fetched again, so nothing here is ever the only copy.
+whole page or none. Evicted pages can be fetched again, so no file here is ever the only copy.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class DiskCache:
     """One folder of pages.
 
     Args:
-        folder: made if it is not there; the pages of all URLs may share it.
-        most: bytes that it may take; the pages that were not used for longest go first.
+        folder: created if missing; the pages of all URLs may share it.
+        most: bytes that it may take; the least recently used pages are evicted first.
     """
 
     def __init__(self, folder: str, most: int) -> None:
@@ -52,7 +52,7 @@ class DiskCache:
             ) from error
 
     def get(self, name: str) -> bytes | None:
-        """The page of that name, or None. One that is damaged is thrown away."""
+        """Return the page of that name, or None. A damaged one is removed."""
         path = self._path(name)
         try:
             with open(path, "rb") as file:
@@ -70,7 +70,7 @@ class DiskCache:
         return None
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """Keep a page. A full disk is no error: there is just no cache then."""
+        """Store a page. A full disk is no error: the page is not cached then."""
         path = self._path(name)
         data = bytes(data)
         try:
@@ -98,7 +98,7 @@ class DiskCache:
             self.trim()
 
     def trim(self) -> None:
-        """Throw away what was not used for longest, until the folder is small enough."""
+        """Evict the least recently used pages, until the folder is small enough."""
         pages = []
         total = 0
         now = time.time()

@@ -17,12 +17,16 @@ PAGE = 256 << 10
 
 
 class _Known(NamedTuple):
+    """The size and the version of an object."""
+
     size: int
     tag: str | None
 
 
 @runtime_checkable
 class _Versions(Protocol):
+    """An engine that reports versions of objects."""
+
     pins: bool
     """Whether ranges of what was asked for with `pin` are of that version, or an error."""
 
@@ -30,12 +34,13 @@ class _Versions(Protocol):
 
 
 class CachedEngine(Engine):
-    """Ranges come out of pages that are kept under URL, tag and size of the object: a new version has new pages.
+    """An engine whose ranges come from pages cached under URL, tag and size of the object: a new version has new pages.
 
-    The first time that this engine meets an object it asks for its size and tag: one round for all new objects of
-    a batch. `get` is never answered from the cache, so manifests are always those that are there.
+    The first time that this engine meets an object it requests its size and tag: one round for all new objects of
+    a batch. `get` is never answered from the cache, so manifests are always the present ones.
 
     Args:
+        engine: the engine below.
         folder: of the cache on disk; None for none.
         most: bytes that it may take.
         ram: bytes of the cache in memory.
@@ -58,16 +63,16 @@ class CachedEngine(Engine):
 
     @property
     def can(self) -> EngineCap:
-        """As what is cached."""
+        """Return the abilities of the engine below."""
         return self.inner.can
 
     def conditional(self) -> bool:
-        """As the engine."""
+        """Check whether the engine below has conditional puts."""
         return self.inner.conditional()
 
     # -- reading -------------------------------------------------------------------------
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
-        """As `Engine.get_ranges`: pages that are not here yet are fetched in one round, neighbours together."""
+        """Read ranges, as `Engine.get_ranges` does: missing pages are fetched in one round, neighbours together."""
         self._meet({r.key for r in ranges if r.stop is None or r.stop > r.start})
         pages: dict[str, bytes] = {}
         plans = [self._plan(r) for r in ranges]
@@ -96,7 +101,7 @@ class CachedEngine(Engine):
         return [_Known(size, None) for size in self.inner.pin(keys)]
 
     def pin(self, keys: Sequence[str]) -> builtins.list[int]:
-        """As `Engine.pin`: an object keeps the version in which it was met."""
+        """Pin objects, as `Engine.pin` does: an object stays at the version of its first read."""
         self._meet(set(keys))
         return [self._known[key].size for key in keys]
 
@@ -154,7 +159,7 @@ class CachedEngine(Engine):
                     self._disk.put(name, page)
 
     def _check_versions(self, keys: Sequence[str]) -> None:
-        """Before pages are kept under the name of a version: they must be of that one."""
+        """Check that fetched pages are of the version under which they will be cached."""
         if isinstance(self.inner, _Versions) and self.inner.pins:
             return
         for key, now in zip(keys, self._versions(keys), strict=True):
@@ -186,40 +191,40 @@ class CachedEngine(Engine):
 
     # -- handed on -----------------------------------------------------------------------
     def get(self, key: str, limit: int | None = None) -> Blob:
-        """As `Engine.get`, always from the server."""
+        """Read an object, as `Engine.get` does, always from the server."""
         return self.inner.get(key, limit)
 
     def size(self, key: str) -> int:
-        """As `Engine.size`, always from the server."""
+        """Return the size of an object, as `Engine.size` does, always from the server."""
         return self.inner.size(key)
 
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
-        """As `Engine.put`."""
+        """Write an object, as `Engine.put` does."""
         self._known.pop(key, None)
         return self.inner.put(key, data, if_absent=if_absent, if_match=if_match)
 
     def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
-        """As `Engine.put_many`."""
+        """Write objects, as `Engine.put_many` does."""
         for key, _ in items:
             self._known.pop(key, None)
         self.inner.put_many(items)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """As `Engine.delete`."""
+        """Delete objects, as `Engine.delete` does."""
         for key in keys:
             self._known.pop(key, None)
         self.inner.delete(keys)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """As `Engine.list`."""
+        """List objects, as `Engine.list` does."""
         return self.inner.list(prefix)
 
     def where(self, key: str) -> str:
-        """As `Engine.where`."""
+        """Return the URL of an object, as `Engine.where` does."""
         return self.inner.where(key)
 
     def close(self) -> None:
-        """As `Engine.close`; pages on disk stay."""
+        """Close the engine below; pages on disk stay."""
         with self._lock:
             self._ram.clear()
             self._ram_used = 0

@@ -1,1 +1,1 @@
-"""Engines over obstore and fsspec, and what they need: a loop, credentials, forks, conditional puts."""
+"""Engines over obstore and fsspec, with their event loop, credentials, fork checks and conditional puts."""

@@ -1,4 +1,4 @@
-"""Whether a bucket honours conditional puts: tried out, since some servers take the header and ignore it."""
+"""A probe of conditional puts of a bucket, since some servers accept the header and ignore it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LEFT = 3600.0
 
 
 class Conditions(NamedTuple):
-    """What was found out about one bucket."""
+    """The result of the probe for one bucket."""
 
     works: bool
     quoted: bool = True
     """Whether the tag stands between quotes in `If-Match`, as it does in `ETag`."""
 
     def match(self, tag: str) -> dict[str, Any]:
-        """obstore's mode for a put that replaces just this version."""
+        """Return obstore's mode for a put that replaces just this version."""
         return {"e_tag": tag if self.quoted else tag.strip('"')}
 
 
@@ -47,12 +47,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def of(bucket: Hashable, put: Put, delete: Delete, list_: List) -> Conditions:
-    """What this bucket does; asked once in a process.
+    """Return the abilities of this bucket; probed once in a process.
 
     Args:
+        bucket: the bucket.
         put: puts an object in obstore's mode `None`, "create" or `{"e_tag": ...}`; returns the tag.
         delete: removes objects.
-        list_: lists those whose keys start with a prefix.
+        list_: lists objects whose keys start with a prefix.
     """
     with _lock:
         if bucket not in _found:
@@ -62,7 +63,7 @@ def of(bucket: Hashable, put: Put, delete: Delete, list_: List) -> Conditions:
 
 
 def _sweep(delete: Delete, list_: List) -> None:
-    """Remove what processes left that were killed while they tried it out."""
+    """Remove the objects of processes that were killed during a probe."""
     limit = time.time() - LEFT
     with contextlib.suppress(StoreError):  # listing may not be allowed
         if old := [entry.key for entry in list_(FOLDER) if entry.modified < limit]:
@@ -70,7 +71,7 @@ def _sweep(delete: Delete, list_: List) -> None:
 
 
 def probe(put: Put, delete: Delete) -> Conditions:
-    """Try it out with an object of a name of its own, which is removed again."""
+    """Probe with an object of a unique name, which is removed again."""
     key = f"{FOLDER}{uuid.uuid4().hex}"
     try:
         found = _probe(key, put)

@@ -1,4 +1,4 @@
-"""Who we are to a store: from options, the usual environment variables, and AWS profiles."""
+"""Credentials of a store: from options, the usual environment variables, and AWS profiles."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ METADATA_SECONDS = 1.0
 
 
 def s3_config(target: Target, url: str) -> tuple[dict[str, Any], Callable[[], Any] | None]:
-    """The configuration of an S3 store, with endpoint, region and keys decided, and a provider of keys that expire.
+    """Return the configuration of an S3 store, with endpoint, region and keys decided, and a provider of expiring keys.
 
     Raises:
-        StoreIOError: a profile was asked for, and is not there.
+        StoreIOError: a profile was requested that does not exist.
     """
     config = dict(target.config)
     env = os.environ
@@ -56,7 +56,7 @@ def s3_config(target: Target, url: str) -> tuple[dict[str, Any], Callable[[], An
 
 
 def missing_credentials(url: str) -> StoreIOError:
-    """The error for a store that wants to know who asks."""
+    """Build the error for a store that requires credentials."""
     scheme = url.partition("://")[0]
     how = {
         "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or storage_options={'account_name': ..., ...}",
@@ -75,9 +75,9 @@ def missing_credentials(url: str) -> StoreIOError:
 
 
 def _on_a_machine_of_aws(endpoint: str) -> bool:
-    """Whether the machine itself may still have credentials, which obstore would ask it for.
+    """Check whether the machine itself may have credentials, which obstore would request from it.
 
-    Without an answer obstore asks until the deadline of the call has passed, so this asks first.
+    Without an answer obstore repeats the request until the deadline of the call, so this checks first.
     """
     # botocore has asked already.
     if load_botocore() is not None or os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":

@@ -1,7 +1,7 @@
-"""Whether this process may use obstore.
+"""A check whether this process may use obstore.
 
-obstore runs on threads of its own, which a forked child does not have: whatever it calls there waits
-for ever, also on a store made in the child. So a child of a process that had loaded obstore keeps away from it.
+obstore runs on its own threads, which a forked child does not have: any call there waits
+for ever, also on a store made in the child. So a child of a process that had loaded obstore must not use it.
 """
 
 from __future__ import annotations
@@ -21,5 +21,5 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def obstore_is_dead() -> bool:
-    """Whether obstore would hang in this process."""
+    """Check whether obstore would hang in this process."""
     return _dead

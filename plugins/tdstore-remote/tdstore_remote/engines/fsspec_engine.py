@@ -78,7 +78,7 @@ class FsspecEngine(Engine):
             ) from error
         except TypeError as error:
             raise unknown(_unexpected(error), [], self.url) from error
-        except Exception as error:  # implementations raise whatever their libraries do
+        except Exception as error:  # implementations raise any exception of their libraries
             ours = of_fsspec(error, call)
             if isinstance(ours, Again):
                 raise StoreNotFoundError(f"{self.url}: {ours.reason}", url=self.url) from error
@@ -86,7 +86,7 @@ class FsspecEngine(Engine):
 
     @property
     def can(self) -> EngineCap:
-        """Conditional puts exist in this process's own memory only: fsspec has no put that replaces one version."""
+        """Return its abilities. Conditional puts exist for this process's memory only: fsspec has none for others."""
         if READ_ONLY.intersection(self._schemes):
             return EngineCap.NONE if self._schemes[0] in ("http", "https") else EngineCap.LIST
         able = EngineCap.LIST | EngineCap.WRITE
@@ -94,7 +94,7 @@ class FsspecEngine(Engine):
 
     # -- reading -------------------------------------------------------------------------
     def get(self, key: str, limit: int | None = None) -> Blob:
-        """As `Engine.get`."""
+        """Read an object, as `Engine.get` does."""
         call, path = self._call(key, "reading"), self._path(key)
 
         def once() -> Blob:
@@ -116,7 +116,7 @@ class FsspecEngine(Engine):
             return bytes(self._fs.cat_file(path))  # an empty object has no first byte
 
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
-        """As `Engine.get_ranges`. A file that is not found is asked for again, for a second."""
+        """Read ranges, as `Engine.get_ranges` does. A file that is not found is requested again, for a second."""
         answers: list[Any] = [None] * len(ranges)
         left = []
         for at, (key, start, stop) in enumerate(ranges):
@@ -141,7 +141,7 @@ class FsspecEngine(Engine):
                 error = self._judge(ranges[at], data, answers, at)
                 if error is not None:
                     still.append(at)
-                    # What cannot be mended is told first.
+                    # Permanent errors are raised first.
                     if first is None or (isinstance(first, Again) and not isinstance(error, Again)):
                         first = error
             left[:] = still
@@ -157,7 +157,7 @@ class FsspecEngine(Engine):
         return answers
 
     def _judge(self, asked: Range, data: Any, answers: list[Any], at: int) -> Exception | None:
-        """Take an answer; what is wrong with it otherwise."""
+        """Store an answer, or return its fault."""
         if isinstance(data, BaseException):
             if not isinstance(data, Exception):
                 raise data
@@ -194,7 +194,7 @@ class FsspecEngine(Engine):
         return self._attempt(self._call(key, "reading its end"), once, patient=True)
 
     def size(self, key: str) -> int:
-        """As `Engine.size`."""
+        """Return the size of an object, as `Engine.size` does."""
         return self._size(key)
 
     def _size(self, key: str) -> int:
@@ -212,7 +212,7 @@ class FsspecEngine(Engine):
         return self._attempt(call, once)
 
     def versions(self, keys: Sequence[str], *, pin: bool = False) -> builtins.list[tuple[int, str | None]]:
-        """Size of each, and what tells its version: ETag, checksum or time. fsspec cannot ask for one version."""
+        """Return size and version of each: ETag, checksum or time. fsspec cannot request one version."""
         return [self._version(key) for key in keys]
 
     def _version(self, key: str) -> tuple[int, str | None]:
@@ -229,7 +229,7 @@ class FsspecEngine(Engine):
 
     # -- writing -------------------------------------------------------------------------
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
-        """As `Engine.put`."""
+        """Write an object, as `Engine.put` does."""
         self._check_writable()
         call, path = self._call(key, "writing", writing=True), self._path(key)
         content = bytes(memoryview(data).cast("B"))
@@ -253,7 +253,7 @@ class FsspecEngine(Engine):
         try:
             self._fs.mv(temporary, path)
         except OSError:
-            # Some refuse to move over what is there.
+            # Some refuse to replace an existing file.
             if not self._fs.exists(path):
                 raise
             self._fs.rm_file(path)
@@ -267,7 +267,7 @@ class FsspecEngine(Engine):
             raise ConflictError(f"{where} was written by somebody else", url=where)
 
     def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
-        """As `Engine.put_many`; concurrently where the file system is asynchronous."""
+        """Write objects, as `Engine.put_many` does; concurrently where the file system is asynchronous."""
         self._check_writable()
         if not self._asynchronous or len(items) < 2:
             for key, data in items:
@@ -278,7 +278,7 @@ class FsspecEngine(Engine):
         self._attempt(call, lambda: self._fs.pipe(contents), nbytes=sum(map(len, contents.values())))
 
     def delete(self, keys: Sequence[str]) -> None:
-        """As `Engine.delete`."""
+        """Delete objects, as `Engine.delete` does."""
         self._check_writable()
         for key in keys:
             path = self._path(key)
@@ -292,7 +292,7 @@ class FsspecEngine(Engine):
             self._attempt(self._call(key, "removing", writing=True), once)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """As `Engine.list`."""
+        """List objects, as `Engine.list` does."""
         if EngineCap.LIST not in self.can:
             raise self.unsupported(EngineCap.LIST)
         folder = prefix.rpartition("/")[0]
@@ -311,7 +311,7 @@ class FsspecEngine(Engine):
                 yield Entry(key, int(about.get("size") or 0), _modified(about))
 
     def where(self, key: str) -> str:
-        """As `Engine.where`; what follows a `?` may be a signature."""
+        """Return the URL of an object, as `Engine.where` does, without the query, which may be a signature."""
         return shown(super().where(key))
 
     # -- inside --------------------------------------------------------------------------
@@ -334,7 +334,7 @@ class FsspecEngine(Engine):
             try:
                 with self._one_at_a_time:
                     return once()
-            except Exception as error:  # implementations raise whatever their libraries do
+            except Exception as error:  # implementations raise any exception of their libraries
                 raise of_fsspec(error, call) from (None if error.__cause__ is None else error)
 
         return self._patience.attempt_here(
@@ -342,7 +342,7 @@ class FsspecEngine(Engine):
         )
 
     def _timed(self, work: Callable[[], T], seconds: float | None = None) -> T:
-        """Run in a thread that is left behind when it takes too long: a blocking call cannot be ended."""
+        """Run in a thread that is abandoned when it takes too long: a blocking call cannot be cancelled."""
         if self._schemes[0] in HERE and len(self._schemes) == 1:
             return work()
         done = threading.Event()
@@ -366,13 +366,13 @@ class FsspecEngine(Engine):
         return result
 
     def close(self) -> None:
-        """File systems are kept by fsspec, which shares them."""
+        """Do nothing: fsspec caches and shares its file systems."""
 
 
 def _arguments(
     url: str, schemes: tuple[str, ...], options: Mapping[str, Any], settings: Settings, where: str
 ) -> dict[str, Any]:
-    """Keyword arguments for `url_to_fs`: those of a chain go to the protocol that they name, or to its end."""
+    """Return keyword arguments for `url_to_fs`: those of a chain go to the protocol that they name, or to its end."""
     last = schemes[-1]
     named = {k: v for k, v in options.items() if k in schemes and isinstance(v, Mapping)}
     flat = {k: v for k, v in options.items() if k not in named}

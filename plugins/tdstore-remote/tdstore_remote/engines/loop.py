@@ -1,4 +1,4 @@
-"""The event loop that all requests of a process run on, in a thread of its own."""
+"""The event loop for all requests of a process, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def _after_fork() -> None:
-    # The lock may be held, and the thread is not there: start anew.
+    # The lock may be held, and the thread does not exist: replace both.
     global _lock, _loop
     _lock, _loop = threading.Lock(), None
 
@@ -25,7 +25,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """The running loop of this process; started on first use."""
+    """Return the running loop of this process; started on first use."""
     global _loop
     with _lock:
         if _loop is None:

@@ -49,7 +49,7 @@ DELETED = 50
 
 
 class Version(NamedTuple):
-    """Which bytes an object has at the moment."""
+    """Size and tag of the present bytes of an object."""
 
     size: int
     tag: str | None
@@ -127,14 +127,14 @@ class ObstoreEngine(Engine):
         # A stream that is cut off can surface as any of the built-in ones.
         return (self._obstore.exceptions.BaseError, OSError, ValueError, TypeError, NotImplementedError, RuntimeError)
 
-    # -- what it can do ------------------------------------------------------------------
+    # -- abilities ------------------------------------------------------------------
     @property
     def can(self) -> EngineCap:
-        """As `Engine.can`; CONDITIONAL is a question of its own, because only the server knows."""
+        """Return its abilities; CONDITIONAL is determined by `conditional`, because only the server knows."""
         return EngineCap.ASYNC if self._read_only else EngineCap.ASYNC | EngineCap.LIST | EngineCap.WRITE
 
     def conditional(self) -> bool:
-        """Conditional puts are tried out once for each bucket, with a small object that is removed again."""
+        """Probe conditional puts, once for each bucket, with a small object that is removed again."""
         return not self._read_only and self._conditions().works
 
     def _conditions(self) -> conditions_of.Conditions:
@@ -150,7 +150,7 @@ class ObstoreEngine(Engine):
 
     # -- reading -------------------------------------------------------------------------
     def get(self, key: str, limit: int | None = None) -> Blob:
-        """As `Engine.get`."""
+        """Read an object, as `Engine.get` does."""
         return loop.run(self._get(key, limit))
 
     async def _get(self, key: str, limit: int | None) -> Blob:
@@ -172,11 +172,11 @@ class ObstoreEngine(Engine):
         return await self._mapped(call, work())
 
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
-        """As `Engine.get_ranges`. An object that is not found is asked for again, for a second."""
+        """Read ranges, as `Engine.get_ranges` does. An object that is not found is requested again, for a second."""
         return loop.run(self._get_ranges(ranges))
 
     async def aget_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
-        """As `get_ranges`, without blocking the event loop."""
+        """Read ranges as `get_ranges` does, without blocking the event loop."""
         return await asyncio.wrap_future(loop.submit(self._get_ranges(ranges)))
 
     async def _get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
@@ -240,7 +240,7 @@ class ObstoreEngine(Engine):
         gate: asyncio.Semaphore,
         under_way: int,
     ) -> None:
-        """Fetch ranges of one object; those that come short are asked for again."""
+        """Fetch ranges of one object; short answers are requested again."""
         key = ranges[places[0]].key
         left = list(places)
         call = self._call(key, f"reading {_bytes_of(ranges, left)}")
@@ -271,7 +271,7 @@ class ObstoreEngine(Engine):
             try:
                 await self._mapped(call, work())
             except TooShort:
-                # The answer was cut, or the object ends there: its size tells.
+                # The answer was truncated, or the object ends there: compare its size.
                 size = (await self._version_once(call, key)).size
                 if ends := [at for at in left if (ranges[at].stop or 0) > size]:
                     raise _ends(call.url, size, ranges[ends[0]]) from None
@@ -300,7 +300,7 @@ class ObstoreEngine(Engine):
         return memoryview(await found.bytes_async())
 
     async def _get_whole(self, key: str) -> memoryview:
-        """An object of a server that sends the whole whatever one asks for."""
+        """Fetch an object of a server that ignores ranges and sends the whole."""
         async with self._gates.setdefault(key, asyncio.Lock()):
             return await self._fetch_whole(key)
 
@@ -321,11 +321,11 @@ class ObstoreEngine(Engine):
         return memoryview(self._whole[key])
 
     def size(self, key: str) -> int:
-        """As `Engine.size`."""
+        """Return the size of an object, as `Engine.size` does."""
         return loop.run(self._version(key)).size
 
     def versions(self, keys: Sequence[str], *, pin: bool = False) -> builtins.list[Version]:
-        """Size and tag of each, asked for at once; with `pin` reads carry `If-Match` from now on."""
+        """Return size and tag of each, requested at once; with `pin` later reads carry `If-Match`."""
 
         async def work() -> builtins.list[Version]:
             return await _all([self._version(key, patient=True) for key in keys])
@@ -336,7 +336,7 @@ class ObstoreEngine(Engine):
         return found
 
     def pin(self, keys: Sequence[str]) -> builtins.list[int]:
-        """As `Engine.pin`."""
+        """Pin objects, as `Engine.pin` does."""
         return [v.size for v in self.versions(keys, pin=True)]
 
     async def _version(self, key: str, *, patient: bool = False) -> Version:
@@ -352,7 +352,7 @@ class ObstoreEngine(Engine):
 
     # -- writing -------------------------------------------------------------------------
     def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
-        """As `Engine.put`."""
+        """Write an object, as `Engine.put` does."""
         self._check_writable()
         self._pins.pop(key, None)
         if not (if_absent or if_match is not None):
@@ -395,7 +395,7 @@ class ObstoreEngine(Engine):
             raise BucketNotFoundError(error.message, url=call.url) from error
 
     def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
-        """As `Engine.put_many`, concurrently."""
+        """Write objects, as `Engine.put_many` does, concurrently."""
         self._check_writable()
         loop.run(self._put_many(items))
 
@@ -412,7 +412,7 @@ class ObstoreEngine(Engine):
         await _all([one(key, data) for key, data in items])
 
     def delete(self, keys: Sequence[str]) -> None:
-        """As `Engine.delete`, in bulk where the store can."""
+        """Delete objects, as `Engine.delete` does, in bulk where the store can."""
         self._check_writable()
         if keys:
             loop.run(self._delete(list(keys)))
@@ -444,7 +444,7 @@ class ObstoreEngine(Engine):
             await _all([several([key]) for key in keys])
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """As `Engine.list`."""
+        """List objects, as `Engine.list` does."""
         if self._read_only:
             raise self.unsupported(EngineCap.LIST)
         folder = prefix.rpartition("/")[0]
@@ -454,7 +454,7 @@ class ObstoreEngine(Engine):
 
         async def more() -> Any:
             nonlocal stream
-            if stream is None:  # (again) after what we have
+            if stream is None:  # (again) from the last received byte
                 stream = self._obstore.list(self._reader, prefix=folder or None, offset=last, chunk_size=1000)
             try:
                 return await anext(stream, None)
@@ -484,12 +484,12 @@ class ObstoreEngine(Engine):
             raise of_obstore(error, call) from error
 
     def close(self) -> None:
-        """Connections end with the last engine that uses them."""
+        """Do nothing: connections end with the last engine that uses them."""
         self._whole.clear()
 
 
 def _final(error: Exception, call: Call) -> Exception:
-    """An error of opening, where nothing is tried again."""
+    """Translate an error of opening, where nothing is retried."""
     return StoreNotFoundError(f"{call.url}: {short(error)}", url=call.url) if isinstance(error, Again) else error
 
 
