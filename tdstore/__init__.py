@@ -120,17 +120,17 @@ def open(location: Any = None, mode: Mode = "r", *, storage: Any = None, **optio
 
 
 def save(data: TensorDictBase, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
-    """`data.save(prefix, ...)`."""
+    """Save a container: `data.save(prefix, ...)`."""
     return data.save(prefix, copy_existing, **kwargs)
 
 
 def memmap(data: TensorDictBase, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
-    """`data.memmap(prefix, ...)`."""
+    """Save a container memory-mapped: `data.memmap(prefix, ...)`."""
     return data.memmap(prefix, copy_existing, **kwargs)
 
 
 def load(prefix: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """`TensorDict.load(prefix, ...)`."""
+    """Load a container: `TensorDict.load(prefix, ...)`."""
     return TensorDict.load(prefix, *args, **kwargs)
 
 
@@ -138,27 +138,27 @@ load_memmap = load
 
 
 def from_h5(h5_file: Any, **kwargs: Any) -> Any:
-    """`TensorDict.from_h5(h5_file, ...)`."""
+    """Open an HDF5 file: `TensorDict.from_h5(h5_file, ...)`."""
     return TensorDict.from_h5(h5_file, **kwargs)
 
 
 def from_consolidated(filename: Any, **kwargs: Any) -> Any:
-    """`TensorDict.from_consolidated(filename, ...)`."""
+    """Open a consolidated file: `TensorDict.from_consolidated(filename, ...)`."""
     return TensorDict.from_consolidated(filename, **kwargs)
 
 
 def from_schema(schema: Mapping[Any, Any], **kwargs: Any) -> Any:
-    """`TensorDict.from_schema(schema, ...)`."""
+    """Allocate a dataset: `TensorDict.from_schema(schema, ...)`."""
     return TensorDict.from_schema(schema, **kwargs)
 
 
 def from_zarr(zarr_file: Any, **kwargs: Any) -> Any:
-    """`TensorDict.from_zarr(zarr_file, ...)`."""
+    """Open a zarr group: `TensorDict.from_zarr(zarr_file, ...)`."""
     return TensorDict.from_zarr(zarr_file, **kwargs)
 
 
 def backends() -> list[BackendStatus]:
-    """What is installed, what each backend is for, and what failed to load and why."""
+    """Return what is installed, what each backend is for, and what failed to load and why."""
     return registry().status()
 
 

@@ -83,7 +83,7 @@ class Plugins:
         self.broken[name] = kept
 
     def call_each(self, hook: str, kind: type[Backend] | type[Codec]) -> Iterator[tuple[str, Any]]:
-        """Results of a hook one by one, each with its plugin; one that raises or lies is kept as broken."""
+        """Yield the results of a hook, each with its plugin; a plugin that raises or lies is recorded as broken."""
         for impl in getattr(self.manager.hook, hook).get_hookimpls():
             try:
                 items = list(impl.function())
@@ -97,17 +97,17 @@ class Plugins:
                 yield impl.plugin_name, item
 
     def describe(self, plugin: str) -> str:
-        """A plugin for messages: its entry point and its distribution."""
+        """Describe a plugin for messages: its entry point and its distribution."""
         ep = self._entries.get(plugin)
         return repr(plugin) if ep is None else f"{ep.name!r} of {_distribution(ep)}"
 
     def distribution(self, plugin: str) -> str:
-        """The name of a plugin's distribution, for messages."""
+        """Return the name of a plugin's distribution, for messages."""
         ep = self._entries.get(plugin)
         return _distribution(ep) if ep is not None else "tdstore" if plugin == BUILTIN else "this process"
 
     def unused(self) -> list[Unused]:
-        """Plugins that failed to load or are switched off."""
+        """Return the plugins that failed to load or are switched off."""
         broken = [Unused(name, e, *_would_declare(name, self._entries.get(name))) for name, e in self.broken.items()]
         off = [Unused(name, switched_off(name), *_would_declare(name, ep)) for name, ep in self.off.items()]
         return broken + off
@@ -129,7 +129,7 @@ def find_plugins() -> Plugins:
 
 
 def switched_off(name: str) -> MissingDependencyError:
-    """The error of a plugin that `TDSTORE_DISABLE_PLUGINS` names."""
+    """Create the error of a plugin that `TDSTORE_DISABLE_PLUGINS` names."""
     return MissingDependencyError(
         f"plugin {name!r} is installed but switched off",
         hint=f"take {name} out of the environment variable {DISABLE}",
@@ -152,19 +152,19 @@ def _where(ep: EntryPoint) -> str:
 
 
 def _label(ep: EntryPoint) -> str:
-    """A plugin's name that no other distribution has."""
+    """Return a plugin's name that no other distribution has."""
     return ep.name if ep.dist is None else _normal(f"{ep.dist.name}:{ep.name}")
 
 
 def _normal(label: str) -> str:
-    """`Tdstore_H5:h5` as `tdstore-h5:h5`: one spelling for the names of distributions."""
+    """Normalise `Tdstore_H5:h5` to `tdstore-h5:h5`: one spelling for the names of distributions."""
     distribution, colon, name = label.rpartition(":")
     return re.sub(r"[-_.]+", "-", distribution).lower() + colon + name
 
 
 # -- what a plugin that cannot be imported would declare -----------------------------------------
 def _would_declare(name: str, ep: EntryPoint | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Suffixes and schemes that the source of a plugin spells out, read without running it; else its name as both."""
+    """Read suffixes and schemes from the source of a plugin, without running it; else return its name as both."""
     source = "" if ep is None else _source(ep)
     suffixes, schemes = _texts(source, "suffixes"), _texts(source, "schemes")
     if suffixes or schemes:
@@ -179,7 +179,7 @@ def _texts(source: str, field: str) -> list[str]:
 
 
 def _source(ep: EntryPoint) -> str:
-    """The source of the module that an entry point names; nothing if there is none."""
+    """Return the source of the module that an entry point names; nothing if there is none."""
     top, *below = ep.module.split(".")
     try:
         spec = importlib.util.find_spec(top)  # of a submodule it would import the package

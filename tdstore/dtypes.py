@@ -84,18 +84,18 @@ def as_dtype(value: object) -> torch.dtype:
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """The numpy dtype that carries `dtype`: the same type, or unsigned integers of its width."""
+    """Return the numpy dtype that carries `dtype`: the same type, or unsigned integers of its width."""
     dtype_name(dtype)
     return _TO_NUMPY[dtype]
 
 
 def is_bit_pattern(dtype: torch.dtype) -> bool:
-    """Whether numpy lacks `dtype`, so that it travels as unsigned integers."""
+    """Check whether numpy lacks `dtype`, so that it is stored as unsigned integers."""
     return dtype not in _FROM_NUMPY.values()
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A numpy array over the memory of a CPU tensor, of dtype `numpy_dtype(tensor.dtype)`; no copy."""
+    """Return a numpy array over the memory of a CPU tensor, of dtype `numpy_dtype(tensor.dtype)`; no copy."""
     if tensor.dtype in _REAL and not tensor.requires_grad and not tensor.is_neg():
         return tensor.numpy()
     tensor = tensor.detach().resolve_conj().resolve_neg()
@@ -105,7 +105,7 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def torch_ready(array: Any) -> Any:
-    """What torch takes of a numpy array: itself, or a copy in this machine's byte order, or without odd strides."""
+    """Return a numpy array that torch accepts: itself, or a copy in native byte order with usual strides."""
     if not isinstance(array, np.ndarray) or array.dtype.char not in "?bhilqBHILQefdFDpP":
         return array
     if not array.dtype.isnative:
@@ -114,7 +114,7 @@ def torch_ready(array: Any) -> Any:
 
 
 def from_numpy(array: np.ndarray[Any, Any], dtype: torch.dtype) -> Tensor:
-    """A tensor of `dtype` over the memory of `array` (made by `to_numpy`'s rule); copies only read-only memory."""
+    """Return a tensor of `dtype` over the memory of `array` (made as by `to_numpy`); copies only read-only memory."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if not array.flags.writeable:

@@ -62,15 +62,15 @@ class Engine(ABC):
     @property
     @abstractmethod
     def can(self) -> EngineCap:
-        """What it can do. Asks nobody: where only the server knows about conditions, `conditional` finds out."""
+        """Abilities of the engine. No request is made: `conditional` asks the server about conditions."""
 
     def conditional(self) -> bool:
-        """Whether `put` honours its conditions here. May try it out the first time, with a small object."""
+        """Return whether `put` honours its conditions here. May try it out the first time, with a small object."""
         return EngineCap.CONDITIONAL in self.can
 
     @abstractmethod
     def get(self, key: str, limit: int | None = None) -> Blob:
-        """A whole object and its tag, in one request.
+        """Return a whole object and its tag, in one request.
 
         Raises:
             StoreNotFoundError: no such object. CorruptStoreError: it is larger than `limit` bytes.
@@ -78,7 +78,7 @@ class Engine(ABC):
 
     @abstractmethod
     def get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
-        """The bytes of each range, in order, fetched concurrently: one round, however many there are.
+        """Return the bytes of each range, in order, fetched concurrently: one round, however many there are.
 
         Ranges are fetched as they are asked for (`tdstore.index.ranges.Batch` merges and splits them); each
         answer is as long as its range, or `CorruptStoreError` tells that the object ends before.
@@ -86,10 +86,10 @@ class Engine(ABC):
 
     @abstractmethod
     def size(self, key: str) -> int:
-        """Bytes of an object."""
+        """Return the bytes of an object."""
 
     def pin(self, keys: Sequence[str]) -> list[int]:
-        """Sizes of objects, asked for at once; from now on ranges of them are of the versions that are there now.
+        """Return the sizes of objects, fetched at once; later reads of ranges return the versions present now.
 
         For objects that others may replace while they are read: `CorruptStoreError` tells when that happened.
         Engines that cannot ask for a version tell the sizes only, as this default does.
@@ -120,22 +120,22 @@ class Engine(ABC):
         raise self.unsupported(EngineCap.WRITE)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """All objects whose keys start with `prefix`, at any depth, in any order."""
+        """List all objects whose keys start with `prefix`, at any depth, in any order."""
         raise self.unsupported(EngineCap.LIST)
 
     async def aget_ranges(self, ranges: Sequence[Range]) -> Sequence[Buffer]:
-        """As `get_ranges`, without blocking the event loop."""
+        """Fetch as `get_ranges`, without blocking the event loop."""
         return await asyncio.to_thread(self.get_ranges, ranges)
 
     def close(self) -> None:
         """Let go of connections and files. Twice is fine."""
 
     def where(self, key: str) -> str:
-        """The URL of an object, for messages."""
+        """Return the URL of an object, for messages."""
         return f"{self.url.rstrip('/')}/{key}" if key else self.url
 
     def unsupported(self, cap: EngineCap) -> UnsupportedError:
-        """The error for an ability that this engine lacks."""
+        """Create the error for an ability that this engine lacks."""
         what = {
             EngineCap.WRITE: "be written to",
             EngineCap.LIST: "list what it holds",

@@ -53,12 +53,12 @@ class Header:
 
 
 def encode_header(header: Header) -> bytes:
-    """The header as JSON (UTF-8)."""
+    """Encode the header as JSON (UTF-8)."""
     return msgspec.json.encode(header_to_builtins(header))
 
 
 def header_to_builtins(header: Header) -> dict[str, Any]:
-    """The header as plain dicts and lists, to be part of a larger document."""
+    """Return the header as plain dicts and lists, to be part of a larger document."""
     groups = [[list(path), msgspec.to_builtins(group)] for path, group in header.groups.items()]
     return {"format": FORMAT_VERSION, "groups": groups}
 

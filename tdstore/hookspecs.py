@@ -116,7 +116,7 @@ def tdstore_codecs() -> Iterable[Codec]:  # type: ignore[empty-body]
 
 @hookspec
 def tdstore_store_opened(store: Store) -> None:
-    """A store was opened: look, measure, do not touch."""
+    """Observe a store that was opened: look, measure, do not touch."""
 
 
 @hookspec(firstresult=True)

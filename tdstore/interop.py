@@ -33,7 +33,7 @@ def _tensordict() -> Any:
 
 
 def to_tensordict(td: Any) -> Any:
-    """The same entries as a container of the `tensordict` package, around the same tensors.
+    """Convert to a container of the `tensordict` package, around the same tensors.
 
     Lazy stacks, `TensorDictParams`, values that are no tensors, names and locks are kept; tensors over files are
     still over the files. What is stored elsewhere (HDF5, zarr, a bucket) is read into memory in one batch: index
@@ -83,7 +83,7 @@ def _value_to(peer: Any, value: NonTensor) -> Any:
 
 
 def from_tensordict(td: Any) -> Any:
-    """A container of the `tensordict` package as one of ours, around the same tensors.
+    """Convert a container of the `tensordict` package to one of ours, around the same tensors.
 
     Lazy stacks, `TensorDictParams`, values that are no tensors, names and locks are kept. Memory-mapped tensors
     still share their files, as plain tensors. A `PersistentTensorDict` or a store of theirs is read into memory:
@@ -204,7 +204,7 @@ def _ours_of(theirs: Any) -> Any:
 
 
 def _body_of(cls: Any) -> dict[str, Any]:
-    """A class body with the fields of a tensorclass, and nothing else."""
+    """Return a class body with the fields of a tensorclass, and nothing else."""
     body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     body["__annotations__"] = {field.name: field.type for field in dataclasses.fields(cls)}
     for field in dataclasses.fields(cls):
@@ -218,7 +218,8 @@ def _body_of(cls: Any) -> dict[str, Any]:
 
 # -- torchrl -----------------------------------------------------------------------------------
 def torchrl_storage(td: Any, *, length: int | None = None) -> Any:
-    """A storage for torchrl's replay buffers over a TensorDict, wherever that is: rows are read as they are sampled.
+    """Build a storage for torchrl's replay buffers over a TensorDict, wherever that is: rows are read as they are
+    sampled.
 
     What the buffer is extended with is written in place, where the TensorDict takes writes. Its length is the number
     of rows that hold data, and grows up to the batch size as rows after these are written. Only such rows are sampled.
@@ -253,7 +254,7 @@ def torchrl_storage(td: Any, *, length: int | None = None) -> Any:
 
 @functools.cache
 def _storage_class() -> Any:
-    """The class, which cannot be made before torchrl is imported."""
+    """Return the class, which cannot be made before torchrl is imported."""
     try:
         from torchrl.data import LazyTensorStorage, TensorStorage  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as error:
@@ -287,7 +288,7 @@ def _storage_class() -> Any:
             return self._filled
 
         def state_dict(self) -> dict[str, Any]:
-            """The rows, as a state dict."""
+            """Return the rows, as a state dict."""
             return {"_storage": self.td.state_dict(), "_len": self._filled}
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -316,7 +317,7 @@ def _storage_class() -> Any:
 
 
 def _rows_up_to(cursor: Any, rows: int) -> int:
-    """How many rows there are up to the last one that an index of rows names."""
+    """Return how many rows there are up to the last one that an index of rows names."""
     if isinstance(cursor, slice):
         cursor = range(*cursor.indices(rows))
     found = torch.as_tensor([*cursor[:1], *cursor[-1:]] if isinstance(cursor, range) else cursor)

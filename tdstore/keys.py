@@ -74,7 +74,7 @@ def join(path: Path, sep: str) -> str:
 
 
 def key_text(key: NestedKey) -> str:
-    """A key as messages show it: `'next' / 'obs'`."""
+    """Format a key for messages: `'next' / 'obs'`."""
     return path_text(unravel(key))
 
 
@@ -151,12 +151,12 @@ def _shorten(name: str, key: bytes) -> str:
 
 
 def is_hashed(name: str) -> bool:
-    """Whether `encode_file_name` replaced a long key by its hash, so that the name does not tell it."""
+    """Check whether `encode_file_name` replaced a long key by its hash, so that the name does not tell it."""
     return name.startswith("~")
 
 
 def decode_file_name(name: str) -> str:
-    """The key that `encode_file_name` or `encode_names` gave this name.
+    """Return the key for which `encode_file_name` or `encode_names` returned this name.
 
     Raises:
         ValueError: the hash of a long key, or not such a name.
@@ -188,7 +188,7 @@ def _plain(name: str, start: int, stop: int) -> bytes:
 
 
 def fold(name: str) -> str:
-    """Two names with the same fold may be one file on a medium that ignores case or Unicode form."""
+    """Fold a name: two names with one fold may be one file on a medium that ignores case or Unicode form."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 

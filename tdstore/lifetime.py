@@ -37,7 +37,7 @@ class Closable(Protocol):
     restructured: bool
 
     def load_header(self) -> Header:
-        """Give the header last saved."""
+        """Return the header last saved."""
 
     def save_header(self, header: Header) -> None:
         """Commit."""
@@ -121,7 +121,7 @@ class Ending:
 
 
 def _is_gone(place: str) -> bool:
-    """Whether a place was a local path, and was removed with all that could be lost there."""
+    """Check whether a place was a local path, and was removed with all that could be lost there."""
     path = place.partition("://")[2] or place
     return os.path.isabs(path) and not os.path.lexists(path)
 

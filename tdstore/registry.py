@@ -112,11 +112,11 @@ class Registry:
 
     # -- finding ------------------------------------------------------------------------
     def backends(self) -> dict[str, Backend]:
-        """Every usable backend by name. A name that two plugins claim is left out until asked for."""
+        """Return every usable backend by name. A name that two plugins claim is left out until it is requested."""
         return {name: claims[0][0] for name, claims in self._claims().items() if len(claims) == 1}
 
     def status(self) -> list[BackendStatus]:
-        """Every backend and every plugin that failed, by name."""
+        """Return every backend and every plugin that failed, by name."""
         lines = [BackendStatus(b.name, plugin, b) for claims in self._claims().values() for b, plugin in claims]
         lines += [
             BackendStatus(name, name, None, PluginError("switched off by TDSTORE_DISABLE_PLUGINS"))
@@ -160,12 +160,12 @@ class Registry:
         self._codecs = [c for c in self._codecs if c.name != name]
 
     def codecs(self) -> list[Codec]:
-        """Every codec that plugins declare, or this process."""
+        """Return every codec that plugins declare, or this process."""
         return self._codecs + [c for _, c in self.plugins.call_each("tdstore_codecs", Codec)]
 
     # -- resolving ----------------------------------------------------------------------
     def get(self, name: str) -> Backend:
-        """The backend of that name, or the only one for URLs of that scheme: "dragonfly" is redis.
+        """Return the backend of that name, or the only one for URLs of that scheme: "dragonfly" is redis.
 
         Raises:
             AmbiguousBackendError: two plugins declare it. BrokenPluginError: its plugin failed to load.
@@ -192,7 +192,7 @@ class Registry:
         raise self._unknown(f"no backend is named {name!r}", name)
 
     def resolve(self, location: str | os.PathLike[str] | None, storage: str | Backend | None = None) -> Backend | None:
-        """The backend of a location: explicit `storage`, scheme, suffix, marker, magic, then the guess hook.
+        """Resolve the backend of a location: explicit `storage`, scheme, suffix, marker, magic, then the guess hook.
 
         Returns None for a local path about which nothing tells (a new directory, say).
 
@@ -241,7 +241,7 @@ class Registry:
         return None
 
     def unused(self) -> list[Unused]:
-        """Plugins that failed to load or are switched off, and backends of ours that are not installed."""
+        """Return plugins that failed to load or are switched off, and backends of ours that are not installed."""
         found = [
             Unused(p.name, p.error, KNOWN[p.name].suffixes, KNOWN[p.name].schemes) if p.name in KNOWN else p
             for p in self.plugins.unused()
@@ -254,7 +254,7 @@ class Registry:
         return found
 
     def failed(self) -> list[PluginError]:
-        """The errors of plugins that failed to load or are switched off."""
+        """Return the errors of plugins that failed to load or are switched off."""
         return [plugin.error for plugin in self.plugins.unused()]
 
     def _refuse_unused(self, path: str) -> None:
@@ -266,7 +266,7 @@ class Registry:
                     raise _about(plugin, f"{path}: {suffix!r} belongs to a backend that cannot be used")
 
     def resolve_url(self, url: str) -> Backend:
-        """The backend of a URL, by its scheme; then by suffix for schemes that several formats share."""
+        """Resolve the backend of a URL, by its scheme; then by suffix for schemes that several formats share."""
         scheme = url.partition("://")[0].partition("::")[0].partition(":")[0].lower()
         every = [b for claims in self._claims().values() for b, _ in claims]
         if claims := [b for b in every if scheme in b.schemes]:
@@ -426,7 +426,7 @@ class Registry:
         return store
 
     def _origin(self, backend: Backend) -> str:
-        """The distribution that declares a backend, for messages."""
+        """Return the distribution that declares a backend, for messages."""
         for declared, plugin in self._claims().get(backend.name, ()):
             if declared is backend:
                 return self.plugins.distribution(plugin)
@@ -450,7 +450,7 @@ _SQUEEZED_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 
 
 def without_password(url: str) -> str:
-    """A URL as it may be shown: what stands before the host's `@` is left out."""
+    """Return a URL for display: what stands before the host's `@` is left out."""
     return re.sub(r"//[^/@\s]*@", "//***@", url)
 
 
@@ -459,7 +459,7 @@ def _shown(place: object) -> str:
 
 
 def _about(plugin: Unused, message: str) -> PluginError:
-    """The error of a plugin that is not in use, for one location."""
+    """Create the error of a plugin that is not in use, for one location."""
     error = type(plugin.error)(f"{message}: {plugin.error.message}", hint=plugin.error.hint)
     error.__cause__ = plugin.error.__cause__
     return error
@@ -488,7 +488,7 @@ def _check_options(backend: Backend, opener: Callable[..., Store], options: dict
 
 @cache
 def _option_names(opener: Callable[..., Store]) -> tuple[str, ...] | None:
-    """The options that an opener spells out; None when it takes any and checks them itself."""
+    """Return the options that an opener spells out; None when it takes any and checks them itself."""
     parameters = inspect.signature(opener).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return None
@@ -497,11 +497,11 @@ def _option_names(opener: Callable[..., Store]) -> tuple[str, ...] | None:
 
 @cache
 def registry() -> Registry:
-    """The registry of this process, filled on first use."""
+    """Return the registry of this process, filled on first use."""
     return Registry()
 
 
 def split_scheme(location: str) -> tuple[str, str]:
-    """`"h5://runs/a.h5"` -> `("h5", "runs/a.h5")`; a plain path has the scheme `""`."""
+    """Split `"h5://runs/a.h5"` into `("h5", "runs/a.h5")`; a plain path has the scheme `""`."""
     scheme, sep, rest = location.partition("://")
     return (scheme, rest) if sep else ("", location)

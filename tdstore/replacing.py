@@ -60,13 +60,13 @@ def check_replaceable(backend: Backend, location: str, name: str, open_it: Calla
 
 
 def _is_dataset(header: Header) -> bool:
-    """Whether a header was saved: files of other programs get one made up, whose root has no batch size."""
+    """Check whether a header was saved: files of other programs get a generated one, whose root has no batch size."""
     root = header.groups.get((), Group())
     return root.batch_size is not None or root.kind != "TensorDict" or bool(root.values) or bool(root.extra)
 
 
 def _is_empty(backend: Backend, location: str, store: Store) -> bool:
-    """Whether a store without a header has nothing else: a database of another program may have no leaves either."""
+    """Check whether a store without a header has nothing else: other programs' databases may have no leaves either."""
     return next(store.paths(), None) is None and not (_is_file_format(backend) and _holds_something(location))
 
 

@@ -64,10 +64,10 @@ class set_capture_non_tensor_stack(Switch):  # noqa: N801 - the name that users 
 
 
 def list_to_stack(allow_none: bool = False) -> bool:
-    """Whether lists become one value per row; see `set_list_to_stack`."""
+    """Return whether lists become one value per row; see `set_list_to_stack`."""
     return set_list_to_stack.on
 
 
 def capture_non_tensor_stack(allow_none: bool = False) -> bool:
-    """Whether stacks of equal values become one value; see `set_capture_non_tensor_stack`."""
+    """Return whether stacks of equal values become one value; see `set_capture_non_tensor_stack`."""
     return set_capture_non_tensor_stack.on

@@ -161,15 +161,15 @@ class Store(ABC):
     # -- catalogue: cheap, no data moves ---------------------------------------------------
     @abstractmethod
     def paths(self) -> Iterator[Path]:
-        """The paths of all leaves, in any order (the header keeps the order)."""
+        """Return the paths of all leaves, in any order (the header keeps the order)."""
 
     @abstractmethod
     def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        """Shape, dtype and fill value of each; `KeyNotFoundError` names a leaf that is not there."""
+        """Return shape, dtype and fill value of each; `KeyNotFoundError` names a leaf that is not there."""
 
     @abstractmethod
     def load_header(self) -> Header:
-        """The header last saved; an empty one when the store is new or foreign."""
+        """Return the header last saved; an empty one when the store is new or foreign."""
 
     @abstractmethod
     def save_header(self, header: Header) -> None:
@@ -185,7 +185,7 @@ class Store(ABC):
 
     @abstractmethod
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        """The rows asked for, in request order, each in memory of its own or in `Read.out`."""
+        """Read the requested rows, in request order, each into memory of its own or into `Read.out`."""
 
     @abstractmethod
     def write(self, writes: Sequence[Write]) -> None:
@@ -208,11 +208,11 @@ class Store(ABC):
 
     # -- optional: each default is correct; override for speed or ability --------------------
     async def aread(self, reads: Sequence[Read]) -> list[Tensor]:
-        """As `read`, without blocking the event loop. Override when the medium has async I/O of its own."""
+        """Read as `read`, without blocking the event loop. Override when the medium has async I/O of its own."""
         return await asyncio.to_thread(self.read, reads)
 
     def view(self, path: Path) -> Tensor:
-        """The live tensor behind a leaf (VIEW)."""
+        """Return the live tensor behind a leaf (VIEW)."""
         raise self.unsupported(Cap.VIEW)
 
     def resize(self, lengths: Mapping[Path, int]) -> None:
@@ -261,7 +261,7 @@ class Store(ABC):
         yield False
 
     def layout(self, path: Path) -> Mapping[str, Any]:
-        """How a leaf lies on the medium, for people to read: chunks, shards, compression. Reads no data."""
+        """Describe how a leaf lies on the medium, for people to read: chunks, shards, compression. Reads no data."""
         return {}
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
@@ -276,7 +276,7 @@ class Store(ABC):
         """
 
     def reopen_token(self) -> tuple[Any, Mode, dict[str, Any]] | None:
-        """`(location, mode, options)` that another process can open the store with; None: as it was opened.
+        """Return `(location, mode, options)` that another process can open the store with; None: as it was opened.
 
         The location may be any picklable object that the opener takes. Modes that build something new
         must have become "r+" here, or a copy would wipe the data.
@@ -284,11 +284,12 @@ class Store(ABC):
         return None
 
     def group_location(self, path: Path) -> str:
-        """Where a group is, as a user who looks for it would write it; the store's url unless it can say more."""
+        """Return where a group is, in the form that a user would write; by default the store's url."""
         return self.url
 
     def native_group(self, path: Path, owner: object) -> object:
-        """A group as an object of the library of this format, of the last commit, by which nothing can be changed.
+        """Return a group as an object of the library of this format, of the last commit, by which nothing can be
+        changed.
 
         Args:
             path: of the group.
@@ -304,11 +305,11 @@ class Store(ABC):
         )
 
     def nbytes_stored(self) -> int | None:
-        """Bytes that the store takes on its medium; None when it cannot tell."""
+        """Return the bytes that the store takes on its medium; None when it cannot tell."""
         return None
 
     def unsupported(self, cap: Cap) -> UnsupportedError:
-        """The error for an ability that this store lacks."""
+        """Create the error for an ability that this store lacks."""
         name = str(cap.name).lower().replace("_", " ")
         return UnsupportedError(
             f"{type(self).__name__} at {self.url} has no {cap.name} ability ({name})",

@@ -74,7 +74,7 @@ class LeafSpec:
         return self.numel * self.dtype.itemsize
 
     def replace(self, **changes: Any) -> LeafSpec:
-        """A copy with `shape`, `dtype`, `fill_value` or options changed."""
+        """Return a copy with `shape`, `dtype`, `fill_value` or options changed."""
         merged = {"shape": self.shape, "dtype": self.dtype, "fill_value": self.fill_value, **self.options, **changes}
         return LeafSpec(**merged)
 
@@ -117,5 +117,5 @@ class Fault:
 
 
 def path_text(path: Path) -> str:
-    """A path as messages show it: `'next' / 'obs'`, unambiguous whatever the keys hold."""
+    """Format a path for messages: `'next' / 'obs'`, unambiguous whatever the keys hold."""
     return " / ".join(repr(part) for part in path) if path else "the root"

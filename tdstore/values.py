@@ -45,7 +45,7 @@ class _Malformed(ValueError):
 
 
 def encode_value(value: object, _depth: int = 0, other: Encoder | None = None) -> JSON:
-    """A JSON form of `value`, from which `decode_value` makes an equal object of the same type.
+    """Return a JSON form of `value`, from which `decode_value` makes an equal object of the same type.
 
     Takes None, bool, int, float (NaN and infinities too), complex, `Decimal`, str, bytes, bytearray, list, tuple,
     set, dict, range, slice, `Path`, `UUID`, dates, times, numpy scalars and arrays, CPU tensors, `torch.dtype`,
@@ -108,12 +108,12 @@ def _encode(value: object, _depth: int, other: Encoder | None) -> JSON:
 
 
 def pickled_form(data: bytes, key: str | None = None) -> JSON:
-    """The form of a value that is a pickle already, or a key of the dict that it is."""
+    """Return the form of a value that is a pickle already, or of a key of the dict that it is."""
     return {"$codec": [PICKLE, encode_value(data if key is None else (data, key))]}
 
 
 def decode_value(data: JSON, _depth: int = 0, other: Decoder | None = None) -> Any:
-    """The object that `encode_value` was given.
+    """Return the object that was passed to `encode_value`.
 
     Args:
         other: makes the objects that the `other` of `encode_value` took apart.
@@ -128,7 +128,7 @@ def decode_value(data: JSON, _depth: int = 0, other: Decoder | None = None) -> A
 
 
 def decode_number(data: JSON) -> bool | int | float | complex:
-    """The number that `encode_value` was given: a fill value.
+    """Return the number that was passed to `encode_value`: a fill value.
 
     Raises:
         ValueError: anything else.
@@ -222,7 +222,7 @@ _NUMPY_DTYPE = re.compile(r"[<>|=]?[biufcSUMm][0-9]{0,10}(\[[0-9]{0,10}[A-Za-z]{
 
 
 def _numpy_dtype(text: Any) -> np.dtype[Any]:
-    """The dtype of plain data; numpy's own parser of longer texts is not asked."""
+    """Return the dtype of plain data; numpy's own parser of longer texts is not asked."""
     if not isinstance(text, str) or _NUMPY_DTYPE.fullmatch(text) is None:
         raise ValueError(f"numpy dtype {str(text)[:80]!r} is not that of plain data")
     return np.dtype(text)

@@ -12,7 +12,7 @@ from tdstore.rl.storages.tabular import TabularStorage, is_collection
 
 
 def torchrl_storage(storage: TabularStorage) -> Any:
-    """A storage of torchrl over one of this package: rows are read and written there, as torchrl's TensorDicts.
+    """Wrap a storage of this package as one of torchrl: rows are read and written there, as torchrl's TensorDicts.
 
     Args:
         storage: where the rows are.
@@ -29,7 +29,7 @@ def torchrl_storage(storage: TabularStorage) -> Any:
 
 @functools.cache
 def _storage_class() -> Any:
-    """The class, which cannot be made before torchrl is imported."""
+    """Return the class, which cannot be made before torchrl is imported."""
     try:
         from torchrl.data import TensorStorage  # type: ignore[import-untyped,import-not-found,unused-ignore]
         from torchrl.data.replay_buffers.storages import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -55,7 +55,7 @@ def _storage_class() -> Any:
 
         @initialized.setter
         def initialized(self, value: bool) -> None:
-            """torchrl sets it; the rows know better."""
+            """Ignore the value that torchrl sets; the rows know better."""
 
         @property
         def shape(self) -> Any:
@@ -96,7 +96,7 @@ def _storage_class() -> Any:
 
         @_last_cursor.setter
         def _last_cursor(self, value: Any) -> None:
-            """torchrl sets it; the rows have a cursor of their own."""
+            """Ignore the value that torchrl sets; the rows have a cursor of their own."""
 
         # Rows.
         def get(self, index: Any) -> Any:

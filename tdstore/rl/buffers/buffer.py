@@ -130,17 +130,17 @@ class ReplayBuffer:
     # -- parts -------------------------------------------------------------------------------
     @property
     def storage(self) -> Any:
-        """Where the rows are."""
+        """Storage of the rows."""
         return self._storage
 
     @property
     def sampler(self) -> Any:
-        """What chooses the rows of a batch."""
+        """Sampler, which chooses the rows of a batch."""
         return self._sampler
 
     @property
     def writer(self) -> Any:
-        """What chooses the slots of new rows."""
+        """Writer, which chooses the slots of new rows."""
         return self._writer
 
     @property
@@ -165,7 +165,7 @@ class ReplayBuffer:
         return bool(self._storage.initialized)
 
     def _for(self, part: Any) -> Any:
-        """The storage as a sampler or a writer takes it: parts of torchrl take one of torchrl."""
+        """Return the storage in the form for a sampler or a writer: parts of torchrl take one of torchrl."""
         if is_torchrl(part) and isinstance(self._storage, TabularStorage):
             return torchrl_storage(self._storage)
         return self._storage
@@ -224,7 +224,7 @@ class ReplayBuffer:
         return self
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBuffer:
-        """`append_transform`, before the transform of that number."""
+        """Insert a transform before the transform of that number; otherwise as `append_transform`."""
         self._transforms.insert(index, (transform, invert))
         return self
 
@@ -298,7 +298,7 @@ class ReplayBuffer:
             self._marked.append(index)
 
     def _rank_marked(self) -> None:
-        """Give rows that other buffers and processes wrote their priorities."""
+        """Set the priorities of rows that other buffers and processes wrote."""
         while self._marked:
             self._sampler.mark_update(written_rows(self._marked.popleft()), storage=self._storage)
         if self._follows:
@@ -337,7 +337,7 @@ class ReplayBuffer:
         return (batch, info) if return_info else batch
 
     def _sample(self, size: int) -> tuple[Any, dict[Any, Any]]:
-        """One batch, now."""
+        """Sample one batch now."""
         with self._lock:
             storage, sampler = self._storage, self._sampler
             if not len(storage):
@@ -355,7 +355,7 @@ class ReplayBuffer:
         return self._finished(batch, info), info
 
     def _finished(self, batch: Any, info: dict[Any, Any]) -> Any:
-        """What `sample` returns for rows: collated, marked, transformed, pinned."""
+        """Return the result of `sample` for rows: collated, marked, transformed, pinned."""
         if self._collate is not None:
             batch = self._collate(batch)
         elif isinstance(batch, list):
@@ -410,7 +410,7 @@ class ReplayBuffer:
             self._pending.popleft().cancel()
 
     def __iter__(self) -> Iterator[Any]:
-        """Give batches until the sampler has run out: for ever, where it draws with replacement.
+        """Yield batches until the sampler has run out: for ever, where it draws with replacement.
 
         Raises:
             RuntimeError: the constructor was given no batch size.
@@ -430,7 +430,7 @@ class ReplayBuffer:
                 return
 
     def next(self) -> Any:
-        """The next batch of the pass; None when it is over."""
+        """Return the next batch of the pass; None when it is over."""
         if not hasattr(self, "_iterator") or self._iterator is None:
             self._iterator: Iterator[Any] | None = iter(self)
         try:
@@ -442,11 +442,11 @@ class ReplayBuffer:
 
     # -- rows by index -----------------------------------------------------------------------
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self._storage)
 
     def __getitem__(self, index: Any) -> Any:
-        """Rows by index, transformed as samples are, or one entry of all rows by its key, as it is stored."""
+        """Return rows by index, transformed as samples are, or one entry of all rows by its key, as it is stored."""
         with self._lock:
             if is_key(index):
                 return self._rows(slice(None))[index]
@@ -480,7 +480,7 @@ class ReplayBuffer:
                 self._storage.set(index, value, set_cursor=False)
 
     def stats(self) -> dict[str, Any]:
-        """How full the buffer is."""
+        """Return how full the buffer is."""
         size, capacity = len(self), int(self._storage.max_size)
         return {
             "size": size, "capacity": capacity, "utilization": size / capacity, "write_count": self.write_count,
@@ -489,7 +489,7 @@ class ReplayBuffer:
 
     # -- checkpoints -------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Rows, positions and random numbers, as plain data and tensors."""
+        """Return rows, positions and random numbers, as plain data and tensors."""
         with self._lock:
             self._rank_marked()
             generator = self._generator
@@ -545,23 +545,23 @@ class ReplayBuffer:
         self._generator.set_state(torch.as_tensor(state, dtype=torch.uint8).cpu().contiguous())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """`dumps(path)`."""
+        """Save as `dumps(path)`."""
         self.dumps(path)
 
     def dump(self, path: str | os.PathLike[str]) -> None:
-        """`dumps(path)`."""
+        """Save as `dumps(path)`."""
         self.dumps(path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """`loads(path)`."""
+        """Load as `loads(path)`."""
         self.loads(path)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
-        """`storage.register_save_hook(hook)`."""
+        """Call `storage.register_save_hook(hook)`."""
         self._storage.register_save_hook(hook)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """`storage.register_load_hook(hook)`."""
+        """Call `storage.register_load_hook(hook)`."""
         self._storage.register_load_hook(hook)
 
     # -- the end -----------------------------------------------------------------------------
@@ -580,7 +580,7 @@ class ReplayBuffer:
         self._storage.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process: without threads."""
+        """Return the state for another process: without threads."""
         state = self.__dict__.copy()
         for name in ("_lock", "_pool", "_pending", "_iterator", "_marked", "_writing"):
             state.pop(name, None)

@@ -12,20 +12,20 @@ from tdstore.rl.storages.lists import stacked
 
 
 def rows_first(data: Any, dim: int) -> Any:
-    """Data with dimensions 0 and `dim` exchanged; a list of items is stacked before."""
+    """Exchange dimensions 0 and `dim` of data; a list of items is stacked before."""
     if isinstance(data, list):
         data = stacked(data)
     return _each(data, lambda part: part.transpose(0, dim))
 
 
 def read(storage: Any, index: Any, dim: int) -> Any:
-    """`data[index]` of all data, in the caller's order of dimensions. Only rows that it names are read."""
+    """Return `data[index]` of all data, in the caller's order of dimensions. Only rows that it names are read."""
     rows, index = _narrowed(index, dim)
     return _each(storage.get(rows), lambda part: part.transpose(0, dim)[index])
 
 
 def write(storage: Any, index: Any, value: Any, dim: int) -> None:
-    """`data[index] = value`, in the caller's order of dimensions: rows are read, changed, and written whole."""
+    """Write `data[index] = value`, in the caller's order of dimensions: rows are read, changed, and written whole."""
     rows, index = _narrowed(index, dim)
     found = storage.get(rows)
     if not hasattr(found, "transpose"):
@@ -36,7 +36,7 @@ def write(storage: Any, index: Any, value: Any, dim: int) -> None:
 
 
 def _narrowed(index: Any, dim: int) -> tuple[slice, Any]:
-    """The rows of the storage that an index names, and the index that is left for these."""
+    """Return the rows of the storage that an index names, and the index that remains for these."""
     parts = index if isinstance(index, tuple) else (index,)
     plain = all(isinstance(part, (int, slice)) and not isinstance(part, bool) for part in parts)
     if not plain or len(parts) <= dim:

@@ -22,7 +22,7 @@ from tdstore.rl.storages.tabular import is_collection
 
 
 def collated(items: Sequence[Any]) -> Any:
-    """One batch of a list of items: a dense stack where shapes agree, a lazy one where they differ."""
+    """Collate a list of items into one batch: a dense stack where shapes agree, a lazy one where they differ."""
     first = items[0]
     if is_container(first):
         try:
@@ -42,7 +42,7 @@ def collated(items: Sequence[Any]) -> Any:
 
 
 def made_part(name: str, given: Any, default: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
-    """A part that was given, or made by a function, or by default.
+    """Return a part that was given, or made by a function, or by default.
 
     Raises:
         TypeError: it is none of these.
@@ -66,7 +66,7 @@ def check_size(batch_size: Any) -> None:
 
 
 def asked_size(asked: int | None, own: int | None) -> int:
-    """Rows of a batch, as `sample` or else the constructor was told.
+    """Return the rows of a batch, from the argument of `sample` or else of the constructor.
 
     Raises:
         RuntimeError: neither was.
@@ -82,34 +82,34 @@ def asked_size(asked: int | None, own: int | None) -> int:
 
 
 def is_storage(given: Any) -> bool:
-    """Whether an object is a storage, of this package or of torchrl."""
+    """Check whether an object is a storage, of this package or of torchrl."""
     return isinstance(given, Storage) or all(hasattr(given, n) for n in ("get", "set", "max_size", "ndim"))
 
 
 def is_sampler(given: Any) -> bool:
-    """Whether an object is a sampler, of this package or of torchrl."""
+    """Check whether an object is a sampler, of this package or of torchrl."""
     return isinstance(given, Sampler) or (not isinstance(given, type) and hasattr(given, "sample"))
 
 
 def is_writer(given: Any) -> bool:
-    """Whether an object is a writer, of this package or of torchrl."""
+    """Check whether an object is a writer, of this package or of torchrl."""
     return isinstance(given, Writer) or (not isinstance(given, type) and hasattr(given, "register_storage"))
 
 
 def is_key(index: Any) -> bool:
-    """Whether an index names an entry."""
+    """Check whether an index names an entry."""
     return isinstance(index, str) or (
         isinstance(index, tuple) and bool(index) and all(isinstance(part, str) for part in index)
     )
 
 
 def is_torchrl(part: Any) -> bool:
-    """Whether an object is of a class of torchrl."""
+    """Check whether an object is of a class of torchrl."""
     return type(part).__module__.split(".")[0] == "torchrl"
 
 
 def is_transform(part: Any) -> bool:
-    """Whether a transform is one of torchrl's, which takes its TensorDicts."""
+    """Check whether a transform is one of torchrl's, which takes its TensorDicts."""
     return isinstance(part, torch.nn.Module) and is_torchrl(part)
 
 
@@ -122,7 +122,7 @@ def call_transform(transform: Any, data: Any) -> Any:
 
 
 def inverted(transforms: Sequence[tuple[Any, bool]], data: Any) -> Any:
-    """Data as the transforms of a buffer have it stored: those for writing called, those of torchrl inverted."""
+    """Apply the transforms of a buffer before writing: those for writing are called, those of torchrl inverted."""
     for transform, invert in reversed(transforms):
         if invert:
             data = call_transform(transform, data)
@@ -132,7 +132,7 @@ def inverted(transforms: Sequence[tuple[Any, bool]], data: Any) -> Any:
 
 
 def written_rows(index: Any) -> Any:
-    """Those of the rows that were written: not -1."""
+    """Return the numbers of the written rows: not -1."""
     if isinstance(index, Tensor) and index.ndim == 1:
         return index[index >= 0]
     return index

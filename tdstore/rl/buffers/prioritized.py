@@ -82,7 +82,7 @@ class PrioritizedSampler(Sampler):
         return (priority + self.eps) ** self.alpha
 
     def priorities(self, length: int | None = None) -> Floats:
-        """P(i) of the first slots, float64; their sum is 1 unless there are none."""
+        """Return P(i) of the first slots, float64; their sum is 1 unless there are none."""
         weights = self._tree.weights(self.max_capacity if length is None else length)
         total = weights.sum()
         return weights / total if total else weights
@@ -112,18 +112,18 @@ class PrioritizedSampler(Sampler):
         return torch.from_numpy(found).to(self.dtype)
 
     def add(self, index: Any) -> None:
-        """Give a new row the largest priority."""
+        """Set the largest priority for a new row."""
         self.extend(index)
 
     def extend(self, index: Any, *, storage: Any = None) -> None:
-        """Give new rows the largest priority."""
+        """Set the largest priority for new rows."""
         slots = as_slots(index, storage)
         self._check(slots)
         if len(slots):
             self._tree.update(slots, self._weight(self._largest))
 
     def follow(self, storage: Any, written: Ints | None = None) -> None:
-        """Give rows that other processes wrote the largest priority.
+        """Set the largest priority for rows that other processes wrote.
 
         Args:
             storage: one that they write, too.
@@ -146,7 +146,7 @@ class PrioritizedSampler(Sampler):
         self.extend(torch.from_numpy(slots))
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
-        """Give changed rows the largest priority."""
+        """Set the largest priority for changed rows."""
         self.extend(index, storage=storage)
 
     def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
@@ -188,7 +188,7 @@ class PrioritizedSampler(Sampler):
         self._largest, self._seen = 1.0, None
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights of all slots, and the parameters."""
+        """Return the weights of all slots, and the parameters."""
         return {
             "_weights": torch.from_numpy(self._tree.weights(self.max_capacity)), "_alpha": self.alpha,
             "_beta": self.beta, "_eps": self.eps, "_largest": self._largest, "_max_capacity": self.max_capacity,
@@ -211,5 +211,5 @@ class PrioritizedSampler(Sampler):
         self._tree.update(np.arange(count), weights[:count])
 
     def __repr__(self) -> str:
-        """The parameters."""
+        """Return the class and its parameters."""
         return f"{type(self).__name__}(alpha={self.alpha}, beta={self.beta}, max_capacity={self.max_capacity})"

@@ -55,27 +55,27 @@ class Sampler(ABC):
         self._rng = generator
 
     def batches_left(self, storage: Any, batch_size: int) -> int | None:
-        """How many batches are left of this pass; None: there is no end."""
+        """Return the number of batches left of this pass; None: there is no end."""
         return None
 
     # What buffers tell; most samplers need none of it.
     def add(self, index: Any) -> None:
-        """A row was written."""
+        """Record that a row was written."""
 
     def extend(self, index: Any) -> None:
-        """Rows were written."""
+        """Record that rows were written."""
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
-        """Rows were changed."""
+        """Record that rows were changed."""
 
     def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
-        """Priorities of rows; for samplers that have none, nothing happens."""
+        """Update the priorities of rows; samplers without priorities do nothing."""
 
     def empty(self) -> None:
-        """All rows are gone."""
+        """Reset after all rows are gone."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the sampler goes on."""
+        """Return the position of the sampler."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ class Sampler(ABC):
         self.load_state_dict(state)
 
     def __repr__(self) -> str:
-        """The name."""
+        """Return the class name."""
         return f"{type(self).__name__}()"
 
 
@@ -158,18 +158,18 @@ class SamplerWithoutReplacement(Sampler):
             self._order = torch.randperm(length, generator=self._rng).numpy()
 
     def batches_left(self, storage: Any, batch_size: int) -> int | None:
-        """How many batches are left of this pass."""
+        """Return the number of batches left of this pass."""
         length = len(storage)
         left = length if length != self._length or self._at >= length else length - self._at
         return left // batch_size if self.drop_last else -(-left // batch_size)
 
     def empty(self) -> None:
-        """All rows are gone: a new pass."""
+        """Reset after all rows are gone, and begin a new pass."""
         self._length = self._at = 0
         self.ran_out = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The order of this pass, and how far it is."""
+        """Return the order of this pass, and its position."""
         return {
             "_order": torch.from_numpy(self._order.copy()), "_at": self._at, "_length": self._length,
             "_ran_out": self.ran_out, "_drop_last": self.drop_last, "_shuffle": self.shuffle,
@@ -184,14 +184,14 @@ class SamplerWithoutReplacement(Sampler):
 
 
 def as_index(slots: Ints, storage: Any) -> Any:
-    """Slots as an index of a storage: a tensor, or a tuple of one for each dimension of slots."""
+    """Return slots as an index of a storage: a tensor, or a tuple of one for each dimension of slots."""
     if storage.ndim == 1:
         return torch.from_numpy(slots)
     return tuple(torch.from_numpy(part) for part in np.unravel_index(slots, tuple(storage.shape)))
 
 
 def as_slots(index: Any, storage: Any) -> Ints:
-    """The slots that an index names: the inverse of `as_index`; coordinates `[n, ndim]` too.
+    """Return the slots that an index names: the inverse of `as_index`; coordinates `[n, ndim]` too.
 
     Raises:
         IndexError: no int64 numbers.

@@ -72,7 +72,7 @@ class SegmentTree:
         return float(self._weights[0].max())
 
     def __getitem__(self, slots: Ints) -> Floats:
-        """Weights of slots."""
+        """Return the weights of slots."""
         return self._weights[0].reshape(-1).take(slots)
 
     def update(self, slots: Ints, weights: Floats | float) -> None:
@@ -92,7 +92,7 @@ class SegmentTree:
                 self._lows[level].reshape(-1)[nodes] = lows.amin(1).numpy()
 
     def find(self, masses: Floats) -> Ints:
-        """For each mass in [0, total) the slot in which the running sum of weights exceeds it."""
+        """Find, for each mass in [0, total), the slot in which the running sum of weights exceeds it."""
         left = np.asarray(masses, np.float64)
         sums, starts = self._sums(), np.arange(0, len(left) * FAN, FAN)
         nodes = np.minimum(sums.searchsorted(left, side="right"), len(sums) - 1)
@@ -114,7 +114,7 @@ class SegmentTree:
         return np.asarray(nodes, np.int64)
 
     def _nearest(self, slots: Ints) -> Ints:
-        """The slots with weight at or before the given ones; where there are none, the first one after them."""
+        """Return the slots with weight at or before the given ones; where there are none, the first one after them."""
         weighted = np.flatnonzero(self._weights[0].reshape(-1))
         at = weighted.searchsorted(slots, side="right") - 1
         found: Ints = weighted[np.maximum(at, 0)]
@@ -129,7 +129,7 @@ class SegmentTree:
             lows.fill(np.inf)
 
     def weights(self, length: int) -> Floats:
-        """Weights of the first slots, a copy."""
+        """Return the weights of the first slots, a copy."""
         return self._weights[0].reshape(-1)[:length].copy()
 
 

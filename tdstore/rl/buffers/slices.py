@@ -18,7 +18,7 @@ Lanes = Trajectories | ParallelTrajectories
 
 
 def _span_of(span: Span) -> tuple[bool | int, bool | int]:
-    """How many rows a piece may lack at its beginning, and at its end; True: as many as it can."""
+    """Return how many rows a piece may lack at its beginning, and at its end; True: as many as it can."""
     made = span if isinstance(span, tuple) else (span, span)
     if len(made) != 2 or any(not isinstance(most, int) or most < 0 for most in made):
         raise ValueError(f"span is a bool, a number of rows, or a pair of these, not {span!r}")
@@ -100,7 +100,7 @@ class SliceSampler(Sampler):
         self.truncated_key, self.strict_length = truncated_key, strict
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
-        """Number and length of the pieces of a batch."""
+        """Return the number and length of the pieces of a batch."""
         size = self.num_slices if self.slice_len is None else self.slice_len
         assert size is not None
         if batch_size % size:
@@ -132,7 +132,7 @@ class SliceSampler(Sampler):
         return self._rows(found, begins + first, stop - first, length)
 
     def _choose(self, found: Lanes, pieces: int, length: int) -> tuple[Ints, Ints]:
-        """Trajectories for the pieces: where they begin, and their lengths."""
+        """Choose trajectories for the pieces: their begins and their lengths."""
         if not self.strict_length:
             return found.spans(torch.randint(len(found), (pieces,), generator=self._rng).numpy())
         # Most trajectories are long enough as a rule, so short ones are drawn again; else all are looked at.
@@ -170,11 +170,11 @@ class SliceSampler(Sampler):
         return found.slots(positions), info
 
     def empty(self) -> None:
-        """All rows are gone."""
+        """Reset after all rows are gone."""
         self._trajectories = Trajectories(self.end_key, self.traj_key)
 
     def __repr__(self) -> str:
-        """The sizes."""
+        """Return the class and its sizes."""
         return f"{type(self).__name__}(num_slices={self.num_slices}, slice_len={self.slice_len})"
 
 
@@ -236,7 +236,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         self._begins, self._lengths, self._at = begins[long], lengths[long], 0
 
     def batches_left(self, storage: Any, batch_size: int) -> int | None:
-        """How many batches are left of this pass; None before its first one."""
+        """Return the number of batches left of this pass; None before its first one."""
         if (storage.write_count, storage.epoch) != self._seen or self._at >= len(self._begins):
             return 1
         pieces, _ = self._shape(batch_size)
@@ -299,7 +299,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return slots, info
 
     def _choose_among_all(self, storage: Any, found: Lanes, pieces: int, length: int) -> tuple[Ints, Ints]:
-        """First rows by their priorities, of those alone that a whole piece follows."""
+        """Choose first rows by their priorities, of those alone that a whole piece follows."""
         everything = np.arange(len(storage))
         positions, ends = found.containing(everything)
         good = np.flatnonzero(ends - positions >= length)

@@ -25,7 +25,7 @@ class Growing:
         self._first = self._last = 0
 
     def __len__(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return self._last - self._first
 
     @property
@@ -56,7 +56,7 @@ class RowMarks(NamedTuple):
     """Whether values are true in last rows; else they are the same in all rows of a trajectory."""
 
     def at(self, slots: Ints) -> Tensor:
-        """Values of slots.
+        """Return the values of slots.
 
         Raises:
             ValueError: the storage has more of them.
@@ -68,7 +68,7 @@ class RowMarks(NamedTuple):
 
 
 def row_marks(trajectories: Any, ends: Any) -> RowMarks:
-    """Marks of rows, from one of the two tensors."""
+    """Return the marks of rows, from one of the two tensors."""
     values = torch.as_tensor(ends if trajectories is None else trajectories).detach().cpu()
     return RowMarks(values.reshape(-1), trajectories is None)
 
@@ -137,7 +137,7 @@ class Trajectories:
         self._newest = stop
 
     def _begins(self, storage: Any, slots: Ints) -> npt.NDArray[np.bool_]:
-        """For rows that follow those read before: whether a trajectory begins with each."""
+        """Check for each row that follows those read before whether a trajectory begins with it."""
         key = self.end_key if self.traj_key is None else self.traj_key
         column = storage.column(key, slots) if self.marks is None else self.marks.at(slots)
         if column is None:
@@ -163,11 +163,11 @@ class Trajectories:
             self._starts.drop(gone)
 
     def __len__(self) -> int:
-        """Number of trajectories."""
+        """Return the number of trajectories."""
         return len(self._starts)
 
     def spans(self, picked: Ints | slice = slice(None)) -> tuple[Ints, Ints]:
-        """Positions where trajectories begin, and their lengths."""
+        """Return the positions where trajectories begin, and their lengths."""
         starts = self._starts.values
         if isinstance(picked, slice):
             ends = np.append(starts[1:], self._newest)
@@ -180,7 +180,7 @@ class Trajectories:
         return begins, ends - begins
 
     def containing(self, slots: Ints) -> tuple[Ints, Ints]:
-        """Position of each slot, and where its trajectory ends."""
+        """Return the position of each slot, and where its trajectory ends."""
         positions = self._oldest + (slots - self._oldest) % self._capacity
         starts = self._starts.values
         number = starts.searchsorted(positions, side="right") - 1
@@ -188,12 +188,12 @@ class Trajectories:
         return positions, begins + lengths
 
     def slots(self, positions: Ints) -> Ints:
-        """Rows of the storage at positions."""
+        """Return the rows of the storage at positions."""
         return positions % self._capacity
 
 
 def _lanes(storage: Any) -> int:
-    """Slots of a row: trajectories beside each other, as several environments make them."""
+    """Return the slots of a row: parallel trajectories, as several environments make them."""
     return 1 if storage.ndim == 1 else math.prod(storage.shape[1:])
 
 
@@ -224,15 +224,15 @@ class ParallelTrajectories:
         self._begins, self._lengths = (np.concatenate(parts) for parts in zip(*spans, strict=True))
 
     def __len__(self) -> int:
-        """Number of trajectories."""
+        """Return the number of trajectories."""
         return len(self._begins)
 
     def spans(self, picked: Ints | slice = slice(None)) -> tuple[Ints, Ints]:
-        """Positions where trajectories begin, and their lengths."""
+        """Return the positions where trajectories begin, and their lengths."""
         return self._begins[picked], self._lengths[picked]
 
     def containing(self, slots: Ints) -> tuple[Ints, Ints]:
-        """Position of each slot, and where its trajectory ends."""
+        """Return the position of each slot, and where its trajectory ends."""
         rows, lanes = np.divmod(slots, len(self._each))
         positions, ends = np.empty_like(slots), np.empty_like(slots)
         for lane in np.unique(lanes).tolist():
@@ -242,7 +242,7 @@ class ParallelTrajectories:
         return positions, ends
 
     def slots(self, positions: Ints) -> Ints:
-        """Slots of the storage at positions."""
+        """Return the slots of the storage at positions."""
         lanes = positions >> _LANE
         found: Ints = self._each[0].slots(positions & ((1 << _LANE) - 1)) * len(self._each) + lanes
         return found

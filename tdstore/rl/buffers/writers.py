@@ -62,7 +62,7 @@ class Writer(ABC):
         """Begin again."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the writer goes on."""
+        """Return the position of the writer."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -170,7 +170,7 @@ class RoundRobinWriter(Writer):
         self._foreign = (0, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Cursor, and number of rows written."""
+        """Return the cursor and the number of rows written."""
         return {"_cursor": self._cursor, "_write_count": self.write_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -277,7 +277,7 @@ class TensorDictMaxValueWriter(Writer):
         return made
 
     def _placed(self, ranks: Any, capacity: int) -> tuple[Ints, Any]:
-        """Rows for new values, one after the other: a free one, or that of the smallest value if it is smaller.
+        """Place new values one after the other: in a free row, or in that of the smallest value if it is smaller.
 
         Returns:
             A row for each value, -1 for those that have none in the end, and the values of all rows after that.
@@ -304,7 +304,7 @@ class TensorDictMaxValueWriter(Writer):
         self._ranks, self._count = np.zeros(0), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Number of rows offered; the values are those of the storage."""
+        """Return the number of rows offered; the values are those of the storage."""
         return {"_write_count": self._count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

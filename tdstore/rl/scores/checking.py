@@ -66,7 +66,7 @@ def _verify_one(row: Any, response: str, checkers: Mapping[str, Checker]) -> IFE
 
 
 def _calls(row: Any, checkers: Mapping[str, Checker]) -> list[tuple[Checker, dict[str, Any]]]:
-    """Give the checker and the arguments of each instruction of a row."""
+    """Yield the checker and the arguments of each instruction of a row."""
     ids, given = _plain(row["instruction_id_list"]), _plain(row.get("kwargs"))
     if not isinstance(ids, list):
         raise ValueError(f"'instruction_id_list' is a list of identifiers, not a {type(ids).__name__}")
@@ -83,12 +83,12 @@ def _calls(row: Any, checkers: Mapping[str, Checker]) -> list[tuple[Checker, dic
 
 
 def _plain(value: Any) -> Any:
-    """Give a value of a TensorDict as plain lists and mappings; other values as they are."""
+    """Convert a value of a TensorDict to plain lists and mappings; other values stay as they are."""
     return value.tolist() if tdstore.is_non_tensor(value) else value
 
 
 def loose_variants(response: str) -> list[str]:
-    """Give the variants of an answer of which one must follow an instruction, for it to be followed loosely.
+    """Return the variants of an answer of which one must follow an instruction, for it to be followed loosely.
 
     They are the text, and the text without its first line, its last line, and both; then each without asterisks.
     The shortened ones are stripped. Blank variants are left out, so there are at most eight.

@@ -53,7 +53,7 @@ class IFEvalScoreData(tdstore.TensorClass):
 
     @classmethod
     def default_spec(cls, shape: Sequence[int] = (), device: torch.device | str | None = None) -> ScoreSpec:
-        """Give the shape and dtype of each field of an object with the batch size `shape`.
+        """Return the shape and dtype of each field of an object with the batch size `shape`.
 
         Args:
             shape: the batch size; every field has the shape `[*shape, 1]`.

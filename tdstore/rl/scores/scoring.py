@@ -114,7 +114,7 @@ def default_reward(
 
 
 def _means(score: IFEvalScoreData, name: str) -> Tensor:
-    """Give the mean of a field over its last dimension, float64 `[*B]`; 1 where there is no instruction."""
+    """Return the mean of a field over its last dimension, float64 `[*B]`; 1 where there is no instruction."""
     batch = torch.Size(score.batch_size)
     try:
         values = score.get(name)
@@ -128,14 +128,14 @@ def _means(score: IFEvalScoreData, name: str) -> Tensor:
 
 
 def _rows(score: IFEvalScoreData, name: str) -> list[Tensor]:
-    """Give the values of a field for each element of the batch, as 1-D tensors; zeros for a field that is None."""
+    """Return the values of a field for each element of the batch, as 1-D tensors; zeros for a field that is None."""
     rows: list[Any] = [score] if not score.batch_size else list(score.reshape(-1).unbind(0))
     found = [row.get(name) for row in rows]
     return [torch.zeros(1) if value is None else value.reshape(-1) for value in found]
 
 
 def _one_block(argument: str, blocks: Blocks, batch: torch.Size) -> Tensor:
-    """Whether there is exactly one block, as float64 0 or 1 that broadcasts with `[*B]`."""
+    """Check whether there is exactly one block, as float64 0 or 1 that broadcasts with `[*B]`."""
     counts: Any
     if blocks is None:
         counts = 0

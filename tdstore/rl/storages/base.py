@@ -54,14 +54,14 @@ class Storage(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of visible slots."""
+        """Return the number of visible slots."""
 
     @abstractmethod
     def empty(self) -> None:
         """Forget all rows; their room stays."""
 
     def __getitem__(self, index: Any) -> Any:
-        """`get(index)`."""
+        """Return rows as `get(index)`."""
         return self.get(index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -69,17 +69,17 @@ class Storage(ABC):
         self.set(index, value, set_cursor=False)
 
     def __iter__(self) -> Iterator[Any]:
-        """Give the rows one by one."""
+        """Iterate over the rows one by one."""
         for row in range(len(self)):
             yield self.get(row)
 
     def __contains__(self, item: Any) -> bool:
-        """Whether a slot is visible."""
+        """Check whether a slot is visible."""
         found = self.contains(item)
         return bool(found.all()) if isinstance(found, Tensor) else found
 
     def contains(self, item: Any) -> Any:
-        """Whether slots are visible: a bool for an int, a bool tensor for a tensor.
+        """Check whether slots are visible: a bool for an int, a bool tensor for a tensor.
 
         Raises:
             NotImplementedError: neither an int nor a tensor.
@@ -99,7 +99,7 @@ class Storage(ABC):
             self._attached.append(weakref.ref(buffer))
 
     def mark_update(self, index: Any) -> None:
-        """Tell all listeners that rows were written."""
+        """Notify all listeners that rows were written."""
         for ref in self._attached:
             listener = ref()
             if listener is not None:
@@ -123,20 +123,20 @@ class Storage(ABC):
         """Take over a checkpoint."""
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """`dumps(path)`."""
+        """Save as `dumps(path)`."""
         self.dumps(*args, **kwargs)
 
     def dump(self, *args: Any, **kwargs: Any) -> None:
-        """`dumps(path)`."""
+        """Save as `dumps(path)`."""
         self.dumps(*args, **kwargs)
 
     def load(self, *args: Any, **kwargs: Any) -> None:
-        """`loads(path)`."""
+        """Load as `loads(path)`."""
         self.loads(*args, **kwargs)
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """All rows and the length, as plain tensors."""
+        """Return all rows and the length, as plain tensors."""
 
     @abstractmethod
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

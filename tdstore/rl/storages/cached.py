@@ -75,11 +75,11 @@ class StoredTable(Table):
         self.handle.store.write([Write(c.path, index, v) for c, v in given if v is not None])
 
     def gather(self, slots: Ints) -> list[Tensor]:
-        """Copies of slots."""
+        """Return copies of slots."""
         return self._read(range(len(self.columns)), slots)
 
     def column(self, number: int, slots: Ints) -> Tensor:
-        """Copies of slots of one column."""
+        """Return copies of slots of one column."""
         return self._read([number], slots)[0]
 
     def _read(self, numbers: Sequence[int], slots: Ints) -> list[Tensor]:
@@ -96,7 +96,7 @@ class StoredTable(Table):
         return [t.reshape(len(unique) * self.slots_per_row, *t.shape[dims:]).index_select(0, picked) for t in found]
 
     def look(self, rows: slice) -> list[Tensor]:
-        """Copies of rows."""
+        """Return copies of rows."""
         index = (slice(rows.start, rows.stop, 1),)
         return self.handle.store.read([Read(column.path, index) for column in self.columns])
 
@@ -133,7 +133,7 @@ class StoredTable(Table):
         return self.state
 
     def take_back(self, *, saved: bool) -> None:
-        """After a write failed: have the rows as they were committed, also in what the store holds back."""
+        """Restore the committed rows after a failed write, also those that the store holds back."""
         store = self.handle.store
         if Cap.DISCARD in store.caps and Cap.SHARED not in store.caps:
             store.discard()
@@ -212,15 +212,15 @@ class CachedTable(Table):
         self._written.append(rows)
 
     def gather(self, slots: Ints) -> list[Tensor]:
-        """Copies of slots, from memory."""
+        """Return copies of slots, from memory."""
         return self._mirror.gather(slots)
 
     def column(self, number: int, slots: Ints) -> Tensor:
-        """Copies of slots of one column, from memory."""
+        """Return copies of slots of one column, from memory."""
         return self._mirror.column(number, slots)
 
     def look(self, rows: slice) -> list[Tensor]:
-        """Copies of rows: what is changed in a view would not reach the store."""
+        """Return copies of rows: a change of a view would not reach the store."""
         return [tensor.clone() for tensor in self._mirror.look(rows)]
 
     @property

@@ -150,7 +150,7 @@ def load(storage: LazyStorage, path: str) -> None:
 
 
 def _opened(path: str) -> Found:
-    """The rows of a checkpoint, to read."""
+    """Open the rows of a checkpoint, to read."""
     found = open_table(Place(None, path, {}), "r")
     if isinstance(found, Found):
         return found
@@ -303,7 +303,7 @@ def adopted(handle: StoreHandle, structure: Structure, ndim: int) -> Found:
 
 
 def lengthened(found: Found, capacity: int) -> Found:
-    """The same rows with room for more."""
+    """Return the same rows with room for more."""
     assert isinstance(found.table, (LiveTable, StoredTable))
     handle = found.table.handle
     if Cap.RESIZE not in handle.store.caps:
@@ -321,7 +321,7 @@ def lengthened(found: Found, capacity: int) -> Found:
 
 
 def with_columns(table: Table, structure: Structure, ndim: int, state: State) -> Table:
-    """The same rows with columns of zeros behind those that are there: all of the change, or nothing of it."""
+    """Add columns of zeros behind the present ones: all of the change, or nothing of it."""
     if isinstance(table, CachedTable):
         table.flush()
         table = table.stored
@@ -351,7 +351,7 @@ def _with_header(
 
 
 def widened(table: Table, structure: Structure, ndim: int, state: State) -> Table:
-    """The same rows with longer values."""
+    """Return the same rows with longer values."""
     if isinstance(table, CachedTable):
         table.flush()
         table = table.stored
@@ -378,13 +378,13 @@ def widened(table: Table, structure: Structure, ndim: int, state: State) -> Tabl
 
 
 def table_of(handle: StoreHandle, structure: Structure) -> Table:
-    """The table of a place that was opened again, in another process."""
+    """Return the table of a place that was opened again, in another process."""
     return table_over(handle, structure, int(handle.groups[()].extra["replay"]["capacity"]))
 
 
 # -- state dicts -------------------------------------------------------------------------------
 def state_of(storage: LazyStorage) -> dict[str, Any]:
-    """All slots as a state dict."""
+    """Return all slots as a state dict."""
     if storage._table is None:
         return {"_storage": {}, "initialized": False, "_len": 0}
     structure, table = storage._structure, storage._table
@@ -426,7 +426,7 @@ def _from_state(storage: LazyStorage, rows: Any) -> Any:
 
 
 def rows_of(storage: LazyStorage) -> list[tuple[Any, torch.dtype, torch.Size]]:
-    """The visible rows of each column, as bytes.
+    """Return the visible rows of each column, as bytes.
 
     To a spawned process torch would send tensors as memory that both share, which is gone when these copies are.
     """

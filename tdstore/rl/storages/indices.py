@@ -27,7 +27,7 @@ class Selection(NamedTuple):
 
 
 def as_ints(index: Any) -> Ints:
-    """Row numbers as int64.
+    """Return row numbers as int64.
 
     Raises:
         IndexError: not integers, or a mask.
@@ -45,7 +45,7 @@ def as_ints(index: Any) -> Ints:
 
 
 def is_int(index: Any) -> bool:
-    """Whether an index names one row."""
+    """Check whether an index names one row."""
     if isinstance(index, (bool, np.bool_, slice, tuple, list, range)) or index is None:
         return False
     if isinstance(index, (int, np.integer)):
@@ -58,7 +58,7 @@ def _is_mask(index: Any) -> bool:
 
 
 def check(index: Ints, size: int, what: str) -> Ints:
-    """Row numbers in `[0, size)`; negative ones count from the end.
+    """Return row numbers in `[0, size)`; negative ones count from the end.
 
     Raises:
         IndexError: one is out of range; the message names it.
@@ -72,7 +72,7 @@ def check(index: Ints, size: int, what: str) -> Ints:
 
 
 def select(index: Any, length: int, inner: tuple[int, ...], what: str) -> Selection:
-    """Which of `length` visible rows, each of `inner` slots, an index means.
+    """Return which of `length` visible rows, each of `inner` slots, an index means.
 
     Raises:
         IndexError: out of range, a mask of another length, or no index of rows.

@@ -196,7 +196,7 @@ class LazyStorage(TabularStorage):
 
     @property
     def others_write(self) -> bool:
-        """Whether other processes write the rows too, and what they wrote is seen here.
+        """Whether other processes write the rows too, and their writes are visible here.
 
         So it is with `shared_init=True`, and where live rows (memmap, shared) are opened with mode "r".
         """
@@ -249,7 +249,7 @@ class LazyStorage(TabularStorage):
         self._uses(table, structure)
 
     def _found_there(self, structure: Structure, capacity: int) -> Found | None:
-        """What lies in the place, if rows of that structure fit; longer if there has to be more room."""
+        """Return the table in the place, if rows of that structure fit; lengthened if there must be more room."""
         try:
             found = open_table(self._place, "r+")
         except StoreNotFoundError:
@@ -339,13 +339,13 @@ class LazyStorage(TabularStorage):
         return super()._ready()
 
     def __len__(self) -> int:
-        """Number of visible slots."""
+        """Return the number of visible slots."""
         if self._table is None and self.shared_init and not self._removed:
             self._open_shared()
         return super().__len__()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process: the place of the rows. For a copy: the rows themselves."""
+        """Return the state: for another process the place of the rows, for a copy the rows themselves."""
         state = {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_attached", "_end", "_table", "_known")}
         state["_folder"] = None
         stored = isinstance(self._table, STORED)
@@ -445,7 +445,7 @@ class LazyStorage(TabularStorage):
         checkpoints.load(self, os.fspath(path))
 
     def state_dict(self) -> dict[str, Any]:
-        """All `max_size` slots as a state dict, whether rows were written, and how many.
+        """Return all `max_size` slots as a state dict, whether rows were written, and how many.
 
         Raises:
             TypeError: rows are dicts or tuples.
@@ -473,13 +473,13 @@ class LazyStorage(TabularStorage):
         return made
 
     def all_slots(self) -> Any:
-        """All `max_size` slots, zeros where nothing was written; views where the storage has live tensors."""
+        """Return all `max_size` slots, zeros where nothing was written; views where the storage has live tensors."""
         with self._lock:
             table = self._ready()
             return self._structure.build(table.look(slice(0, table.capacity)), (table.capacity, *table.inner))
 
     def flatten(self) -> LazyStorage:
-        """The visible slots as a storage of one dimension of slots, in the memory."""
+        """Return the visible slots as a storage of one dimension of slots, in memory."""
         table = self._ready()
         rows = flat(self.get(slice(None)), 1 + len(table.inner))
         made = LazyStorage(max(1, len(self)), None, on_mismatch=self.on_mismatch)
@@ -488,7 +488,7 @@ class LazyStorage(TabularStorage):
         return made
 
     def __call__(self) -> Any:
-        """This storage as one of torchrl: what its buffers call where they are given `storage=` a function.
+        """Return this storage as one of torchrl, whose buffers call a function passed as `storage=`.
 
         Raises:
             MissingDependencyError: `torchrl` is not installed.
@@ -499,7 +499,7 @@ class LazyStorage(TabularStorage):
         return torchrl_storage(self)
 
     def __repr__(self) -> str:
-        """The place, and how much of it is filled."""
+        """Return the place, and how much of it is filled."""
         return f"{type(self).__name__}({self.place}, {len(self)} of {self.max_size} slots)"
 
 

@@ -67,7 +67,7 @@ class ListStorage(Storage):
         return torch.Size((len(self._items),))
 
     def __len__(self) -> int:
-        """Number of objects."""
+        """Return the number of objects."""
         return len(self._items)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
@@ -148,7 +148,7 @@ class ListStorage(Storage):
         self.cursor, self.write_count = cursor, write_count
 
     def get(self, index: Any) -> Any:
-        """The object of an int, or a list of those of several rows.
+        """Return the object of an int, or a list of those of several rows.
 
         Raises:
             IndexError: beyond the end.
@@ -167,7 +167,7 @@ class ListStorage(Storage):
             return [self._items[row] for row in rows]
 
     def take_slots(self, slots: Ints) -> Any:
-        """The objects of rows that the caller has checked."""
+        """Return the objects of rows that the caller has checked."""
         with self._lock:
             return [self._items[row] for row in slots.tolist()]
 
@@ -226,7 +226,7 @@ class ListStorage(Storage):
             self.epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The objects; of TensorDicts their state dicts."""
+        """Return the objects; of TensorDicts their state dicts."""
         rows = [i.state_dict() if is_container(i) else _copied(i) for i in self._items]
         return {"_storage": rows}
 
@@ -243,7 +243,7 @@ class ListStorage(Storage):
             self.epoch += 1
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy; a list cannot be seen by another process."""
+        """Return the state for a copy; another process cannot see a list."""
         if multiprocessing.context.get_spawning_popen() is not None:
             raise RuntimeError(
                 f"a {type(self).__name__} is a list of this process, which others cannot see: use a LazyMemmapStorage"
@@ -277,12 +277,12 @@ class LazyStackStorage(ListStorage):
         self.stack_dim = stack_dim
 
     def get(self, index: Any) -> Any:
-        """A TensorDict, or a lazy stack of several."""
+        """Return a TensorDict, or a lazy stack of several."""
         found = super().get(index)
         return tdstore.lazy_stack(found, self.stack_dim) if isinstance(found, list) and found else found
 
     def take_slots(self, slots: Ints) -> Any:
-        """A lazy stack of rows that the caller has checked."""
+        """Return a lazy stack of rows that the caller has checked."""
         return tdstore.lazy_stack(super().take_slots(slots), self.stack_dim)
 
 
@@ -305,7 +305,7 @@ def _copied(item: Any) -> Any:
 
 
 def stacked(items: Sequence[Any]) -> Any:
-    """One batch of separate items: TensorDicts, tensors, or dicts and tuples of these.
+    """Stack separate items into one batch: TensorDicts, tensors, or dicts and tuples of these.
 
     Raises:
         RuntimeError: their structures differ.

@@ -59,7 +59,7 @@ class Place(NamedTuple):
 
 
 def find_place(storage: Any, path: Any, options: Mapping[str, Any]) -> tuple[Place, torch.device]:
-    """The place that `storage=` and `path=` mean, and the device of tensors that are in no store.
+    """Find the place that `storage=` and `path=` mean, and the device of tensors that are in no store.
 
     Raises:
         UnknownBackendError: no backend has that name. OptionError: a path for tensors in memory.
@@ -84,7 +84,7 @@ def find_place(storage: Any, path: Any, options: Mapping[str, Any]) -> tuple[Pla
 
 
 def device_of(asked: Any, default: torch.device, *, in_memory: bool) -> torch.device:
-    """The device that `device=` means.
+    """Return the device that `device=` means.
 
     Raises:
         ValueError: rows in a backend are read to the CPU; or there is no such device.
@@ -109,7 +109,7 @@ def device_of(asked: Any, default: torch.device, *, in_memory: bool) -> torch.de
 
 
 def place_of_many(place: Place) -> Place:
-    """A place that several processes can write.
+    """Return a place that several processes can write.
 
     Raises:
         UnsupportedError: its backend takes one writer at a time.
@@ -128,7 +128,7 @@ def place_of_many(place: Place) -> Place:
 
 
 def scratch(storage: str, *, in_memory: bool = False) -> tuple[str, str]:
-    """A new temporary folder, on a disk or in memory, and a location in it for a backend."""
+    """Create a temporary folder, on a disk or in memory, and return a location in it for a backend."""
     memory = "/dev/shm" if in_memory and os.path.isdir("/dev/shm") else None
     folder = tempfile.mkdtemp(prefix="tdstore-replay-", dir=memory)
     suffixes = registry().get(storage).suffixes
@@ -227,12 +227,12 @@ def make_table(
 
 
 def keeps(handle: StoreHandle) -> bool:
-    """Whether rows of a store are there after this process, or for others."""
+    """Check whether rows of a store outlive this process, or are visible to others."""
     return bool(handle.store.caps & (Cap.PERSISTENT | Cap.SHARED))
 
 
 def table_over(handle: StoreHandle, structure: Structure, capacity: int) -> Table:
-    """The table of an open store."""
+    """Build the table of an open store."""
     saved = int(handle.groups[()].extra["replay"]["undo_rows"])
     return _table_over(handle, structure, capacity, saved, UNDO in handle.specs)
 
@@ -246,7 +246,7 @@ def _table_over(handle: StoreHandle, structure: Structure, capacity: int, saved:
 
 
 def memory_table(structure: Structure, capacity: int, device: torch.device, *, consolidated: bool = False) -> Table:
-    """A table of zeros in the memory, or on a device; large ones on the CPU take no room before they are written."""
+    """Allocate a table of zeros in memory, or on a device; large ones on the CPU take no room until written."""
     shapes = [(capacity, *structure.inner, *column.shape) for column in structure.columns]
     if consolidated:
         tensors = _in_one_buffer(structure, shapes, device)
@@ -288,7 +288,7 @@ def _product(sizes: tuple[int, ...]) -> int:
 
 
 def new_header(structure: Structure, capacity: int, ndim: int, undo: bool) -> dict[Path, Group]:
-    """The header: every folder of rows is a TensorDict that opens as such."""
+    """Build the header: every folder of rows is a TensorDict that opens as such."""
     lead = (capacity, *structure.inner)
     keys: dict[Path, dict[str, None]] = {(): {}}
     for column in structure.columns:

@@ -48,7 +48,7 @@ class Column:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def wider(self, width: int) -> Column:
-        """The same column for values of up to `width` bytes."""
+        """Return the same column for values of up to `width` bytes."""
         return replace(self, shape=(*self.shape[:-1], width))
 
 
@@ -66,7 +66,7 @@ class Node:
         raise NotImplementedError
 
     def plain(self) -> Any:
-        """What a header keeps of this."""
+        """Return the plain form for a header."""
         raise NotImplementedError
 
 
@@ -75,7 +75,7 @@ Part = int | Node
 
 
 def part_plain(part: Part) -> Any:
-    """What a header keeps of a part."""
+    """Return the plain form of a part for a header."""
     return part if isinstance(part, int) else part.plain()
 
 
@@ -142,7 +142,7 @@ class Collection(Node):
         return td if self.kind is None else tdstore.wrap_tensorclass(self.kind, td)
 
     def plain(self) -> Any:
-        """Give what a header keeps of this."""
+        """Return the plain form for a header."""
         parts = [[key, part_plain(part)] for key, part in self.parts.items()]
         return {"td": parts, "batch": list(self.batch), "class": self.name}
 
@@ -191,7 +191,7 @@ class Fields(Node):
         return self.kind(*made) if hasattr(self.kind, "_fields") else tuple(made)
 
     def plain(self) -> Any:
-        """Give what a header keeps of this."""
+        """Return the plain form for a header."""
         parts = [part_plain(part) for part in self.parts]
         return {"tuple": parts} if self.kind else {"dict": parts, "keys": [encode_value(key) for key in self.keys]}
 
@@ -248,16 +248,16 @@ class Structure:
         return any(column.values for column in self.columns)
 
     def specs(self, capacity: int) -> dict[Path, LeafSpec]:
-        """The leaves of a store with that many rows."""
+        """Return the leaves of a store with that many rows."""
         return {c.path: LeafSpec((capacity, *self.inner, *c.shape), dtype_name(c.dtype)) for c in self.columns}
 
     def encode(self) -> dict[str, Any]:
-        """The structure as plain data."""
+        """Encode the structure as plain data."""
         columns = [[list(c.path), list(c.shape), dtype_name(c.dtype), c.values] for c in self.columns]
         return {"root": part_plain(self.root), "columns": columns, "inner": list(self.inner)}
 
     def collections(self) -> Iterator[Collection]:
-        """The TensorDicts of a row, outermost first."""
+        """Return the TensorDicts of a row, outermost first."""
         found = [self.root] if isinstance(self.root, Node) else []
         while found:
             node = found.pop(0)
@@ -273,12 +273,12 @@ class Structure:
             node.device = device
 
     def with_more(self, other: Structure) -> Structure:
-        """This structure with the entries that another one has beside those of this one, behind them."""
+        """Return this structure with the additional entries of another one, behind its own."""
         columns = list(self.columns)
         return Structure(_joined(self.root, other.root, columns, other.columns), columns, self.inner)
 
     def same_rows(self, other: Structure) -> list[str]:
-        """How the rows of another structure differ, for a message; empty where they fit."""
+        """Describe how the rows of another structure differ, for a message; empty where they fit."""
         mine, theirs = ({c.path: c for c in s.columns} for s in (self, other))
         said = [f"{path_text(p)} is missing" for p in mine if p not in theirs]
         said += [f"{path_text(p)} is unexpected" for p in theirs if p not in mine]
@@ -309,7 +309,7 @@ def _joined(mine: Part, theirs: Part, columns: list[Column], given: Sequence[Col
 
 
 def _moved(part: Part, columns: list[Column], given: Sequence[Column]) -> Part:
-    """A part with its columns added to a list of others."""
+    """Return a part with its columns added to a list of others."""
     if isinstance(part, int):
         columns.append(given[part])
         return len(columns) - 1
@@ -320,7 +320,7 @@ def _moved(part: Part, columns: list[Column], given: Sequence[Column]) -> Part:
 
 
 def decode_structure(plain: Any, url: str) -> Structure:
-    """The structure that `Structure.encode` gave.
+    """Decode the result of `Structure.encode`.
 
     Raises:
         CorruptStoreError: it is malformed.
@@ -353,19 +353,19 @@ def _decoded_part(plain: Any, path: Path) -> Part:
 
 # -- the structure of given data ---------------------------------------------------------------
 def is_foreign(data: Any) -> bool:
-    """Whether data is a TensorDict or tensorclass of the `tensordict` package."""
+    """Check whether data is a TensorDict or tensorclass of the `tensordict` package."""
     if isinstance(data, (TensorDictBase, Tensor, dict, tuple)) or not hasattr(data, "batch_size"):
         return False
     return not tdstore.is_tensor_collection(data)
 
 
 def is_container(data: Any) -> bool:
-    """Whether data is a TensorDict or a tensorclass of this package: not a value in one."""
+    """Check whether data is a TensorDict or a tensorclass of this package: not a value in one."""
     return isinstance(data, TensorDictBase) or (tdstore.is_tensor_collection(data) and not tdstore.is_non_tensor(data))
 
 
 def structure_of(data: Any, lead: int, inner: Sequence[int] = ()) -> Structure:
-    """The structure of the rows of data whose first `lead` dimensions are slots.
+    """Return the structure of the rows of data whose first `lead` dimensions are slots.
 
     Raises:
         TypeError: no TensorDict, tensor, or dict or tuple of these. ValueError: an entry has a reserved name.
@@ -393,7 +393,7 @@ def check_lengths(structure: Structure, data: Any, lead: Sequence[int]) -> None:
 
 
 def _device_in(data: Any) -> torch.device | None:
-    """The device that data names, or that of its first tensor."""
+    """Return the device that data names, or that of its first tensor."""
     if getattr(data, "device", None) is not None:
         return torch.device(data.device)
     values = data if isinstance(data, tuple) else data.values() if hasattr(data, "values") else ()
@@ -467,7 +467,7 @@ def _values_column(data: Any, lead: int, path: Path, columns: list[Column]) -> P
 
 # -- values as bytes ---------------------------------------------------------------------------
 def encoded_values(data: Any) -> list[bytes]:
-    """Each value of an entry, in the order of its rows."""
+    """Encode each value of an entry, in the order of its rows."""
     values = _flat_values(data) if tdstore.is_non_tensor(data) else [data]
     made = []
     for value in values:
@@ -493,13 +493,13 @@ def _flat_values(data: Any) -> list[Any]:
 
 
 def width_of(values: Sequence[bytes]) -> int:
-    """A width for values, with room for longer ones: a power of two."""
+    """Return a width for values, with room for longer ones: a power of two."""
     longest = max(map(len, values), default=0) + _HEAD
     return max(_SMALLEST, 1 << (2 * longest - 1).bit_length())
 
 
 def packed(values: Sequence[bytes], shape: Sequence[int], width: int) -> Tensor:
-    """Values as a tensor of bytes `[*shape, width]`."""
+    """Pack values into a tensor of bytes `[*shape, width]`."""
     room = np.zeros((len(values), width), np.uint8)
     for row, value in zip(room, values, strict=True):
         row[:_HEAD] = np.frombuffer((len(value) + 1).to_bytes(_HEAD, "little"), np.uint8)
@@ -508,7 +508,7 @@ def packed(values: Sequence[bytes], shape: Sequence[int], width: int) -> Tensor:
 
 
 def decoded(rows: Tensor, lead: tuple[int, ...]) -> Any:
-    """The entry of a TensorDict that a tensor of bytes stands for."""
+    """Decode a tensor of bytes to the entry of a TensorDict."""
     shape = rows.shape[:-1]
     flat = rows.cpu().contiguous().view(-1, rows.shape[-1]).numpy()
     values = [_value(row.tobytes()) for row in flat]
@@ -520,7 +520,7 @@ def decoded(rows: Tensor, lead: tuple[int, ...]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as it was given, in dicts and tuples; a list of them for several rows."""
+    """Return a value in its original form, also within dicts and tuples; a list of them for several rows."""
     return value.data if isinstance(value, NonTensorData) else value.tolist()
 
 
@@ -542,7 +542,7 @@ def _value(row: bytes) -> Any:
 
 
 def length_of(data: Any, dims: int = 1) -> tuple[int, ...]:
-    """The first `dims` dimensions of data."""
+    """Return the first `dims` dimensions of data."""
     if type(data) is TensorDict:
         return data.batch_size[:dims]
     if isinstance(data, (Tensor, np.ndarray)):
@@ -557,7 +557,7 @@ def length_of(data: Any, dims: int = 1) -> tuple[int, ...]:
 
 
 def prepared(structure: Structure, data: Any, lead: Sequence[int]) -> list[Tensor]:
-    """The columns of data that has this very structure, values as bytes."""
+    """Return the columns of data that has this very structure, values as bytes."""
     made = []
     for column, value in zip(structure.columns, structure.take(data), strict=True):
         if column.values:

@@ -55,7 +55,7 @@ class State(NamedTuple):
     """Number of writes other than of a ring: who remembers where episodes begin looks again."""
 
     def rows_since(self, before: State | None, capacity: int) -> Ints | None:
-        """The rows that a ring of that capacity got between two states; None where it was not the ring alone."""
+        """Return the rows that a ring of that capacity got between two states; None where other writes happened."""
         if before is None or before.epoch != self.epoch or before.write_count > self.write_count:
             return None
         first = max(before.write_count, self.write_count - capacity)
@@ -64,7 +64,7 @@ class State(NamedTuple):
 
 
 def read_state(numbers: memoryview, url: str) -> State:
-    """The valid copy.
+    """Return the valid copy.
 
     Raises:
         CorruptStoreError: neither copy is.
@@ -83,7 +83,7 @@ def write_state(numbers: memoryview, state: State) -> None:
 
 
 def new_numbers(state: State) -> Ints:
-    """Numbers for a leaf whose valid copy is `state`."""
+    """Return the numbers for a leaf whose valid copy is `state`."""
     numbers = np.zeros(LENGTH, np.int64)
     write_state(numbers.data, state)
     return numbers
@@ -95,12 +95,12 @@ Rows = slice | Ints
 
 
 def count_of(rows: Rows) -> int:
-    """How many rows are meant."""
+    """Count the rows of an index."""
     return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
 
 def part_of(rows: Rows, start: int, stop: int) -> Rows:
-    """Some of the rows that are meant."""
+    """Return some of the rows of an index."""
     if isinstance(rows, slice):
         return slice(rows.start + start, rows.start + stop)
     return rows[start:stop]
@@ -149,14 +149,14 @@ class Table(ABC):
 
     @abstractmethod
     def gather(self, slots: Ints) -> list[Tensor]:
-        """Copies of slots, counted over all dimensions of slots, in any order, repeated or not."""
+        """Return copies of slots, counted over all dimensions of slots, in any order, repeated or not."""
 
     @abstractmethod
     def look(self, rows: slice) -> list[Tensor]:
-        """Rows, as views where the table has live tensors."""
+        """Return rows, as views where the table has live tensors."""
 
     def column(self, number: int, slots: Ints) -> Tensor:
-        """Copies of slots of one column."""
+        """Return copies of slots of one column."""
         return self.gather(slots)[number]
 
     def save(self, rows: Rows, state: State) -> None:
@@ -167,7 +167,7 @@ class Table(ABC):
         return self.state
 
     def take_back(self, *, saved: bool) -> None:
-        """After a write failed: have the rows as they were committed.
+        """Restore the committed rows after a failed write.
 
         Args:
             saved: whether rows that are visible were saved before it.
@@ -187,13 +187,13 @@ class Table(ABC):
 
 
 def undo_rows(columns: Sequence[Column], capacity: int, slots_per_row: int) -> int:
-    """How many rows there is room for beside the rows themselves."""
+    """Return how many rows the undo leaf has room for."""
     row = sum(column.nbytes for column in columns) * slots_per_row + 8
     return min(capacity, max(1, UNDO_BYTES // row))
 
 
 def undo_bytes(columns: Sequence[Column], capacity: int, slots_per_row: int) -> int:
-    """Size of the leaf for rows that are being overwritten."""
+    """Return the size of the leaf for rows that are being overwritten."""
     rows = undo_rows(columns, capacity, slots_per_row)
     return sum(_padded(rows * column.nbytes * slots_per_row) for column in columns) + _padded(8 * rows)
 
@@ -261,7 +261,7 @@ class ArrayTable(Table):
         self._state = state
 
     def block(self, values: list[Any], shapes: list[tuple[int, ...]]) -> Block | None:
-        """Values as a block that a `write` copies without another look, if each is a dense tensor of such a shape."""
+        """Return values as a block that `write` copies without further checks, if all are dense and of these shapes."""
         addresses = []
         for value, dtype, shape in zip(values, self._dtypes, shapes, strict=True):
             if (
@@ -300,7 +300,7 @@ class ArrayTable(Table):
                 array[rows] = to_numpy(value)
 
     def gather(self, slots: Ints) -> list[Tensor]:
-        """Copies of slots: one allocation and one copy of each column."""
+        """Return copies of slots: one allocation and one copy of each column."""
         # "clip" spares numpy a buffer of its own: the caller has checked the slots.
         return [
             from_numpy(flat.take(slots, 0, None, "clip"), column.dtype)
@@ -310,11 +310,11 @@ class ArrayTable(Table):
         ]
 
     def column(self, number: int, slots: Ints) -> Tensor:
-        """Copies of slots of one column."""
+        """Return copies of slots of one column."""
         return from_numpy(self._flat[number].take(slots, 0, None, "clip"), self.columns[number].dtype)
 
     def look(self, rows: slice) -> list[Tensor]:
-        """Views of rows."""
+        """Return views of rows."""
         return [tensor[rows] for tensor in self.tensors]
 
     def save(self, rows: Rows, state: State) -> None:
@@ -377,14 +377,14 @@ class DeviceTable(Table):
                 tensor[torch.from_numpy(rows).to(tensor.device)] = value.to(tensor.device)
 
     def gather(self, slots: Ints) -> list[Tensor]:
-        """Copies of slots, on the device."""
+        """Return copies of slots, on the device."""
         if not self._flat:
             return []
         index = torch.from_numpy(slots).to(self._flat[0].device)
         return [flat.index_select(0, index) for flat in self._flat]
 
     def look(self, rows: slice) -> list[Tensor]:
-        """Views of rows."""
+        """Return views of rows."""
         return [tensor[rows] for tensor in self.tensors]
 
 
@@ -435,7 +435,7 @@ class LiveTable(ArrayTable):
         return super().undo()
 
     def _touch(self) -> None:
-        """Tell the store that its leaves change: it looks at torch's versions of them, which numpy leaves alone."""
+        """Notify the store that its leaves change: it looks at torch's versions of them, which numpy leaves alone."""
         self.handle.check_writable()
         store = self.handle.store
         # Room on the disk for the leaves that are always written, and the beginning of a session.

@@ -64,7 +64,7 @@ class TabularStorage(Storage):
         return NOTHING
 
     def _ready(self) -> Table:
-        """The table.
+        """Return the table.
 
         Raises:
             RuntimeError: nothing was ever written.
@@ -101,7 +101,7 @@ class TabularStorage(Storage):
         return State() if self._table is None else self._table.state
 
     def __len__(self) -> int:
-        """Number of visible slots."""
+        """Return the number of visible slots."""
         table = self._table
         return 0 if table is None else self._state.length * table.slots_per_row
 
@@ -166,7 +166,7 @@ class TabularStorage(Storage):
 
     # -- data in ---------------------------------------------------------------------------------
     def _prepare(self, data: Any, lead: tuple[int, ...]) -> list[Any]:
-        """The columns of data whose first dimensions are `lead`, each a tensor of the right shape and dtype."""
+        """Return the columns of data whose first dimensions are `lead`, each a tensor of the right shape and dtype."""
         table = self._table
         if table is None:
             inner = lead[1:] if len(lead) == self.ndim else lead
@@ -253,7 +253,7 @@ class TabularStorage(Storage):
             raise
 
     def _give_up(self, fresh: bool) -> None:
-        """After a write failed: let go of a place that it was to make."""
+        """Release a place that was to be made, after a write failed."""
         table = self._table
         if not fresh or table is None or self._state.length:
             return
@@ -482,12 +482,12 @@ class TabularStorage(Storage):
         return self._structure.build(columns, found.shape)
 
     def take_slots(self, slots: Ints) -> Any:
-        """Copies of slots, counted over all dimensions, that the caller has checked: one gather for each column."""
+        """Return copies of slots, counted over all dimensions, checked by the caller: one gather per column."""
         with self._lock:
             return self._structure.build(self._ready().gather(slots), (len(slots),))
 
     def column(self, key: Any, slots: Ints) -> Tensor | None:
-        """Copies of slots of one entry; None where there is none of that name."""
+        """Return copies of slots of one entry; None where there is none of that name."""
         path = (key,) if isinstance(key, str) else tuple(key)
         for number, column in enumerate(self._structure.columns):
             if column.path == path:
@@ -543,7 +543,7 @@ class TabularStorage(Storage):
                 self._commit(table, self._state)
 
     def check_slots(self, index: Any) -> Ints:
-        """Slots that are visible, as int64.
+        """Return visible slots, as int64.
 
         Raises:
             IndexError: one is not.
@@ -552,7 +552,7 @@ class TabularStorage(Storage):
 
 
 def is_collection(data: Any) -> bool:
-    """Whether data is a TensorDict or a tensorclass, of this package or of `tensordict`."""
+    """Check whether data is a TensorDict or a tensorclass, of this package or of `tensordict`."""
     return type(data) is TensorDict or is_container(data) or is_foreign(data)
 
 
@@ -578,7 +578,7 @@ def _visible(places: Sequence[Rows], length: int) -> Rows | None:
 
 
 def _last_of(rows: Ints) -> Ints | None:
-    """Positions of the last mention of each row, in order; None when no row repeats."""
+    """Return the positions of the last mention of each row, in order; None when no row repeats."""
     if len(rows) < 2:
         return None
     unique, first = np.unique(rows[::-1], return_index=True)

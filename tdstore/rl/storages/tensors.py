@@ -114,10 +114,10 @@ class ContainerTable(Table):
         self.td[index] = self.structure.build([value.reshape(count, *value.shape[1:]) for value in values], (count,))
 
     def gather(self, slots: Ints) -> list[Tensor]:
-        """Copies of slots."""
+        """Return copies of slots."""
         flat = self.td if not self.inner else self.td.reshape(-1)
         return prepared(self.structure, flat[torch.from_numpy(slots)].to_tensordict(), (len(slots),))
 
     def look(self, rows: slice) -> list[Tensor]:
-        """Copies of rows."""
+        """Return copies of rows."""
         return prepared(self.structure, self.td[rows].to_tensordict(), (rows.stop - rows.start, *self.inner))

@@ -120,7 +120,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
         self._queue = deque((step, self._ready(step)) for step in steps)
 
     def _folded(self) -> Any:
-        """All queued steps as one."""
+        """Fold all queued steps into one."""
         steps = [step for _, step in self._queue]
         there = steps[-1].keys()
         names = [name for name in (*DONE_KEYS, "truncation", "truncated", "next_obs") if name in there]
@@ -141,14 +141,14 @@ def _done_key(step: Any) -> str:
 
 
 def _discounted(now: Any, later: Any, ended: Any, gamma: float) -> Any:
-    """The reward of now, and that of later unless the episode ended; TensorDicts by agent."""
+    """Return the reward of now, and that of later unless the episode ended; TensorDicts by agent."""
     if isinstance(now, Tensor):
         return now + gamma * torch.where(_mask(ended, now), torch.zeros_like(later), later)
     return _by_entry(lambda mask, a, b: _discounted(a, b, mask, gamma), ended, now, later)
 
 
 def _chosen(ended: Any, now: Any, later: Any) -> Any:
-    """What is now where the episode ended, else what is later; TensorDicts by agent."""
+    """Select what is now where the episode ended, else what is later; TensorDicts by agent."""
     if isinstance(now, Tensor):
         return torch.where(_mask(ended, now), now, later)
     if isinstance(now, tdstore.TensorDictBase):
@@ -166,7 +166,7 @@ def _by_entry(fn: Any, ended: Any, now: Any, later: Any) -> Any:
 
 
 def _mask(ended: Any, like: Tensor) -> Tensor:
-    """Whether the episode of each row ended, in a shape that broadcasts with `like`."""
+    """Return a mask of the rows whose episode ended, in a shape that broadcasts with `like`."""
     if not isinstance(ended, Tensor):
         raise MissingEntryError("the done flags are by agent, and another entry is not")
     flags = ended.bool().reshape(len(ended), -1)

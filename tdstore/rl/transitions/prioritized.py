@@ -68,7 +68,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._take_from_place(np.arange(self.size))
 
     def _have_entry(self) -> None:
-        """Give rows of a buffer without priorities the entry that they lack."""
+        """Add the missing entry to rows of a buffer without priorities."""
         slots = np.arange(self.size)
         if self._rows.initialized and KEY not in self._rows.entries:
             self._rows.add_entries(TensorDict({KEY: torch.ones(1, dtype=torch.float64)}, [1]))

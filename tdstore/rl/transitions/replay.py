@@ -103,7 +103,7 @@ class ReplayBuffer:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next row takes the place of the oldest."""
+        """Whether the next row replaces the oldest."""
         return self.size == self.max_size
 
     @property
@@ -136,7 +136,7 @@ class ReplayBuffer:
         self._append(self._ready(data))
 
     def _ready(self, data: Any) -> Any:
-        """Rows as they are stored."""
+        """Return rows in their stored form."""
         if not tdstore.is_tensor_collection(data):
             raise TypeError(f"a buffer takes TensorDicts and tensorclasses, not a {type(data).__name__}")
         if not data.batch_size:
@@ -156,7 +156,7 @@ class ReplayBuffer:
         return self._rows.append(rows)
 
     def _adds_entries(self, rows: Any) -> bool:
-        """Whether rows have entries that earlier ones lack, and all that these have: a missing one is an error."""
+        """Check whether rows have more entries than earlier ones; raise an error if one is missing."""
         known, given = self._rows.entries, set(rows.keys(True, True))
         return given > known
 
@@ -250,7 +250,7 @@ class ReplayBuffer:
         self._take_facts(facts)
 
     def _facts(self) -> Any:
-        """What the buffer knows beside its rows, as a TensorDict."""
+        """Return the state of the buffer beside its rows, as a TensorDict."""
         numbers = {"cursor": self.cursor, "write_count": self._rows.write_count, "before": self._before}
         return TensorDict({name: torch.tensor(value) for name, value in numbers.items()})
 

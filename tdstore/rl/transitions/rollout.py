@@ -194,7 +194,7 @@ class RolloutBuffer:
 
 
 def _batched(entry: Any, num_envs: int) -> Any:
-    """An entry as a tensor, or a TensorDict of batch size `[num_envs]`; tensors keep their dtype."""
+    """Return an entry as a tensor, or a TensorDict of batch size `[num_envs]`; tensors keep their dtype."""
     if isinstance(entry, (tdstore.TensorDictBase, dict)):
         made = tdstore.TensorDict({}, batch_size=[num_envs])
         for key, value in entry.items():

@@ -74,7 +74,7 @@ class Planner:
                 )
 
     def _child(self, parent: Plan, row: int) -> tuple[int, bool]:
-        """The number of the node that a step leads to, and whether it is new."""
+        """Return the number of the node that a step leads to, and whether it is new."""
         inside = parent.inside if self._joined(parent.observation, self._data.reached[row]) else frozenset[int]()
         key = (row, inside, -1 if self._max_depth is None else parent.depth + 1)
         number = self._known.get(key)
@@ -104,7 +104,7 @@ class Planner:
             self._step(plan, rows[0])
 
     def _joined(self, one: int, other: int) -> bool:
-        """Whether two observations lie on a loop."""
+        """Check whether two observations lie on a loop."""
         return self._component[one] == self._component[other]
 
 

@@ -287,7 +287,7 @@ class MCTSForest:
 
 
 def _keys(argument: str, given: Any) -> tuple[Key, ...]:
-    """The keys of an argument, a key or a list of them.
+    """Return the keys of an argument, a key or a list of them.
 
     Raises:
         ValueError: neither.

@@ -47,7 +47,7 @@ def _parts(key: Key) -> tuple[str, ...]:
 
 
 def _row_bytes(key: Key, value: Any, count: int) -> tuple[bytes, Sequence[Any]]:
-    """What all rows of an entry share, and the bytes of each."""
+    """Return what all rows of an entry share, and the bytes of each."""
     if isinstance(value, Tensor):
         shape = list(value.shape[1:])
         flat = value.detach().cpu().contiguous().reshape(count, -1)
@@ -86,7 +86,7 @@ class DataMap:
         return len(self.pairs)
 
     def __contains__(self, pair: object) -> bool:
-        """Whether a pair, given by its hash, has a row."""
+        """Check whether a pair, given by its hash, has a row."""
         return pair in self.rows
 
     def clear(self) -> None:
@@ -170,7 +170,7 @@ class NodeMap:
         return len(self.nodes)
 
     def __contains__(self, observation: object) -> bool:
-        """Whether an observation, given by its hash, was left by a step."""
+        """Check whether an observation, given by its hash, was left by a step."""
         return observation in self.nodes
 
     def get(self, observation: int) -> Node | None:

@@ -62,7 +62,7 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         return tree
 
     def _renew(self, made: Any) -> Any:
-        """The tree of a table that was stored; of a future, a future."""
+        """Rebuild the tree of a stored table; of a future, a future."""
         if isinstance(made, Future):
             done: Future[Any] = Future()
             done.set_result(self._renew(made.result()))
@@ -78,27 +78,27 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         return self
 
     def _table(self) -> Any:
-        """The stored table that the tree lies in, None for none."""
+        """Return the stored table of the tree, None for none."""
         facts = links.find(unwrap_tensorclass(self))
         return None if facts is None else facts.table
 
     def save(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
-        """As `TensorDict.save`, as flat tables; returns the stored tree."""
+        """Save flat tables as `TensorDict.save`; return the stored tree."""
         return self._renew(self.to_table().save(prefix, copy_existing, **kwargs))
 
     dumps = save
 
     def memmap(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
-        """As `TensorDict.memmap`, as flat tables; returns a tree over memory-mapped tensors."""
+        """Save flat tables as `TensorDict.memmap`; return a tree over memory-mapped tensors."""
         return self._renew(self.to_table().memmap(prefix, copy_existing, **kwargs))
 
     def memmap_(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Self:
-        """As `TensorDict.memmap_`, as flat tables; this tree gets memory-mapped tensors."""
+        """Save flat tables as `TensorDict.memmap_`; this tree gets memory-mapped tensors."""
         self._become(self._renew(self.to_table().memmap(prefix, copy_existing, **kwargs)))
         return self.lock_()
 
     def memmap_like(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
-        """As `TensorDict.memmap_like`: the same nodes and edges, with zeros for counts, values and data."""
+        """Allocate as `TensorDict.memmap_like`: the same nodes and edges, with zeros for counts, values and data."""
         table = self.to_table()
         for group in table.nodes.values():
             for name in ("count", "wins", "node_data"):
@@ -109,24 +109,24 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         return self._renew(table.memmap(prefix, copy_existing, **kwargs))
 
     def share_memory_(self) -> Self:
-        """As `TensorDict.share_memory_`: this tree gets tensors in shared memory."""
+        """Share as `TensorDict.share_memory_`: this tree gets tensors in shared memory."""
         self._become(self._renew(self.to_table().save(storage="shared")))
         return self.lock_()
 
     def to_h5(self, *args: Any, **kwargs: Any) -> Any:
-        """As `TensorDict.to_h5`, as flat tables."""
+        """Save flat tables as `TensorDict.to_h5`."""
         return self._renew(self.to_table().to_h5(*args, **kwargs))
 
     def to_zarr(self, *args: Any, **kwargs: Any) -> Any:
-        """As `TensorDict.to_zarr`, as flat tables."""
+        """Save flat tables as `TensorDict.to_zarr`."""
         return self._renew(self.to_table().to_zarr(*args, **kwargs))
 
     def to_store(self, *args: Any, **kwargs: Any) -> Any:
-        """As `TensorDict.to_store`, as flat tables."""
+        """Save flat tables as `TensorDict.to_store`."""
         return self._renew(self.to_table().to_store(*args, **kwargs))
 
     def consolidate(self, *args: Any, **kwargs: Any) -> Any:
-        """As `TensorDict.consolidate`, as flat tables."""
+        """Consolidate flat tables as `TensorDict.consolidate`."""
         return self._renew(self.to_table().consolidate(*args, **kwargs))
 
     def load_(self, prefix: Any, *args: Any, **kwargs: Any) -> Self:
@@ -136,11 +136,11 @@ class StoredTree(tdstore.TensorClass, nocast=True):
     load_memmap_ = load_
 
     def is_memmap(self) -> bool:
-        """Whether the tensors are memory-mapped."""
+        """Check whether the tensors are memory-mapped."""
         return (table := self._table()) is not None and isinstance(table.edges, tdstore.MemoryMappedTensor)
 
     def is_shared(self) -> bool:
-        """Whether the tensors are in shared memory."""
+        """Check whether the tensors are in shared memory."""
         return (table := self._table()) is not None and _is_live(table.edges)
 
     def commit(self) -> Self:
@@ -164,7 +164,7 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         return self.close()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As `TensorDict.state_dict`, of flat tables."""
+        """Return the state of flat tables, as `TensorDict.state_dict`."""
         return self.to_table().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Self:
@@ -174,7 +174,7 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         return self._become(self.from_table(TreeTable.from_tensordict(found)))
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
-        """As `TensorDict.to_dict`; `subtree` is a list of the dicts of the children."""
+        """Convert as `TensorDict.to_dict`; `subtree` is a list of the dicts of the children."""
         if self.batch_size:
             return super().to_dict(**kwargs)
         nodes = self._nodes()
@@ -189,19 +189,19 @@ class StoredTree(tdstore.TensorClass, nocast=True):
 
     # -- the same tree elsewhere -----------------------------------------------------------------
     def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
-        """As `TensorDict.clone`; nodes that are shared stay shared."""
+        """Copy as `TensorDict.clone`; shared nodes stay shared."""
         return self._each(lambda container: container.clone(recurse, **kwargs))
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """As `TensorDict.to`; nodes that are shared stay shared."""
+        """Convert as `TensorDict.to`; shared nodes stay shared."""
         return self._each(lambda container: container.to(*args, **kwargs))
 
     def cpu(self, **kwargs: Any) -> Self:
-        """As `TensorDict.cpu`; nodes that are shared stay shared."""
+        """Move as `TensorDict.cpu`; shared nodes stay shared."""
         return self.to("cpu", **kwargs)
 
     def cuda(self, device: Any = None, **kwargs: Any) -> Self:
-        """As `TensorDict.cuda`; nodes that are shared stay shared."""
+        """Move as `TensorDict.cuda`; shared nodes stay shared."""
         return self.to(torch.device("cuda") if device is None else torch.device("cuda", device), **kwargs)
 
     def _each(self, fn: Callable[[Any], Any]) -> Self:
@@ -226,7 +226,7 @@ class StoredTree(tdstore.TensorClass, nocast=True):
 
 
 def _is_live(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a view of a file or of shared memory."""
+    """Check whether a tensor is a view of a file or of shared memory."""
     return tensor.is_shared() or isinstance(tensor, tdstore.MemoryMappedTensor)
 
 
@@ -235,22 +235,22 @@ def _unpickled(cls: type[StoredTree], table: TreeTable) -> StoredTree:
 
 
 def is_stack(tree: StoredTree) -> bool:
-    """Whether a tree is a stack of nodes, as `subtree` is."""
+    """Check whether a tree is a stack of nodes, as `subtree` is."""
     return isinstance(unwrap_tensorclass(tree), tdstore.LazyStackedTensorDict)
 
 
 def identity(node: StoredTree) -> int:
-    """What two wrappers of one node have in common."""
+    """Return the identity that two wrappers of one node have in common."""
     return id(unwrap_tensorclass(node))
 
 
 def bare(node: StoredTree) -> Any:
-    """A node without its children."""
+    """Return a node without its children."""
     return node if node.subtree is None else node.exclude("subtree")
 
 
 def join(nodes: Sequence[StoredTree], children: Sequence[Sequence[int]]) -> None:
-    """Give nodes their children."""
+    """Attach children to nodes."""
     for node, below in zip(nodes, children, strict=True):
         if below:
             node.subtree = tdstore.lazy_stack([nodes[number] for number in below])

@@ -190,7 +190,7 @@ def _kind(name: str, value: Any) -> str:
 
 
 def _signature(td: Any, rows: int) -> Any:
-    """What records must share to be in one table: keys, shapes behind the first `rows` dimensions, dtypes."""
+    """Return what records must share to be in one table: keys, shapes behind the first `rows` dimensions, dtypes."""
     found = []
     for key, value in td.items(include_nested=True, leaves_only=True):
         plain = isinstance(value, Tensor)
@@ -213,7 +213,7 @@ def _dtype(value: Any) -> torch.dtype:
 
 
 def _rows(group: Any, kinds: dict[str, str]) -> list[dict[str, Any]]:
-    """Give the fields of each node of a group."""
+    """Return the fields of each node of a group."""
     rows: list[dict[str, Any]] = [{} for _ in range(group.batch_size[0])]
     for name, kind in kinds.items():
         column = group[name]

@@ -97,7 +97,7 @@ class Tree(StoredTree, nocast=True):
         links.adopt(unwrap_tensorclass(self), [unwrap_tensorclass(child) for child in self.children()])
 
     def set(self, key: Any, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
-        """As `TensorDict.set`; a subtree gets this node as its parent."""
+        """Set as `TensorDict.set`; a subtree gets this node as its parent."""
         if key in ("subtree", ("subtree",)):
             self.subtree = item
             return self
@@ -168,7 +168,7 @@ class Tree(StoredTree, nocast=True):
 
     @property
     def node_observation(self) -> Any:
-        """What was observed at the node: the tensor if there is one key, else a TensorDict.
+        """Observation at the node: the tensor if there is one key, else a TensorDict.
 
         Raises:
             AttributeError: the node has no `node_data`. KeyError: `node_data` lacks the observation.
@@ -177,7 +177,7 @@ class Tree(StoredTree, nocast=True):
 
     @property
     def node_observations(self) -> Any:
-        """What was observed at the node, as a TensorDict.
+        """Observations at the node, as a TensorDict.
 
         Raises:
             AttributeError: the node has no `node_data`. KeyError: `node_data` lacks the observation.
@@ -194,7 +194,7 @@ class Tree(StoredTree, nocast=True):
         return self.node_data
 
     def _keys(self, kind: Literal["observation", "action"]) -> tuple[links.Key, ...]:
-        """The keys of observations or actions: by the specs, by the forest, else the name itself."""
+        """Return the keys of observations or actions: by the specs, by the forest, else the name itself."""
         if self.specs is not None:
             try:
                 found: list[Any] = spec_keys(full_spec(self.specs, kind))
@@ -363,7 +363,7 @@ class Tree(StoredTree, nocast=True):
         raise ValueError(f"no node of the tree has the hash {wanted}")
 
     def __contains__(self, other: object) -> bool:
-        """Whether a node of the tree has the hash of another; of a root, which has none, its `node_data`."""
+        """Check whether a node of the tree has the hash of another; of a root, which has none, its `node_data`."""
         if not isinstance(other, Tree):
             return False
         wanted = _number(other.hash)
@@ -372,7 +372,7 @@ class Tree(StoredTree, nocast=True):
         return any(_equal(node.node_data, other.node_data) for node in self._nodes())
 
     def fully_expanded(self, env: Any) -> bool:
-        """Whether there is a child for each action: `env.cardinality(node_data)`, or `env` if that is a number."""
+        """Check whether there is a child for each action: `env.cardinality(node_data)`, or the number `env`."""
         number = env if isinstance(env, int) else env.cardinality(self.node_data)
         return bool(number == self.num_children)
 
@@ -460,7 +460,7 @@ class Tree(StoredTree, nocast=True):
 
 
 def _stable(stack: Tree) -> Tree:
-    """A stack that gives the same children each time: a lazy one, below them too.
+    """Return a stack with the same child objects each time: a lazy one, below them too.
 
     Raises:
         TypeError: not a Tree. ValueError: not a stack.
@@ -480,14 +480,14 @@ def _stable(stack: Tree) -> Tree:
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Values of the nodes of a stack: one tensor where they are alike, else a list."""
+    """Stack values of the nodes of a stack: one tensor where they are alike, else a list."""
     if any(value is None for value in values) or len({getattr(value, "shape", None) for value in values}) > 1:
         return values
     return torch.stack(values)
 
 
 def _entry(data: Any, keys: tuple[links.Key, ...]) -> Any:
-    """The entry of a single key, or those of several as a TensorDict."""
+    """Return the entry of a single key, or those of several as a TensorDict."""
     for key in keys:
         if data.get(key, None) is None:
             raise KeyError(f"no entry {key!r}; there are {', '.join(map(repr, data.keys()))}")
@@ -499,7 +499,7 @@ def _number(hash: Tensor | int | None) -> int | None:
 
 
 def _id(node: Tree, number: int) -> int:
-    """The id of a node; its number in breadth-first search where it has none."""
+    """Return the id of a node; its number in breadth-first search where it has none."""
     return number if node.node_id is None else int(node.node_id)
 
 
