@@ -1,4 +1,4 @@
-"""Where a dataset is: a server, a database of it, and a name. Passwords never get into `url` or a repr."""
+"""The address of a dataset: a server, a database of it, and a name. Passwords never occur in `url` or a repr."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ class Address:
 
     @property
     def server(self) -> str:
-        """The server, as messages show it."""
+        """Return the server, for messages."""
         return self.socket if self.socket is not None else f"{self.host}:{self.port}"
 
 
 def parse(location: str | os.PathLike[str] | None, options: dict[str, Any], *, new: bool) -> Address:
-    """Read a location, with the options host, port, db, username, password and unix_socket_path over it.
+    """Parse a location; the options host, port, db, username, password and unix_socket_path override it.
 
     Args:
         location: a URL, or only the name of the dataset; None makes up a name where `new`.
-        options: as given; None stands for an option that was not.
+        options: the options of the caller; None stands for an absent one.
+        new: the dataset is to be created.
 
     Raises:
-        OptionError: not such a URL, no name, or a value that cannot be. Never shows a password.
+        OptionError: not such a URL, no name, or an impossible value. Never shows a password.
     """
     given = {name: value for name, value in options.items() if value is not None}
     text = os.fspath(location) if location is not None else None

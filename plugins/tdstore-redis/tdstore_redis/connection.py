@@ -1,4 +1,4 @@
-"""One connection: packed commands out, replies in. Timeouts on each step, a limit on what a reply may hold."""
+"""One connection: packed commands out, replies in. Timeouts on each step, and a limit on the size of a reply."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Reply = Any
 MAX_REPLY = 128 << 20
 _RECEIVE = 1 << 20
 _FEED = 16 << 10
-"""hiredis moves what it holds at each KiB that it hands out: the less it holds, the better."""
+"""hiredis moves its buffer at each KiB that it returns: a small buffer is faster."""
 _LINE = 4 << 10
 """Bytes that the first line of a reply may have."""
 _PARTS = 512
@@ -31,7 +31,7 @@ _PARTS = 512
 
 
 def pack(*parts: bytes) -> bytes:
-    """One command as it goes over the wire."""
+    """Encode one command for the connection."""
     return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(p), p) for p in parts])
 
 
@@ -68,23 +68,23 @@ class Wire:
             raise
 
     def call(self, *parts: bytes) -> Reply:
-        """One command, its reply; an error reply is raised."""
+        """Send one command and return its reply; an error reply is raised."""
         return self.raising([pack(*parts)])[0]
 
     def pipe(self, commands: Sequence[Command], limit: int = MAX_REPLY) -> list[Reply]:
-        """Packed commands in one round trip; error replies are among the replies."""
+        """Send packed commands in one round trip; error replies are among the replies."""
         self.send(commands)
         return self.receive(len(commands), limit)
 
     def raising(self, commands: Sequence[Command], limit: int = MAX_REPLY) -> list[Reply]:
-        """As `pipe`; the first error reply is raised, after all were read."""
+        """Send as `pipe` does; the first error reply is raised, after all were read."""
         replies = self.pipe(commands, limit)
         if ServerError in set(map(type, replies)):
             raise next(reply for reply in replies if isinstance(reply, ServerError))
         return replies
 
     def send(self, commands: Sequence[Command]) -> None:
-        """Send packed commands, or break."""
+        """Send packed commands; an error breaks the connection."""
         if self.broken:
             raise Lost("the connection was lost before")
         try:
@@ -122,16 +122,17 @@ class Wire:
         sink: Callable[[int, Bytes], None],
         before: Sequence[bytes] = (),
     ) -> None:
-        """Packed commands in one round trip; each reply is a string, handed on as soon as it is there.
+        """Send packed commands in one round trip; each reply is a string, passed on as soon as it has arrived.
 
         Args:
-            sizes: bytes that each reply has at most.
-            sink: given the number of a reply and its bytes, which are lent until it returns.
+            commands: packed commands.
+            sizes: largest bytes of each reply.
+            sink: called with the number of a reply and its bytes, which are valid until it returns.
             before: packed commands that are sent first; `OK` is their only good reply.
 
         Raises:
             ServerError: an error reply; the first, after all were read.
-            Lost: the connection ended, or something else came than can be right.
+            Lost: the connection ended, or an impossible reply came.
         """
         self.send([*before, *commands])
         need = max(sizes) + _LINE
@@ -175,7 +176,7 @@ class Wire:
             raise error
 
     def _more(self, buffer: bytearray, memory: Bytes, at: int, end: int, until: int) -> tuple[int, int]:
-        """Receive some more; what is there moves to the front when there is no room for all of it."""
+        """Receive more bytes; those present move to the front when there is no room for all of them."""
         if at == end:
             at, end, until = 0, 0, until - at
         if until > len(buffer):
@@ -187,10 +188,10 @@ class Wire:
         return at, end + got
 
     def receive(self, count: int, limit: int = MAX_REPLY) -> list[Reply]:
-        """The next `count` replies.
+        """Return the next `count` replies.
 
         Raises:
-            Lost: the connection ended, or more came than can be right.
+            Lost: the connection ended, or a reply exceeds the limit.
         """
         replies: list[Reply] = []
         gets, feed, buffer = self._reader.gets, self._reader.feed, self._buffer
@@ -216,7 +217,7 @@ class Wire:
             raise
 
     def alive(self) -> bool:
-        """Whether the other side has not hung up, as far as can be told without asking it."""
+        """Check whether the other side has not closed the connection, without a request."""
         if self.broken:
             return False
         before = self._socket.gettimeout()
@@ -234,7 +235,7 @@ class Wire:
             self._socket.settimeout(before)
 
     def close(self) -> None:
-        """Hang up. Twice is fine."""
+        """Close the connection. May be repeated."""
         self.broken = True
         sock = getattr(self, "_socket", None)
         if sock is not None:
@@ -249,7 +250,7 @@ class Wire:
 
 
 def _length(head: bytes, most: int) -> int:
-    """The length of a string, by the first line of a reply."""
+    """Return the length of a string, from the first line of a reply."""
     if head[:1] != b"$" or not head[1:].isdigit() or int(head[1:]) > most:
         raise Lost(f"it sent {head[:32]!r} for a string of at most {most} bytes")
     return int(head[1:])
@@ -282,7 +283,7 @@ def _connect(address: Address, timeout: float | None, tls: ssl.SSLContext | None
 
 
 class Line:
-    """How to reach one server: new wires, and a few idle ones for reads by several threads."""
+    """Connections to one server: new ones, and a few idle ones for reads by several threads."""
 
     TRIES = 4
     IDLE = 8
@@ -294,15 +295,15 @@ class Line:
         self._pid = os.getpid()
 
     def errors(self, doing: str) -> redis_errors:
-        """`with line.errors("reading"):` maps what goes wrong."""
+        """Map errors inside `with line.errors("reading"):`."""
         return redis_errors(self.address.url, self.address.server, doing)
 
     def wire(self, name: bytes | None = None) -> Wire:
-        """A new connection."""
+        """Open a new connection."""
         return Wire(self.address, timeout=self.timeout, tls=self.tls, name=name)
 
     def idempotent(self, work: Callable[[Wire], T]) -> T:
-        """Do what may be done twice. A lost connection is made anew, with growing pauses; a timeout is final."""
+        """Run a repeatable action. A lost connection is reopened, with growing pauses; a timeout is final."""
         until = time.monotonic() + (self.timeout or 30.0)
         for turn in range(1, 64):
             wire: Wire | None = None
@@ -353,7 +354,7 @@ class Line:
         wire.close()
 
     def close(self) -> None:
-        """Hang up all idle wires."""
+        """Close all idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for wire in idle:

@@ -1,7 +1,7 @@
-"""The manifest: specs, layout and header of a dataset as one value that checks itself.
+"""The manifest: specs, layout and header of a dataset as one value with a checksum.
 
-`TDR1 <crc32c of the rest, 8 hex digits>`, a newline, and JSON. What passes `decode` fits together:
-known dtypes, layouts that are possible, no array twice.
+`TDR1 <crc32c of the rest, 8 hex digits>`, a newline, and JSON. A document that passes `decode` is consistent:
+known dtypes, possible layouts, no array twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HINT = "save it again, or restore the server's snapshot"
 
 
 class Leaf(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One leaf as the manifest keeps it."""
+    """One leaf as recorded in the manifest."""
 
     path: tuple[str, ...]
     dtype: str
@@ -67,11 +67,11 @@ class Document:
         self.arrays = arrays
 
     def copy(self) -> Document:
-        """Another one over the same arrays."""
+        """Return another document over the same arrays."""
         return Document(self.dataset, self.revision, self.header, arrays=dict(self.arrays), next=self.next)
 
     def same_structure(self, other: Document) -> bool:
-        """Whether the other has the same leaves in the same places, and the same header."""
+        """Check whether the other has the same leaves in the same places, and the same header."""
         return self.header == other.header and {p: _place(a) for p, a in self.arrays.items()} == {
             p: _place(a) for p, a in other.arrays.items()
         }
@@ -82,7 +82,7 @@ def _place(array: Array) -> tuple[Any, ...]:
 
 
 def encode(document: Document, *, url: str) -> bytes:
-    """The manifest as it is stored.
+    """Encode a manifest.
 
     Raises:
         StoreError: beyond the limits that a reader accepts.
@@ -118,7 +118,8 @@ def decode(data: bytes, *, url: str) -> Document:
     """Parse and check a manifest.
 
     Raises:
-        CorruptStoreError: damaged, or describing what cannot be. UnsupportedError: of a newer version.
+        CorruptStoreError: damaged, or inconsistent.
+        UnsupportedError: of a newer version.
     """
     head = _FIRST_LINE.match(data)
     if head is None or int(head[1]) < VERSION or len(data) > MAX_MANIFEST:

@@ -1,4 +1,4 @@
-"""What a server or the wire says, as tdstore's errors: one context manager decides."""
+"""Translation of errors of the server and of the connection into those of tdstore."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tdstore.errors import (
 
 
 class ServerError(Exception):
-    """An error reply, word for word: `"WRONGTYPE Operation against ..."`."""
+    """An error reply, verbatim: `"WRONGTYPE Operation against ..."`."""
 
     @property
     def code(self) -> str:
-        """The first word, as servers use it for the kind of error."""
+        """Return the first word, by which servers identify the kind of error."""
         return str(self).partition(" ")[0]
 
 
 class Lost(OSError):
-    """The connection ended in the middle; what was sent last may or may not have arrived."""
+    """The connection ended in the middle; the last commands may or may not have arrived."""
 
 
 class redis_errors:  # noqa: N801 - reads as a statement: `with redis_errors(url, server, "reading"):`
-    """Turn whatever the wire or the server says into the `StoreError` of its kind."""
+    """Turn any error of the connection or the server into the `StoreError` of its kind."""
 
     __slots__ = ("doing", "server", "url")
 
@@ -55,7 +55,14 @@ class redis_errors:  # noqa: N801 - reads as a statement: `with redis_errors(url
 
 
 def translate(error: Exception, url: str, server: str, doing: str) -> StoreError:
-    """The `StoreError` for a `ServerError`, an `OSError` of the wire or an error of hiredis."""
+    """Return the `StoreError` for a `ServerError`, an `OSError` of the connection or an error of hiredis.
+
+    Args:
+        error: the error.
+        url: the location.
+        server: the server, for messages.
+        doing: the action, for messages.
+    """
     head = f"{url}: {doing}"
     if isinstance(error, ServerError):
         return _of_reply(error, url, server, head)

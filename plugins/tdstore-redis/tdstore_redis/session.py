@@ -1,4 +1,4 @@
-"""One open dataset: its document, how to read from it, and how to tell that another writer changed it."""
+"""One open dataset: its document, reads, and the detection of changes by other writers."""
 
 from __future__ import annotations
 
@@ -47,11 +47,16 @@ class Session:
 
     # -- opening -------------------------------------------------------------------------
     def load(self, *, accept: bool, tries: int = 10) -> None:
-        """Read the manifest, and refuse what a writer left in the middle.
+        """Read the manifest, and refuse a dataset that a writer left in the middle.
+
+        Args:
+            accept: accept such a dataset.
+            tries: how often to read when a writer commits meanwhile.
 
         Raises:
-            StoreNotFoundError: nothing is there. DirtyStoreError: a writer died (`leaves` names where).
-            CorruptStoreError: the manifest is damaged, or blocks are missing or cut short.
+            StoreNotFoundError: no dataset.
+            DirtyStoreError: a writer died (`leaves` names where).
+            CorruptStoreError: the manifest is damaged, or blocks are missing or truncated.
         """
         with self.line.errors("opening"):
             document, writers = self.line.idempotent(self._load)
@@ -96,10 +101,11 @@ class Session:
 
     # -- reading -------------------------------------------------------------------------
     def read(self, plan: Callable[[], Iterable[Fetch]], wire: Wire | None = None) -> None:
-        """Do the fetches of a plan, which is asked for again where a writer was in the way.
+        """Run the fetches of a plan, which is made again after a conflict with a writer.
 
         Raises:
-            CorruptStoreError: a cell is damaged or missing. StoreError: another writer replaced the leaf.
+            CorruptStoreError: a cell is damaged or missing.
+            StoreError: another writer replaced the leaf.
         """
         with self.line.errors("reading"):
             for turn in range(_TRIES):
@@ -116,7 +122,7 @@ class Session:
                     return
 
     def explain(self, damage: Damaged) -> None:
-        """Raise the error for a damaged cell: unless the leaf is another one by now, the medium is corrupt."""
+        """Raise the error for a damaged cell: a conflict if the leaf was replaced by now, else corruption."""
         if damage.array.mine is None:
             now = self.line.idempotent(lambda wire: fetch_document(wire, self.keys, self.url))
             there = None if now is None or now.dataset != self.document.dataset else now.arrays.values()
@@ -125,7 +131,7 @@ class Session:
         raise self.corrupt(damage.path, damage.reason)
 
     def promised(self, wire: Wire, array: Array, ids: Ids) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which of some sorted cells have been written."""
+        """Return which of some sorted cells have been written."""
         if array.mine is not None:
             return array.mine[ids]
         first, last = int(ids[0]) // 8, int(ids[-1]) // 8
@@ -156,7 +162,7 @@ class Session:
         return np.unpackbits(octets)[ids - first * 8].astype(np.bool_)
 
     def refresh(self, wire: Wire) -> Document:
-        """Take over what others committed, as far as it does not change the structure of what we hold.
+        """Adopt the commits of others, as far as they do not change the structure of our leaves.
 
         Raises:
             StoreError: the dataset was replaced or removed.
@@ -173,7 +179,7 @@ class Session:
         return now
 
     def faults(self, path: Path, array: Array) -> str | None:
-        """What is wrong with a leaf on the server; None when nothing is."""
+        """Return the fault of a leaf on the server; None when there is none."""
         for piece in everything(path, array):
             try:
                 self.read(partial(list, [piece]))
@@ -186,13 +192,13 @@ class Session:
         return None if long is None else f"block {long} is longer than it should be"
 
     def check_room(self, reads: Iterable[tuple[Path, Array, int]]) -> None:
-        """Before very much memory is taken: is there so much on the server at all?
+        """Refuse to allocate far more memory than the server has data.
 
         Args:
             reads: each with the bytes that it is to allocate.
 
         Raises:
-            CorruptStoreError: there is far less, and `max_bytes` does not say that this is meant.
+            CorruptStoreError: there is far less, and `max_bytes` does not allow it.
         """
         every = list(reads)
         if sum(size for *_, size in every) <= SUSPECT_BYTES:
@@ -208,7 +214,7 @@ class Session:
             raise refuse_absent(worst, total, there, self.url)
 
     def _stored(self, path: Path, array: Array) -> int:
-        """Bytes that the server has of a leaf, or that reading will find missing.
+        """Return the bytes that the server has of a leaf; missing ones, which a read will report, count too.
 
         Raises:
             CorruptStoreError: a leaf that is complete lacks a block.
@@ -225,12 +231,12 @@ class Session:
         return max(int(count), array.sealed) * array.cell
 
     def end(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.line.close()
 
     # -- errors --------------------------------------------------------------------------
     def corrupt(self, path: Path, reason: str) -> CorruptStoreError:
-        """The error for a damaged leaf."""
+        """Build the error for a damaged leaf."""
         return CorruptStoreError(
             f"{self.url}: leaf {path_text(path)}: {reason}",
             url=self.url,
@@ -238,7 +244,7 @@ class Session:
         )
 
     def replaced(self) -> StoreError:
-        """The error when another writer replaced what we hold."""
+        """Build the error for a dataset that another writer replaced."""
         return StoreError(
             f"{self.url} was replaced, or its structure changed, by another writer since it was opened, "
             "or the server lost it",
@@ -248,12 +254,12 @@ class Session:
 
 
 def new_dataset() -> str:
-    """A name for a new generation."""
+    """Return a name for a new generation."""
     return secrets.token_hex(8)
 
 
 def fetch_document(wire: Wire, keys: Keys, url: str) -> Document | None:
-    """The manifest, decoded; its size is asked for before it is."""
+    """Fetch and decode the manifest, after a check of its size."""
     size, dataset = wire.raising(
         [pack(b"HSTRLEN", keys.head, b"manifest"), pack(b"HGET", keys.head, b"dataset")], limit=MAX_RECORDS
     )
@@ -278,13 +284,13 @@ MAX_RECORDS = 1 << 20
 
 
 def dead_writers(wire: Wire, found: list[Writing]) -> list[Writing]:
-    """The sessions whose process is gone (or cannot be seen)."""
+    """Return the sessions whose process has ended (or is not visible)."""
     alive = keyspace.living(wire, found)
     return [record for record in found if alive is None or record.session not in alive]
 
 
 def _short_leaf(wire: Wire, document: Document) -> tuple[Path, str] | None:
-    """A leaf whose last block is missing or cut short, and how: one round trip tells."""
+    """Return a leaf whose last block is missing or truncated, and how; takes one round trip."""
     sealed = [(path, a, (a.sealed - 1) // a.per_block) for path, a in document.arrays.items() if a.sealed]
     if not sealed:
         return None
@@ -315,6 +321,6 @@ def _odd_block(wire: Wire, array: Array, odd: Callable[[int, int], bool]) -> int
 
 
 def first_error(replies: Iterable[Any]) -> ServerError | None:
-    """The error reply that tells most: what aborted a transaction, rather than that it was aborted."""
+    """Return the most specific error reply: the cause of an aborted transaction, rather than the abort."""
     errors = [reply for reply in replies if isinstance(reply, ServerError)]
     return next((e for e in errors if e.code != "EXECABORT"), errors[0] if errors else None)

@@ -75,12 +75,12 @@ def open_redis(
     Args:
         location: `redis://[user:password@]host[:port]/db/name` (rediss:// for TLS), or only the name
             beside `host=`, `port=`, `db=`. The name may have slashes.
-        mode: "r", "r+", "w", "x" or "a", as `tdstore.Store` says.
-        host, port, db, username, password, unix_socket_path: over what the location says.
-        timeout: seconds that connecting, and each wait for the server, may take; None waits for ever.
+        mode: "r", "r+", "w", "x" or "a", as in `tdstore.Store`.
+        host, port, db, username, password, unix_socket_path: override the location.
+        timeout: seconds for connecting, and for each reply of the server; None waits for ever.
         lock_timeout: seconds to wait for other writers.
-        verify: "size" looks at the last block of each leaf when opening, "full" reads everything, "none"
-            nothing. What is read is checked against its checksums in any case.
+        verify: "size" checks the last block of each leaf when opening, "full" reads everything, "none"
+            nothing. Reads are always compared with their checksums.
         recover: "accept" takes leaves as a writer left them that died between two commits.
         block: bytes of a value on the server; leaves are cut into as many as they need.
         max_bytes: refuse a dataset that declares more data than this. Without it a dataset of any size is opened, and
@@ -91,8 +91,9 @@ def open_redis(
         StoreNotFoundError, StoreExistsError: by the mode.
         StoreBusyError: others hold it for longer than `lock_timeout`.
         DirtyStoreError: a writer ended in the middle (`leaves` names where).
-        CorruptStoreError: damaged, or not what its manifest promises.
-        TransientError: no server, or no answer in time. StoreIOError: it refuses.
+        CorruptStoreError: damaged, or different from its manifest.
+        TransientError: no server, or no answer in time.
+        StoreIOError: the server refuses.
 
     Example:
         >>> store = open_redis("redis://localhost:6379/0/runs/1", mode="w")  # doctest: +SKIP
@@ -209,7 +210,7 @@ def _refuse_peer(line: Line, url: str) -> None:
 
 
 def session_of(store: RedisStore) -> Session:
-    """The session behind a store."""
+    """Return the session behind a store."""
     return store._session
 
 
@@ -239,7 +240,7 @@ class RedisStore(Store):
         self._pid = os.getpid()
 
     def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
-        """To write, if this one may: rows of their own can be written by any number of processes."""
+        """Return location, mode and options to reopen with, for writing if this store may write: so may other processes."""
         if not self._session.published:
             raise StoreNotFoundError(f"{self.url} is not saved yet: no other process can open it", url=self.url)
         location, arguments = self._token
@@ -392,7 +393,7 @@ class RedisStore(Store):
 
     # -- life ----------------------------------------------------------------------------
     def discard(self) -> None:
-        """As `Store.discard`. Rows that were written before the structure began to change are durable, and stay."""
+        """Discard changes, as `Store.discard` does. Rows written before a change of structure are durable, and stay."""
         with self._lock:
             commit.take_back(self._changing())
 
@@ -458,7 +459,7 @@ class RedisStore(Store):
 
 
 def _plain(spec: LeafSpec, url: str, path: Path) -> Any:
-    """The fill value in a form that the manifest can hold."""
+    """Return the fill value in a form that the manifest can hold."""
     value = spec.fill_value
     if isinstance(value, Tensor):
         value = value.item()

@@ -1,8 +1,8 @@
-"""Datasets that the `tensordict` package keeps on a server, opened for reading.
+"""Datasets of the `tensordict` package on a server, opened for reading.
 
 Its keys are `<prefix>:{<id>}:__keys__` (a set of dotted paths), `:__batch_size__`, `:m:<path>` (a hash
-with shape and dtype, or how a value is encoded) and `:d:<path>` (raw bytes). It keeps no checksums: here
-sizes are compared, and nothing more can be. What it pickled is never unpickled.
+with shape and dtype, or the encoding of a value) and `:d:<path>` (raw bytes). It has no checksums:
+only sizes can be compared. Pickled values are never unpickled.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _GLOB = re.compile(rb"([*?\[\]\\^])")
 
 
 def find_peer(wire: Wire, name: str, url: str) -> bytes | None:
-    """Where such a dataset begins: `name` is `prefix`, `prefix/id`, `prefix:{id}` or the id.
+    """Return the key prefix of such a dataset: `name` is `prefix`, `prefix/id`, `prefix:{id}` or the id.
 
     Raises:
         StoreError: several have that prefix.
@@ -95,7 +95,7 @@ class PeerStore(Store):
             line.idempotent(self._load)
 
     def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
-        """As it was opened."""
+        """Return location, mode and options as it was opened."""
         location, arguments = self._token
         return location, "r", {k: v for k, v in arguments.items() if v is not None}
 
@@ -300,7 +300,7 @@ def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
 def _plan(
     r: Read, spec: LeafSpec, key: bytes, work: list[tuple[bytes, int, np.ndarray[Any, Any], Path]]
 ) -> tuple[Tensor, StoreIndex]:
-    """Ranges of bytes that fill a tensor of whole rows, and what is then to be taken of it."""
+    """Plan ranges of bytes that fill a tensor of whole rows, and the index to apply to it."""
     shape = spec.shape
     row = spec.replace(shape=shape[1:]).nbytes if shape else spec.nbytes
     term = r.index[0] if r.index else slice(0, shape[0] if shape else 1, 1)

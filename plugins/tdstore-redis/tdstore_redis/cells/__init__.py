@@ -1,1 +1,1 @@
-"""Leaves as cells with checksums, in numbered blocks."""
+"""Leaves as cells with checksums, in numbered blocks: layout, plans and fetches."""

@@ -1,4 +1,4 @@
-"""Get cells from the server, checked; tell what is not written yet from what is damaged."""
+"""Fetches of cells with checks, which distinguish cells that were never written from damaged ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Promised = Callable[[Wire, Array, Ids], "np.ndarray[Any, np.dtype[np.bool_]]"]
 
 
 class Damaged(Exception):
-    """A cell is not what it should be. Becomes a `CorruptStoreError` when the dataset is still the same."""
+    """A cell is damaged. Becomes a `CorruptStoreError` when the dataset is still the same."""
 
     def __init__(self, path: Path, array: Array, reason: str) -> None:
         super().__init__(reason)
@@ -30,10 +30,15 @@ class Damaged(Exception):
 
 
 def fetch(wire: Wire, fetches: Iterable[Fetch], promised: Promised) -> None:
-    """Do all fetches, as many in one round trip as the window holds.
+    """Run all fetches, as many in one round trip as the window allows.
+
+    Args:
+        wire: the connection.
+        fetches: the cells to fetch.
+        promised: returns which cells were written.
 
     Raises:
-        Damaged: a cell whose checksum does not fit, or that should be there.
+        Damaged: a cell whose checksum does not fit, or that is missing.
     """
     group: list[Fetch] = []
     size = 0
@@ -48,9 +53,12 @@ def fetch(wire: Wire, fetches: Iterable[Fetch], promised: Promised) -> None:
 
 
 def fetch_group(wire: Wire, group: Sequence[Fetch], promised: Promised, before: Sequence[bytes] = ()) -> None:
-    """Do some fetches in one round trip.
+    """Run some fetches in one round trip.
 
     Args:
+        wire: the connection.
+        group: the fetches.
+        promised: returns which cells were written.
         before: packed commands that are sent first; `OK` is their only good reply.
     """
     takers = [_RunTaker(one) if isinstance(one, Run) else _RowsTaker(one) for one in group]
@@ -76,7 +84,7 @@ def fetch_group(wire: Wire, group: Sequence[Fetch], promised: Promised, before: 
 
 
 class _RunTaker:
-    """Takes the cells of a run, and the replies that are not as they should be when all others are there."""
+    """Stores the cells of a run, and handles faulty replies after all others have arrived."""
 
     __slots__ = ("commands", "odd", "parts", "run", "sizes")
 
@@ -111,7 +119,7 @@ class _RunTaker:
 
 
 class _RowsTaker:
-    """Collects the cells of single rows, with those between them, and picks what is wanted at the end."""
+    """Collects the cells of single rows, with those between them, and selects the requested ones at the end."""
 
     __slots__ = ("begin", "commands", "goals", "good", "picked", "raw", "rows", "sizes", "span", "starts")
 
@@ -155,12 +163,21 @@ class _RowsTaker:
 
 
 def _padded(raw: bytes, size: int) -> bytes:
-    """A block that ends early is filled up with zeros: cells not written."""
+    """Pad a short block with zeros: cells not written."""
     return raw[:size].ljust(size, b"\0")
 
 
 def _checked(wire: Wire, one: Fetch, ids: Ids, stored: Bytes, at: Ids, promised: Promised) -> Bytes:
-    """The data of stored cells `ids`; those at the positions `at` are in doubt, and each is looked at."""
+    """Return the data of stored cells `ids`, after a check of each cell at `at`.
+
+    Args:
+        wire: the connection.
+        one: the fetch.
+        ids: the numbers of the cells.
+        stored: their bytes, with checksums.
+        at: the positions of doubtful cells.
+        promised: returns which cells were written.
+    """
     array = one.array
     wrong = at[array.wrong(ids[at], stored[at])]
     if not len(wrong):

@@ -1,18 +1,18 @@
-"""How a leaf lies on the server: cells with a checksum each, in numbered blocks. Pure: no I/O.
+"""The layout of a leaf on the server: cells with a checksum each, in numbered blocks. Pure: no I/O.
 
 A leaf is its bytes in C order, cut into *cells* of equal size. A cell is stored with four bytes of checksum
-behind it, and as many cells as fit into about a MiB lie behind one another in one string value, a *block*:
+after it, and as many cells as fit into about a MiB are concatenated in one string value, a *block*:
 
     key  tds:<dataset>:<array>:<block>      value  [cell][check][cell][check]...
 
 Rows of half a KiB or more have a cell each, small ones share one of that size, and rows beyond 64 KiB are cut.
-So any row is one GETRANGE that brings its checksum along, and a whole leaf a few large ones.
+So any row is one GETRANGE that includes its checksum, and a whole leaf a few large ones.
 
-Each cell has a *mark*, 32 bits made of the leaf's identity and the cell's number. The check is what takes a
+Each cell has a *mark*, 32 bits made of the leaf's identity and the cell's number. The check takes a
 crc32c that runs over cell and check from the mark of this cell to that of the next. So a cell that was
 moved, or is of another generation, does not fit; and any number of neighbours is checked at once: a crc32c
-over all their bytes that begins at the mark of the first must end at that of the cell behind the last.
-Only where it does not are the cells looked at one by one.
+over all their bytes that begins at the mark of the first must end at that of the cell after the last.
+Only where it does not are the cells checked one by one.
 
 The check is never 0: zeros are a cell that was not written.
 The last cell is as long as the others, filled up with the fill value, so that a leaf can grow in place.
@@ -47,7 +47,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 Words = np.ndarray[Any, np.dtype[np.uint32]]
 Command = bytes | tuple[bytes, Bytes]
-"""A packed command; of one that carries much data: what comes before the data, and the data."""
+"""A packed command; one with much data is split into the part before the data, and the data."""
 _TABLE = 1 << 18
 """Arrays of at most so many cells keep their marks: 8 bytes a cell."""
 _ZERO: Ids = np.zeros(1, np.int64)
@@ -60,7 +60,7 @@ extend = google_crc32c.extend
 
 
 def _undo_tables() -> Words:
-    """`t[k, b]`: four zero bytes taken back from a crc32c register with the byte `b` in place `k`, zeros elsewhere."""
+    """Build `t[k, b]`: a crc32c register with the byte `b` at place `k`, zeros elsewhere, four zero bytes earlier."""
     step = [~google_crc32c.extend(0xFFFFFFFF ^ b, b"\0") & 0xFFFFFFFF for b in range(256)]
     by_top = {value >> 24: b for b, value in enumerate(step)}
     tables = np.zeros((4, 256), np.uint32)
@@ -78,7 +78,7 @@ _UNDO = _undo_tables()
 
 
 def _before_zeros(crcs: Words) -> Words:
-    """The crc32c that four zero bytes more turn into these."""
+    """Return the crc32c that four more zero bytes turn into these."""
     octets = (~crcs).astype("<u4").view(np.uint8).reshape(-1, 4)
     found: Words = ~np.bitwise_xor.reduce(_UNDO[np.arange(4), octets], axis=1)
     return found
@@ -109,7 +109,7 @@ class Array:
     written: int = 0
     """Cells that the bitmap of written ones had when the manifest was made."""
     mine: np.ndarray[Any, np.dtype[np.bool_]] | None = None
-    """Cells written, while nobody but this process knows the array; None once it is in the manifest."""
+    """The written cells of an uncommitted array; None once it is in the manifest."""
     prefix: bytes = field(init=False)
     """What the keys of its blocks begin with."""
     stride: int = field(init=False)
@@ -135,36 +135,36 @@ class Array:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks."""
+        """Return the number of blocks."""
         return -(-self.cells // self.per_block)
 
     @property
     def rows_per_cell(self) -> int:
-        """How many whole rows a cell holds; 0 when rows are cut."""
+        """Return how many whole rows a cell holds; 0 when rows are cut."""
         return self.cell // self.row if self.row and self.cell % self.row == 0 else 0
 
     def block_size(self, block: int) -> int:
-        """Bytes of a block when all its cells are there."""
+        """Return the bytes of a block with all its cells."""
         return min(self.per_block, self.cells - block * self.per_block) * self.stride
 
     def key(self, block: int) -> bytes:
-        """The key of a block."""
+        """Return the key of a block."""
         return self.prefix + b"%d" % block
 
     @property
     def bits_key(self) -> bytes:
-        """The key of the bitmap of written cells, which only an array that is not sealed has."""
+        """Return the key of the bitmap of written cells, which only an array that is not sealed has."""
         return b"tds:%b:%d:w" % (self.dataset.encode(), self.number)
 
     def staged(self, number: int) -> Array:
-        """The same cells with the same checks, whose blocks are under the keys of another number."""
+        """Return the same cells with the same checks, with blocks under the keys of another number."""
         other = copy.copy(self)
         other.prefix = b"tds:%b:%d:" % (self.dataset.encode(), number)
         other._keys = {}
         return other
 
     def packed_key(self, block: int) -> bytes:
-        """The key of a block as an argument on the wire."""
+        """Return the key of a block as a packed argument."""
         packed = self._keys.get(block)
         if packed is None:
             key = self.key(block)
@@ -173,11 +173,11 @@ class Array:
 
     # -- checksums -----------------------------------------------------------------------
     def mark(self, cell: int) -> int:
-        """Where a crc32c that runs over the cells stands before one."""
+        """Return the state before a cell of a crc32c that runs over the cells."""
         return (cell * _FACTOR + self._seed & _64) >> 32
 
     def marks(self, ids: range | Ids) -> Words:
-        """The marks of cells."""
+        """Return the marks of cells."""
         if self.cells > _TABLE:
             return self._hashed(_listed(ids))
         if self._marks is None:
@@ -189,7 +189,7 @@ class Array:
         return (mixed >> np.uint64(32)).astype(np.uint32)
 
     def _goals_of(self, ids: range | Ids) -> Words:
-        """For each cell: what four zero bytes would turn into the mark of the next."""
+        """Return for each cell the value that four zero bytes would turn into the mark of the next."""
         if self.cells > _TABLE:
             return _before_zeros(self._hashed(_listed(ids) + 1))
         if self._goals is None:
@@ -197,7 +197,7 @@ class Array:
         return self._goals[_as_index(ids)]
 
     def checks(self, ids: range | Ids, cells: Iterable[Any]) -> Words:
-        """The checks of some cells, each given as contiguous bytes."""
+        """Compute the checks of some cells, each given as contiguous bytes."""
         crcs = list(map(extend, self.marks(ids).tolist(), cells))
         found: Words = np.array(crcs, np.uint32) ^ self._goals_of(ids)
         if not found.all():
@@ -205,28 +205,28 @@ class Array:
         return found
 
     def seal(self, ids: range | Ids, stored: Bytes) -> None:
-        """Put their checks behind some cells: `stored` is `[n, stride]`."""
+        """Write the checks of some cells: `stored` is `[n, stride]`."""
         checks = self.checks(ids, stored[:, : self.cell])
         stored[:, self.cell :] = checks.astype("<u4").view(np.uint8).reshape(-1, CHECK)
 
     def fits(self, first: int, stop: int, raw: bytes | Bytes) -> bool:
-        """Whether these are the stored cells from `first` to `stop`, all of them written and whole."""
+        """Check whether these are the stored cells from `first` to `stop`, all of them written and undamaged."""
         end: int = extend(self.mark(first), raw)
         return end == self.mark(stop)
 
     def wrong(self, ids: range | Ids, stored: Bytes) -> Ids:
-        """Positions of the stored cells `[n, stride]` whose check does not fit."""
+        """Return the positions of the stored cells `[n, stride]` whose check does not fit."""
         cells = stored[:, : self.cell]
         told = np.ascontiguousarray(stored[:, self.cell :]).view("<u4").reshape(-1)
         return np.flatnonzero(told != self.checks(ids, cells))
 
     def fill_item(self) -> Bytes:
-        """The bytes of one fill value."""
+        """Return the bytes of one fill value."""
         one = to_numpy(full(LeafSpec((1,), self.spec.dtype, fill_value=self.spec.fill_value)))
         return np.frombuffer(one.tobytes(), np.uint8)
 
     def fill_cell(self) -> Bytes:
-        """A cell that holds the fill value only."""
+        """Return a cell of fill values."""
         if self._fill is None:
             pattern = self.fill_item()
             self._fill = np.tile(pattern, self.cell // len(pattern))
@@ -234,7 +234,7 @@ class Array:
 
     # -- ranges --------------------------------------------------------------------------
     def runs(self, ids: range | Ids) -> Iterator[tuple[int, int, int, int]]:
-        """Neighbouring cells together: `(block, offset in it, first position in ids, last + 1)`."""
+        """Yield runs of neighbouring cells: `(block, offset in it, first position in ids, last + 1)`."""
         first, last, per = int(ids[0]), int(ids[-1]), self.per_block
         if last - first == len(ids) - 1:
             at = first
@@ -258,7 +258,7 @@ class Array:
         )
 
     def get_run(self, first: int, stop: int) -> list[tuple[bytes, int, int]]:
-        """Packed GETRANGEs for neighbouring cells, one a block, each with the cells that it brings."""
+        """Return packed GETRANGEs for neighbouring cells, one per block, each with the range of its cells."""
         per, stride = self.per_block, self.stride
         found = []
         while first < stop:
@@ -277,10 +277,10 @@ class Array:
         return found
 
     def get_commands(self, ids: Ids) -> tuple[list[bytes], Ids, Ids, Ids | None]:
-        """Packed GETRANGEs for sorted cells, the first cell and the number of cells of each, and which of them to take.
+        """Return packed GETRANGEs for sorted cells, the first cell and the count of cells of each, and which to take.
 
-        Cells that are near one another come in one range, with what is between them: a command costs both
-        sides more than some KiB do. The last answer is None where nothing is.
+        Cells that are near one another come in one range, with those between them: a command costs both
+        sides more than some KiB do. The last item is None where no cell is between others.
         """
         stride, per = self.stride, self.per_block
         block = ids // per
@@ -305,7 +305,7 @@ class Array:
         return commands, begin, span, take
 
     def set_commands(self, ids: range | Ids, stored: Bytes) -> list[Command]:
-        """Packed commands that put encoded, sorted cells in their places."""
+        """Return packed commands that write encoded, sorted cells."""
         commands: list[Command] = []
         for block, offset, i, j in self.runs(ids):
             data = stored[i:j]
@@ -327,7 +327,7 @@ class Array:
         return commands
 
     def bit_commands(self, ids: range | Ids) -> list[bytes]:
-        """Packed commands that mark sorted cells as written; none for those that are sealed."""
+        """Return packed commands that mark sorted cells as written; none for those that are sealed."""
         if int(ids[-1]) < self.sealed:
             return []
         every = _listed(ids)
@@ -351,14 +351,23 @@ class Array:
         ]
 
     def own_keys(self) -> list[bytes]:
-        """Every key that the array may have."""
+        """Return every key that the array may have."""
         return [*map(self.key, range(self.blocks)), self.bits_key]
 
 
 def new_array(
     spec: LeafSpec, number: int, dataset: str, *, cell: int = TARGET_CELL, max_cell: int = MAX_CELL, block: int = BLOCK
 ) -> Array:
-    """Choose cells and blocks for a new leaf, which nobody knows yet."""
+    """Choose cells and blocks for a new leaf.
+
+    Args:
+        spec: the spec of the leaf.
+        number: the number of the array.
+        dataset: the generation.
+        cell: intended bytes of a cell.
+        max_cell: largest bytes of a cell of one row.
+        block: bytes of a block.
+    """
     row = spec.replace(shape=spec.shape[1:]).nbytes if spec.shape else spec.nbytes
     item = spec.dtype.itemsize
     if not row:

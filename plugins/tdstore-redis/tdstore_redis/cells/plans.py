@@ -1,4 +1,4 @@
-"""From an index of a leaf to the cells that it touches, and back: pure."""
+"""Translation of an index of a leaf to the cells that it touches, and back. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tdstore_redis.cells.layout import PIECE, Array, Bytes, Ids
 
 @dataclass(slots=True)
 class Run:
-    """Neighbouring cells to get, and the bytes of them that are wanted."""
+    """Neighbouring cells to get, and the requested bytes of them."""
 
     path: Path
     array: Array
@@ -30,11 +30,11 @@ class Run:
 
     @property
     def size(self) -> int:
-        """Bytes on the wire."""
+        """Return the bytes of the reply."""
         return (self.stop - self.first) * self.array.stride
 
     def put(self, first: int, stop: int, cells: Bytes) -> None:
-        """Take the wanted bytes of some of the cells, `[n, cell or more]`."""
+        """Copy the requested bytes of some of the cells, `[n, cell or more]`."""
         cell = self.array.cell
         at = (first - self.first) * cell - self.skip
         skip = -at if at < 0 else 0
@@ -44,7 +44,7 @@ class Run:
 
 
 def _aligned(flat: Bytes, skip: int, cells: Bytes) -> list[tuple[Bytes, Bytes]]:
-    """Bytes that begin `skip` after the first of some cells `[n, cell]`, beside the parts of the cells they fill."""
+    """Pair bytes that begin `skip` after the first of some cells `[n, cell]` with the parts of the cells they fill."""
     count, cell = cells.shape
     if not skip and len(flat) == count * cell:
         return [(flat.reshape(count, cell), cells)]
@@ -61,7 +61,7 @@ def _aligned(flat: Bytes, skip: int, cells: Bytes) -> list[tuple[Bytes, Bytes]]:
 
 @dataclass(slots=True)
 class Rows:
-    """Cells to get one by one, and what to do with them."""
+    """Cells to get one by one, and the target of each."""
 
     path: Path
     array: Array
@@ -72,7 +72,7 @@ class Rows:
 
     @property
     def size(self) -> int:
-        """Bytes on the wire, at least."""
+        """Return the bytes of the reply, at least."""
         return len(self.ids) * self.array.stride
 
 
@@ -88,14 +88,14 @@ class Change:
     ids: range | Ids
     """Sorted, each once."""
     needs: Sequence[int]
-    """Positions in `ids` of the cells that are changed in part: what they hold now must be known."""
+    """Positions in `ids` of the cells that are changed in part: their present content must be known."""
     patch: Callable[[Bytes], None]
     """Puts the new values into `[n, cell]` (each cell contiguous), which has the old ones where they were needed."""
     repeated: bool = False
     """Whether the same call writes to this leaf again, or did before."""
 
     def blocks(self) -> list[int]:
-        """The blocks of its cells, sorted."""
+        """Return the blocks of its cells, sorted."""
         per = self.array.per_block
         if isinstance(self.ids, range):
             return list(range(self.ids.start // per, (self.ids.stop - 1) // per + 1))
@@ -103,23 +103,23 @@ class Change:
 
     @property
     def needed(self) -> list[int]:
-        """The cells of `needs`."""
+        """Return the cells of `needs`."""
         return [int(self.ids[at]) for at in self.needs]
 
 
 def raw(tensor: Tensor) -> Bytes:
-    """The bytes of a contiguous tensor, as they lie in memory."""
+    """Return the bytes of a contiguous tensor in its memory layout."""
     return to_numpy(tensor).reshape(-1).view(np.uint8)
 
 
 def shape_of(shape: Sequence[int], index: StoreIndex) -> tuple[int, ...]:
-    """The shape of `leaf[index]`."""
+    """Return the shape of `leaf[index]`."""
     picked = [len(range(t.start, t.stop, t.step)) if isinstance(t, slice) else len(t) for t in index]
     return (*picked, *shape[len(index) :])
 
 
 def _simple(index: StoreIndex, shape: tuple[int, ...]) -> bool:
-    """Whether an index selects whole rows."""
+    """Check whether an index selects whole rows."""
     return len(index) < 2 or all(
         isinstance(term, slice) and term.start == 0 and term.stop == n and term.step == 1
         for term, n in zip(index[1:], shape[1:], strict=False)
@@ -127,7 +127,7 @@ def _simple(index: StoreIndex, shape: tuple[int, ...]) -> bool:
 
 
 def _rows(index: StoreIndex, shape: tuple[int, ...]) -> tuple[int, int] | Ids:
-    """The rows that an index selects: a range, or one by one."""
+    """Return the rows that an index selects: a range, or one by one."""
     if not index:
         return 0, shape[0] if shape else 1
     term = index[0]
@@ -144,7 +144,14 @@ def _rows(index: StoreIndex, shape: tuple[int, ...]) -> tuple[int, int] | Ids:
 def plan_read(
     path: Path, array: Array, index: StoreIndex, out: Tensor
 ) -> tuple[list[Fetch], Callable[[], None] | None]:
-    """What to fetch so that `out` holds `leaf[index]`, and what is left to do then, if anything."""
+    """Plan the fetches for `out = leaf[index]`, and a function to call after them, if any is needed.
+
+    Args:
+        path: the leaf.
+        array: its layout.
+        index: the rows.
+        out: the target.
+    """
     shape = array.spec.shape
     if not out.numel():
         return [], None
@@ -217,10 +224,14 @@ def _fetch_rows(path: Path, array: Array, rows: Ids, into: Bytes) -> Rows:
 def plan_write(
     path: Path, array: Array, index: StoreIndex, value: Tensor, *, whole_blocks: bool | None = None
 ) -> Iterable[Change]:
-    """The changes, of bounded size each, that put `value` at `leaf[index]`.
+    """Plan the changes, of bounded size each, for `leaf[index] = value`.
 
     Args:
-        whole_blocks: True for those only that give blocks all of their cells, False for the others.
+        path: the leaf.
+        array: its layout.
+        index: the rows.
+        value: their values.
+        whole_blocks: True for only those changes that write all cells of a block, False for the others.
     """
     spec = array.spec
     if not value.numel():
@@ -259,7 +270,7 @@ def plan_write(
 
 
 def _piece_of_blocks(array: Array) -> int:
-    """Cells of as many whole blocks as make a piece."""
+    """Return the cells of as many whole blocks as make a piece."""
     return max(1, PIECE // (array.per_block * array.stride)) * array.per_block
 
 
@@ -284,7 +295,7 @@ def _take(value: Tensor, positions: Tensor) -> Tensor:
 
 
 def _put_bytes(path: Path, array: Array, start: int, stop: int, data: Bytes, cells: int | None = None) -> list[Change]:
-    """Changes of so many cells each."""
+    """Plan changes of so many cells each."""
     cell = array.cell
     step = (cells or max(1, PIECE // array.stride)) * cell
     cuts = [(max(a, start), min(a + step, stop)) for a in range(start - start % cell, stop, step)]
@@ -309,7 +320,7 @@ def _put_run(path: Path, array: Array, lo: int, hi: int, data: Bytes) -> Change:
 
 
 def _put_rows(path: Path, array: Array, rows: Ids, values: Bytes) -> Change:
-    """Sorted rows, each once."""
+    """Plan the change of sorted rows, each once."""
     per = array.rows_per_cell
     if per == 1:
 
@@ -333,7 +344,7 @@ def _put_rows(path: Path, array: Array, rows: Ids, values: Bytes) -> Change:
 def _mixed(
     path: Path, array: Array, picked: tuple[int, int] | Ids, index: StoreIndex, value: Tensor
 ) -> Iterator[Change]:
-    """Parts of rows: the rows as they are, with the values put into them."""
+    """Plan changes of parts of rows: the present rows, with the values put into them."""
     rows = np.arange(*picked, dtype=np.int64) if isinstance(picked, tuple) else picked
     order = np.argsort(rows, kind="stable")
     # Rows that are cut into cells come one by one: the cells between two of them are not to be touched.
@@ -375,7 +386,7 @@ def _mix(path: Path, array: Array, rows: Ids, index: StoreIndex, value: Tensor) 
 
 
 def everything(path: Path, array: Array) -> Iterator[Run]:
-    """Pieces of an array that cover it, to be checked only."""
+    """Yield pieces that cover an array, to be checked only."""
     step = max(1, PIECE // array.stride)
     nothing = np.empty(0, np.uint8)
     for at in range(0, array.cells, step):

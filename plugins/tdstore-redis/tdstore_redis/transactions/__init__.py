@@ -1,1 +1,1 @@
-"""Writes as transactions: new datasets, changes in place, commits, and the keys that they use."""
+"""Writes as transactions: new datasets, changes in place, commits, and their keys."""

@@ -1,4 +1,4 @@
-"""The two commits: a new dataset takes the place of the old one; changes in place become the next revision."""
+"""The two commits: a new dataset replaces the old one; changes in place become the next revision."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tdstore_redis.transactions.writer import Writer
 
 
 def begin(writer: Writer, *, exclusive: bool) -> None:
-    """Start a new dataset, which nobody sees before `publish`; dead writers' leftovers go.
+    """Start a new dataset, invisible before `publish`; remains of dead writers are removed.
 
     Raises:
-        StoreExistsError: something is there, and `exclusive`.
+        StoreExistsError: a dataset exists, and `exclusive`.
     """
     with writer.line.errors("opening"):
         replaces = writer.line.idempotent(lambda wire: _tidy(writer, wire))
@@ -36,12 +36,12 @@ def begin(writer: Writer, *, exclusive: bool) -> None:
 
 
 def exists(writer: Writer) -> StoreExistsError:
-    """The error of mode "x" where something is."""
+    """Build the error of mode "x" for an existing dataset."""
     return StoreExistsError(f"{writer.url} exists", url=writer.url, hint="mode='w' replaces it, mode='r+' changes it")
 
 
 def tidy(writer: Writer) -> None:
-    """Remove what dead writers left of a dataset that is there."""
+    """Remove the remains of dead writers from an existing dataset."""
     with writer.line.errors("opening"):
         writer.line.idempotent(lambda wire: _tidy(writer, wire))
 
@@ -59,7 +59,7 @@ def _tidy(writer: Writer, wire: Wire) -> bytes | None:
 
 
 def forgive(writer: Writer) -> None:
-    """Take leaves as dead writers left them: each step of theirs was whole, so their checksums fit."""
+    """Accept leaves as dead writers left them: each step of theirs was atomic, so their checksums fit."""
     with writer.line.errors("opening"):
         wire = writer.wire()
         (reply,) = wire.raising([pack(b"HGETALL", writer.keys.writers)], limit=keyspace.MAX_RECORDS_BYTES)
@@ -73,11 +73,11 @@ def forgive(writer: Writer) -> None:
 
 
 def publish(writer: Writer, header: Header) -> None:
-    """Put the new dataset in the place of what is there, in one step; then remove that.
+    """Replace the present dataset by the new one, in one step; then remove the former.
 
     Raises:
-        StoreExistsError: mode "x", and somebody was faster.
-        StoreBusyError: somebody else published since this store was opened, or still writes in place.
+        StoreExistsError: mode "x", and another process was faster.
+        StoreBusyError: another writer published since this store was opened, or still writes in place.
     """
     document = writer.document.copy()
     document.header, document.revision = header, 1
@@ -102,7 +102,7 @@ def publish(writer: Writer, header: Header) -> None:
 
 
 def _settle(arrays: Iterable[Array]) -> list[bytes]:
-    """Say of each new array what is written; commands that store the bitmaps of those that have gaps."""
+    """Record the written cells of each new array; returns commands that store the bitmaps of those with gaps."""
     commands = []
     for array in arrays:
         if array.mine is None:
@@ -115,7 +115,7 @@ def _settle(arrays: Iterable[Array]) -> list[bytes]:
 
 
 def _swap(writer: Writer, document: Document, manifest: bytes, bitmaps: list[bytes]) -> bytes | None:
-    """The transaction. Returns the field in `pending` that lists what was replaced."""
+    """Run the transaction. Returns the field in `pending` that lists the replaced arrays."""
     keys, mine = writer.keys, writer.session.encode()
     until = time.monotonic() + writer.lock_timeout
     while True:
@@ -175,7 +175,7 @@ def _swap(writer: Writer, document: Document, manifest: bytes, bitmaps: list[byt
 
 
 def _others(writer: Writer, wire: Wire, owner: bytes | None, notes: list[bytes]) -> set[str]:
-    """Who in other processes has written in place, and not committed."""
+    """Return the writers of other processes that have written in place, and not committed."""
     found = list(keyspace.records(notes, Writing, writer.url, writer.keys.writers).values())
     if owner is not None:
         found.append(keyspace.record(owner, Writing, writer.url, writer.keys.head, b"owner"))
@@ -197,7 +197,7 @@ def _replaced_arrays(writer: Writer, wire: Wire, dataset: bytes | None) -> tuple
 
 
 def _sweep(writer: Writer, field: bytes) -> None:
-    """Remove the arrays of a note. If we die on the way the next writer goes on."""
+    """Remove the arrays of a note. If this process dies meanwhile, the next writer continues."""
     wire = writer.wire()
     listed = wire.call(b"HGET", writer.keys.pending, field)
     if listed is not None:
@@ -209,10 +209,10 @@ def _sweep(writer: Writer, field: bytes) -> None:
 
 
 def commit(writer: Writer, header: Header) -> None:
-    """Make what was changed in place the next revision.
+    """Make the changes in place the next revision.
 
     Raises:
-        StoreBusyError: another writer changed the structure too. Nothing of ours is visible then.
+        StoreBusyError: another writer changed the structure too. None of our changes is visible then.
     """
     with writer.line.errors("committing"):
         writer.unstage()
@@ -299,7 +299,7 @@ def _commit(writer: Writer, header: Header, structure: bool) -> bool:
 
 
 def _completed(writer: Writer, wire: Wire) -> list[bytes] | None:
-    """Bitmaps that are of no more use since every cell is written. None when there is nothing to say."""
+    """Return bitmaps that are no longer needed since every cell is written. None when nothing changed."""
     gaps = [
         writer.document.arrays[path]
         for path in sorted(writer.marks)
@@ -324,7 +324,7 @@ def _completed(writer: Writer, wire: Wire) -> list[bytes] | None:
 
 
 def _all_written(wire: Wire, array: Array) -> bool:
-    """Whether the bitmap has all that lies beyond the sealed cells."""
+    """Check whether the bitmap has all cells beyond the sealed ones."""
     first = array.sealed // 8
     bits = wire.call(b"GETRANGE", array.bits_key, b"%d" % first, b"%d" % ((array.cells - 1) // 8))
     octets = np.frombuffer(bytes(bits).ljust((array.cells - 1) // 8 + 1 - first, b"\0"), np.uint8)
@@ -332,7 +332,7 @@ def _all_written(wire: Wire, array: Array) -> bool:
 
 
 def finish(writer: Writer) -> None:
-    """Commit the rows that were written since the last commit; a change of structure that it did not see is dropped."""
+    """Commit the rows that were written since the last commit; an uncommitted change of structure is dropped."""
     if writer._lost is not None:
         return
     writer.replaced_rows.clear()
@@ -342,12 +342,12 @@ def finish(writer: Writer) -> None:
 
 
 def take_back(writer: Writer) -> None:
-    """Go back to the leaves of the last commit, and to the rows that were written while these changed.
+    """Return to the leaves of the last commit, and restore rows that were written while these changed.
 
-    What is left on a server that does not answer goes when the next writer comes.
+    Remains on a server that does not answer are removed by the next writer.
 
     Raises:
-        StoreError: rows could not be put back, none of them; calling it again tries that again.
+        StoreError: rows could not be restored, none of them; another call tries again.
     """
     try:
         if writer.replaced_rows and writer._lost is None:
@@ -364,7 +364,7 @@ def take_back(writer: Writer) -> None:
 
 
 def _release(writer: Writer, private: list[Array]) -> None:
-    """Remove arrays that nobody will know, and let others change the structure."""
+    """Remove uncommitted arrays, and let others change the structure."""
     if writer._lost is not None:
         return
     try:
@@ -382,7 +382,7 @@ def _release(writer: Writer, private: list[Array]) -> None:
 
 
 def discard(writer: Writer) -> None:
-    """Forget a dataset, or arrays, that were never committed. Where the connection is lost the next writer does."""
+    """Remove a dataset, or arrays, that were never committed. After a lost connection the next writer does."""
     if not writer._noted or writer._lost is not None or writer._wire is None or not writer._wire.alive():
         return
     with writer.line.errors("closing"):

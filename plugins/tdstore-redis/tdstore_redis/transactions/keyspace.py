@@ -1,11 +1,11 @@
-"""The keys of a dataset besides its blocks, who is at work on it, and what dead writers left.
+"""The keys of a dataset besides its blocks: its active writers, and the remains of dead ones.
 
     tds:{<bytes of the name>:<name>}:head      HASH  dataset, revision, manifest; owner of a change of structure
-    tds:{<bytes of the name>:<name>}:writers   HASH  session -> who writes in place, and which leaves
+    tds:{<bytes of the name>:<name>}:writers   HASH  session -> its process, and the leaves it writes in place
     tds:{<bytes of the name>:<name>}:pending   HASH  id -> arrays that are not in a manifest (yet, or any more)
 
-A session is alive as long as its connection: it has the session's name, and the server knows it no more
-once the process is gone, however that ended.
+A session is alive as long as its connection: it has the session's name, and the server forgets it
+once the process has ended, however that happened.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class Writing(msgspec.Struct):
 
     @property
     def who(self) -> str:
-        """For messages."""
+        """Describe the writer, for messages."""
         return f"pid {self.pid} on {self.host}"
 
     @property
     def here(self) -> bool:
-        """Whether this very process is meant."""
+        """Check whether it is a session of this process."""
         return self.pid == os.getpid() and self.host == socket.gethostname()
 
 
 class Pending(msgspec.Struct):
-    """Arrays that no manifest names: of a writer at work, or (without a session) to be removed."""
+    """Arrays that no manifest names: of an active writer, or (without a session) to be removed."""
 
     dataset: str
     arrays: list[tuple[int, int]]
@@ -75,19 +75,22 @@ class Pending(msgspec.Struct):
 
 
 def me(session: str, client: int, touched: Iterable[Path] = ()) -> Writing:
-    """The record of this process."""
+    """Return the record of this process."""
     return Writing(session, client, os.getpid(), socket.gethostname(), sorted(touched))
 
 
 def record(value: bytes, kind: type[T], url: str, key: bytes, field: bytes) -> T:
-    """One record of a hash.
+    """Decode one record of a hash.
 
     Args:
+        value: the encoded record.
+        kind: its type.
+        url: the location, for the message.
         key: of the hash, for the message.
         field: of the hash, for the message.
 
     Raises:
-        CorruptStoreError: not what a tdstore writes.
+        CorruptStoreError: not as tdstore writes it.
     """
     try:
         return msgspec.json.decode(value, type=kind)
@@ -100,21 +103,27 @@ def record(value: bytes, kind: type[T], url: str, key: bytes, field: bytes) -> T
 
 
 def records(reply: list[bytes], kind: type[T], url: str, key: bytes) -> dict[bytes, T]:
-    """The records of a HGETALL of `key`.
+    """Decode the records of a HGETALL of `key`.
+
+    Args:
+        reply: the reply.
+        kind: the type of the records.
+        url: the location, for the message.
+        key: of the hash, for the message.
 
     Raises:
-        CorruptStoreError: not what a tdstore writes.
+        CorruptStoreError: not as tdstore writes it.
     """
     return {field: record(value, kind, url, key, field) for field, value in zip(reply[::2], reply[1::2], strict=True)}
 
 
 def shown(name: bytes) -> str:
-    """A key or a field, for messages."""
+    """Format a key or a field for messages."""
     return repr(name[:100].decode("utf-8", "backslashreplace"))
 
 
 def living(wire: Wire, found: Iterable[Writing | Pending]) -> set[str] | None:
-    """Sessions whose connection stands; None when the server does not tell."""
+    """Return the sessions with an open connection; None when the server does not list connections."""
     asked = {one.client: one.session for one in found if one.session}
     if not asked:
         return set()
@@ -129,13 +138,13 @@ def living(wire: Wire, found: Iterable[Writing | Pending]) -> set[str] | None:
 
 
 def connection_name(session: str) -> bytes:
-    """What a session's connection is called on the server."""
+    """Return the name of a session's connection on the server."""
     assert _SESSION.match(session)
     return b"tds-" + session.encode()
 
 
 def run_id(wire: Wire) -> str:
-    """Which run of the server this is: another one after a restart. Empty where the server does not tell."""
+    """Return the identity of the server's process, which changes with a restart. Empty where the server has none."""
     (reply,) = wire.pipe([pack(b"INFO", b"server")])
     if isinstance(reply, ServerError):
         return ""
@@ -144,7 +153,7 @@ def run_id(wire: Wire) -> str:
 
 
 def keys_of(record: Pending) -> Iterator[bytes]:
-    """Every key that the arrays of a record may have: of blocks of ours, and of nothing else."""
+    """Yield every key that the arrays of a record may have: of our blocks, and of nothing else."""
     if not DATASET.match(record.dataset):
         return
     for number, blocks in record.arrays:
@@ -157,7 +166,7 @@ def keys_of(record: Pending) -> Iterator[bytes]:
 
 
 def remove(wire: Wire, one: Pending) -> None:
-    """Remove the keys of a record's arrays; no more steps than the server has keys, whatever the record says."""
+    """Remove the keys of a record's arrays, in at most as many steps as the server has keys, for any record."""
     if sum(max(0, blocks) for _, blocks in one.arrays) <= wire.call(b"DBSIZE"):
         unlink(wire, keys_of(one))
         return
@@ -193,12 +202,12 @@ def unlink(wire: Wire, keys: Iterable[bytes]) -> None:
 
 
 def waste(dataset: str, arrays: Sequence[Array]) -> bytes:
-    """The record of arrays that are to be removed."""
+    """Encode the record of arrays that are to be removed."""
     return msgspec.json.encode(Pending(dataset, [(a.number, a.blocks) for a in arrays]))
 
 
 def clean(wire: Wire, keys: Keys, url: str, keep: Sequence[tuple[str, int]] = ()) -> None:
-    """Remove what dead writers left, and what others meant to remove. `keep`: arrays that are in use."""
+    """Remove the remains of dead writers, and arrays that others meant to remove. `keep`: arrays that are in use."""
     (reply,) = wire.raising([pack(b"HGETALL", keys.pending)], limit=MAX_RECORDS_BYTES)
     if not reply:
         return

@@ -1,9 +1,9 @@
-"""One call that writes values: all of them are there, or, in leaves that others know, none.
+"""Writes of values by one call: all of them succeed, or, in committed leaves, none.
 
-What fits is one transaction. Of more, blocks that get all of their cells are staged: put under keys of a number that no
-array has, which a note in `pending` lists. Then one transaction renames them, and changes the cells of the other
-blocks. So a server that refuses, or a connection that ends, on the way there has changed nothing that anybody sees;
-where the process ends, the next writer removes what the note lists. Where there is much of the other blocks, too, the
+Small writes are one transaction. In larger ones, blocks that get all of their cells are staged: put under keys of a
+number that no array has, which a note in `pending` lists. Then one transaction renames them, and changes the cells of
+the other blocks. So a server that refuses, or a connection that ends, before that has changed nothing visible;
+if the process dies, the next writer removes the staged blocks of the note. Where the other blocks are large, too, the
 server copies them, and the copies are staged and changed while the blocks are watched.
 """
 
@@ -29,7 +29,7 @@ from tdstore_redis.faults import ServerError
 from tdstore_redis.transactions.writer import Extra, Writer
 
 STEP = 64 << 20
-"""Bytes of cells that are sent in one transaction without staging, and at a time to arrays that nobody knows."""
+"""Bytes of cells in one transaction without staging, and at a time to uncommitted arrays."""
 INLINE = 256 << 20
 """Bytes of cells of blocks that are changed in part, which a transaction with staged blocks takes: a server holds them
 in memory until it is complete, and hangs up at 1 GiB."""
@@ -44,7 +44,7 @@ Item = tuple[Write, Array]
 
 
 def write(writer: Writer, writes: Sequence[Write]) -> None:
-    """Put values, in order; the last of those for the same place wins."""
+    """Write values, in order; the last of those for the same cells wins."""
     items = [(w, writer.document.arrays[w.path]) for w in writes]
     with writer.line.errors("writing"):
         if writer.owns:
@@ -53,14 +53,14 @@ def write(writer: Writer, writes: Sequence[Write]) -> None:
 
 
 def put_back(writer: Writer) -> None:
-    """Write what rows held before they were written while the structure changed, the oldest last."""
+    """Restore rows that were written while the structure changed, the oldest last."""
     with writer.line.errors("taking back rows"):
         _put(writer, writer.replaced_rows[::-1])
         writer.replaced_rows.clear()
 
 
 def _remember(writer: Writer, items: Iterable[Item]) -> None:
-    """Read what is to be replaced: rows are visible at once, and the change that they are a part of may fail."""
+    """Read the rows that are to be replaced: the change of structure that they belong to may fail."""
     lengths = {array.number: array.spec.shape[:1] for array in writer.base.arrays.values()}
     for w, array in items:
         if array.mine is not None or array.number not in lengths or not w.value.numel():
@@ -102,7 +102,7 @@ def _put(writer: Writer, items: Sequence[Item]) -> None:
 
 
 def _put_own(writer: Writer, items: Sequence[Item]) -> None:
-    """Put values into arrays that are in no manifest yet, some at a time."""
+    """Write values into arrays that are in no manifest yet, some at a time."""
     step: list[Change] = []
     paths: set[Path] = set()
     size = 0
@@ -134,7 +134,7 @@ def _size(change: Change) -> int:
 
 
 def _up_to(limit: int, changes: Iterable[Change]) -> list[Change] | None:
-    """All of these changes, unless they have more bytes of cells than that."""
+    """Return all of these changes, unless they have more bytes of cells than the limit."""
     found: list[Change] = []
     size = 0
     for change in changes:
@@ -146,11 +146,12 @@ def _up_to(limit: int, changes: Iterable[Change]) -> list[Change] | None:
 
 
 def _changes(items: Iterable[Item], repeated: set[int], *, whole_blocks: bool | None = None) -> Iterator[Change]:
-    """The changes of all writes, in order.
+    """Yield the changes of all writes, in order.
 
     Args:
+        items: the writes.
         repeated: numbers of arrays that several of the writes are to.
-        whole_blocks: as of `plan_write`. Where order matters a block never counts as whole.
+        whole_blocks: as for `plan_write`. Where order matters a block never counts as whole.
     """
     for w, array in items:
         again = array.number in repeated
@@ -229,7 +230,7 @@ class _Staging:
         return bits
 
     def prepare(self, wire: Wire) -> None:
-        """Watch the note, so that what is staged is renamed only as long as it is ours; make copies."""
+        """Watch the note, so that staged blocks are renamed only as long as they are ours; make copies."""
         pending, mine = self.writer.keys.pending, self.writer.session.encode()
         _, noted = wire.raising([pack(b"WATCH", pending), pack(b"HEXISTS", pending, mine)])
         if noted and self.copied is not None:
@@ -259,7 +260,7 @@ class _Staging:
         self.copies = blocks
 
     def commands(self) -> list[Command]:
-        """Packed commands that put what is staged in its place."""
+        """Return packed commands that move staged blocks to their keys."""
         renames = [pack(b"RENAME", *pair) for pair in chain(self.blocks.items(), self.copies.items())]
         wire = self.writer.wire()
         return [self.writer.pending_without_staging(wire), *renames, *self.bits, *self.copied_bits]

@@ -1,12 +1,12 @@
-"""Writing: into arrays that nobody knows yet, and in place by transactions. `rowwrites` makes one of each call.
+"""Writes: into arrays that are not committed yet, and in place by transactions, which `row_writes` makes.
 
 A transaction watches the head of the dataset and every block of which it changes a cell in part. It is
 sent as MULTI ... EXEC and does nothing at all when one of them was changed meanwhile; then it is tried again.
-So writers of different rows never lose one another's, and a dataset that was replaced is never written.
+So writers of different rows never overwrite one another's, and a dataset that was replaced is never written.
 
-All of it goes over one connection. When that is lost with something not committed, no other takes its
-place unless the server is the same run and still has the session's notes: a server that restarted may
-have forgotten what it acknowledged, and then writing on would look like success.
+All of it uses one connection. When that is lost with uncommitted changes, no other replaces it
+unless the server is the same process and still has the session's notes: a server that restarted may
+have lost acknowledged writes, and further writes would only seem to succeed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MULTI, _EXEC = pack(b"MULTI"), pack(b"EXEC")
 
 @dataclass(slots=True)
 class Extra:
-    """What a transaction does beside changing cells."""
+    """Additional commands of a transaction."""
 
     prepare: Callable[[Wire], None]
     """Called in each attempt, after the head is watched."""
@@ -93,10 +93,10 @@ class Writer(Session):
 
     # -- the connection ------------------------------------------------------------------
     def wire(self) -> Wire:
-        """The connection of this session.
+        """Return the connection of this session.
 
         Raises:
-            StoreError: it was lost, and with it perhaps what was not committed.
+            StoreError: it was lost, and with it perhaps uncommitted changes.
         """
         if self.pid != os.getpid():
             self._in_child()
@@ -138,20 +138,20 @@ class Writer(Session):
             fresh.call(b"HSET", self.keys.head, b"owner", self._note(()))
 
     def end(self) -> None:
-        """Hang up; in a forked child only this process's end of the parent's connection."""
+        """Close the connection; in a forked child only this process's end of the parent's connection."""
         if self._wire is not None:
             self._wire.close()
         super().end()
 
     def lose(self, why: str) -> StoreError:
-        """From now on nothing can be written; what was not committed may be gone."""
+        """Refuse all later writes; uncommitted changes may be lost."""
         self._lost = f"{self.url}: {why}; nothing more can be written through this store"
         if self._wire is not None:
             self._wire.close()
         return StoreError(self._lost, url=self.url, hint="open it again, and look at what is there")
 
     def _in_child(self) -> None:
-        """After a fork: a session of our own. The parent's connection is the parent's."""
+        """Begin a session of our own after a fork: the connection belongs to the parent."""
         if not self.published or any(a.mine is not None for a in self.document.arrays.values()) or self.owns:
             raise StoreBusyError(
                 f"{self.url} was being built when this process was forked: its parent alone writes it",
@@ -168,7 +168,7 @@ class Writer(Session):
         return msgspec.json.encode(me(self.session, client, touched))
 
     def sending(self, wire: Wire, commands: Sequence[Command]) -> list[object]:
-        """Send what changes something; a lost connection ends the session, for nobody knows what arrived."""
+        """Send commands that write; a lost connection ends the session, since it is unknown which arrived."""
         try:
             return wire.pipe(commands)
         except OSError:
@@ -177,11 +177,11 @@ class Writer(Session):
 
     # -- arrays of our own ---------------------------------------------------------------
     def private(self) -> list[Array]:
-        """Arrays that are in no manifest yet."""
+        """Return arrays that are in no manifest yet."""
         return [a for a in self.document.arrays.values() if a.mine is not None]
 
     def make(self, leaves: dict[Path, LeafSpec]) -> None:
-        """New arrays for these leaves, noted on the server before anything of them is there."""
+        """Make arrays for these leaves, recorded on the server before any of their cells."""
         wire = self.wire()
         fresh: dict[Path, Array] = {}
         for path, spec in leaves.items():
@@ -198,7 +198,7 @@ class Writer(Session):
         self.drop(old)
 
     def note_pending(self, wire: Wire) -> None:
-        """Note on the server which arrays of ours are in no manifest: where this process dies the next removes them."""
+        """Record on the server our uncommitted arrays: if this process dies, the next writer removes them."""
         for reply in self.sending(wire, [self._pending_note(wire, self.staging)]):
             if isinstance(reply, ServerError):
                 raise reply
@@ -210,18 +210,18 @@ class Writer(Session):
         return pack(b"HSET", self.keys.pending, self.session.encode(), msgspec.json.encode(record))
 
     def pending_without_staging(self, wire: Wire) -> bytes:
-        """The command that takes what is staged out of the note."""
+        """Return the command that removes staged blocks from the note."""
         if self.private():
             return self._pending_note(wire, {})
         return pack(b"HDEL", self.keys.pending, self.session.encode())
 
     def nothing_staged(self) -> None:
-        """What was staged is in its place, or removed."""
+        """Record that staged blocks are at their keys, or removed."""
         self.staging, self.staged = {}, set()
         self._noted = bool(self.private())
 
     def unstage(self) -> None:
-        """Remove what was staged for a write that failed."""
+        """Remove the staged blocks of a write that failed."""
         if not self.staging:
             return
         # A transaction that went over a connection that was lost, and was not carried out yet, will not be: it watches
@@ -233,7 +233,7 @@ class Writer(Session):
         self.nothing_staged()
 
     def drop(self, arrays: Sequence[Array]) -> None:
-        """Let go of arrays that no leaf has any more: ours at once, committed ones after the next commit."""
+        """Remove arrays that no leaf has any more: uncommitted ones at once, committed ones after the next commit."""
         for array in arrays:
             if array.mine is None:
                 self.dropped.append(array)
@@ -245,10 +245,12 @@ class Writer(Session):
 
     # -- writing values ------------------------------------------------------------------
     def _cells(self, wire: Wire, changes: Sequence[Change], before: Sequence[bytes] = ()) -> list[Bytes]:
-        """The cells of each change as they are to be stored: the new content, over the old one where that is needed.
+        """Return the cells of each change as they are to be stored: the new content, over the old one where needed.
 
         Args:
-            before: packed commands that are sent before the old content is asked for.
+            wire: the connection.
+            changes: the changes.
+            before: packed commands that are sent before the old content is requested.
         """
         held: list[Bytes] = []
         asked: list[Fetch] = []
@@ -286,7 +288,7 @@ class Writer(Session):
         return held
 
     def store(self, changes: Sequence[Change]) -> None:
-        """Change cells of blocks that nobody else knows, one after the other."""
+        """Change cells of uncommitted blocks, one after the other."""
         wire = self.wire()
         commands: list[Command] = []
         for change, stored in zip(changes, self._cells(wire, changes), strict=True):
@@ -308,7 +310,7 @@ class Writer(Session):
             change.array.mine[slice(ids.start, ids.stop) if isinstance(ids, range) else ids] = True
 
     def transact(self, changes: Sequence[Change], extra: Extra | None = None) -> None:
-        """Change cells of arrays that others know, in one transaction: all of them, or none.
+        """Change cells of committed arrays, in one transaction: all of them, or none.
 
         Raises:
             StoreBusyError: others changed the same blocks for longer than `lock_timeout`.
@@ -343,7 +345,7 @@ class Writer(Session):
         ]
 
     def _check_armed(self, wire: Wire, replies: Sequence[object]) -> None:
-        """The head is watched; is it still the one that we know, and does it know us?"""
+        """Check that the watched head is unchanged, and that it still lists this session."""
         _, state, known = replies
         assert isinstance(state, list)
         if state[0] != self.document.dataset.encode():
@@ -355,7 +357,7 @@ class Writer(Session):
         self._armed = True
 
     def _follow(self, wire: Wire) -> None:
-        """Others committed: go on where our leaves are still as we know them."""
+        """Adopt the commits of others where our leaves are unchanged."""
         now = self.refresh(wire)
         for path, array in self.base.arrays.items():
             other = now.arrays.get(path)
@@ -370,7 +372,7 @@ class Writer(Session):
         self.document.revision = now.revision
 
     def conflict(self) -> StoreBusyError:
-        """The error when another writer changed the structure under us."""
+        """Build the error for a change of structure by another writer."""
         return StoreBusyError(
             f"{self.url}: another writer changed the leaves or the header since this one opened it",
             url=self.url,
@@ -426,10 +428,10 @@ class Writer(Session):
 
     # -- structure -----------------------------------------------------------------------
     def own_structure(self) -> None:
-        """Become the one who may change the leaves; in a dataset that nobody knows yet we are.
+        """Become the only session that may change the leaves; a new dataset has no other.
 
         Raises:
-            StoreBusyError: somebody else is at it, for longer than `lock_timeout`.
+            StoreBusyError: another session is, for longer than `lock_timeout`.
         """
         if not self.published or self.owns:
             return
@@ -473,7 +475,7 @@ class Writer(Session):
             time.sleep(random.uniform(0.002, 0.02))
 
     def resize(self, path: Path, length: int) -> None:
-        """Another length of the first dimension: in place where the leaf grows, as a copy where it shrinks."""
+        """Set the length of the first dimension: in place where the leaf grows, as a copy where it shrinks."""
         array = self.document.arrays[path]
         spec = array.spec.replace(shape=(length, *array.spec.shape[1:]))
         if length > array.spec.shape[0] and array.row and self._clean_beyond(path, array, spec):
@@ -506,7 +508,7 @@ class Writer(Session):
                 self.put([change])
 
     def _clean_beyond(self, path: Path, array: Array, spec: LeafSpec) -> bool:
-        """Whether nothing lies where an array is to grow: a session that died may have left rows there."""
+        """Check whether no cells exist where an array is to grow: a session that died may have left rows there."""
         wire = self.wire()
         if array.mine is None:
             grown = Array(spec, array.number, array.cell, array.per_block, array.dataset)

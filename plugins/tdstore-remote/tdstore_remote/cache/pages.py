@@ -28,7 +28,7 @@ class _Versions(Protocol):
     """An engine that reports versions of objects."""
 
     pins: bool
-    """Whether ranges of what was asked for with `pin` are of that version, or an error."""
+    """Whether reads of pinned objects return that version, or raise an error."""
 
     def versions(self, keys: Sequence[str], *, pin: bool = False) -> Sequence[tuple[int, str | None]]: ...
 

@@ -41,7 +41,7 @@ MULTIPART = 64 << 20
 """Larger objects go up in parts of `PART`."""
 PART = 16 << 20
 WHOLE = 64 << 20
-"""Objects of a server that knows no ranges are fetched whole up to this size, and kept."""
+"""Objects of a server without ranges are fetched whole up to this size, and cached."""
 BULK = 1000
 """Objects that one request removes."""
 DELETED = 50
