@@ -240,7 +240,7 @@ class RedisStore(Store):
         self._pid = os.getpid()
 
     def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
-        """Return location, mode and options to reopen with, for writing if this store may write: so may other processes."""
+        """Return location, mode and options to reopen with, for writing if this store may write."""
         if not self._session.published:
             raise StoreNotFoundError(f"{self.url} is not saved yet: no other process can open it", url=self.url)
         location, arguments = self._token
