@@ -1,4 +1,4 @@
-"""What all containers have in common, under the path that code imports it from."""
+"""Common base of all containers, under the path that code imports it from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plugins of this process: found by their entry points, each loaded on its own, those that fail kept with their error.
+"""Plugins of this process: found by their entry points, each loaded on its own; failures are recorded.
 
 The one place that touches pluggy and entry points. `find_plugins` gives a complete `Plugins` object or raises: an
 interrupt in its middle leaves nothing behind, and the next call begins anew.

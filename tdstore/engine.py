@@ -1,4 +1,4 @@
-"""Engines: how bytes are reached. A backend is a format, an engine brings its bytes.
+"""Engines: access to bytes. A backend is a format; an engine transfers its bytes.
 
 An engine is rooted at one URL; keys are relative, their parts separated by `/`. Objects are read by
 ranges, many at a time, and written whole.
@@ -19,7 +19,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class EngineCap(enum.Flag):
-    """What an engine can do at its URL."""
+    """Abilities of an engine at its URL."""
 
     NONE = 0
     WRITE = enum.auto()

@@ -102,7 +102,7 @@ class StateDictError(KeyNotFoundError, RuntimeError):
 
 
 class InvalidKeyError(KeyNotFoundError, TypeError):
-    """What is given as a key is neither a string nor a nested tuple of strings."""
+    """The key is neither a string nor a nested tuple of strings."""
 
 
 class MissingEntryError(KeyNotFoundError, AssertionError):
@@ -190,7 +190,7 @@ class UnevenError(UnsupportedError):
 
 
 class StoreIOError(StoreError, OSError):
-    """The medium failed: a full disk, an I/O error, a lost permission. `errno` as the system gave it."""
+    """The medium failed: a full disk, an I/O error, a lost permission. `errno` is the system's."""
 
     def __init__(
         self, message: str, *, url: str | None = None, hint: str | None = None, errno: int | None = None
@@ -200,7 +200,7 @@ class StoreIOError(StoreError, OSError):
 
 
 class CorruptStoreError(StoreError, ValueError):
-    """What is on the medium is not what its header promises."""
+    """The data on the medium does not match its header."""
 
 
 class DirtyStoreError(StoreError):
@@ -219,7 +219,7 @@ class DirtyStoreError(StoreError):
 
 
 class UntrustedDataError(StoreError, TypeError):
-    """A value could only be kept, or read, by running code."""
+    """A value could only be stored, or read, by running code."""
 
 
 class TransientError(StoreError, OSError):

@@ -1,4 +1,4 @@
-"""What a plugin can tell tdstore: five hooks, and the declaration of a backend.
+"""Hooks of a plugin, and the declaration of a backend.
 
 A plugin is a module named by an entry point in group `tdstore`:
 
@@ -87,7 +87,7 @@ class Backend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
-    """How a kind of object that is not a tensor is kept as plain data."""
+    """Conversion of one kind of object that is not a tensor to and from plain data."""
 
     name: str
     """Written beside the data; must not change."""

@@ -1,4 +1,4 @@
-"""Commit what was written and never closed: after its owner was dropped, and before the process ends.
+"""Commits of what was written and never closed: after its owner was dropped, and before the process ends.
 
 A finalizer may run in any thread, at any line, with any lock held. So it does no I/O here: it puts what has to be done
 into a queue. A background thread does it soon; `settle` does it at once. What is left at the end of the interpreter, or
@@ -127,7 +127,7 @@ def _is_gone(place: str) -> bool:
 
 
 class _State:
-    """What a process has to do. A forked child starts with a state of its own."""
+    """Pending work of a process. A forked child starts with a state of its own."""
 
     def __init__(self) -> None:
         self.endings: dict[int, Ending] = {}
@@ -150,7 +150,7 @@ _state = _State()
 
 # -- stores --------------------------------------------------------------------------------------
 def register(store: Closable, *, resident: bool = False) -> None:
-    """Close a store at the end of the process if nobody did before. Called by `Store` at each change.
+    """Close a store at the end of the process unless it is closed before. Called by `Store` at each change.
 
     Args:
         resident: whether the store's leaves are live tensors. Such a store is not kept alive.

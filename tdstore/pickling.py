@@ -1,4 +1,4 @@
-"""The names in pickles: one function and a table of kinds, wherever the code behind them lies.
+"""Names in pickles: one function and a table of kinds, independent of the modules behind them.
 
 A pickle names functions by their module. Pickles of tdstore name `rebuild` alone, with the name of a kind, so that
 files open after code has moved. The modules that rebuild objects register themselves; kinds are never renamed.

@@ -1,4 +1,6 @@
-"""Resolve locations to backends, explain those that cannot be used, and open stores. `discovery` finds the plugins."""
+"""Registry of backends: resolves locations, explains unavailable backends, opens stores. `discovery` finds the
+plugins.
+"""
 
 from __future__ import annotations
 

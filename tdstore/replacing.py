@@ -1,4 +1,4 @@
-"""What a save may replace: a dataset of its backend, or nothing. Asked before an opener is called in mode "w"."""
+"""Checks before a save replaces anything: a dataset of its backend, or nothing. Called before an opener in mode "w"."""
 
 from __future__ import annotations
 

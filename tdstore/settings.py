@@ -52,7 +52,7 @@ class set_list_to_stack(Switch):  # noqa: N801 - the name that users know
 
 
 class set_capture_non_tensor_stack(Switch):  # noqa: N801 - the name that users know
-    """Whether stacking equal values gives one `NonTensorData` (True) or one value per row (False, the default).
+    """Whether stacking equal values returns one `NonTensorData` (True) or one value per row (False, the default).
 
     Example:
         >>> with set_capture_non_tensor_stack(True):

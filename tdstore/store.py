@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
 
 
 class Cap(enum.Flag):
-    """What a store can do. Declared, never probed: the core asks for nothing that is not declared."""
+    """Abilities of a store. Declared, never probed: the core asks for nothing that is not declared."""
 
     NONE = 0
     WRITE = enum.auto()
@@ -254,14 +254,14 @@ class Store(ABC):
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Keep others from opening the store for writing meanwhile; gives whether nobody else has (VIEW).
+        """Hold the store exclusively; yields False if another writer has it open (VIEW).
 
         The default is False, which is always right: what others may have mapped is not moved then.
         """
         yield False
 
     def layout(self, path: Path) -> Mapping[str, Any]:
-        """Describe how a leaf lies on the medium, for people to read: chunks, shards, compression. Reads no data."""
+        """Describe the layout of a leaf on the medium for display: chunks, shards, compression. Reads no data."""
         return {}
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:

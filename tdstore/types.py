@@ -1,4 +1,4 @@
-"""The small value types that every layer speaks: paths, leaf specs, reads and writes."""
+"""Small value types of every layer: paths, leaf specs, reads and writes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From and to what others hold."""
+"""Conversions from and to other formats."""

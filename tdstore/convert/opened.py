@@ -1,4 +1,4 @@
-"""Groups that another library has opened: where their file is, so that a store can be opened there."""
+"""Groups that another library has opened: the location of their file, to open a store there."""
 
 from __future__ import annotations
 

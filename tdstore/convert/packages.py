@@ -1,4 +1,4 @@
-"""Packages that only conversions need: imported on first use, and named when they are missing."""
+"""Optional packages of conversions: imported on first use, and named when they are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terms of a batch index: what each stands for, and how torch takes them on a leaf."""
+"""Terms of a batch index: the dimensions of each, and the form in which torch applies it to a leaf."""
 
 from __future__ import annotations
 

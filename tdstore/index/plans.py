@@ -1,4 +1,4 @@
-"""Plans for reading and writing a selection: what to ask of a store, and what torch does before or after."""
+"""Plans for reading and writing a selection: what to request from a store, and what torch does before or after."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Term = int | range | Tensor | Zipped
 
 
 class Axis(NamedTuple):
-    """Where one dimension of a selection comes from.
+    """Source of one dimension of a selection.
 
     `dim`: source dimension `n`. `new`: from nowhere, with `n` equal entries. `zip`: dimension `n`
     of the zipped positions; these axes always come in order.
@@ -48,7 +48,7 @@ _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class _Parts(NamedTuple):
-    """A selection taken apart: its source dimensions by kind of term, its layout as a permutation."""
+    """Parts of a selection: its source dimensions by kind of term, its layout as a permutation."""
 
     zipped: tuple[int, ...]
     kept: tuple[int, ...]  # dimensions with an axis of their own, in order
@@ -101,7 +101,7 @@ def _rows_or_slice(rows: Tensor) -> Tensor | slice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadPlan:
-    """How a selection is read: ask a store for `leaf[index]`, then `finish` what came back.
+    """Plan for reading a selection: read `leaf[index]` from a store, then `finish` the result.
 
     Attributes:
         index: what to ask for, over all the leading (batch) dimensions of a leaf.
@@ -117,7 +117,7 @@ class ReadPlan:
     _linear: Tensor | None  # where the zipped elements lie in what was read of the zipped dimensions
 
     def finish(self, tensor: Tensor) -> Tensor:
-        """Turn what a store gave, `[*index, *feature]`, into `[*selection, *feature]`; copies only to gather."""
+        """Turn the result of a store, `[*index, *feature]`, into `[*selection, *feature]`; copies only to gather."""
         if self.exact:
             return tensor
         if 0 in self._shape:
@@ -144,7 +144,7 @@ class ReadPlan:
         return tensor
 
     def into(self, out: Tensor) -> Tensor | None:
-        """View `out`, `[*selection, *feature]`, in the shape that a store gives: reading into the view fills `out`.
+        """View `out`, `[*selection, *feature]`, in the shape of a store's result: reading into the view fills `out`.
 
         `None` when something is to be gathered after reading, or `out` cannot be viewed so.
         """
@@ -230,7 +230,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WritePlan:
-    """How a selection is written: pieces that together hold what was selected and nothing else.
+    """Plan for writing a selection: pieces that together hold the selected positions and nothing else.
 
     Attributes:
         indices: what is written, one `StoreIndex` a piece, over all the leading dimensions of a leaf.

@@ -1,4 +1,4 @@
-"""Byte ranges: which bytes of an array an index needs, and how to ask for many ranges in few requests. Pure."""
+"""Byte ranges: the bytes of an array that an index needs, merged into few requests. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of one dimension: gather them, scatter to them, put them in order, read them off a user's index."""
+"""Rows of one dimension: gather, scatter, sort, and parse from a user's index."""
 
 from __future__ import annotations
 

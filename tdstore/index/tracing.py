@@ -1,4 +1,4 @@
-"""Whether torch watches instead of runs: tensors then have no values to look at, and fused kernels no rules."""
+"""Detection of tracing: tensors then have no values to look at, and fused kernels no rules."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class mapping:  # noqa: N801  # read as a word: `with mapping():`
 
 
 def mapped() -> bool:
-    """Check whether `torch.vmap`, `torch.func.grad` or a similar transform is active: no rules for fused kernels
-    exist there.
+    """Check whether `torch.vmap`, `torch.func.grad` or a similar transform is active, which lack rules for fused
+    kernels.
     """
     if is_dynamo_compiling():
         return _Mapping.depth > 0

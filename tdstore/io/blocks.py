@@ -1,4 +1,4 @@
-"""Cutting work into batches of bounded memory."""
+"""Division of work into batches of bounded memory."""
 
 from __future__ import annotations
 

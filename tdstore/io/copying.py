@@ -28,7 +28,7 @@ _CHECKPOINT_SHARE = 10
 
 @dataclass
 class Checkpoints:
-    """When to make durable what is there, and how: a commit with a mark that tells how far the copy has come."""
+    """Checkpoints of a copy: commits with a mark of its progress, at intervals."""
 
     save: Callable[[int], None]
     """Commit; so many batches are done."""

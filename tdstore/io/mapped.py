@@ -1,4 +1,4 @@
-"""Leaves that are mapped files: the pages that a copy has passed, and parts that are sent by the name of the file."""
+"""Leaves that are mapped files: release pages after a copy, and send parts by the name of the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One way in: a location, and perhaps the name of a storage, to an open store."""
+"""Entry point for opening: a location, and optionally the name of a storage, to an open store."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def open_store(
 
 
 def refuse_partial(header: Header, url: str, options: Mapping[str, Any]) -> None:
-    """Raise `DirtyStoreError` for the header of a copy that was not finished, unless it is to be taken as it is."""
+    """Raise `DirtyStoreError` for the header of an unfinished copy, unless the options accept it."""
     mark = None if options.get("recover") == "accept" else mark_of(header, url)
     if mark is not None:
         raise incomplete(mark, url)

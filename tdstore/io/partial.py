@@ -24,7 +24,7 @@ _SAMPLED_BYTES = 64 << 10
 
 
 class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a copy has come."""
+    """Progress of a copy."""
 
     source: str
     """Url of what is copied."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 
 
 class Bar(Protocol):
-    """What counts bytes and shows it."""
+    """Progress bar that counts bytes."""
 
     def advance(self, nbytes: int) -> None:
         """Count bytes that are done."""

@@ -1,4 +1,4 @@
-"""Compare what is stored with its checksums."""
+"""Comparison of stored data with its checksums."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class ModulesMixin(Container):
         return optimizer_tree(cls._resident_class, optimizer)
 
     def to_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Load what `from_optimizer` gave into an optimizer over the same parameters; tensors are copied.
+        """Load the result of `from_optimizer` into an optimizer over the same parameters; tensors are copied.
 
         Raises:
             KeyNotFoundError: not the state of an optimizer. ValueError: of one with other groups of parameters.

@@ -1,4 +1,4 @@
-"""What a module holds as a tree of tensors, and other tensors lent to it."""
+"""Tensors of a module as a tree, and their temporary replacement."""
 
 from __future__ import annotations
 

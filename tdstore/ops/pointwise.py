@@ -1,4 +1,4 @@
-"""Pointwise functions of one argument, leaf by leaf; each with its in-place twin."""
+"""Pointwise functions of one argument, leaf by leaf; each with its in-place variant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows put elsewhere: flipped, rolled, repeated, padded. What moves dimensions is in `move`."""
+"""Moves of rows: flip, roll, repeat, pad. Moves of dimensions are in `move`."""
 
 from __future__ import annotations
 

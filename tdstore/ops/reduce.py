@@ -25,7 +25,7 @@ FEATURE = "feature"
 
 
 class Over(NamedTuple):
-    """What is reduced: the batch dimensions `dims`, or the features, or (both None and False) everything."""
+    """Extent of a reduction: the batch dimensions `dims`, or the features, or (both None and False) everything."""
 
     dims: tuple[int, ...] | None
     features: bool

@@ -1,4 +1,4 @@
-"""What a reduction is: of a whole tensor, and of blocks of rows that are merged, so that stored data can stream."""
+"""Reductions of a whole tensor, and of blocks of rows that are merged, so that stored data can stream."""
 
 from __future__ import annotations
 

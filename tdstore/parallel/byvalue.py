@@ -104,7 +104,7 @@ class Packed:
 
 
 class Sealed:
-    """What a `Packed` arrives as: opened where an error (a module that is missing there) can be told."""
+    """Payload that a `Packed` arrives as: unpickled where an error (a module that is missing there) can be reported."""
 
     __slots__ = ("data",)
 

@@ -1,4 +1,4 @@
-"""Workers of every kind behind one face: our own processes, a given pool, any `concurrent.futures.Executor`."""
+"""Workers behind one interface: our own processes, a given pool, any `concurrent.futures.Executor`."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class PoolExecutor(Executor):
         return future
 
     def dead(self) -> str | None:
-        """Return the cause of a worker's death. Such pools replace it silently, and nobody ever answers for its task.
+        """Return the cause of a worker's death. Such pools replace it silently, and its task never gets a result.
 
         Where workers retire after some tasks, one that ends by itself, with 0, is taken for one of those.
         """

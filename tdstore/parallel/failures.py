@@ -1,4 +1,4 @@
-"""An exception on its way home from a worker process."""
+"""Exceptions of worker processes, in a form that can be pickled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import traceback
 
 
 class Failure:
-    """An exception on its way home from a worker."""
+    """Exception of a worker, in a form that can be pickled."""
 
     __slots__ = ("error",)
 

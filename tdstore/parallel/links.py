@@ -1,4 +1,4 @@
-"""Moving bytes between the ranks of a process group, and agreeing on what comes before it comes."""
+"""Transport of bytes between the ranks of a process group, after both sides agreed on the schema."""
 
 from __future__ import annotations
 

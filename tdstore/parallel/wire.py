@@ -1,4 +1,4 @@
-"""What goes over the wire between ranks: schemas to compare, and a TensorDict's description as JSON. Never pickle.
+"""Messages between ranks: schemas to compare, and a TensorDict's description as JSON. Never pickle.
 
 A whole TensorDict travels as one JSON document, `{"header": ..., "leaves": [[path, shape, dtype], ...]}`, and the
 bytes of its leaves, which the receiver puts into one buffer, each at the next multiple of 64 bytes.

@@ -1,4 +1,4 @@
-"""Storages of this package as torchrl's buffers, samplers and writers take them."""
+"""Adapters of storages to torchrl's buffers, samplers and writers."""
 
 from __future__ import annotations
 

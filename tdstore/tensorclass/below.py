@@ -1,4 +1,4 @@
-"""What the annotations of a class say of the trees that its objects are made of."""
+"""Structure of the objects of a class, from its annotations."""
 
 from __future__ import annotations
 

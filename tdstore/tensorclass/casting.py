@@ -1,4 +1,4 @@
-"""What becomes of a value that is set on a field, by the flags of the class."""
+"""Conversion of a value that is set on a field, by the flags of the class."""
 
 from __future__ import annotations
 

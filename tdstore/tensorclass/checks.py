@@ -1,4 +1,4 @@
-"""What a class takes: shapes in annotations, and whether an object has them; rows that are written."""
+"""Checks of a class: shapes in annotations, and rows that are written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANY = "..."
 
 
 def check(self: T) -> T:
-    """Look whether fields have the shapes of their annotations, such as `Annotated[Tensor, "b t 3"]`; gives `self`.
+    """Check whether fields have the shapes of their annotations, such as `Annotated[Tensor, "b t 3"]`; returns `self`.
 
     Nothing else looks at them. A name is one size in all fields of an object (the first ones are the batch), a
     number that size, `_` any, `...` any number of dimensions. What jaxtyping writes is read too. Nested tensorclasses

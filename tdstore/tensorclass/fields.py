@@ -1,4 +1,4 @@
-"""What a tensorclass knows of its fields, and how one is read and written."""
+"""Fields of a tensorclass: their plan, and how one is read and written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tdstore.tensordicts.resident.tensordict import TensorDict
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Flags:
-    """How a class treats what is set; see `tensorclass`."""
+    """Treatment of values that are set; see `tensorclass`."""
 
     autocast: bool = False
     frozen: bool = False
@@ -40,7 +40,7 @@ class Flags:
 
 @dataclasses.dataclass(init=False, repr=False, eq=False)
 class Arguments:
-    """What a constructor takes beside the fields; `dataclasses.replace` passes them on."""
+    """Arguments of a constructor beside the fields; `dataclasses.replace` passes them on."""
 
     batch_size: InitVar[Any] = dataclasses.field(default=None, kw_only=True)
     device: InitVar[Any] = dataclasses.field(default=None, kw_only=True)

@@ -1,4 +1,4 @@
-"""What objects of tensorclasses have in common with those of plain dataclasses: signature, hash, setters, dicts."""
+"""Protocols that tensorclasses share with plain dataclasses: signature, hash, setters, dicts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _signature(cls: Any) -> inspect.Signature:
 
 
 def cast_back(obj: Any, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Cast what `obj.to_dict()` gave to the types of the fields, where the class is an autocast one."""
+    """Cast the result of `obj.to_dict()` to the types of the fields, where the class is an autocast one."""
     return {key: _cast_back(obj, key, value) for key, value in values.items()} if obj._flags.autocast else values
 
 

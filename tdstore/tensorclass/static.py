@@ -1,4 +1,4 @@
-"""What type checkers take for the base of every tensorclass, and for what makes its constructor.
+"""Declarations for type checkers: the base of every tensorclass, and its constructor.
 
 At run time there is nothing of it: `TensorClass` makes objects itself, and `install` gives it every method.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     NOT_GIVEN: Any  # a default of whatever type
 
     class Given(Generic[T, V]):
-        """What is given as one type, and read as another."""
+        """Argument that is passed as one type, and read as another."""
 
         def __get__(self, instance: object, owner: object = None) -> T: ...
         def __set__(self, instance: object, value: V) -> None: ...

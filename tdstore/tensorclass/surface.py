@@ -1,4 +1,4 @@
-"""Every method of a container on every tensorclass, by one rule.
+"""Forwarding of every container method to tensorclasses, by one rule.
 
 What `TensorDict` and its bases define, and `TensorClass` does not define itself, is there under the same name,
 signature and docstring. A call is passed on to the container inside, and of what comes back

@@ -22,7 +22,7 @@ _OPTIONAL = re.compile(r"(\w+\.)*NotRequired\[")
 
 
 class _EntryAccess(FieldAccess):
-    """A field as an attribute: what `td[name]` gives, AttributeError where it is not set."""
+    """Field as an attribute: the value of `td[name]`, AttributeError where it is not set."""
 
     __slots__ = ()
 

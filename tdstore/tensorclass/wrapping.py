@@ -1,4 +1,4 @@
-"""Tensorclasses taken apart and put together again, for structures that hold the containers of their callers.
+"""Unwrapping and wrapping of tensorclasses, for structures that hold the containers of their callers.
 
 Nothing is copied, and `__post_init__` does not run: it is for what users construct.
 """

@@ -1,1 +1,1 @@
-"""What every container is: batch dimensions, locks, names, keys, tensorclass hooks."""
+"""Container state and primitives: batch dimensions, locks, names, keys, tensorclass hooks."""

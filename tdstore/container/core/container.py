@@ -1,4 +1,4 @@
-"""What every container is, over a handful of primitives.
+"""Base of every container, over a handful of primitives.
 
 A container is a tree of entries (tensors, nested containers, non-tensor values) whose tensors all start
 with its batch size. Where the tensors live is the business of a store, never of a subclass per medium:

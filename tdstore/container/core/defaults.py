@@ -1,4 +1,4 @@
-"""What `get` gives for a key that is not there, when it is not told."""
+"""Default of `get` for a missing key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def get_defaults_to_none(set_to_none: bool = True) -> bool:
 
 
 def set_get_defaults_to_none(set_to_none: bool = True) -> None:
-    """Make `td.get(missing)` give None (as it does at first), or raise a `KeyError`.
+    """Make `td.get(missing)` return None (the initial setting), or raise a `KeyError`.
 
     Example:
         >>> set_get_defaults_to_none(False)

@@ -63,7 +63,7 @@ class FirstKeys(abc.KeysView[str]):
 
 
 class KeysView:
-    """What `td.keys(...)` returns: iterable, with `in`, `len` and set-like comparison."""
+    """Keys of a container, as `td.keys(...)` returns them: iterable, with `in`, `len` and set-like comparison."""
 
     __slots__ = ("_args", "_td")
 
@@ -117,7 +117,7 @@ def _entry(node: Any, key: str) -> Any:
 
 
 class ItemsView(KeysView):
-    """What `td.items(...)` returns for containers that are not plain dicts inside, or with options."""
+    """Items of a container with options, or of one that is not a plain dict inside, as `td.items(...)` returns them."""
 
     __slots__ = ()
 
@@ -129,7 +129,7 @@ class ItemsView(KeysView):
 
 
 class ValuesView(ItemsView):
-    """What `td.values(...)` returns, likewise."""
+    """Values of such a container, as `td.values(...)` returns them."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Containers whose leaves are views of one buffer: made, recognised, moved and pickled as one piece."""
+"""Containers whose leaves are views of one buffer: build, recognise, move and pickle them in one piece."""
 
 from __future__ import annotations
 

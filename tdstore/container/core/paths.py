@@ -1,4 +1,4 @@
-"""Keys as users give them, and the paths that they are."""
+"""Conversion of user-facing keys to paths."""
 
 from __future__ import annotations
 

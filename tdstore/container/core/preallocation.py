@@ -1,4 +1,4 @@
-"""Which TensorDicts were allocated and not written: replay buffers over them have no rows yet."""
+"""Record of TensorDicts that were allocated and not written: replay buffers over them have no rows yet."""
 
 from __future__ import annotations
 

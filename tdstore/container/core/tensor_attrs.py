@@ -1,4 +1,4 @@
-"""TensorAttrs: where and what a leaf is to be, and a TensorDict of them as the target of `to`."""
+"""TensorAttrs: device and dtype of leaves, and a TensorDict of them as the target of `to`."""
 
 from __future__ import annotations
 

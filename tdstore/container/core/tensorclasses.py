@@ -1,4 +1,4 @@
-"""Containers with a class of the user's: what the walks over trees and the stores know of tensorclasses.
+"""Hooks of tensorclasses in containers: registration, wrapping and unwrapping.
 
 A typed container *has* a container, in `_tensordict`, and a class that names its entries. It is an entry like
 any other: whatever is asked of it is asked of what it has, and a result that still fits the class is given it
@@ -37,7 +37,7 @@ class Typed(Container):
         raise NotImplementedError
 
     def __opened__(self) -> Any:
-        """Return the container that opening stored data of this class gives; default: the object.
+        """Return the container for stored data of this class after opening; default: the object.
 
         A class that is only the stored form of another one overrides this.
         """

@@ -1,1 +1,1 @@
-"""How a container is shown."""
+"""Display of containers: text, HTML, print options."""

@@ -1,4 +1,4 @@
-"""How containers show in notebooks: a tree that folds, as HTML that needs nothing from outside.
+"""Notebook display of containers: a tree that folds, as HTML without external resources.
 
 Keys, values, locations and options may come from anywhere: all of them are escaped. No leaf is read.
 """

@@ -1,4 +1,4 @@
-"""What `repr` of a container shows: `set_printoptions`."""
+"""Print options: what `repr` of a container shows."""
 
 from __future__ import annotations
 

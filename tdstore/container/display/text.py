@@ -1,4 +1,4 @@
-"""How containers print: the layout that users of the field know."""
+"""Text form of containers, in the layout that users of `tensordict` know."""
 
 from __future__ import annotations
 

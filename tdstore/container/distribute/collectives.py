@@ -1,4 +1,4 @@
-"""torch.distributed: containers sent to, received from, reduced over and gathered from other ranks."""
+"""torch.distributed: send, receive, reduce and gather containers between ranks."""
 
 from __future__ import annotations
 

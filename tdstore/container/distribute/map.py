@@ -172,7 +172,7 @@ pbar, mp_start_method: as `map`.
 
 
 class _Plan:
-    """How the rows are cut, and who works on them."""
+    """Division of the rows into tasks, and the workers."""
 
     def __init__(
         self,

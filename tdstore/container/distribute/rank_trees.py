@@ -1,4 +1,4 @@
-"""Containers as `parallel.collectives` takes them: those that are there already, and those on their way in."""
+"""Adapters of containers to `parallel.collectives`: existing containers, and those to be received."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a container on their way to a worker: stored ones as their place, resident ones as themselves."""
+"""Task payloads for workers: stored rows by reference, in-memory rows by value."""
 
 from __future__ import annotations
 

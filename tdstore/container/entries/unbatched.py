@@ -1,4 +1,4 @@
-"""A tensor that belongs to a batch as a whole, and has no rows of its own."""
+"""Tensors that belong to a batch as a whole, and have no rows of their own."""
 
 from __future__ import annotations
 

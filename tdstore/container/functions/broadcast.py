@@ -1,4 +1,4 @@
-"""Batch sizes of the operands of arithmetic and comparisons: as tensors do, TensorDicts broadcast."""
+"""Broadcasting of batch sizes in arithmetic and comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to make a container: from dicts, keys and schemas, and by joining others."""
+"""Constructors of containers: from dicts, keys and schemas, and by joining others."""
 
 from __future__ import annotations
 

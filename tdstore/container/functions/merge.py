@@ -1,4 +1,4 @@
-"""Several TensorDicts as one, entry by entry."""
+"""Merging of several TensorDicts into one, entry by entry."""
 
 from __future__ import annotations
 

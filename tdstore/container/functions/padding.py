@@ -1,4 +1,4 @@
-"""Padding, and stacking what has to be padded first."""
+"""Padding, and stacking after padding."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NO_KEY = ""
 
 
 class Node(NamedTuple):
-    """What a TensorDict is beside its entries. Two are equal if `tree_map` may go over both side by side.
+    """Structure of a TensorDict beside its entries. Two are equal if `tree_map` may traverse both side by side.
 
     A named tuple, since a compiled function makes such a thing again, and no object of a class.
     """

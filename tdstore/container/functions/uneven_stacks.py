@@ -1,4 +1,4 @@
-"""Lazy stacks whose elements differ: what says so, and how one is merged into a TensorDict."""
+"""Lazy stacks whose elements differ: recognise them, and merge one into a TensorDict."""
 
 from __future__ import annotations
 

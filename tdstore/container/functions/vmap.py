@@ -29,7 +29,7 @@ from tdstore.types import Path
 
 @dataclass(frozen=True)
 class Form:
-    """What of a TensorDict its leaves do not tell: its lock, and where lazy stacks are in it."""
+    """Structure of a TensorDict that its leaves do not show: its lock, and where lazy stacks are in it."""
 
     locked: bool = False
     stacks: dict[Path, int] = field(default_factory=dict)

@@ -99,7 +99,7 @@ def codec_value(name: str, data: Any) -> Any:
 
 @contextmanager
 def _by(codec: Codec) -> Iterator[None]:
-    """Name the codec in the error of its functions; who knows the key names that."""
+    """Name the codec in the error of its functions; the caller adds the key."""
     try:
         yield
     except TDStoreError:
@@ -142,7 +142,7 @@ def register_codec(codec: Codec) -> None:
 
 
 def register_enum(cls: AnyEnum, *, name: str | None = None) -> AnyEnum:
-    """Let the members of an enum be stored, by their names. A function or a decorator; gives the class back.
+    """Let the members of an enum be stored, by their names. A function or a decorator; returns the class.
 
     Flags that are set together are stored by the names of each.
 

@@ -1,4 +1,4 @@
-"""Single values: copies of what can change, and writes that reach the stack that a value was taken from."""
+"""Single values: copies of mutable values, and writes through to the stack of a value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def copied(value: Any) -> Any:
 
 
 class Element:
-    """Writes into an entry of one value. One that was taken out of a stack writes into the stack, too."""
+    """Writes into an entry of one value. A value that was read from a stack writes into the stack, too."""
 
     __slots__ = ()
 
@@ -92,7 +92,7 @@ class Element:
 
 
 class Elements:
-    """What a stack answers about the entries along its first dimension."""
+    """Methods of a stack about the entries along its first dimension."""
 
     __slots__ = ()
 

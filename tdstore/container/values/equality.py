@@ -1,4 +1,4 @@
-"""Whether two values that are not tensors are equal; pure."""
+"""Equality of two values that are not tensors; pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that were taken out of a list of values, and are fetched when somebody looks at them.
+"""Lazy gathers from a list, materialised on first access or before the source changes.
 
 Indexing a batch with text moves no text: a million strings lie all over the memory, and to take 256 of them costs more
 than to take all the tensors beside them. What was taken is settled before a row of the source is written, and when
@@ -25,7 +25,7 @@ _PRUNE = 64
 
 @functools.lru_cache(64)
 def counted(n: int) -> Tensor:
-    """Return the positions of values that lie in order, one tensor for all: nobody writes into positions."""
+    """Return the positions of values that lie in order, one shared tensor: positions are never written."""
     return torch.from_numpy(np.arange(n))  # on the CPU, and real, whatever mode torch is in
 
 
@@ -61,7 +61,7 @@ class LazyGather:
 
 
 class GatherRegistry:
-    """All that was taken out of one list, shared by the stacks over it."""
+    """All gathers from one list, shared by the stacks over it."""
 
     __slots__ = ("_lock", "_pending", "_prune_at")
 

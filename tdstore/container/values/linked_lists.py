@@ -1,4 +1,4 @@
-"""What `td[key]` gives for a value per row: lists that write through."""
+"""Lists of values per row, as `td[key]` returns them, which write through."""
 
 from __future__ import annotations
 

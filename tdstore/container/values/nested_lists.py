@@ -1,4 +1,4 @@
-"""One value per row as nested lists, and as text."""
+"""Conversion of one value per row to nested lists and text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape operations of an entry that is no tensor: each is one on a tensor of the batch's shape."""
+"""Shape operations of non-tensor entries, each applied to a tensor of positions of the batch's shape."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class StateDictMixin(Container):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False, from_flatten: bool | None = None
     ) -> Self:
-        """Write what `state_dict()` gave into the entries, in place: on stored data, into the store.
+        """Write the result of `state_dict()` into the entries, in place: on stored data, into the store.
 
         Args:
             state_dict: flat, nested, or of the older form; also that of a module with the same names.
@@ -136,7 +136,7 @@ def _tree_of(td: Any, keep_vars: bool) -> Tree:
 # -- in ----------------------------------------------------------------------------------------
 @dataclass
 class _Part:
-    """What becomes of one container."""
+    """Changes of one container."""
 
     td: Any
     tree: Tree

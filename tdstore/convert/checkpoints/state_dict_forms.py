@@ -1,4 +1,4 @@
-"""The forms that state dicts have: flat with dotted keys, nested, and those of older versions."""
+"""Forms of state dicts: flat with dotted keys, nested, and those of older versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STACK = "LazyStackedTensorDict"
 
 @dataclass
 class Tree:
-    """A state dict, whatever its form was: one level. None: not told."""
+    """State dict of any form: one level. None: unknown."""
 
     batch: torch.Size | None = None
     device: torch.device | None = None
@@ -229,7 +229,7 @@ def _read_nested(state: Mapping[str, Any]) -> Tree:
 
 
 class _Places:
-    """Where dotted names lead: keys may have dots of their own, so what is known of the groups decides.
+    """Paths of dotted names: keys may have dots of their own, so what is known of the groups decides.
 
     Args:
         groups: dotted names of nested TensorDicts, as the state dict tells.

@@ -21,7 +21,7 @@ _named: dict[str, Any] = {}
 def from_pytree(
     pytree: Any, *, batch_size: Any = None, auto_batch_size: bool = False, batch_dims: int | None = None
 ) -> Any:
-    """Make a TensorDict of any nesting of lists, tuples, dicts and named tuples; `to_pytree` gives the same again.
+    """Build a TensorDict from any nesting of lists, tuples, dicts and named tuples; `to_pytree` reverses it.
 
     Positions are the keys "0", "1", ...; so are dict keys that are not strings. The entry `_pytree_type` of each level
     says what it was. Numbers and arrays become tensors, other leaves values. What has no entries is returned as a leaf.

@@ -1,4 +1,4 @@
-"""From what `repr(td)` printed back to a TensorDict of that form, to reproduce what somebody else saw."""
+"""Conversion of a printed `repr(td)` back to a TensorDict of that form, to reproduce a reported problem."""
 
 from __future__ import annotations
 

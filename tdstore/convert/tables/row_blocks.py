@@ -1,4 +1,4 @@
-"""Going through a TensorDict in blocks of rows, so that one that is stored is never in memory as a whole."""
+"""Iteration over a TensorDict in blocks of rows, so that a stored one is never in memory as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that come in blocks, straight into a store: what is read from a file larger than memory."""
+"""Streaming of row blocks into a store, for files larger than memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One buffer for many leaves: where each lies in it, and a store over such a buffer."""
+"""One buffer for many leaves: the position of each, and a store over such a buffer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Slot(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Where the next one may begin."""
+        """End of the slot, where the next one may begin."""
         return self.start + self.nbytes + self.pad
 
     def view(self, buffer: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ class Ragged:
 
 @dataclass
 class Contents:
-    """What a consolidated file holds."""
+    """Contents of a consolidated file."""
 
     header: Header
     slots: dict[Path, Slot]

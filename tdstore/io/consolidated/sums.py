@@ -29,7 +29,7 @@ Placed = Sequence[tuple[Path, Slot]]
 
 
 class Seal(NamedTuple):
-    """What a description says of checksums."""
+    """Checksum section of a description."""
 
     crcs: bytes | None
     """crc32c of each block, little-endian uint32, and last that of all bytes between leaves; None: stale."""

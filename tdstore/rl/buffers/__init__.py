@@ -1,4 +1,4 @@
-"""Replay buffers, and what they are made of: writers choose the slots to fill, samplers the slots to read."""
+"""Replay buffers and their parts: writers choose the slots to fill, samplers the slots to read."""
 
 from tdstore.rl.buffers.buffer import ReplayBuffer
 from tdstore.rl.buffers.prioritized import PrioritizedSampler

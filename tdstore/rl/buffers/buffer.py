@@ -145,7 +145,7 @@ class ReplayBuffer:
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a batch, as the constructor was told."""
+        """Rows of a batch, as passed to the constructor."""
         return self._batch_size
 
     @property
@@ -250,7 +250,7 @@ class ReplayBuffer:
         return self._put(self._writer.extend, data)
 
     def add(self, data: Any) -> Any:
-        """Write one row; gives its index."""
+        """Write one row; return its index."""
         return self._put(self._writer.add, inverted(self._transforms, data), one=True)
 
     def _put(self, write: Callable[[Any], Any], data: Any, *, one: bool = False) -> Any:
@@ -500,7 +500,7 @@ class ReplayBuffer:
             }  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a state dict was taken; nothing of it is aliased."""
+        """Resume from a state dict; nothing of it is aliased."""
         with self._lock:
             self._clear_prefetched()
             self._marked.clear()

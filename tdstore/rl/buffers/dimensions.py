@@ -1,4 +1,4 @@
-"""Buffers whose data has its rows along another dimension than the first: a batch of environments, each over time.
+"""Buffers whose rows lie along another dimension than the first: a batch of environments, each over time.
 
 The storage has the rows first. Data that is written, and what a buffer gives by index, have the caller's order.
 """

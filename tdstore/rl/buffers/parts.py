@@ -1,4 +1,4 @@
-"""The parts of a buffer: which objects may be one, how items become a batch, and who calls a transform."""
+"""Parts of a buffer: valid types, collation of items, calls of transforms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samplers: which slots a batch is read from."""
+"""Samplers, which choose the slots of a batch."""
 
 from __future__ import annotations
 

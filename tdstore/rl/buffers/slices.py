@@ -179,7 +179,7 @@ class SliceSampler(Sampler):
 
 
 class SliceSamplerWithoutReplacement(SliceSampler):
-    """Pieces of trajectories; each trajectory gives one piece, then all begin again.
+    """Sampler of pieces of trajectories; each trajectory yields one piece per pass.
 
     Args:
         drop_last: leave out the last batch of a pass if it is smaller than the others.

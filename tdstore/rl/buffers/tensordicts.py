@@ -66,7 +66,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             self._sampler.update_priority(torch.from_numpy(rows), self._reduced(stored, len(rows)))
 
     def extend(self, data: Any) -> Any:
-        """Write TensorDicts; their priorities are taken from the entry `priority_key`, if they have it."""
+        """Write TensorDicts; their priorities are read from the entry `priority_key`, if they have it."""
         if not isinstance(data, list):
             only_collections(data)
         index = super().extend(data)

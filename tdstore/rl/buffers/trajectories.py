@@ -1,4 +1,4 @@
-"""Where trajectories begin and end in a ring of rows, kept up to date as rows are appended."""
+"""Begins and ends of trajectories in a ring of rows, kept up to date as rows are appended."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Growing:
 
 
 class RowMarks(NamedTuple):
-    """Where trajectories are, for all rows of a storage, in the order of its slots."""
+    """Positions of trajectories, for all rows of a storage, in the order of its slots."""
 
     values: Tensor
     are_ends: bool

@@ -1,4 +1,4 @@
-"""Writers: which slots new rows go to."""
+"""Writers, which choose the slots of new rows."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Writer(ABC):
 
     @abstractmethod
     def add(self, data: Any) -> Any:
-        """Write one row; gives its index."""
+        """Write one row; return its index."""
 
     @abstractmethod
     def extend(self, data: Any) -> Any:
-        """Write rows; gives their indices."""
+        """Write rows; return their indices."""
 
     @property
     def write_count(self) -> int:
@@ -128,7 +128,7 @@ class RoundRobinWriter(Writer):
         return index
 
     def extend(self, data: Any) -> Tensor:
-        """Write rows at the cursor; of more than there are slots, the last ones are kept.
+        """Write rows at the cursor; if there are more than slots, the last ones stay.
 
         Returns:
             int64 indices `[n]`; with several dimensions of slots, coordinates `[n, ndim]`.
@@ -248,7 +248,7 @@ class TensorDictMaxValueWriter(Writer):
         return (made if isinstance(made, Tensor) else made.values).numpy()
 
     def add(self, data: Any) -> int | None:
-        """Write a row if it is among the largest; gives its index, or None."""
+        """Write a row if it is among the largest; return its index, or None."""
         index = int(self.extend(only_collections(data).unsqueeze(0))[0])
         return None if index < 0 else index
 

@@ -1,4 +1,4 @@
-"""Scores of instruction-following answers: the container, how it is filled, averaged and turned into a reward."""
+"""Scores of instruction-following answers: the container, computation, averages and rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From checks to scores, and from scores to accuracies and rewards."""
+"""Conversion of checks to scores, and of scores to accuracies and rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all storages have in common, as a buffer and its sampler and writer use them."""
+"""Common interface of storages, as used by a buffer, its sampler and its writer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Storage(ABC):
 
     @abstractmethod
     def get(self, index: Any) -> Any:
-        """Read rows. An int and a slice give views where the storage has live tensors; a list or tensor gives copies.
+        """Read rows. An int and a slice return views where the storage has live tensors; a list or tensor returns
+        copies.
 
         Raises:
             IndexError: beyond the rows that were written. RuntimeError: nothing was ever written.
@@ -58,7 +59,7 @@ class Storage(ABC):
 
     @abstractmethod
     def empty(self) -> None:
-        """Forget all rows; their room stays."""
+        """Forget all rows; their space stays allocated."""
 
     def __getitem__(self, index: Any) -> Any:
         """Return rows as `get(index)`."""
@@ -140,7 +141,7 @@ class Storage(ABC):
 
     @abstractmethod
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copy what `state_dict` gave; nothing of it is aliased."""
+        """Copy the result of `state_dict`; nothing of it is aliased."""
 
     def flush(self) -> None:
         """Commit what was written, where the rows outlive the process."""

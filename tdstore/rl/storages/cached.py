@@ -1,4 +1,4 @@
-"""Tables whose rows stay in a store: read there, or all in memory too and written some at a time."""
+"""Tables whose rows stay in a store: read there, or cached in memory and written in groups."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ class _Waiting:
                     self._rows -= count_of(rows)
 
     def drain(self) -> None:
-        """Send all that waits: as many writes at once as can be taken back."""
+        """Send all pending rows: as many writes at once as can be undone."""
         with self._lock:
             while self._log:
                 most, count, taken = self.stored.undo_rows, 0, 0

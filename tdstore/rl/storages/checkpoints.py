@@ -1,4 +1,4 @@
-"""Rows of storages as a whole: checkpoints, copies, state dicts, and tables that get longer or wider."""
+"""Operations on whole storages: checkpoints, copies, state dicts, longer and wider tables."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def adopted(handle: StoreHandle, structure: Structure, ndim: int) -> Found:
 
 
 def lengthened(found: Found, capacity: int) -> Found:
-    """Return the same rows with room for more."""
+    """Return the same rows with a larger capacity."""
     assert isinstance(found.table, (LiveTable, StoredTable))
     handle = found.table.handle
     if Cap.RESIZE not in handle.store.caps:
@@ -343,7 +343,7 @@ def with_columns(table: Table, structure: Structure, ndim: int, state: State) ->
 def _with_header(
     specs: dict[Path, LeafSpec], handle: StoreHandle, structure: Structure, capacity: int, ndim: int
 ) -> None:
-    """Commit other columns, with the room that taking back a write of them needs."""
+    """Commit other columns, with the space for undoing a write of them."""
     if UNDO in specs:
         specs[UNDO] = LeafSpec((undo_bytes(structure.columns, capacity, math.prod(structure.inner)),), "uint8")
         handle.store.create({UNDO: specs[UNDO]})
@@ -435,7 +435,7 @@ def rows_of(storage: LazyStorage) -> list[tuple[Any, torch.dtype, torch.Size]]:
 
 
 def load_rows(storage: LazyStorage, rows: list[tuple[Any, torch.dtype, torch.Size]]) -> None:
-    """Write the rows that `rows_of` gave into the table of a storage."""
+    """Write the result of `rows_of` into the table of a storage."""
     values = [torch.from_numpy(array).view(dtype).reshape(shape) for array, dtype, shape in rows]
     length = len(values[0]) if values else 0
     table = storage._ready()

@@ -1,4 +1,4 @@
-"""What an index of a storage means: which rows or slots, checked against those that are visible."""
+"""Indices of a storage: the rows or slots of an index, checked against those that are visible."""
 
 from __future__ import annotations
 

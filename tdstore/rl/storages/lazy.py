@@ -249,7 +249,7 @@ class LazyStorage(TabularStorage):
         self._uses(table, structure)
 
     def _found_there(self, structure: Structure, capacity: int) -> Found | None:
-        """Return the table in the place, if rows of that structure fit; lengthened if there must be more room."""
+        """Return the table in the place, if rows of that structure fit; lengthened if the capacity must grow."""
         try:
             found = open_table(self._place, "r+")
         except StoreNotFoundError:
@@ -280,7 +280,7 @@ class LazyStorage(TabularStorage):
         self._uses(checkpoints.widened(table, structure, self.ndim, self._state), structure)
 
     def add_entries(self, data: Any) -> None:
-        """Make room for the entries that `data` has and the rows lack; they are zero in all rows, strings are None.
+        """Add the entries that `data` has and the rows lack; they are zero in all rows, strings are None.
 
         Args:
             data: rows; their values are not written.
@@ -459,7 +459,7 @@ class LazyStorage(TabularStorage):
             checkpoints.load_state(self, dict(state_dict))
 
     def copy_to(self, storage: Any = "memmap", *, path: Any = None, **options: Any) -> LazyStorage:
-        """Copy the rows, block by block, into a new place; gives the storage over it.
+        """Copy the rows, block by block, into a new place; return the storage over it.
 
         Args:
             storage, path, **options: as for `LazyStorage`.

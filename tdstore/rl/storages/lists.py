@@ -58,7 +58,7 @@ class ListStorage(Storage):
 
     @property
     def capacity(self) -> int:
-        """Number of objects that there is room for."""
+        """Capacity, in objects."""
         return self.max_size
 
     @property
@@ -116,7 +116,7 @@ class ListStorage(Storage):
                 self._items[at] = moved
 
     def append(self, data: Any) -> Ints:
-        """Write objects at the cursor, which wraps at `max_size`; gives their rows."""
+        """Write objects at the cursor, which wraps at `max_size`; return their rows."""
         items = _items(data)
         if not items:
             raise RuntimeError("there are no rows in the data that is to be written")
@@ -134,7 +134,7 @@ class ListStorage(Storage):
             return rows
 
     def append_one(self, item: Any) -> int:
-        """Write one object at the cursor; gives its row."""
+        """Write one object at the cursor; return its row."""
         with self._lock:
             row = self.cursor
             self._write([row], [item])

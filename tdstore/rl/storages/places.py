@@ -1,4 +1,4 @@
-"""Where the rows of a storage lie: making a place for them, and opening one that is there."""
+"""Places of the rows of a storage: create one, or open an existing one."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def remove(folder: str, creator: int) -> bool:
 
 
 class Cleanup:
-    """What removes a place in the end: after its owner was dropped, at the end of the process, or at SIGTERM."""
+    """Removal of a place: after its owner was dropped, at the end of the process, or at SIGTERM."""
 
     pending: ClassVar[set[Cleanup]] = set()
 
@@ -246,7 +246,7 @@ def _table_over(handle: StoreHandle, structure: Structure, capacity: int, saved:
 
 
 def memory_table(structure: Structure, capacity: int, device: torch.device, *, consolidated: bool = False) -> Table:
-    """Allocate a table of zeros in memory, or on a device; large ones on the CPU take no room until written."""
+    """Allocate a table of zeros in memory, or on a device; large ones on the CPU use no memory until written."""
     shapes = [(capacity, *structure.inner, *column.shape) for column in structure.columns]
     if consolidated:
         tensors = _in_one_buffer(structure, shapes, device)

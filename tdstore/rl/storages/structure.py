@@ -1,4 +1,4 @@
-"""The structure of a row: which tensors and values it has, how data is taken apart into columns and put together again.
+"""Structure of a row: its tensors and values, and the conversion of data to columns and back.
 
 Data is a TensorDict, a tensorclass, a tensor, or a dict or tuple of these. A column is one tensor of it, over all rows;
 a value that is no tensor (a string, None, a list) is a column of bytes of a fixed width.
@@ -198,7 +198,7 @@ class Fields(Node):
 
 @dataclass(slots=True)
 class Structure:
-    """What all rows of a storage have in common."""
+    """Structure that all rows of a storage share."""
 
     root: Part
     columns: list[Column] = field(default_factory=list)
@@ -223,7 +223,7 @@ class Structure:
         return sum(column.nbytes for column in self.columns) * math.prod(self.inner)
 
     def take(self, data: Any, *, peer: bool = False) -> list[Any]:
-        """Take data apart into its columns, in order; None for one that is missing, which only `peer` allows."""
+        """Split data into its columns, in order; None for one that is missing, which only `peer` allows."""
         columns: list[Any] = [None] * len(self.columns)
         if isinstance(self.root, int):
             columns[0] = data
@@ -493,7 +493,7 @@ def _flat_values(data: Any) -> list[Any]:
 
 
 def width_of(values: Sequence[bytes]) -> int:
-    """Return a width for values, with room for longer ones: a power of two."""
+    """Return a width for values, with space for longer ones: a power of two."""
     longest = max(map(len, values), default=0) + _HEAD
     return max(_SMALLEST, 1 << (2 * longest - 1).bit_length())
 

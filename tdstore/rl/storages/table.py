@@ -39,7 +39,7 @@ _COPY = struct.Struct("<6q")
 
 
 class State(NamedTuple):
-    """What changes with each write; rows are those of the first dimension."""
+    """State that changes with each write; rows are those of the first dimension."""
 
     length: int = 0
     """Rows that were written: all below this are visible."""
@@ -163,7 +163,7 @@ class Table(ABC):
         """Save rows that are about to be overwritten (durable tables)."""
 
     def undo(self) -> State:
-        """Put back the rows that a killed writer was overwriting; gives the counters after that."""
+        """Restore the rows that a killed writer was overwriting; return the counters after that."""
         return self.state
 
     def take_back(self, *, saved: bool) -> None:
@@ -187,7 +187,7 @@ class Table(ABC):
 
 
 def undo_rows(columns: Sequence[Column], capacity: int, slots_per_row: int) -> int:
-    """Return how many rows the undo leaf has room for."""
+    """Return how many rows the undo leaf can hold."""
     row = sum(column.nbytes for column in columns) * slots_per_row + 8
     return min(capacity, max(1, UNDO_BYTES // row))
 
@@ -449,7 +449,7 @@ class LiveTable(ArrayTable):
         self._touched = True
 
     def write(self, rows: Rows, values: Sequence[Any]) -> None:
-        """Write rows: those that have room on the disk by way of the memory, the others through the store."""
+        """Write rows: those with reserved disk blocks through memory, the others through the store."""
         if not self._touched:
             self._touch()
         last = rows.stop if isinstance(rows, slice) else int(rows.max(initial=-1)) + 1

@@ -1,4 +1,4 @@
-"""Storages whose rows are tensors of fixed shapes, in a table: how rows are checked, written and read."""
+"""Storages whose rows are tensors of fixed shapes, in a table: checks, writes and reads."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TabularStorage(Storage):
         return self._table
 
     def _widen(self, columns: list[Column]) -> None:
-        """Make room for longer values."""
+        """Widen columns for longer values."""
         raise NotImplementedError
 
     def _uses(self, table: Table, structure: Structure) -> None:
@@ -89,7 +89,7 @@ class TabularStorage(Storage):
 
     @property
     def entries(self) -> set[Any]:
-        """The keys of a row, as `td.keys(True, True)` gives them; none before the first write."""
+        """Keys of a row, as `td.keys(True, True)` returns them; none before the first write."""
         paths = [column.path for column in self._structure.columns]
         return {path[0] if len(path) == 1 else path for path in paths}
 
@@ -142,7 +142,7 @@ class TabularStorage(Storage):
 
     @property
     def capacity(self) -> int:
-        """Rows of the first dimension that there is room for."""
+        """Capacity, in rows of the first dimension."""
         return self.max_size if self._table is None else self._table.capacity
 
     def _commit(self, table: Table, state: State) -> None:
@@ -159,7 +159,7 @@ class TabularStorage(Storage):
                 self._commit(self._table, state._replace(cursor=cursor, write_count=write_count))
 
     def empty(self) -> None:
-        """Forget all rows; their room stays."""
+        """Forget all rows; their space stays allocated."""
         with self._lock, self._alone():
             if self._table is not None:
                 self._commit(self._table, State(scattered=self._state.scattered, epoch=self._state.epoch + 1))
@@ -292,7 +292,7 @@ class TabularStorage(Storage):
                 raise
 
     def append_one(self, data: Any) -> int:
-        """Write one row at the cursor, and move the cursor behind it; gives its number."""
+        """Write one row at the cursor, and move the cursor behind it; return its number."""
         with self._lock, self._alone():
             fresh = self._table is None
             try:
@@ -400,7 +400,7 @@ class TabularStorage(Storage):
         self.filled_directly = self.filled_directly or set_cursor
 
     def _in_parts(self, table: Table, rows: Rows, values: list[Any], state: State, after: State) -> None:
-        """Write rows of any place, no more at once than can be taken back."""
+        """Write rows of any place, no more at once than can be undone."""
         n, step = count_of(rows), table.undo_rows if table.durable else count_of(rows)
         for start in range(0, n, step):
             stop = min(n, start + step)
@@ -464,7 +464,7 @@ class TabularStorage(Storage):
         return f"{len(self)} of {self.max_size} slots of this {type(self).__name__} are written"
 
     def get(self, index: Any) -> Any:
-        """Read rows; an int and a slice give views where the storage has live tensors."""
+        """Read rows; an int and a slice return views where the storage has live tensors."""
         with self._lock:
             table = self._ready()
             return self._picked(table, select(index, self._state.length, table.inner, self._what()))

@@ -1,4 +1,4 @@
-"""A storage over data that is there already."""
+"""Storages over existing data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agents record: steps as tensorclasses, buffers of them, and datasets for a `DataLoader`.
+"""Recorded experience: steps as tensorclasses, buffers of them, and datasets for a `DataLoader`.
 
 The names and arguments are those that users of AgileRL know. `tdstore.rl.buffers` has the buffers of torchrl.
 """

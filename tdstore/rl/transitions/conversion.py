@@ -1,4 +1,4 @@
-"""From what environments return to tensors and TensorDicts."""
+"""Conversion of the results of environments to tensors and TensorDicts."""
 
 from __future__ import annotations
 

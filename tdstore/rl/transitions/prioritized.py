@@ -1,4 +1,4 @@
-"""Transitions that are sampled the more often, the larger their priority is."""
+"""Prioritized replay of transitions."""
 
 from __future__ import annotations
 

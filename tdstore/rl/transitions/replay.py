@@ -121,7 +121,7 @@ class ReplayBuffer:
 
     # -- rows in -----------------------------------------------------------------------------------
     def add(self, data: Any) -> Any:
-        """Add rows, in the places of the oldest when there is no room.
+        """Add rows, in the places of the oldest when the buffer is full.
 
         A leaf of shape `[n]` becomes `[n, 1]`. Of more rows than `max_size`, the last are kept. An entry that earlier
         rows lack is zero in them.
@@ -238,7 +238,7 @@ class ReplayBuffer:
         return {"rows": self._rows.state_dict(), "facts": self._facts().to_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copy what `state_dict` gave.
+        """Copy the result of `state_dict`.
 
         Raises:
             RuntimeError: its rows are more, or others, than this buffer takes. ValueError: it is that of another kind

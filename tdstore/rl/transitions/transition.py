@@ -1,4 +1,4 @@
-"""One step of an agent: what it saw, what it did, and what came of it."""
+"""Step of an agent: observation, action, result."""
 
 from __future__ import annotations
 

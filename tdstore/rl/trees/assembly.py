@@ -1,4 +1,4 @@
-"""Which nodes the tree of a forest has, and which steps lead to them: pure, over rows and hashes."""
+"""Nodes and steps in the tree of a forest: pure, over rows and hashes."""
 
 from __future__ import annotations
 

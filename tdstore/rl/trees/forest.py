@@ -1,4 +1,4 @@
-"""`MCTSForest`: rollouts go in, trees come out."""
+"""`MCTSForest`: builds trees from rollouts."""
 
 from __future__ import annotations
 

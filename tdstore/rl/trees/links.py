@@ -1,4 +1,4 @@
-"""What a node of a tree knows at run time only: its parents, its keys, the table that its data is in.
+"""Facts of a node at run time: its parents, its keys, the table of its data.
 
 A node is a wrapper around a container, made anew at each access. So these facts are kept beside the containers, by
 identity, and vanish with them; they are never saved.

@@ -151,7 +151,7 @@ class DataMap:
 
 @dataclasses.dataclass(slots=True)
 class Node:
-    """What a forest knows of one observation: the steps that leave it, and how often it was passed."""
+    """Facts of one observation in a forest: the steps that leave it, and its visits."""
 
     rows: list[int] = dataclasses.field(default_factory=list)
     """Rows of the data map, in the order in which they were first seen."""

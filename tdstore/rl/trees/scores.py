@@ -1,4 +1,4 @@
-"""Scores by which a search selects children: UCB and PUCT."""
+"""Scores for selecting children in a search: UCB and PUCT."""
 
 from __future__ import annotations
 

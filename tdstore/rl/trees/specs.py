@@ -1,4 +1,4 @@
-"""Specifications of environments as a tree carries them: looked up by name, and reduced to shapes and dtypes."""
+"""Specifications of environments in a tree: looked up by name, and reduced to shapes and dtypes."""
 
 from __future__ import annotations
 

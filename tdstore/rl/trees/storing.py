@@ -1,4 +1,4 @@
-"""A tree as a whole: stored as flat tables, pickled, cloned, moved."""
+"""Operations on a whole tree: store as flat tables, pickle, clone, move."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tdstore.rl.trees.table import TreeTable, flatten, unflatten
 
 
 class StoredTree(tdstore.TensorClass, nocast=True):
-    """What a tree does as a whole: the base of `Tree`, which has the fields."""
+    """Operations on a whole tree: the base of `Tree`, which has the fields."""
 
     if TYPE_CHECKING:
         node_id: int | None

@@ -22,7 +22,7 @@ _NUMBERS: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": 
 
 
 class TreeTable(tdstore.TensorClass):
-    """A tree as tables; opening one gives the tree.
+    """Tree as tables; opening one returns the tree.
 
     Args:
         nodes: for each group of nodes with like data, in the order of breadth-first search, a TensorDict of batch size
