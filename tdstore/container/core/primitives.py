@@ -113,12 +113,12 @@ class Primitives(OpsBase):
     def _resident(self) -> Any:
         """Return this container with its entries as live tensors: itself, or one batched read."""
 
-    def _collect(self, leaves: list[Any], others: list[Any]) -> None:
+    def _collect_reads(self, leaves: list[Any], others: list[Any]) -> None:
         """Add what has to be read for all entries below, in key order: leaves, and the rounds of other entries."""
         raise NotImplementedError
 
     def _built(self, leaves: Iterator[Tensor], others: Iterator[Any]) -> Any:
-        """Build the resident form from what was read for `_collect`, in its order."""
+        """Build the resident form from what was read for `_collect_reads`, in its order."""
         raise NotImplementedError
 
     def _with_leaves(self, leaves: Iterator[Tensor]) -> Any:

@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from tdstore import lifetime
-from tdstore.container.core.container import GROUP, LEAF, VALUE
 from tdstore.container.entries.unbatched import UnbatchedTensor
 from tdstore.container.storage.describe import STACK_KIND, decoded
+from tdstore.container.storage.entry_kinds import Column, Entries, Entry, Inline, Refused, SubGroup, Unbatched
 from tdstore.container.storage.inline_values import kept
 from tdstore.container.values.codecs import trusting
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.container.varlen.columns import LiveText, PackedStack, column_leaves, is_column, value_leaves
 from tdstore.container.varlen.compaction import compact_columns
-from tdstore.container.varlen.nested_leaves import VALUES, Nested, is_nested
 from tdstore.container.varlen.reading import check_leaves, column_rounds
 from tdstore.container.varlen.rounds import Rounds, drive
 from tdstore.errors import (
@@ -40,7 +39,6 @@ from tdstore.io.opening import open_unread, refuse_partial
 from tdstore.lifetime import Ending
 from tdstore.pickling import rebuild
 from tdstore.store import LIVE, Cap, Store
-from tdstore.storekit.foreign_strings import Refusal
 from tdstore.types import LeafSpec, Mode, Path, Read, path_text
 
 
@@ -51,8 +49,8 @@ class StoreHandle:
     """
 
     __slots__ = (
-        "__weakref__", "_before", "_ending", "backend", "blank", "groups", "location", "mode", "needs_compaction",
-        "options", "specs", "store", "trusted", "warned_classes",
+        "__weakref__", "_before", "_ending", "backend", "blank", "entries", "groups", "location", "mode",
+        "needs_compaction", "options", "specs", "store", "trusted", "warned_classes",
     )  # fmt: skip
 
     def __init__(
@@ -105,8 +103,15 @@ class StoreHandle:
         header = self.store.load_header()
         if self.mode in ("r", "r+", "a"):
             refuse_partial(header, self.store.url, self.options)
-        self.groups = _complete(dict(header.groups), specs, self.store.url)
-        self.specs = specs
+        self._believe(_complete(dict(header.groups), specs, self.store.url), specs)
+
+    def _believe(self, groups: dict[Path, Group], specs: dict[Path, LeafSpec]) -> None:
+        self.groups, self.specs = groups, specs
+        self.entries = Entries(groups, specs, self.store.url)
+
+    def overlay(self, groups: Mapping[Path, Group]) -> None:
+        """Take group records as a reader's own view of the data. The store is not touched."""
+        self._believe(dict(groups), self.specs)
 
     def reopen(self) -> None:
         """Open the store again, and read what others committed; what this one wrote in place is committed first."""
@@ -122,14 +127,8 @@ class StoreHandle:
     # -- looking -----------------------------------------------------------------------------
     def kind(self, path: Path) -> str | None:
         """LEAF, GROUP or VALUE; None when nothing is there."""
-        if path in self.specs:
-            return LEAF
-        if path in self.groups:
-            return GROUP
-        group = self.groups.get(path[:-1])
-        if group is None or path[-1] not in group.values:
-            return None
-        return LEAF if is_nested(group.values[path[-1]]) else VALUE
+        entry = self.entries[path]
+        return None if entry is None else entry.kind
 
     def batch_above(self, path: Path) -> list[torch.Size]:
         """The batch size with which that of a group has to start, if its parent has one; elements of stacks do not."""
@@ -138,45 +137,33 @@ class StoreHandle:
 
     def column(self, path: Path) -> bool:
         """Whether the values at a path lie in leaves of their own."""
-        group = self.groups.get(path[:-1])
-        return group is not None and bool(path) and is_column(group.values.get(path[-1]))
-
-    def nested(self, path: Path) -> Nested | None:
-        """The nested tensor at a path; None if there is something else, or nothing."""
-        group = self.groups.get(path[:-1])
-        envelope = None if group is None or not path else group.values.get(path[-1])
-        if not is_nested(envelope):
-            return None
-        return Nested(self.store, path, envelope, self.specs[(*path, VALUES)])
-
-    def refusal(self, path: Path) -> str | None:
-        """Why the store could not read a value; None where it could."""
-        group = self.groups.get(path[:-1])
-        envelope = None if group is None else group.values.get(path[-1])
-        return str(envelope["refused"]) if isinstance(envelope, Refusal) else None
+        return isinstance(self.entries[path], Column)
 
     def value(self, path: Path) -> NonTensor:
         """The non-tensor entry at a path; live where leaves are."""
-        if (rounds := self.value_rounds(path)) is not None:
+        entry = self.entries[path]
+        if (rounds := self.value_rounds(entry)) is not None:
             return drive(rounds, self.store)
         group = self.groups[path[:-1]]
-        envelope = group.values[path[-1]]
-        if is_column(envelope):
-            return PackedStack.over(self.store.view(column_leaves(path)[0]), LiveText(self, path))
-        if leaves := value_leaves(path, envelope):
-            return UnbatchedTensor(self.store.view(leaves[0]), group.batch_size)
-        return self._inline_value(path, envelope, torch.Size(group.batch_size or ()))
+        match entry:
+            case Column():
+                return PackedStack.over(self.store.view(entry.leaves[0]), LiveText(self, path))
+            case Unbatched():
+                return UnbatchedTensor(self.store.view(entry.leaves[0]), group.batch_size)
+            case Inline() | Refused():
+                return self._inline_value(path, entry.record, torch.Size(group.batch_size or ()))
+        raise KeyNotFoundError(f"no value {path_text(path)} in {self.store.url}")
 
-    def value_rounds(self, path: Path) -> Rounds[NonTensor] | None:
-        """The read of the non-tensor entry at a path; None for a value in the header, or where leaves are live."""
-        group = self.groups[path[:-1]]
-        leaves = value_leaves(path, group.values[path[-1]])
-        if not leaves or Cap.VIEW in self.store.caps:
+    def value_rounds(self, entry: Entry | None) -> Rounds[NonTensor] | None:
+        """The read of a non-tensor entry; None for a value in the header, or where leaves are live."""
+        if Cap.VIEW in self.store.caps:
             return None
-        data = self._first_round(leaves[0])
-        if is_column(group.values[path[-1]]):
-            return column_rounds(self, path, data)
-        return _unbatched(data, group.batch_size)
+        match entry:
+            case Column(path):
+                return column_rounds(self, path, self._first_round(entry.leaves[0]))
+            case Unbatched(path):
+                return _unbatched(self._first_round(entry.leaves[0]), self.groups[path[:-1]].batch_size)
+        return None
 
     def _first_round(self, leaf: Path) -> Rounds[Tensor]:
         return (yield [Read(leaf)])[0]
@@ -197,16 +184,12 @@ class StoreHandle:
 
     def leaves_below(self, path: Path) -> list[Path]:
         """Paths of the leaves at or under a path, in key order."""
-        if path in self.specs:
-            return [path]
-        above = self.groups.get(path[:-1])
-        if above is not None and path and (parts := value_leaves(path, above.values.get(path[-1]))):
-            return list(parts)
-        out: list[Path] = []
-        group = self.groups.get(path)
-        for key in group.keys if group is not None else ():
-            out += self.leaves_below((*path, key))
-        return out
+        match entry := self.entries[path]:
+            case None:
+                return []
+            case SubGroup():
+                return [leaf for key in self.groups[path].keys for leaf in self.leaves_below((*path, key))]
+        return list(entry.leaves)
 
     def check_writable(self) -> None:
         """Raise `ReadOnlyError` unless the store was opened for writing."""
@@ -252,7 +235,7 @@ class StoreHandle:
         try:
             yield
         except BaseException as error:
-            self.groups, self.specs = self._before
+            self._believe(*self._before)
             if revocable:
                 try:
                     store.discard()
@@ -268,9 +251,7 @@ class StoreHandle:
         if self.blank and self.store.uncommitted:
             self.blank = False
         self.store.save_header(Header(groups))
-        self.groups = dict(groups)
-        if specs is not None:
-            self.specs = dict(specs)
+        self._believe(dict(groups), self.specs if specs is None else dict(specs))
         if self._before is not None:
             self._before = self.groups, dict(self.specs)
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from tdstore.container.core.container import GROUP, LEAF, Container
+from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.locks import HOME, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.container.core.tensorclasses import rewrap, unwrap_all, wrap
 from tdstore.container.storage.describe import STACK_KIND, describe, let_go
+from tdstore.container.storage.entry_kinds import Leaf, NestedTensor, SubGroup
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.errors import CorruptStoreError, KeyNotFoundError, NotAGroupError, OptionError
 from tdstore.header import Group, Header
@@ -106,12 +107,14 @@ def _resident(handle: StoreHandle, path: Path, flags: int) -> Any:
 
 def entry(handle: StoreHandle, path: Path, flags: int, view: Any = None) -> Any:
     """One entry of a resident store as its TensorDict holds it."""
-    kind = handle.kind(path)
-    if kind == LEAF and (nested := handle.nested(path)) is not None:
-        return nested.viewed()
-    if kind == LEAF:
-        return (view or handle.store.view)(path)
-    return _resident(handle, path, flags) if kind == GROUP else handle.value(path)
+    match handle.entries[path]:
+        case Leaf():
+            return (view or handle.store.view)(path)
+        case NestedTensor(_, layout):
+            return layout.viewed(handle.store)
+        case SubGroup():
+            return _resident(handle, path, flags)
+    return handle.value(path)
 
 
 def _viewer(handle: StoreHandle) -> Any:

@@ -118,28 +118,36 @@ def places_among(groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec]) -
 
 # -- putting together --------------------------------------------------------------------------
 class Nested:
-    """A nested tensor in a store, by its header: what can be told without reading it, and its rows."""
+    """The layout of a nested tensor in a store, by its header: its shape, its leaves, and how its rows are read.
 
-    __slots__ = ("_length", "_places_are", "_store", "dim", "dtype", "layout", "path", "rest", "rows")
+    Args:
+        path: the entry.
+        envelope: its record in the header, checked by `check_nested`.
+        values: the spec of the leaf of its elements.
+        url: where it is, for messages.
+    """
 
-    def __init__(self, store: Store, path: Path, envelope: Any, values: LeafSpec) -> None:
+    __slots__ = ("_length", "_places_are", "_url", "dim", "dtype", "layout", "leaves", "path", "rest", "rows")
+
+    def __init__(self, path: Path, envelope: Any, values: LeafSpec, url: str) -> None:
         about = envelope["nested"]
-        self._store, self.path = store, path
+        self._url, self.path = url, path
         self.layout: torch.layout = LAYOUTS[about["layout"]]
         self.dim: int = about.get("dim", 1)
         self.dtype = values.dtype
         self._length = values.shape[0]
         self.rows, *self.rest = about["shape"]
         self._places_are = _places_of(about)
+        self.leaves = nested_leaves(path, envelope)
 
-    def shape(self, sel: Selection) -> torch.Size:
-        """The shape of what `at` gives; -1 for what is ragged."""
+    def shape(self, sel: Selection, store: Store) -> torch.Size:
+        """The shape of what `rounds` gives; -1 for what is ragged. That of one row is read."""
         taken = len(sel.src_shape)
         if not self.is_row(sel):
             return torch.Size((*sel.shape, *(self.rows, *self.rest)[taken:]))
         sel.check_there((self.rows,))
         first: Any = sel.by_dimension()[0]  # type: ignore[index]
-        spans, shapes = drive(self._places_at(slice(first, first + 1)), self._store)
+        spans, shapes = drive(self._places_at(slice(first, first + 1), partial=_partial(store)), store)
         own = list(self.rest) if shapes is None else shapes[0].tolist()
         if shapes is None:
             own[self.dim - 1] = int(spans[0, 1] - spans[0, 0])
@@ -151,10 +159,10 @@ class Nested:
         return bool(terms) and isinstance(terms[0], int)  # type: ignore[index]
 
     # -- whole -----------------------------------------------------------------------------------
-    def viewed(self) -> Tensor:
+    def viewed(self, store: Store) -> Tensor:
         """The nested tensor whose elements are those of the store, as live as its leaves are."""
-        places = self._places([self._store.view((*self.path, name)).cpu() for name in self._places_are])
-        return self._whole(self._store.view((*self.path, VALUES)), *places)
+        places = self._places([store.view((*self.path, name)).cpu() for name in self._places_are])
+        return self._whole(store.view((*self.path, VALUES)), *places)
 
     def _read_whole(self) -> Rounds[Tensor]:
         values, *rest = yield [Read((*self.path, name)) for name in (VALUES, *self._places_are)]
@@ -172,11 +180,7 @@ class Nested:
         return nested_over(values, shapes)
 
     # -- rows ------------------------------------------------------------------------------------
-    def at(self, sel: Selection) -> Tensor:
-        """Read what a selection of the batch leaves of it. See `rounds`."""
-        return drive(self.rounds(sel), self._store)
-
-    def rounds(self, sel: Selection) -> Rounds[Tensor]:
+    def rounds(self, sel: Selection, store: Store) -> Rounds[Tensor]:
         """Read what a selection of the batch leaves of it: a nested tensor, or the one row that it names.
 
         All rows take one round; some take two, the first for where they are.
@@ -190,13 +194,14 @@ class Nested:
         terms = sel.by_dimension()
         if terms is None:
             raise UnsupportedError(
-                f"the nested tensor {path_text(self.path)} of {self._store.url} cannot be seen through a window with "
+                f"the nested tensor {path_text(self.path)} of {self._url} cannot be seen through a window with "
                 "new or zipped dimensions",
                 hint="index its rows only: td[rows]",
             )
         first, *further = terms
         one = isinstance(first, int)
-        rows = yield from self._read_rows(slice(first, first + 1) if isinstance(first, int) else first)
+        chosen = slice(first, first + 1) if isinstance(first, int) else first
+        rows = yield from self._read_rows(chosen, partial=_partial(store))
         if all(isinstance(t, slice) and t == slice(0, n, 1) for t, n in zip(further, self.rest, strict=False)):
             return rows[0] if one else self._joined(rows)
         for d in reversed(range(len(further))):
@@ -217,9 +222,9 @@ class Nested:
         rest = [*self.rest[: self.dim - 1], *self.rest[self.dim :]] if self.layout is torch.jagged else []
         return torch.empty((0, *rest), dtype=self.dtype)
 
-    def _read_rows(self, index: slice | Tensor) -> Rounds[list[Tensor]]:
+    def _read_rows(self, index: slice | Tensor, *, partial: bool) -> Rounds[list[Tensor]]:
         """Rows, reading their elements only: those that follow one another by one request."""
-        spans, shapes = yield from self._places_at(index)
+        spans, shapes = yield from self._places_at(index, partial=partial)
         path = (*self.path, VALUES)
         length = self._length
         self._check(spans, shapes, length)
@@ -234,7 +239,7 @@ class Nested:
                 runs[-1][1] = max(end, runs[-1][1])
             else:
                 runs.append([begin, end])
-        if runs and Cap.PARTIAL_READ not in self._store.caps:
+        if runs and not partial:
             runs, reads = [[0, runs[-1][1]]], [Read(path)]
         else:
             reads = [Read(path, (slice(begin, end, 1),)) for begin, end in runs]
@@ -248,9 +253,9 @@ class Nested:
         return rows
 
     # -- where they are --------------------------------------------------------------------------
-    def _places_at(self, index: slice | Tensor) -> Rounds[tuple[Tensor, Tensor | None]]:
+    def _places_at(self, index: slice | Tensor, *, partial: bool) -> Rounds[tuple[Tensor, Tensor | None]]:
         names = self._places_are
-        if SPANS not in names or Cap.PARTIAL_READ not in self._store.caps:
+        if SPANS not in names or not partial:
             found = yield [Read((*self.path, name)) for name in names]
             spans, shapes = self._places(found)
             return spans[index], None if shapes is None else shapes[index]
@@ -286,8 +291,12 @@ class Nested:
             raise self._damaged("a shape is not that of its elements")
 
     def _damaged(self, why: str) -> CorruptStoreError:
-        url = self._store.url
+        url = self._url
         return CorruptStoreError(f"the nested tensor {path_text(self.path)} of {url} is damaged: {why}", url=url)
+
+
+def _partial(store: Store) -> bool:
+    return Cap.PARTIAL_READ in store.caps
 
 
 def check_nested(path: Path, envelope: Any, specs: Any, batch: Sequence[int], url: str) -> None:

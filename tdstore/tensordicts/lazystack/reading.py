@@ -477,9 +477,9 @@ class LazyTree(TensorDictBase):
     def _columns(self) -> list[Any]:
         return [column for td in self._tds for column in td._columns()]
 
-    def _collect(self, leaves: list[Any], others: list[Any]) -> None:
+    def _collect_reads(self, leaves: list[Any], others: list[Any]) -> None:
         for td in self._tds:
-            td._collect(leaves, others)
+            td._collect_reads(leaves, others)
 
     def _built(self, leaves: Iterator[Tensor], others: Iterator[Any]) -> Any:
         return self._each(lambda td: td._built(leaves, others))

@@ -537,7 +537,7 @@ class LazyWrites(LazyTree):
             if handle.store.writable:
                 handle.commit(groups)
             else:
-                handle.groups = groups
+                handle.overlay(groups)
 
     def _is_through(self) -> bool:
         """Whether a change of the stack is one of the store that it was read from."""

@@ -14,6 +14,7 @@ from tdstore.container.core.locks import LOCKED, SHARED
 from tdstore.container.core.tensorclasses import without_classes, wrap
 from tdstore.container.entries.unbatched import LEAF as UNBATCHED
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
+from tdstore.container.storage.entry_kinds import Column, Inline, Leaf, NestedTensor, Refused, SubGroup, Unbatched
 from tdstore.container.values.linked_lists import LinkedList
 from tdstore.container.values.nested_lists import stack_text
 from tdstore.container.values.nontensor import SHOWN, NonTensor, NonTensorData, NonTensorStack, merge
@@ -50,8 +51,8 @@ class StoredTree(WindowTree):
         return location if isinstance(location, str) else None
 
     def _leaf_shape(self, key: str) -> torch.Size:
-        if (nested := self._handle.nested((*self._path, key))) is not None:
-            return nested.shape(self._sel)
+        if isinstance(entry := self._entry(key), NestedTensor):
+            return entry.layout.shape(self._sel, self._handle.store)
         spec, sel = self._handle.specs[(*self._path, key)], self._sel
         return torch.Size((*sel.shape, *spec.shape[len(sel.src_shape) :]))
 
@@ -60,40 +61,41 @@ class StoredTree(WindowTree):
             spec = self._handle.specs.get((*self._path, key, UNBATCHED)) or self._raw(key)
             device = self._device or torch.device("cpu")
             return torch.Size(spec.shape), device, spec.dtype, False, UnbatchedTensor.__name__
-        nested = self._handle.nested((*self._path, key))
+        entry = self._entry(key)
+        nested = entry.layout if isinstance(entry, NestedTensor) else None
         dtype = self._handle.specs[(*self._path, key)].dtype if nested is None else nested.dtype
         jagged = nested is not None and nested.layout is torch.jagged and not nested.is_row(self._sel)
         name = "NestedTensor" if jagged else "Tensor"
         return self._leaf_shape(key), self._device or torch.device("cpu"), dtype, False, name
 
     def _leaf_layout(self, key: str) -> torch.layout:
-        nested = self._handle.nested((*self._path, key))
-        return torch.strided if nested is None or nested.is_row(self._sel) else torch.jagged
+        entry = self._entry(key)
+        whole = isinstance(entry, NestedTensor) and not entry.layout.is_row(self._sel)
+        return torch.jagged if whole else torch.strided
 
     def _nested_parts(self, key: str) -> tuple[dict[str, Any], dict[str, LeafSpec]] | None:
-        path = (*self._path, key)
-        nested = self._handle.nested(path)
-        if nested is None or nested.is_row(self._sel):
+        entry = self._entry(key)
+        if not isinstance(entry, NestedTensor) or entry.layout.is_row(self._sel):
             return None
         if not self._sel.is_full:
             envelope, parts = parts_of_nested(self._raw(key))
             return envelope, specs_of_nested(parts)
-        leaves = {leaf[-1]: self._handle.specs[leaf] for leaf in self._handle.leaves_below(path)}
+        leaves = {leaf[-1]: self._handle.specs[leaf] for leaf in entry.leaves}
         return self._group().values[key], leaves
 
     def _raw(self, key: str) -> Any:
-        kind = self._kind(key)
-        path = (*self._path, key)
-        if kind == GROUP:
-            return wrap(self._handle, path, self._child(key))
-        if (nested := self._handle.nested(path)) is not None:
-            found = nested.at(self._sel)
-            return found if self._device is None else found.to(self._device)
-        if kind == LEAF:
-            return self._fetch([(path, self._sel)])[0]
-        if self._by_column(key):
-            return drive(self._column_rounds(key), self._handle.store)
-        return self._value_shown(key, self._value_here(self._handle.value(path)))
+        match entry := self._entry(key):
+            case Leaf(path):
+                return self._fetch([(path, self._sel)])[0]
+            case SubGroup(path):
+                return wrap(self._handle, path, self._child(key))
+            case NestedTensor(_, layout):
+                return drive(self._nested_rounds(layout), self._handle.store)
+            case Column() if self._by_column(key):
+                return drive(self._column_rounds(key), self._handle.store)
+            case None:
+                raise self._missing(key)
+        return self._value_shown(key, self._value_here(self._handle.value(entry.path)))
 
     def _value_here(self, value: NonTensor) -> NonTensor:
         """A value of the store, for the rows and the batch dimensions of this container."""
@@ -137,12 +139,12 @@ class StoredTree(WindowTree):
         return super()._unwrapped(key, entry)
 
     def _is_unbatched(self, key: str) -> bool:
-        envelope = self._group().values.get(key)
-        return isinstance(envelope, dict) and "unbatched" in envelope
+        entry = self._handle.entries[(*self._path, key)]
+        return isinstance(entry, Unbatched) or (isinstance(entry, Inline) and entry.unbatched)
 
     def _value_text(self, key: str) -> str:
-        if (why := self._handle.refusal((*self._path, key))) is not None:
-            return f"<cannot be read: {why}>"
+        if isinstance(entry := self._entry(key), Refused):
+            return f"<cannot be read: {entry.why}>"
         try:
             size = self._value_size(key)
             if size.numel() <= SHOWN or not self._by_column(key) or len(self._batch_size) != 1:
@@ -189,32 +191,33 @@ class StoredTree(WindowTree):
         """Every leaf under this container with its selection, in key order."""
         out: list[tuple[Path, Selection]] = []
         for key in self._first_keys():
-            kind = self._kind(key)
-            if kind == LEAF and self._handle.nested((*self._path, key)) is None:
-                out.append(((*self._path, key), self._sel))
-            elif kind == GROUP:
-                out += self._child(key)._leaves()
+            match self._entry(key):
+                case Leaf(path):
+                    out.append((path, self._sel))
+                case SubGroup():
+                    out += self._child(key)._leaves()
         return out
 
     def _nested_keys(self) -> list[Path]:
         """The paths of the nested tensors under this container, which are read by themselves."""
         out: list[Path] = []
         for key in self._first_keys():
-            if self._kind(key) == GROUP:
-                out += self._child(key)._nested_keys()
-            elif self._handle.nested((*self._path, key)) is not None:
-                out.append((*self._path, key))
+            match self._entry(key):
+                case NestedTensor(path):
+                    out.append(path)
+                case SubGroup():
+                    out += self._child(key)._nested_keys()
         return out
 
     def _columns(self) -> list[tuple[Path, Selection]]:
         """The spans of every value per row under this container that lies in leaves, in key order."""
         out: list[tuple[Path, Selection]] = []
         for key in self._first_keys():
-            kind = self._kind(key)
-            if kind == GROUP:
-                out += self._child(key)._columns()
-            elif kind == VALUE and self._by_column(key):
-                out.append(self._spans(key))
+            match self._entry(key):
+                case Column() if self._by_column(key):
+                    out.append(self._spans(key))
+                case SubGroup():
+                    out += self._child(key)._columns()
         return out
 
     def _column_rounds(self, key: str) -> Rounds[NonTensor]:
@@ -226,29 +229,30 @@ class StoredTree(WindowTree):
         return self._value_shown(key, self._value_here((yield from value)))
 
     def _nested_rounds(self, nested: Nested) -> Rounds[Tensor]:
-        found = yield from nested.rounds(self._sel)
+        found = yield from nested.rounds(self._sel, self._handle.store)
         return found if self._device is None else found.to(self._device)
 
-    def _collect(self, leaves: list[tuple[Path, Selection]], others: list[Rounds[Any]]) -> None:
+    def _collect_reads(self, leaves: list[tuple[Path, Selection]], others: list[Rounds[Any]]) -> None:
         handle, sel = self._handle, self._sel
         for key in self._first_keys():
-            kind, path = self._kind(key), (*self._path, key)
-            if kind == GROUP:
-                self._child(key)._collect(leaves, others)
-            elif path in handle.specs:
-                leaves.append((path, sel))
-            elif (nested := handle.nested(path)) is not None:
-                others.append(self._nested_rounds(nested))
-            elif self._by_column(key):
-                others.append(self._column_rounds(key))
-            elif (value := handle.value_rounds(path)) is not None:
-                others.append(self._value_rounds(key, value))
+            match entry := self._entry(key):
+                case Leaf(path):
+                    leaves.append((path, sel))
+                case SubGroup():
+                    self._child(key)._collect_reads(leaves, others)
+                case NestedTensor(_, layout):
+                    others.append(self._nested_rounds(layout))
+                case Column() if self._by_column(key):
+                    others.append(self._column_rounds(key))
+                case _:
+                    if (value := handle.value_rounds(entry)) is not None:
+                        others.append(self._value_rounds(key, value))
 
     def _rounds(self) -> Rounds[Any]:
         """The read of all entries, in as many rounds as the slowest of them needs; gives a TensorDict in memory."""
         leaves: list[tuple[Path, Selection]] = []
         others: list[Rounds[Any]] = []
-        self._collect(leaves, others)
+        self._collect_reads(leaves, others)
         rounds = self._leaf_rounds(leaves)
         if not others:
             return self._built(iter((yield from rounds)), iter(()))
@@ -260,17 +264,19 @@ class StoredTree(WindowTree):
 
     def _built(self, leaves: Iterator[Tensor], others: Iterator[Any]) -> Any:
         data: dict[str, Any] = {}
-        handle = self._handle
+        live = Cap.VIEW in self._handle.store.caps
         for key in self._first_keys():
-            kind, path = self._kind(key), (*self._path, key)
-            if kind == GROUP:
-                data[key] = self._raw(key)._built(leaves, others)
-            elif path in handle.specs:
-                data[key] = next(leaves)
-            elif kind == LEAF or self._by_column(key) or handle.value_rounds(path) is not None:
-                data[key] = next(others)
-            else:
-                data[key] = self._raw(key)
+            match self._entry(key):
+                case Leaf():
+                    data[key] = next(leaves)
+                case SubGroup():
+                    data[key] = self._raw(key)._built(leaves, others)
+                case NestedTensor():
+                    data[key] = next(others)
+                case Column() | Unbatched() if not live or self._by_column(key):
+                    data[key] = next(others)
+                case _:
+                    data[key] = self._raw(key)
         return self._resident_class._new(data, self._batch_size, self._device, self._names)
 
     def _read_into(self, out: Any) -> Any:
@@ -473,7 +479,7 @@ class StoredTree(WindowTree):
             elif isinstance(node, NonTensor):
                 leaf = self._packed(path[:-1], node)[path[-1]]
                 packed[number] = leaf[index] if index else leaf
-            elif node._handle.nested((*node._path, path[-1])) is not None:
+            elif isinstance(node._handle.entries[(*node._path, path[-1])], NestedTensor):
                 leaf = node._raw(path[-1])  # one row
                 packed[number] = (leaf[index] if index else leaf).cpu()
             else:
@@ -489,7 +495,7 @@ class StoredTree(WindowTree):
 
     def _nested_whole(self, key: str) -> bool:
         """Whether an entry is a nested tensor that is seen as it is stored: its leaves are those of the store."""
-        return self._sel.is_full and self._handle.nested((*self._path, key)) is not None
+        return self._sel.is_full and isinstance(self._handle.entries[(*self._path, key)], NestedTensor)
 
     def _packed(self, path: Path, value: Any) -> dict[str, Tensor]:
         """The leaves of values per row, packed once for all the pieces of a copy."""

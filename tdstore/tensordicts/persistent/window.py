@@ -21,6 +21,7 @@ from tdstore.container.core.dim_names import extend_names
 from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.tensorclasses import class_of, rewrap, unwrap
 from tdstore.container.storage.describe import STACK_KIND
+from tdstore.container.storage.entry_kinds import Entry
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import stored
 from tdstore.container.values.nontensor import NonTensorData
@@ -188,11 +189,16 @@ class WindowTree(TensorDictBase):
         there = set(keys)
         return [k for k in self._view.keys if k in there]
 
-    def _kind(self, key: str) -> str | None:
+    def _entry(self, key: str) -> Entry | None:
+        """The entry of the store that a first-level key shows here; None if there is none."""
         view = self._view
         if view is not None and view.keys is not None and key not in view.keys:
             return None
-        return self._handle.kind((*self._path, key))
+        return self._handle.entries[(*self._path, key)]
+
+    def _kind(self, key: str) -> str | None:
+        entry = self._entry(key)
+        return None if entry is None else entry.kind
 
     def _groups(self) -> list[Any]:
         # Those of the store itself are made when asked for, and inherit the lock then.

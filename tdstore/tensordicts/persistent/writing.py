@@ -18,6 +18,7 @@ from tdstore.container.storage.block_writer import into, rows_of
 from tdstore.container.storage.change_plan import Changes, Prepared
 from tdstore.container.storage.column_plan import ValuePlan
 from tdstore.container.storage.describe import describe, named_groups
+from tdstore.container.storage.entry_kinds import NestedTensor
 from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, spread_over
 from tdstore.container.varlen.columns import column_leaves
@@ -197,7 +198,7 @@ class StoredWrites(StoredTree):
         return [Write(path, (), whole)]
 
     def _leaf_at(self, key: str, index: Any) -> Tensor:
-        if self._handle.nested((*self._path, key)) is not None:
+        if isinstance(self._entry(key), NestedTensor):
             return self._nested_at(key, as_terms(index))
         return self._fetch([((*self._path, key), self._leaf_sel(key)[index])])[0]
 
@@ -260,7 +261,7 @@ class StoredWrites(StoredTree):
 
     def _refuse_nested(self, key: str) -> None:
         path = (*self._path, key)
-        if self._handle.nested(path) is not None:
+        if isinstance(self._handle.entries[path], NestedTensor):
             raise UnsupportedError(
                 f"the rows of the nested tensor {path_text(path)} of {self._handle.store.url} cannot be written: they "
                 "lie one after the other, each with its own shape",
@@ -314,7 +315,7 @@ class StoredWrites(StoredTree):
         if self._handle.store.writable:
             self._handle.commit(groups)
         else:
-            self._handle.groups = groups  # a reader's own view of the data; the store is not touched
+            self._handle.overlay(groups)
         self._names = names
 
     def _set_names(self, names: Names) -> None:
@@ -327,7 +328,7 @@ class StoredWrites(StoredTree):
             if self._handle.store.writable:
                 self._handle.commit(groups)
             else:
-                self._handle.groups = groups
+                self._handle.overlay(groups)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if is_key(index):

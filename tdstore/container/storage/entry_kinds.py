@@ -1,0 +1,157 @@
+"""The kinds of entries of a store: one class each, decoded once from the header and the specs.
+
+`StoreHandle.entries[path]` gives one of them, or None. What an entry needs is asked by `match`; records of the header
+are looked at here and in the checks of `opening` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tdstore.container.core.container import GROUP, LEAF, VALUE
+from tdstore.container.entries.unbatched import LEAF as UNBATCHED
+from tdstore.container.varlen.columns import column_leaves, is_column
+from tdstore.container.varlen.nested_leaves import VALUES, Nested, is_nested
+from tdstore.header import Group
+from tdstore.storekit.foreign_strings import Refusal
+from tdstore.types import LeafSpec, Path
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor with rows: one leaf of the store."""
+
+    kind: ClassVar[str] = LEAF
+    path: Path
+
+    @property
+    def leaves(self) -> tuple[Path, ...]:
+        """The paths of the leaves that hold it."""
+        return (self.path,)
+
+
+@dataclass(frozen=True, slots=True)
+class SubGroup:
+    """A nested TensorDict, or a lazy stack, with entries of its own."""
+
+    kind: ClassVar[str] = GROUP
+    leaves: ClassVar[tuple[Path, ...]] = ()
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Values per row in two leaves: the span of each, and the bytes of all."""
+
+    kind: ClassVar[str] = VALUE
+    path: Path
+
+    @property
+    def leaves(self) -> tuple[Path, ...]:
+        """The paths of the leaves that hold it: spans, then text."""
+        return column_leaves(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class NestedTensor:
+    """A nested tensor in two or three leaves."""
+
+    kind: ClassVar[str] = LEAF
+    path: Path
+    layout: Nested
+
+    @property
+    def leaves(self) -> tuple[Path, ...]:
+        """The paths of the leaves that hold it: values first."""
+        return self.layout.leaves
+
+
+@dataclass(frozen=True, slots=True)
+class Unbatched:
+    """A tensor without rows in a leaf."""
+
+    kind: ClassVar[str] = VALUE
+    path: Path
+
+    @property
+    def leaves(self) -> tuple[Path, ...]:
+        """The path of the leaf that holds it."""
+        return ((*self.path, UNBATCHED),)
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """A value, or a few values per row, in the header itself."""
+
+    kind: ClassVar[str] = VALUE
+    leaves: ClassVar[tuple[Path, ...]] = ()
+    path: Path
+    record: Any
+    unbatched: bool
+    """Whether the value is an unbatched tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An entry that the store could not read. The caller is told when it asks for it."""
+
+    kind: ClassVar[str] = VALUE
+    leaves: ClassVar[tuple[Path, ...]] = ()
+    path: Path
+    record: Refusal
+
+    @property
+    def why(self) -> str:
+        """What is wrong with it."""
+        return str(self.record["refused"])
+
+
+Entry = Leaf | SubGroup | Column | NestedTensor | Unbatched | Inline | Refused
+
+
+class Entries(dict[Path, Entry | None]):
+    """The entries of a catalogue by path, each decoded when it is first asked for; None where nothing is.
+
+    Args:
+        groups: the group records. Neither mapping gains or loses an entry afterwards.
+        specs: the leaves.
+        url: where they are, for messages.
+
+    Example:
+        >>> entries = Entries({(): Group(batch_size=(3,), keys=("a", "b"), values={"b": {"data": 1}})},
+        ...                   {("a",): LeafSpec((3,), "int64")}, "?")
+        >>> entries[("a",)], entries[("b",)].kind, entries[("c",)]
+        (Leaf(path=('a',)), 'value', None)
+    """
+
+    __slots__ = ("_groups", "_specs", "_url")
+
+    def __init__(self, groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec], url: str) -> None:
+        super().__init__()
+        self._groups, self._specs, self._url = groups, specs, url
+
+    def __missing__(self, path: Path) -> Entry | None:
+        found = self._decoded(path)
+        if found is not None:
+            self[path] = found
+        return found
+
+    def _decoded(self, path: Path) -> Entry | None:
+        if path in self._specs:
+            return Leaf(path)
+        if path in self._groups:
+            return SubGroup(path)
+        group = self._groups.get(path[:-1])
+        if group is None or path[-1] not in group.values:
+            return None
+        record = group.values[path[-1]]
+        if isinstance(record, Refusal):
+            return Refused(path, record)
+        if is_column(record):
+            return Column(path)
+        if is_nested(record):
+            return NestedTensor(path, Nested(path, record, self._specs[(*path, VALUES)], self._url))
+        unbatched = isinstance(record, dict) and "unbatched" in record
+        return Unbatched(path) if unbatched and record["unbatched"] == 1 else Inline(path, record, unbatched)
