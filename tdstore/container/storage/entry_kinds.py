@@ -1,7 +1,7 @@
-"""The kinds of entries of a store: one class each, decoded once from the header and the specs.
+"""Decode the entries of a store into one class per kind, once, from the header and the specs.
 
 `StoreHandle.entries[path]` gives one of them, or None. What an entry needs is asked by `match`; records of the header
-are looked at here and in the checks of `opening` alone.
+are looked at here, and in the checks at opening.
 """
 
 from __future__ import annotations
