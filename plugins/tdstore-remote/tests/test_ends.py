@@ -95,3 +95,19 @@ def test_where_nothing_can_be_committed_the_first_write_says_so(s3: S3Server) ->
         with pytest.raises(UnsupportedError, match="single_writer=True.*spawn or forkserver") as caught:
             td.set_at_("a", torch.ones(3), 1)
         assert where in str(caught.value)
+
+
+def test_the_end_of_a_process_waits_for_native_threads() -> None:
+    """They let go of Python objects after an answer, and abort a process that is torn down meanwhile."""
+    program = """
+import asyncio, time, types
+from tdstore import lifetime
+from tdstore_remote.engines import loop
+loop.QUIET = 3600.0
+loop.time = types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: print("waits", seconds > 3000))
+class Owner: pass
+owner = Owner()
+lifetime.Ending(owner, lambda: print(loop.run(asyncio.sleep(0, "commits"))), "a place")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.split("\n") == ["commits", "waits True", ""], done.stderr

@@ -1,18 +1,30 @@
-"""The event loop for all requests of a process, in a thread of its own."""
+"""The event loop for all requests of a process, in a thread of its own.
+
+obstore answers from native threads, which let go of Python objects after the answer has arrived. A native thread that
+does so while the interpreter is torn down ends the process with SIGABRT, so the end of a process waits for `QUIET`
+seconds after its last request.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import os
 import threading
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+QUIET = 0.1
+"""Seconds in which native threads let go of what belonged to the last request."""
+
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
+_answered: float | None = None
+"""When the last request ended."""
 
 
 def _after_fork() -> None:
@@ -37,7 +49,23 @@ def background_loop() -> asyncio.AbstractEventLoop:
 
 def submit(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
     """Start a coroutine on the background loop."""
-    return asyncio.run_coroutine_threadsafe(work, background_loop())
+    future = asyncio.run_coroutine_threadsafe(work, background_loop())
+    future.add_done_callback(_note_answer)
+    return future
+
+
+def _note_answer(_: concurrent.futures.Future[Any]) -> None:
+    global _answered
+    _answered = time.monotonic()
+
+
+def _quieten() -> None:
+    """Wait until native threads have let go. The hooks of stores were registered later, and have run before."""
+    if _answered is not None and (rest := _answered + QUIET - time.monotonic()) > 0:
+        time.sleep(rest)
+
+
+atexit.register(_quieten)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
