@@ -99,7 +99,7 @@ teach_vmap()
 teach_collate()
 
 
-def open(location: Any = None, mode: Mode = "r", *, storage: Any = None, **options: Any) -> Any:
+def open(location: Any = None, mode: Mode = "r", *, storage: Any = None, **options: Any) -> TensorDictBase:
     """Open a dataset: a `TensorDict` over live tensors where its store has them, else a `PersistentTensorDict`.
 
     Args:
@@ -119,17 +119,19 @@ def open(location: Any = None, mode: Mode = "r", *, storage: Any = None, **optio
     return open_container(location, storage=storage, mode=mode, **options)
 
 
-def save(data: TensorDictBase, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
+def save(data: TensorDictBase, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> TensorDictBase:
     """Save a container: `data.save(prefix, ...)`."""
-    return data.save(prefix, copy_existing, **kwargs)
+    saved: TensorDictBase = data.save(prefix, copy_existing, **kwargs)
+    return saved
 
 
-def memmap(data: TensorDictBase, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
+def memmap(data: TensorDictBase, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> TensorDictBase:
     """Save a container memory-mapped: `data.memmap(prefix, ...)`."""
-    return data.memmap(prefix, copy_existing, **kwargs)
+    saved: TensorDictBase = data.memmap(prefix, copy_existing, **kwargs)
+    return saved
 
 
-def load(prefix: Any = None, *args: Any, **kwargs: Any) -> Any:
+def load(prefix: Any = None, *args: Any, **kwargs: Any) -> TensorDictBase:
     """Load a container: `TensorDict.load(prefix, ...)`."""
     return TensorDict.load(prefix, *args, **kwargs)
 
@@ -137,22 +139,22 @@ def load(prefix: Any = None, *args: Any, **kwargs: Any) -> Any:
 load_memmap = load
 
 
-def from_h5(h5_file: Any, **kwargs: Any) -> Any:
+def from_h5(h5_file: Any, **kwargs: Any) -> TensorDictBase:
     """Open an HDF5 file: `TensorDict.from_h5(h5_file, ...)`."""
     return TensorDict.from_h5(h5_file, **kwargs)
 
 
-def from_consolidated(filename: Any, **kwargs: Any) -> Any:
+def from_consolidated(filename: Any, **kwargs: Any) -> TensorDictBase:
     """Open a consolidated file: `TensorDict.from_consolidated(filename, ...)`."""
     return TensorDict.from_consolidated(filename, **kwargs)
 
 
-def from_schema(schema: Mapping[Any, Any], **kwargs: Any) -> Any:
+def from_schema(schema: Mapping[Any, Any], **kwargs: Any) -> TensorDictBase:
     """Allocate a dataset: `TensorDict.from_schema(schema, ...)`."""
     return TensorDict.from_schema(schema, **kwargs)
 
 
-def from_zarr(zarr_file: Any, **kwargs: Any) -> Any:
+def from_zarr(zarr_file: Any, **kwargs: Any) -> TensorDictBase:
     """Open a zarr group: `TensorDict.from_zarr(zarr_file, ...)`."""
     return TensorDict.from_zarr(zarr_file, **kwargs)
 

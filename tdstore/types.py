@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import EllipsisType
+from typing import Any, Literal, SupportsIndex
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +20,22 @@ Path = tuple[str, ...]
 
 NestedKey = str | tuple[Any, ...]
 """A key as users write it: a string or a (nested) tuple of strings."""
+
+Entry = Any
+"""An entry as `td[key]` gives it: a tensor, a nested TensorDict, or a value that is no tensor. What it is depends on
+the key and is not known to type checkers: annotate the name that it is assigned to, `obs: Tensor = td["obs"]`."""
+
+IndexTerm = SupportsIndex | slice | EllipsisType | None | Tensor | np.ndarray[Any, Any] | Sequence[Any]
+"""One term of an index into the batch: an int, a slice, `...`, None, a mask, or row numbers in any sequence."""
+
+IndexType = IndexTerm | tuple[IndexTerm, ...]
+"""An index into the batch, as `td[index]` takes it."""
+
+SizeLike = int | Sequence[int]
+"""A batch size as callers write it: `torch.Size`, a sequence of ints, or one int."""
+
+DeviceLike = str | int | torch.device
+"""A device as callers write it: `"cuda:0"`, the index of an accelerator, or a `torch.device`."""
 
 Names = tuple[str | None, ...] | None
 """Batch dimension names; None when no dimension has one."""

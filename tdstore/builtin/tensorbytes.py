@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ def write_tensor(fd: int, value: Tensor, offset: int) -> None:
         offset += block.nbytes
 
 
-def byte_blocks(value: Tensor, size: int = BLOCK) -> Any:
+def byte_blocks(value: Tensor, size: int = BLOCK) -> Iterator[np.ndarray[Any, Any]]:
     """Yield the bytes of a tensor in C order, as uint8 arrays of exactly `size` bytes (the last may be shorter).
 
     A contiguous tensor is not copied; any other a few megabytes at a time.

@@ -5,13 +5,22 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from tdstore.container.core.container import Container
 from tdstore.convert.checkpoints import safetensors_files
 from tdstore.convert.objects import arrays, python, pytree
 from tdstore.convert.objects import padding as objects_padding
 from tdstore.convert.tables import arrow, files, mds, pandas
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore.tensordicts.resident.tensordict import TensorDict
 
 
 def _maker(fn: Callable[..., Any]) -> Any:
@@ -58,7 +67,7 @@ class ConvertMixin(Container):
         device: Any = None,
         batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
-    ) -> Any:
+    ) -> TensorDictBase:
         """Build as `from_dict`, where nested dicts take the classes that the entries of this TensorDict have."""
         return python.from_dict_instance(self, input_dict, auto_batch_size, batch_size, device, batch_dims, names)
 
@@ -87,7 +96,7 @@ class ConvertMixin(Container):
         """
         return python.to_list(self, convert_nodes, convert_tensors, tolist_first)
 
-    def to_namedtuple(self, dest_cls: type | None = None) -> Any:
+    def to_namedtuple(self, dest_cls: type | None = None) -> tuple[Any, ...]:
         """Convert to a named tuple of the entries; nested TensorDicts become named tuples too.
 
         Args:
@@ -106,7 +115,7 @@ class ConvertMixin(Container):
         return pytree.to_pytree(self)
 
     # -- numpy -------------------------------------------------------------------------------
-    def numpy(self) -> Any:
+    def numpy(self) -> dict[str, Any]:
         """Return nested dicts of numpy arrays, which share memory with the tensors; values as they are.
 
         Raises:
@@ -114,7 +123,7 @@ class ConvertMixin(Container):
         """
         return arrays.to_numpy(self)
 
-    def to_struct_array(self) -> Any:
+    def to_struct_array(self) -> np.ndarray[Any, Any]:
         """Convert to a structured numpy array of the batch's shape with a field per entry, nested TensorDicts as nested
         fields.
 
@@ -130,7 +139,7 @@ class ConvertMixin(Container):
         return arrays.to_struct_array(self)
 
     # -- tables ------------------------------------------------------------------------------
-    def to_arrow(self, *, separator: str | None = None) -> Any:
+    def to_arrow(self, *, separator: str | None = None) -> pa.Table:
         """Convert to an Arrow table with a row per element of the first batch dimension.
 
         Contiguous tensors of one number per row share their memory with it. Further dimensions become lists of fixed
@@ -141,7 +150,7 @@ class ConvertMixin(Container):
         """
         return arrow.to_arrow(self, separator)
 
-    def to_pandas(self, *, separator: str | None = None) -> Any:
+    def to_pandas(self, *, separator: str | None = None) -> pd.DataFrame:
         """Convert to a pandas frame with a row per element of the first batch dimension.
 
         Args:
@@ -227,7 +236,7 @@ class ConvertMixin(Container):
         """
         safetensors_files.to_safetensors(self, path, separator, metadata)
 
-    def to_padded_tensor(self, padding: float = 0.0, mask_key: Any = None) -> Any:
+    def to_padded_tensor(self, padding: float = 0.0, mask_key: Any = None) -> TensorDict:
         """Pad the ragged entries (nested tensors, and entries of lazy stacks that differ) of a TensorDict.
 
         Args:

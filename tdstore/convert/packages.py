@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, NoReturn
 
 from tdstore.errors import MissingDependencyError
@@ -13,34 +14,37 @@ def _missing(package: str, error: ImportError) -> NoReturn:
     ) from error
 
 
-def pandas() -> Any:
+def pandas() -> ModuleType:
     """Import the module `pandas`."""
     try:
         import pandas  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as error:
         _missing("pandas", error)
-    return pandas
+    made: ModuleType = pandas
+    return made
 
 
-def pyarrow() -> Any:
+def pyarrow() -> ModuleType:
     """Import the module `pyarrow`."""
     try:
         import pyarrow  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as error:
         _missing("pyarrow", error)
-    return pyarrow
+    made: ModuleType = pyarrow
+    return made
 
 
-def parquet() -> Any:
+def parquet() -> ModuleType:
     """Import the module `pyarrow.parquet`."""
     try:
         import pyarrow.parquet  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as error:
         _missing("pyarrow", error)
-    return pyarrow.parquet
+    made: ModuleType = pyarrow.parquet
+    return made
 
 
-def safetensors() -> Any:
+def safetensors() -> ModuleType:
     """Import the module `safetensors.torch`, and with it `safetensors`."""
     try:
         import safetensors.torch
@@ -49,10 +53,11 @@ def safetensors() -> Any:
     return safetensors
 
 
-def mds_writer() -> Any:
+def mds_writer() -> type[Any]:
     """Import the class `streaming.MDSWriter`."""
     try:
         from streaming import MDSWriter  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as error:
         _missing("mosaicml-streaming", error)
-    return MDSWriter
+    made: type[Any] = MDSWriter
+    return made

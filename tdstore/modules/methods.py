@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -11,6 +11,10 @@ from tdstore.container.core.container import Container
 from tdstore.container.entries.uninitialized import is_uninitialized
 from tdstore.modules.optimizers import load_optimizer, optimizer_tree
 from tdstore.modules.swapping import Loan, load_state, stacked, state_of, tensors_of
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore.tensordicts.resident.tensordict import TensorDict
 
 
 class ModulesMixin(Container):
@@ -26,7 +30,7 @@ class ModulesMixin(Container):
         lock: bool = False,
         use_state_dict: bool = False,
         filter_empty: bool = True,
-    ) -> Any:
+    ) -> TensorDictBase:
         """Return the parameters and buffers of a module, the very objects, nested as its submodules are.
 
         Args:
@@ -56,7 +60,7 @@ class ModulesMixin(Container):
         use_state_dict: bool = False,
         lazy_stack: bool = False,
         expand_identical: bool = False,
-    ) -> Any:
+    ) -> TensorDictBase:
         """Stack the parameters and buffers of modules of one architecture, for an ensemble under `torch.vmap`.
 
         Args:
@@ -102,10 +106,12 @@ class ModulesMixin(Container):
         return cls._as_asked(td, as_module, lock)
 
     @classmethod
-    def _as_asked(cls, td: Any, as_module: bool, lock: bool) -> Any:
+    def _as_asked(cls, td: Any, as_module: bool, lock: bool) -> TensorDictBase:
         if as_module:
-            return cls._params_class(td, no_convert=True, lock=lock)
-        return td.lock_() if lock else td
+            made: TensorDictBase = cls._params_class(td, no_convert=True, lock=lock)
+            return made
+        found: TensorDictBase = td.lock_() if lock else td
+        return found
 
     def to_module(
         self,
@@ -118,7 +124,7 @@ class ModulesMixin(Container):
         non_blocking: bool = False,
         preserve_module_state: bool = True,
         memo: dict[Any, Any] | None = None,
-    ) -> Any:
+    ) -> TensorDictBase | None:
         """Put these tensors in the place of a module's parameters and buffers, and return what was there.
 
         As a context manager: for its body, after which the module has its very own parameters again, also
@@ -169,11 +175,12 @@ class ModulesMixin(Container):
             Loan(bool(inplace), False, non_blocking, {}).fill(swap, module)
 
         old._undo = give_back
-        return old
+        lent: TensorDictBase = old
+        return lent
 
     # -- optimizers --------------------------------------------------------------------------
     @classmethod
-    def from_optimizer(cls, optimizer: torch.optim.Optimizer) -> Any:
+    def from_optimizer(cls, optimizer: torch.optim.Optimizer) -> TensorDict:
         """Return the state of an optimizer, to be saved on any backend: `state` and `param_groups`.
 
         Its tensors are the optimizer's own, its numbers and options are values.
@@ -203,7 +210,9 @@ def _as_tree(cls: Any, data: dict[str, Any]) -> Any:
     return cls._new(tree, torch.Size(()), None, None)
 
 
-def from_module(module: nn.Module, as_module: bool = False, lock: bool = True, use_state_dict: bool = False) -> Any:
+def from_module(
+    module: nn.Module, as_module: bool = False, lock: bool = True, use_state_dict: bool = False
+) -> TensorDictBase:
     """Call `TensorDict.from_module(module, ...)`."""
     return Container._resident_class.from_module(module, as_module, lock, use_state_dict)
 
@@ -215,7 +224,7 @@ def from_modules(
     use_state_dict: bool = False,
     lazy_stack: bool = False,
     expand_identical: bool = False,
-) -> Any:
+) -> TensorDictBase:
     """Call `TensorDict.from_modules(*modules, ...)`."""
     return Container._resident_class.from_modules(
         *modules,

@@ -8,7 +8,7 @@ of tensors deeper down: beside the entries of one a value `__kind__` says so.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,11 +17,14 @@ from tdstore.container.core.container import Container
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import KeyNotFoundError
 
+if TYPE_CHECKING:
+    from tdstore.tensordicts.resident.tensordict import TensorDict
+
 KIND = "__kind__"
 _SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple}
 
 
-def optimizer_tree(cls: Any, optimizer: torch.optim.Optimizer) -> Any:
+def optimizer_tree(cls: Any, optimizer: torch.optim.Optimizer) -> TensorDict:
     """Return the state of an optimizer as a TensorDict of class `cls`, around the same tensors."""
     _check(optimizer)
     held = optimizer.state_dict()
@@ -49,7 +52,7 @@ def _check(optimizer: Any) -> None:
         raise TypeError(f"expected a torch.optim.Optimizer, not a {type(optimizer).__name__}")
 
 
-def _node(cls: Any, entries: dict[str, Any]) -> Any:
+def _node(cls: type[TensorDict], entries: dict[str, Any]) -> TensorDict:
     return cls._new(entries, torch.Size(()), None, None)
 
 

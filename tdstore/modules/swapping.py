@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,12 @@ from tdstore.keys import unravel
 from tdstore.modules.initializing import Initialization
 from tdstore.types import Path
 
+if TYPE_CHECKING:
+    from tdstore.tensordicts.resident.tensordict import TensorDict
+
 
 # -- out of modules ------------------------------------------------------------------------------
-def tensors_of(module: nn.Module, filter_empty: bool = True) -> Any:
+def tensors_of(module: nn.Module, filter_empty: bool = True) -> TensorDict:
     """Return a TensorDict of a module's parameters and buffers, the very objects, nested as its submodules are.
 
     Args:
@@ -46,12 +49,13 @@ def tensors_of(module: nn.Module, filter_empty: bool = True) -> Any:
     return Container._resident_class._new(data, torch.Size(()), None, None)
 
 
-def _bare(params: Any) -> Any:
+def _bare(params: Any) -> TensorDict:
     """Return the tree of a TensorDictParams, of plain TensorDicts."""
-    return params._with_leaves(iter(params._leaf_list()))
+    made: TensorDict = params._with_leaves(iter(params._leaf_list()))
+    return made
 
 
-def state_of(module: nn.Module) -> Any:
+def state_of(module: nn.Module) -> TensorDict:
     """Return the same through `module.state_dict()`, whose hooks run: detached, and only persistent buffers."""
     td = Container._resident_class()
     for name, value in module.state_dict().items():
@@ -66,7 +70,7 @@ def state_of(module: nn.Module) -> Any:
     return td
 
 
-def stacked(tds: Sequence[Any], expand_identical: bool) -> Any:
+def stacked(tds: Sequence[Any], expand_identical: bool) -> TensorDict:
     """Stack the tensors of several modules of one architecture: parameters become new ones, of `[n, ...]`.
 
     Args:
@@ -92,7 +96,8 @@ def stacked(tds: Sequence[Any], expand_identical: bool) -> Any:
             # what is one parameter in each module is one here
             leaf = tied.setdefault(tuple(map(id, column)), nn.Parameter(leaf, column[0].requires_grad))
         leaves.append(leaf)
-    return made._with_leaves(iter(leaves))
+    found: TensorDict = made._with_leaves(iter(leaves))
+    return found
 
 
 def _detached(td: Any) -> Any:
@@ -283,7 +288,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b)
 
 
-def load_state(module: nn.Module, td: Any, inplace: bool) -> Any:
+def load_state(module: nn.Module, td: Any, inplace: bool) -> TensorDict:
     """Fill a module through its `load_state_dict`, whose hooks run; what was there, where that changed.
 
     Raises:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -20,6 +20,17 @@ from tdstore.ops import reductions as how
 from tdstore.ops.base import OpsBase
 from tdstore.ops.reductions import Reduction
 from tdstore.types import Names
+
+if TYPE_CHECKING:
+    Dims = int | str | Sequence[int | str]
+    T = TypeVar("T")
+
+    class ValuesAndIndices(NamedTuple, Generic[T]):
+        """What `torch.max` and its kin return over one dimension: `torch.return_types.max`, of TensorDicts."""
+
+        values: T
+        indices: T
+
 
 FEATURE = "feature"
 
@@ -52,18 +63,46 @@ class ReduceOps(OpsBase):
     def _reduced(self, kind: Reduction, over: Over, keepdim: bool, batch_size: torch.Size, names: Names) -> Self:
         """Return a container whose leaves are reduced; its batch becomes `batch_size`."""
 
+    @overload
+    def all(self, dim: None = None, keepdim: bool = False) -> bool: ...
+    @overload
+    def all(self, dim: Dims, keepdim: bool = False) -> Self: ...
     def all(self, dim: Any = None, keepdim: bool = False) -> Any:
         """Return whether every element of every leaf is true (a bool), or a TensorDict reduced over batch `dim`."""
         if dim is None:
             return all(bool(leaf.all()) for leaf in self._every_leaf(how.ALL))
         return self._reduction(how.ALL, dim, keepdim, None)
 
+    @overload
+    def any(self, dim: None = None, keepdim: bool = False) -> bool: ...
+    @overload
+    def any(self, dim: Dims, keepdim: bool = False) -> Self: ...
     def any(self, dim: Any = None, keepdim: bool = False) -> Any:
         """Return whether any element of any leaf is true (a bool), or a TensorDict reduced over batch `dim`."""
         if dim is None:
             return any(bool(leaf.any()) for leaf in self._every_leaf(how.ANY))
         return self._reduction(how.ANY, dim, keepdim, None)
 
+    @overload
+    def sum(
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[True],
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Tensor: ...
+    @overload
+    def sum(
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[False] | None = None,
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Self: ...
     def sum(
         self,
         dim: Any = None,
@@ -92,12 +131,45 @@ class ReduceOps(OpsBase):
         """
         return self._reduction(how.add_up(dtype), dim, keepdim, reduce, key_transform)
 
+    @overload
+    def nansum(
+        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: Literal[True]
+    ) -> Tensor: ...
+    @overload
+    def nansum(
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[False] | None = None,
+    ) -> Self: ...
     def nansum(
         self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: bool | None = None
     ) -> Any:
         """Sum of the elements that are not NaN, as [`torch.nansum`][]; arguments as `sum`."""
         return self._reduction(how.add_up(dtype, nan=True), dim, keepdim, reduce)
 
+    @overload
+    def mean(
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[True],
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Tensor: ...
+    @overload
+    def mean(
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[False] | None = None,
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Self: ...
     def mean(
         self,
         dim: Any = None,
@@ -110,18 +182,64 @@ class ReduceOps(OpsBase):
         """Compute the mean, as [`torch.mean`][]; arguments as `sum`. Integer leaves need `dtype=`."""
         return self._reduction(how.average(dtype), dim, keepdim, reduce, key_transform)
 
+    @overload
+    def nanmean(
+        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: Literal[True]
+    ) -> Tensor: ...
+    @overload
+    def nanmean(
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[False] | None = None,
+    ) -> Self: ...
     def nanmean(
         self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: bool | None = None
     ) -> Any:
         """Compute the mean of the elements that are not NaN, as [`torch.nanmean`][]; arguments as `sum`."""
         return self._reduction(how.average(dtype, nan=True), dim, keepdim, reduce)
 
+    @overload
+    def prod(
+        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: Literal[True]
+    ) -> Tensor: ...
+    @overload
+    def prod(
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: Literal[False] | None = None,
+    ) -> Self: ...
     def prod(
         self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: bool | None = None
     ) -> Any:
         """Compute the product, as [`torch.prod`][]; arguments as `sum`."""
         return self._reduction(how.multiply(dtype), dim, keepdim, reduce)
 
+    @overload
+    def std(
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        correction: int = 1,
+        reduce: Literal[True],
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Tensor: ...
+    @overload
+    def std(
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        correction: int = 1,
+        reduce: Literal[False] | None = None,
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Self: ...
     def std(
         self,
         dim: Any = None,
@@ -134,6 +252,26 @@ class ReduceOps(OpsBase):
         """Compute the standard deviation, as [`torch.std`][] with `correction`; arguments as `sum`."""
         return self._reduction(how.spread(correction, root=True), dim, keepdim, reduce, key_transform)
 
+    @overload
+    def var(
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        correction: int = 1,
+        reduce: Literal[True],
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Tensor: ...
+    @overload
+    def var(
+        self,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        correction: int = 1,
+        reduce: Literal[False] | None = None,
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Self: ...
     def var(
         self,
         dim: Any = None,
@@ -146,10 +284,18 @@ class ReduceOps(OpsBase):
         """Compute the variance, as [`torch.var`][] with `correction`; arguments as `sum`."""
         return self._reduction(how.spread(correction, root=False), dim, keepdim, reduce, key_transform)
 
+    @overload
+    def amax(self, dim: Any = None, keepdim: bool = False, *, reduce: Literal[True]) -> Tensor: ...
+    @overload
+    def amax(self, dim: Any = None, keepdim: bool = False, *, reduce: Literal[False] | None = None) -> Self: ...
     def amax(self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None) -> Any:
         """Return the largest element, as [`torch.amax`][]; arguments as `sum`."""
         return self._reduction(how.AMAX, dim, keepdim, reduce)
 
+    @overload
+    def amin(self, dim: Any = None, keepdim: bool = False, *, reduce: Literal[True]) -> Tensor: ...
+    @overload
+    def amin(self, dim: Any = None, keepdim: bool = False, *, reduce: Literal[False] | None = None) -> Self: ...
     def amin(self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None) -> Any:
         """Return the smallest element, as [`torch.amin`][]; arguments as `sum`."""
         return self._reduction(how.AMIN, dim, keepdim, reduce)
@@ -160,15 +306,47 @@ class ReduceOps(OpsBase):
         out: Any = None,
         dtype: torch.dtype | None = None,
         key_transform: Callable[[Any], Any] | None = None,
-    ) -> Any:
+    ) -> Self:
         """Compute the 2-norm of every leaf: a TensorDict of scalars of batch size `[]`, written to `out` if given."""
-        return _into(out, self._reduction(how.length(dtype), None, False, None, key_transform))
+        made: Self = _into(out, self._reduction(how.length(dtype), None, False, None, key_transform))
+        return made
 
-    def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Any:
+    def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Self:
         """Log of the sum of exponentials over batch dimensions (all of them by default), as [`torch.logsumexp`][]."""
         every = tuple(range(len(self.batch_size))) or None
-        return _into(out, self._reduction(how.LOGSUMEXP, every if dim is None else dim, keepdim, None))
+        made: Self = _into(out, self._reduction(how.LOGSUMEXP, every if dim is None else dim, keepdim, None))
+        return made
 
+    @overload
+    def max(
+        self, dim: Any = None, keepdim: bool = False, *, reduce: Literal[True], return_indices: bool = True
+    ) -> Tensor: ...
+    @overload
+    def max(
+        self,
+        dim: None = None,
+        keepdim: bool = False,
+        *,
+        reduce: Literal[False] | None = None,
+        return_indices: bool = True,
+    ) -> Self: ...
+    @overload
+    def max(
+        self, dim: Dims, keepdim: bool = False, *, reduce: Literal[False] | None = None, return_indices: Literal[False]
+    ) -> Self: ...
+    @overload
+    def max(
+        self,
+        dim: int,
+        keepdim: bool = False,
+        *,
+        reduce: Literal[False] | None = None,
+        return_indices: Literal[True] = True,
+    ) -> ValuesAndIndices[Self]: ...
+    @overload
+    def max(
+        self, dim: Dims, keepdim: bool = False, *, reduce: Literal[False] | None = None, return_indices: bool = True
+    ) -> Self | ValuesAndIndices[Self]: ...
     def max(
         self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None, return_indices: bool = True
     ) -> Any:
@@ -179,12 +357,56 @@ class ReduceOps(OpsBase):
         """
         return self._extreme(torch.max, how.AMAX, dim, keepdim, reduce, return_indices)
 
+    @overload
+    def min(
+        self, dim: Any = None, keepdim: bool = False, *, reduce: Literal[True], return_indices: bool = True
+    ) -> Tensor: ...
+    @overload
+    def min(
+        self,
+        dim: None = None,
+        keepdim: bool = False,
+        *,
+        reduce: Literal[False] | None = None,
+        return_indices: bool = True,
+    ) -> Self: ...
+    @overload
+    def min(
+        self, dim: Dims, keepdim: bool = False, *, reduce: Literal[False] | None = None, return_indices: Literal[False]
+    ) -> Self: ...
+    @overload
+    def min(
+        self,
+        dim: int,
+        keepdim: bool = False,
+        *,
+        reduce: Literal[False] | None = None,
+        return_indices: Literal[True] = True,
+    ) -> ValuesAndIndices[Self]: ...
+    @overload
+    def min(
+        self, dim: Dims, keepdim: bool = False, *, reduce: Literal[False] | None = None, return_indices: bool = True
+    ) -> Self | ValuesAndIndices[Self]: ...
     def min(
         self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None, return_indices: bool = True
     ) -> Any:
         """Return the smallest element, as [`torch.min`][]; arguments and results as `max`."""
         return self._extreme(torch.min, how.AMIN, dim, keepdim, reduce, return_indices)
 
+    @overload
+    def cummax(
+        self, dim: int | str, *, reduce: Literal[False] | None = None, return_indices: Literal[True] = True
+    ) -> ValuesAndIndices[Self]: ...
+    @overload
+    def cummax(
+        self, dim: int | str, *, reduce: Literal[False] | None = None, return_indices: Literal[False]
+    ) -> Self: ...
+    @overload
+    def cummax(
+        self, dim: int | str, *, reduce: Literal[True], return_indices: Literal[True] = True
+    ) -> ValuesAndIndices[Tensor]: ...
+    @overload
+    def cummax(self, dim: int | str, *, reduce: Literal[True], return_indices: Literal[False]) -> Tensor: ...
     def cummax(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         """Return the largest element so far along a batch dimension, as [`torch.cummax`][]: `(values, indices)`.
 
@@ -192,6 +414,20 @@ class ReduceOps(OpsBase):
         """
         return self._running(torch.cummax, dim, reduce, return_indices)
 
+    @overload
+    def cummin(
+        self, dim: int | str, *, reduce: Literal[False] | None = None, return_indices: Literal[True] = True
+    ) -> ValuesAndIndices[Self]: ...
+    @overload
+    def cummin(
+        self, dim: int | str, *, reduce: Literal[False] | None = None, return_indices: Literal[False]
+    ) -> Self: ...
+    @overload
+    def cummin(
+        self, dim: int | str, *, reduce: Literal[True], return_indices: Literal[True] = True
+    ) -> ValuesAndIndices[Tensor]: ...
+    @overload
+    def cummin(self, dim: int | str, *, reduce: Literal[True], return_indices: Literal[False]) -> Tensor: ...
     def cummin(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         """Return the smallest element so far along a batch dimension, as [`torch.cummin`][]; arguments as `cummax`."""
         return self._running(torch.cummin, dim, reduce, return_indices)
@@ -203,6 +439,28 @@ class ReduceOps(OpsBase):
         made: Self = td._foreach(lambda leaves: [torch.softmax(leaf, at, dtype) for leaf in leaves]).unlock_()
         return made
 
+    @overload
+    def quantile(
+        self,
+        q: float | Tensor,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        interpolation: str = "linear",
+        reduce: Literal[True],
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Tensor: ...
+    @overload
+    def quantile(
+        self,
+        q: float | Tensor,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        interpolation: str = "linear",
+        reduce: Literal[False] | None = None,
+        key_transform: Callable[[Any], Any] | None = None,
+    ) -> Self: ...
     def quantile(
         self,
         q: float | Tensor,
@@ -218,7 +476,7 @@ class ReduceOps(OpsBase):
             raise ValueError("quantile takes one q: several would put a dimension before the batch; call it for each")
 
         def whole(t: Tensor, dims: how.Dims, keep: bool) -> Tensor:
-            return _over_one(t, dims, keep, lambda x, k: torch.quantile(x, q, -1, k, interpolation=interpolation))
+            return how.over_one(t, dims, keep, lambda x, k: torch.quantile(x, q, -1, k, interpolation=interpolation))
 
         return self._reduction(Reduction(whole), dim, keepdim, reduce, key_transform)
 
@@ -333,13 +591,3 @@ def _into(out: Any, result: Any) -> Any:
 def common_dtype(leaves: Iterable[Tensor]) -> torch.dtype:
     """Return the dtype that all leaves are promoted to when they are concatenated."""
     return functools.reduce(torch.promote_types, (leaf.dtype for leaf in leaves))
-
-
-def _over_one(t: Tensor, dims: how.Dims, keep: bool, fn: Callable[[Tensor, bool], Tensor]) -> Tensor:
-    """Reduce several dimensions with a function that takes only the last."""
-    rest = [d for d in range(t.ndim) if d not in dims]
-    result = fn(t.permute(*rest, *dims).flatten(len(rest)) if dims else t.unsqueeze(-1), False)
-    if keep:
-        for d in sorted(dims):
-            result = result.unsqueeze(d)
-    return result

@@ -174,3 +174,13 @@ AMIN = simple(_every(torch.amin), torch.minimum)
 ALL = simple(_every(torch.all), torch.logical_and)
 ANY = simple(_every(torch.any), torch.logical_or)
 LOGSUMEXP = simple(_every(torch.logsumexp), torch.logaddexp)
+
+
+def over_one(t: Tensor, dims: Dims, keep: bool, fn: Callable[[Tensor, bool], Tensor]) -> Tensor:
+    """Reduce several dimensions with a function that takes only the last."""
+    rest = [d for d in range(t.ndim) if d not in dims]
+    result = fn(t.permute(*rest, *dims).flatten(len(rest)) if dims else t.unsqueeze(-1), False)
+    if keep:
+        for d in sorted(dims):
+            result = result.unsqueeze(d)
+    return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,9 @@ from torch import Tensor
 
 from tdstore.errors import MismatchError, TDStoreError
 from tdstore.parallel.wire import MAX_TEXT, differences, digest
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
 
 _HELLO, _ANSWER, _TEXT = 1 << 30, 1 << 29, (1 << 30) | (1 << 29)
 """Set in the tags of what precedes the data, so that it is never taken for data."""
@@ -65,13 +68,15 @@ class Link:
         return rank if self.group is dist.group.WORLD else dist.get_global_rank(self.group, rank)
 
     # -- one to one --------------------------------------------------------------------------
-    def isend(self, tensor: Tensor, to: int, tag: int) -> Any:
+    def isend(self, tensor: Tensor, to: int, tag: int) -> Work:
         """Begin to send a contiguous tensor."""
-        return self.group.send([tensor], to, tag)
+        made: Work = self.group.send([tensor], to, tag)
+        return made
 
-    def irecv(self, tensor: Tensor, source: int, tag: int) -> Any:
+    def irecv(self, tensor: Tensor, source: int, tag: int) -> Work:
         """Begin to receive into a contiguous tensor."""
-        return self.group.recv([tensor], source, tag)
+        made: Work = self.group.recv([tensor], source, tag)
+        return made
 
     def send_numbers(self, numbers: Sequence[int], to: int, tag: int) -> None:
         """Send a few int64."""

@@ -44,6 +44,7 @@ from tdstore.tensorclass.static import Fields, Surface
 from tdstore.tensorclass.surface import OnClass, again, flatten, install, late, unflatten
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.resident.tensordict import TensorDict
+from tdstore.types import Entry
 
 if TYPE_CHECKING:
     from typing import Never
@@ -279,7 +280,7 @@ class TensorClass(Surface, metaclass=Fields):
         return cls._from_tensordict(made) if opened else cls.from_tensordict(made)
 
     @classmethod
-    def from_schema(cls, schema: Mapping[Any, Any], **kwargs: Any) -> Any:
+    def from_schema(cls, schema: Mapping[Any, Any], **kwargs: Any) -> Self:
         """Build as `TensorDict.from_schema`, for fields of the class; those that the schema lacks are None.
 
         Raises:
@@ -292,9 +293,9 @@ class TensorClass(Surface, metaclass=Fields):
         return obj
 
     @classmethod
-    def from_pytree(cls, pytree: Any, **kwargs: Any) -> Any:
+    def from_pytree(cls, pytree: Any, **kwargs: Any) -> Self:
         """Build as `TensorDict.from_pytree`, from a dict of fields: the class records the form, not an entry."""
-        return cls._received(unmark(cls, TensorDict.from_pytree(pytree, **kwargs)))
+        return cls._received(unmark(cls, TensorDict.from_pytree(pytree, **kwargs)))  # type: ignore[no-any-return]
 
     @classmethod
     def _stamp(cls, td: Any) -> None:
@@ -368,7 +369,7 @@ class TensorClass(Surface, metaclass=Fields):
                 )
             return late(self, name)
 
-    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Any:
+    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Entry:
         """Return a field, or an entry below it, unwrapped; None for a field that is None, else `default`.
 
         Args:
@@ -386,7 +387,7 @@ class TensorClass(Surface, metaclass=Fields):
             found = self._tensordict.get(key, default if below else None, **kwargs)
         return unwrapped(found, self._flags)
 
-    def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Any:
+    def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Entry:
         """Call `TensorDict.get_at`, and unwrap the result."""
         found = self._tensordict.get_at(key, index, default)
         return unwrapped(found, self._flags)
@@ -470,16 +471,16 @@ class TensorClass(Surface, metaclass=Fields):
 
     check = check
 
-    def from_dict_instance(self, input_dict: Mapping[Any, Any], **options: Any) -> Any:
+    def from_dict_instance(self, input_dict: Mapping[Any, Any], **options: Any) -> Self:
         """Build as `TensorDict.from_dict_instance`; the fields of an autocast class get their types again."""
-        return again(type(self), self._tensordict.from_dict_instance(cast_back(self, input_dict), **options))
+        td = self._tensordict.from_dict_instance(cast_back(self, input_dict), **options)
+        return again(type(self), td)  # type: ignore[no-any-return]
 
     # -- rows --------------------------------------------------------------------------------
     def __getitem__(self, index: Any) -> Self:
         if is_key(index):
             raise ValueError(f"a {type(self).__name__} is indexed by rows: its fields are attributes, not {index!r}")
-        rows: Self = again(type(self), self._tensordict[index])
-        return rows
+        return again(type(self), self._tensordict[index])  # type: ignore[no-any-return]
 
     def __setitem__(self, index: Any, value: Any) -> None:
         check_rows(self, index, value)
@@ -490,7 +491,7 @@ class TensorClass(Surface, metaclass=Fields):
             yield again(type(self), row)
 
     # -- as others ---------------------------------------------------------------------------
-    def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Any:
+    def select(self, *keys: Any, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
         """Select as `TensorDict.select`: the other fields are None. `as_tensordict` returns a TensorDict.
 
         Raises:
@@ -502,18 +503,18 @@ class TensorClass(Surface, metaclass=Fields):
         if strict and (odd := [k for k in keys if entry_path(k)[0] not in self._field_names]):
             raise KeyNotFoundError(f"{type(self).__name__} has no field {odd[0]!r}")
         there = [k for k in keys if td._kind(entry_path(k)[0]) is not None]
-        made = td.select(*there, inplace=inplace, strict=strict)
+        made: Self = td.select(*there, inplace=inplace, strict=strict)
         if as_tensordict:
             return made
         return self if made is td else self._wrap_if_fits(made)
 
-    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+    def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
         """Return a TensorDict with copies of all entries; nested classes become TensorDicts.
 
         Args:
             retain_none: fields that are None become values that are None.
         """
-        td = self._tensordict.to_tensordict(retain_none=retain_none)
+        td: TensorDict = self._tensordict.to_tensordict(retain_none=retain_none)
         for name in self._non_tensordict if retain_none else ():
             td.set_non_tensor(name, None)
         return td

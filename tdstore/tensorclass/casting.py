@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTens
 from tdstore.dtypes import torch_ready
 from tdstore.tensorclass.fields import Flags, Plan
 from tdstore.tensordicts.resident.tensordict import TensorDict
+
+if TYPE_CHECKING:
+    pass
 
 Cast = Callable[[Plan, str, Any, torch.Size], Any]
 _NUMBERS = (bool, int, float, complex)
@@ -88,11 +91,12 @@ def _to_value(hint: type[NonTensorData], name: str, value: Any, batch: torch.Siz
         raise TypeError(f"the field {name!r} is a {hint.__name__}: {error}") from None
 
 
-def as_container(hint: type, value: Any, batch: torch.Size) -> Any:
+def as_container(hint: type, value: Any, batch: torch.Size) -> Container | Tensor:
     """Convert a mapping or a TensorDict to the container that a field is annotated with."""
     if issubclass(hint, Typed) and not isinstance(value, Typed):
         made: Any = value if isinstance(value, Container) else TensorDict(value, batch)
-        return hint.from_tensordict(made)  # type: ignore[attr-defined]
+        found: Container | Tensor = hint.from_tensordict(made)  # type: ignore[attr-defined]
+        return found
     if isinstance(value, (Container, Tensor)):
         return value
     return TensorDict(value, batch)

@@ -18,6 +18,7 @@ from tdstore.container.core.container import Container
 from tdstore.container.core.tensorclasses import known
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.tensordicts.resident.tensordict import TensorDict
+from tdstore.types import Entry, Names
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ def _members(hint: Any) -> list[Any]:
     return [] if hint is NoneType else [hint if origin is None else origin]
 
 
-def named(names: Any) -> Any:
+def named(names: Any) -> Names:
     """Return the argument `names`, None if it names nothing: `dataclasses.replace` passes it on to a new batch."""
     return None if isinstance(names, list) and not any(name is not None for name in names) else names
 
@@ -241,12 +242,12 @@ def entry_if_not_deleted(obj: Any, name: str) -> None:
         raise AttributeError(f"{name!r} of {type(obj).__name__} was deleted")
 
 
-def entry_of(td: Any, name: str) -> Any:
+def entry_of(td: Any, name: str) -> Entry:
     """Return a first-level entry of any container, unwrapped; None where there is none."""
     return None if td._kind(name) is None else td[name]
 
 
-def unwrapped(found: Any, flags: Flags) -> Any:
+def unwrapped(found: Any, flags: Flags) -> Entry:
     """Return the value of a field: that of a non-tensor entry, unless all fields of the class are entries."""
     return found.plain() if isinstance(found, NonTensor) and not flags.tensor_only else found
 

@@ -149,7 +149,7 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
         return obj
 
     @classmethod
-    def from_schema(cls, schema: Mapping[Any, Any], **kwargs: Any) -> Any:
+    def from_schema(cls, schema: Mapping[Any, Any], **kwargs: Any) -> Self:
         """Build as `TensorDict.from_schema`; the schema may lack fields and have other names."""
         made = TensorDict.from_schema(schema, **kwargs)
         cls._stamp(made)
@@ -175,9 +175,10 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
     def __setitem__(self, index: Any, value: Any) -> None:
         self._tensordict[index] = value if is_key(index) else unwrap(value)
 
-    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+    def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
         """Return a TensorDict with copies of all entries; nested classes become TensorDicts."""
-        return self._tensordict.to_tensordict(retain_none=retain_none)
+        made: TensorDict = self._tensordict.to_tensordict(retain_none=retain_none)
+        return made
 
     def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict:
         """Return a lazy stack of objects of this class, along a batch dimension, sharing memory."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from types import GenericAlias
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 
@@ -27,6 +27,12 @@ from tdstore.container.persistence.saving import SavingMixin
 from tdstore.convert.checkpoints.state_dict import StateDictMixin
 from tdstore.convert.methods import ConvertMixin
 from tdstore.modules.methods import ModulesMixin
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
+    from tdstore.tensordicts.resident.tensordict import TensorDict
+
+T = TypeVar("T")
 
 
 class TensorDictBase(
@@ -72,7 +78,7 @@ class TensorDictBase(
         device: Any = None,
         batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
-    ) -> Any:
+    ) -> Self:
         """A TensorDict from nested dicts; one from a TensorDict is that TensorDict, with its own batch sizes.
 
         Args:
@@ -88,13 +94,17 @@ class TensorDictBase(
             torch.Size([3])
         """
         if isinstance(input_dict, Container):
-            return construct_and_join.from_container(input_dict, batch_size, device, names)
+            same: Self = construct_and_join.from_container(input_dict, batch_size, device, names)
+            return same
         plain = cls._resident_class
-        made = cls if issubclass(cls, plain) else plain
-        return construct_and_join.from_dict(made, input_dict, batch_size, auto_batch_size, batch_dims, device, names)
+        kind: Any = cls if issubclass(cls, plain) else plain
+        made: Self = construct_and_join.from_dict(
+            kind, input_dict, batch_size, auto_batch_size, batch_dims, device, names
+        )
+        return made
 
     @classmethod
-    def fromkeys(cls, keys: Iterable[Any], value: Any = 0) -> Any:
+    def fromkeys(cls, keys: Iterable[Any], value: Any = 0) -> TensorDict:
         """A TensorDict without batch dimensions whose (nested) keys all hold `value`."""
         td = cls._resident_class()
         for key in keys:
@@ -102,34 +112,36 @@ class TensorDictBase(
         return td
 
     @classmethod
-    def stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+    def stack(cls, input: Sequence[T], dim: int = 0, *, out: Any = None) -> T:
         """`torch.stack` of TensorDicts, along a new batch dimension."""
         return construct_and_join.stack(input, dim, out=out)
 
     @classmethod
-    def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> LazyStackedTensorDict:
         """A stack that is not made, of TensorDicts that may differ: see `tdstore.lazy_stack`."""
-        return construct_and_join.lazy_stack(input, dim, out=out, **kwargs)
+        made: LazyStackedTensorDict = construct_and_join.lazy_stack(input, dim, out=out, **kwargs)
+        return made
 
     @classmethod
-    def maybe_dense_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    def maybe_dense_stack(cls, input: Sequence[T], dim: int = 0, *, out: Any = None, **kwargs: Any) -> T:
         """As `stack` where keys and shapes allow it, else as `lazy_stack`."""
         return construct_and_join.maybe_dense_stack(input, dim, out=out, **kwargs)
 
-    def to_lazystack(self, dim: int = 0) -> Any:
+    def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict:
         """A lazy stack of the rows along `dim`, sharing memory."""
         name = self.names[dim] if self._names is not None else None
         return self._stack_class(*self.unbind(dim), stack_dim=dim % max(1, self.batch_dims), stack_dim_name=name)
 
-    def densify(self, layout: torch.layout = torch.strided) -> Any:
+    def densify(self, layout: torch.layout = torch.strided) -> TensorDict:
         """The same entries with every lazy stack below made: see `LazyStackedTensorDict.densify`."""
         td = self._resident()
         entries: dict[str, Any] = td._data
         data = {k: v.densify(layout) if isinstance(v, _KINDS) else v for k, v in entries.items()}
-        return td._new(data, td._batch_size, td._device, td._names)
+        made: TensorDict = td._new(data, td._batch_size, td._device, td._names)
+        return made
 
     @classmethod
-    def cat(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+    def cat(cls, input: Sequence[T], dim: int = 0, *, out: Any = None) -> T:
         """`torch.cat` of TensorDicts, along a batch dimension."""
         return construct_and_join.cat(input, dim, out=out)
 

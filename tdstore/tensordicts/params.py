@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Literal, Self, overload
 
 import torch
 from torch import Tensor, nn
 
 from tdstore import pickling
 from tdstore.container.core.container import Container
+from tdstore.container.core.key_views import IsLeaf
 from tdstore.container.core.paths import is_key
 from tdstore.container.display.text import text
 from tdstore.container.methods.access import AS_SET
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import UnsupportedError, UntrustedDataError
 from tdstore.tensordicts.resident.indexing import IndexedTree
-from tdstore.types import Names, Path
+from tdstore.types import Entry, IndexType, Names, Path
 
 _unhindered = torch.no_grad()
 """For in-place writes into parameters, which torch refuses while gradients are on."""
@@ -122,26 +123,43 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
                 entry = entry if made is None else made
         return entry
 
+    @overload
+    def __getitem__(self, index: str | tuple[str, ...]) -> Entry: ...
+    @overload
+    def __getitem__(self, index: IndexType) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
         return self._hooked(found) if self._get_post_hooks and is_key(index) else found
 
-    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Any:
+    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Entry:
         """As `TensorDict.get`."""
         found = super().get(key, default, **kwargs)
         return self._hooked(found) if self._get_post_hooks and self._find(key) is not None else found
 
-    def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Any:
+    def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Entry:
         """As `TensorDict.get_at`."""
         found = super().get_at(key, index, default)
         return self._hooked(found) if self._get_post_hooks and self._find(key) is not None else found
 
+    @overload
+    def items(
+        self,
+        include_nested: Literal[False] = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Collection[tuple[str, Entry]]: ...
+    @overload
+    def items(
+        self, include_nested: bool, leaves_only: bool = False, is_leaf: IsLeaf | None = None, *, sort: bool = False
+    ) -> Collection[tuple[str | Path, Entry]]: ...
     def items(self, *args: Any, **kwargs: Any) -> Any:
         """As `TensorDict.items`."""
         found = super().items(*args, **kwargs)
         return [(key, self._hooked(entry)) for key, entry in found] if self._get_post_hooks else found
 
-    def values(self, *args: Any, **kwargs: Any) -> Any:
+    def values(self, *args: Any, **kwargs: Any) -> Collection[Entry]:
         """As `TensorDict.values`."""
         found = super().values(*args, **kwargs)
         return [self._hooked(entry) for entry in found] if self._get_post_hooks else found

@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.tensorclasses import rewrap, unwrap_all
@@ -21,6 +21,9 @@ from tdstore.errors import OptionError, StoreError, StoreNotFoundError, UnknownD
 from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
 from tdstore.tensordicts.persistent.persistent import PersistentTensorDict
 from tdstore.tensordicts.resident.tensordict import TensorDict
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 T = TypeVar("T")
 
@@ -70,7 +73,7 @@ class TensorDictStore(PersistentTensorDict):
         # of nested entries, which are printed within their dataset: only where they are
         return _printed(self._handle)[: 1 if self._path else 2]
 
-    def to_local(self) -> Any:
+    def to_local(self) -> TensorDict:
         """The entries in memory, by one batched read."""
         return self.to_tensordict()
 
@@ -114,13 +117,13 @@ class TensorDictStore(PersistentTensorDict):
     ) -> Self:
         """A new dataset of zeros, that takes no room until rows are written; see `TensorDict.from_schema`."""
         place = _place(backend, uuid.uuid4().hex, server)
-        td = TensorDict.from_schema(schema, batch_size=batch_size, **place)
+        td: Any = TensorDict.from_schema(schema, batch_size=batch_size, **place)
         return cls._over(td._handle, device=device)
 
     @classmethod
     def from_store(
         cls, *, td_id: str, backend: str = "redis", device: Any = None, tensorclass_cls: Any = None, **server: Any
-    ) -> Any:
+    ) -> Self:
         """The dataset of that name. With `tensorclass_cls` as one of that class.
 
         Raises:
@@ -157,7 +160,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
     def _dataset_lines(self) -> list[str]:
         return [f"count={len(self._tds)}", *(_printed(self._home[0]) if self._home is not None else ())]
 
-    def to_local(self) -> Any:
+    def to_local(self) -> TensorDictBase:
         """Read the elements into memory.
 
         Returns:

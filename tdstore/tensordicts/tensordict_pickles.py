@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from tdstore.io.consolidated import layout
 from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
 from tdstore.tensordicts.params import TensorDictParams
 from tdstore.tensordicts.resident.tensordict import TensorDict
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 _ZIP = b"PK\x03\x04"
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -229,7 +232,7 @@ class _Builder:
         parts = {key: self.build(found.state[key]) for key in ("tensordict", "non_tensordict")}
         return cls._from_tensordict(parts["tensordict"], parts["non_tensordict"])
 
-    def container(self, found: _Record) -> Any:
+    def container(self, found: _Record) -> TensorDictBase:
         cls, state = found.args
         kind = getattr(cls, "name", "")
         if kind == "tensordict._lazy.LazyStackedTensorDict":
@@ -242,20 +245,20 @@ class _Builder:
         made = TensorDict(entries, batch_size=as_size(self.build(state["_batch_size"])), device=device, names=names)
         return made.lock_() if state.get("_is_locked") else made
 
-    def lazy(self, state: dict[str, Any]) -> Any:
+    def lazy(self, state: dict[str, Any]) -> LazyStackedTensorDict:
         elements = self.build(state["tensordicts"])
         made = LazyStackedTensorDict(*elements, stack_dim=state["stack_dim"])
         if (name := state.get("_td_dim_name")) is not None:
             made.names = [name if dim == made.stack_dim else other for dim, other in enumerate(made.names)]
         return made.lock_() if state.get("_is_locked") else made
 
-    def parameters(self, found: _Record) -> Any:
+    def parameters(self, found: _Record) -> TensorDictParams:
         made = TensorDictParams(self.build(found.state["_param_td"]), no_convert=True)
         made.no_convert = bool(found.state.get("no_convert", True))
         made.training = bool(found.state.get("training", True))
         return made
 
-    def consolidated(self, found: _Record) -> Any:
+    def consolidated(self, found: _Record) -> TensorDictBase:
         """What is pickled as one buffer, and what a consolidated file says of its own."""
         description, buffer = (self.build(arg) for arg in found.args[:2])
         contents = layout.decode(json.dumps(description).encode(), buffer.numel(), self.place)
@@ -270,7 +273,7 @@ class _Builder:
         rows = self.build(found.state["tensordicts"])
         return NonTensorStack(*rows, stack_dim=found.state["stack_dim"])
 
-    def unbatched(self, found: _Record) -> Any:
+    def unbatched(self, found: _Record) -> UnbatchedTensor:
         if found.args:
             return UnbatchedTensor(self.build(found.args[0]))
         return UnbatchedTensor(self.build(found.state["tensordict"])["data"])

@@ -8,7 +8,7 @@ with its batch size. Where the tensors live is the business of a store, never of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 
 import numpy as np
 import torch
@@ -37,6 +37,10 @@ from tdstore.ops.reduce import ReduceOps
 from tdstore.settings import list_to_stack
 from tdstore.types import Names, path_text
 
+if TYPE_CHECKING:
+    from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
+    from tdstore.tensordicts.resident.tensordict import TensorDict
+
 
 class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, NamesMixin, LockMixin, Primitives):
     """The state of a container, and what follows from the primitives at once; `TensorDictBase` adds the methods."""
@@ -48,11 +52,11 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
     _names: Names
     _tensorclass: Any
     """The tensorclass that this container is the inside of; not set otherwise."""
-    _resident_class: ClassVar[Any]
+    _resident_class: ClassVar[type[TensorDict]]
     """The in-memory container; set by its module."""
     _stored_class: ClassVar[Any]
     """The container over a store that is not resident; set by its module."""
-    _stack_class: ClassVar[Any]
+    _stack_class: ClassVar[type[LazyStackedTensorDict]]
     """The stack that is not made; set by its module."""
     _params_class: ClassVar[Any]
     """The container that is a `torch.nn.Module`; set by its module."""
@@ -115,7 +119,11 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
 
     ndimension = dim
 
-    def size(self, dim: int | None = None) -> Any:
+    @overload
+    def size(self, dim: None = None) -> torch.Size: ...
+    @overload
+    def size(self, dim: int) -> int: ...
+    def size(self, dim: int | None = None) -> torch.Size | int:
         """Return the batch size, or its length along `dim`."""
         return self._batch_size if dim is None else self._batch_size[as_dim(dim, self.batch_dims)]
 

@@ -62,7 +62,7 @@ class FirstKeys(abc.KeysView[str]):
         return f"FirstKeys({list(self._mapping)})"
 
 
-class KeysView:
+class KeysView(abc.KeysView[Any]):
     """Keys of a container, as `td.keys(...)` returns them: iterable, with `in`, `len` and set-like comparison."""
 
     __slots__ = ("_args", "_td")

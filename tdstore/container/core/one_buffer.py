@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from tdstore.io.consolidated.buffer import Slot, arrange
 from tdstore.io.consolidated.file import OneFile, file_of
 from tdstore.pickling import rebuild
 from tdstore.types import Fault
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.resident.tensordict import TensorDict
 
 Copy = Callable[[list[Tensor], list[Tensor]], None]
 
@@ -73,7 +76,7 @@ def rebuilt(leaf: Tensor, views: Iterator[Tensor]) -> Tensor:
     return joined([next(views) for _ in parts_of(leaf)], ragged_dim(leaf))
 
 
-def consolidated(td: Any, new_buffer: Callable[[int], Tensor], copy: Copy) -> Any:
+def consolidated(td: Any, new_buffer: Callable[[int], Tensor], copy: Copy) -> TensorDict:
     """Copy a container into one buffer.
 
     Args:
@@ -88,7 +91,7 @@ def consolidated(td: Any, new_buffer: Callable[[int], Tensor], copy: Copy) -> An
     views = [slot.view(buffer) for slot in slots]
     copy(views, parts)
     rest = iter(views)
-    made = source._with_leaves(rebuilt(leaf, rest) for leaf in leaves)
+    made: TensorDict = source._with_leaves(rebuilt(leaf, rest) for leaf in leaves)
     made._state |= CONSOLIDATED
     return made
 
@@ -153,7 +156,7 @@ def consolidated_faults(td: Any) -> list[Fault]:
     return [fault for file, starts in found.values() for fault in file.verify(starts)]
 
 
-def moved(td: Any, device: torch.device, non_blocking: bool) -> Any:
+def moved(td: Any, device: torch.device, non_blocking: bool) -> TensorDict:
     """Move a consolidated container to another device by moving its one buffer."""
     made = unpacked(packed(td), buffer_of(td).to(device, non_blocking=non_blocking))
     made._set_device(device)
@@ -190,9 +193,9 @@ def _place(part: Tensor) -> tuple[torch.dtype, tuple[int, ...], int]:
     return part.dtype, tuple(part.shape), start
 
 
-def unpacked(parts: tuple[Any, ...], buffer: Tensor) -> Any:
+def unpacked(parts: tuple[Any, ...], buffer: Tensor) -> TensorDict:
     """Rebuild the container that `packed` took apart, over its buffer."""
-    made = _unpacked(parts, buffer)
+    made: TensorDict = _unpacked(parts, buffer)
     made._state |= CONSOLIDATED
     return made
 
@@ -222,7 +225,7 @@ def _cut(place: tuple[torch.dtype, tuple[int, ...], int], buffer: Tensor) -> Ten
     return Slot(dtype, shape, start, torch.Size(shape).numel() * dtype.itemsize, 0).view(buffer)
 
 
-def unpickled(parts: tuple[Any, ...], buffer: Tensor, locked: bool) -> Any:
+def unpickled(parts: tuple[Any, ...], buffer: Tensor, locked: bool) -> TensorDict:
     """Rebuild a consolidated container from its pickle."""
     made = unpacked(parts, buffer)
     return made.lock_() if locked else made

@@ -26,7 +26,7 @@ def entry_path(key: NestedKey) -> Path:
     return path
 
 
-def unravel_key(key: NestedKey) -> Any:
+def unravel_key(key: NestedKey) -> str | Path:
     """Flatten a nested key: return a string if it has one part, else a tuple.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -11,6 +11,10 @@ from torch import Tensor
 from tdstore.container.core.container import GROUP, LEAF, Container
 from tdstore.container.values.nontensor import MetaData
 from tdstore.index.shapes import as_size
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore.tensordicts.resident.tensordict import TensorDict
 
 FIELDS = ("device", "dtype", "shape")
 
@@ -79,7 +83,7 @@ class TensorAttrs(MetaData):
         """The shape, for the reader: `to` leaves shapes alone."""
         return self.data["shape"]  # type: ignore[no-any-return]
 
-    def plain(self) -> Any:
+    def plain(self) -> Self:
         """Return the object itself, which is what `td[key]` returns."""
         return self
 
@@ -99,7 +103,7 @@ def asked(fields: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def described(td: Any, fields: tuple[str, ...]) -> Any:
+def described(td: Any, fields: tuple[str, ...]) -> TensorDict:
     """Build a TensorDict without batch dimensions from the `TensorAttrs` of the leaves of `td`. Reads no leaf."""
     made = {}
     for key in td._first_keys():
@@ -114,7 +118,8 @@ def described(td: Any, fields: tuple[str, ...]) -> Any:
             value = td._raw(key)
             one = value.for_batch(torch.Size(()))
             made[key] = value if one is None else one
-    return td._resident_class(made)
+    found: TensorDict = td._resident_class(made)
+    return found
 
 
 def recorded(td: Any) -> dict[tuple[str, ...], TensorAttrs]:
@@ -141,4 +146,5 @@ def converted(td: Container, found: dict[tuple[str, ...], TensorAttrs], non_bloc
     source = td._walkable()
     if any(attrs.tgt_device not in (None, td.device) for attrs in found.values()):
         source = source.clone(False).clear_device_()
-    return source.named_apply(convert, nested_keys=True)
+    made: TensorDictBase = source.named_apply(convert, nested_keys=True)
+    return made

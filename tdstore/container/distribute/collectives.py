@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tdstore.container.core.container import Container
 from tdstore.container.distribute.rank_trees import (
@@ -20,6 +20,9 @@ from tdstore.container.distribute.rank_trees import (
 )
 from tdstore.parallel import collectives, wire
 from tdstore.parallel.links import Link
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 SCATTER = wire.schema_text([])
 """What all ranks agree on before a scatter."""
@@ -179,7 +182,7 @@ class DistributedMixin(Container):
         collectives.gather(link, tree if error else RowTree(tree, 0), lambda row: RowTree(tree, row), to, error)
         return self
 
-    def broadcast(self, src: int, *, group: Any = None, device: Any = None) -> Any:
+    def broadcast(self, src: int, *, group: Any = None, device: Any = None) -> TensorDictBase:
         """Send this TensorDict, as it is on rank `src`, to all ranks: values that are not tensors and names too.
 
         Returns:
@@ -205,7 +208,7 @@ class DistributedMixin(Container):
 
     def scatter(
         self, src: int, tensordicts: Sequence[Any] | None = None, *, group: Any = None, device: Any = None
-    ) -> Any:
+    ) -> TensorDictBase:
         """Send each rank its TensorDict of a list that rank `src` has.
 
         Args:
@@ -236,7 +239,8 @@ class DistributedMixin(Container):
         for rank, message in enumerate(messages):
             if rank != source:
                 send_whole(message, link, rank)
-        return parts[source]
+        made: TensorDictBase = parts[source]
+        return made
 
     def init_remote(
         self, dst: int | None = None, group: Any = None, device: Any = None, use_broadcast: bool = False
@@ -263,7 +267,9 @@ class DistributedMixin(Container):
         send_whole(message, link, to)
 
     @classmethod
-    def from_remote_init(cls, src: int, group: Any = None, device: Any = None, use_broadcast: bool = False) -> Any:
+    def from_remote_init(
+        cls, src: int, group: Any = None, device: Any = None, use_broadcast: bool = False
+    ) -> TensorDictBase:
         """Receive the TensorDict that rank `src` sends by `init_remote`: in memory, over one buffer.
 
         Args:

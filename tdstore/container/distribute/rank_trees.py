@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from tdstore.parallel.links import Link
 from tdstore.registry import registry
 from tdstore.storekit.sparse import HOLES, reserve
 from tdstore.types import LeafSpec, Path, StoreIndex, path_text
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 
 class LeafTree:
@@ -181,7 +184,7 @@ class Arriving:
     def write(self, number: int, index: StoreIndex, value: Tensor) -> None:
         self.read(number, index).copy_(value)
 
-    def container(self) -> Any:
+    def container(self) -> TensorDictBase:
         td = over(StoreHandle(self.store, registry().get("memory"), None, "r", {}))
         td._state |= CONSOLIDATED
         return td
@@ -196,7 +199,7 @@ def send_whole(message: tuple[bytes, Described | None], link: Link, to: int) -> 
         collectives.send_leaves(link, tree, to, [0] * len(tree.leaves))
 
 
-def receive_whole(link: Link, source: int, device: Any) -> Any:
+def receive_whole(link: Link, source: int, device: Any) -> TensorDictBase:
     """Build a new TensorDict from what a rank sends by `send_whole`."""
     (length,) = link.recv_numbers(1, source, 0)
     arriving = Arriving(link.recv_text(length, source, 0), link, source, device)
@@ -204,7 +207,7 @@ def receive_whole(link: Link, source: int, device: Any) -> Any:
     return arriving.container()
 
 
-def broadcast_whole(td: Any, link: Link, source: int, device: Any) -> Any:
+def broadcast_whole(td: Any, link: Link, source: int, device: Any) -> TensorDictBase:
     """Return the TensorDict of rank `source`: itself there, a new one elsewhere."""
     if link.rank != source:
         arriving = Arriving(link.broadcast_text(None, source), link, source, device)
@@ -217,4 +220,5 @@ def broadcast_whole(td: Any, link: Link, source: int, device: Any) -> Any:
         raise
     link.broadcast_text(text, source)
     collectives.broadcast_leaves(link, tree, source)
-    return td
+    made: TensorDictBase = td
+    return made

@@ -12,7 +12,7 @@ import uuid
 from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from tdstore.container.storage.handle import StoreHandle
 from tdstore.errors import StoreError
 from tdstore.parallel.byvalue import PLAIN, Packed, plain
 from tdstore.store import Cap
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 _LARGE = 1 << 20
 """Rows of so many bytes are sent as shared memory."""
@@ -104,10 +107,11 @@ class Place:
     def __reduce__(self) -> Any:
         return _arrived, (self.key, *self._restored)
 
-    def rows(self, at: tuple[Any, ...]) -> Any:
+    def rows(self, at: tuple[Any, ...]) -> TensorDictBase:
         """Return the rows at an index, in memory or as views of mapped memory."""
         with self._lock:
-            return self.container._at(at)._resident()
+            made: TensorDictBase = self.container._at(at)._resident()
+            return made
 
 
 class Arrived:
@@ -119,19 +123,21 @@ class Arrived:
         self.key = key
         self.restored = restored
 
-    def opened(self) -> Any:
+    def opened(self) -> TensorDictBase:
         """Open the container anew."""
         restore, (reopen, way), rest = self.restored
-        return restore(reopen(*way), *rest)
+        made: TensorDictBase = restore(reopen(*way), *rest)
+        return made
 
-    def rows(self, at: tuple[Any, ...]) -> Any:
+    def rows(self, at: tuple[Any, ...]) -> TensorDictBase:
         """Return the rows at an index, in memory or as views of mapped memory."""
         with _guard:
             entry = self._entry()
             entry.users += 1
         try:
             with entry.lock:
-                return entry.td._at(at)._resident()
+                made: TensorDictBase = entry.td._at(at)._resident()
+                return made
         finally:
             with _guard:
                 entry.users -= 1

@@ -36,7 +36,7 @@ class StackedMixin:
         below: Any = super()
         below.materialize((self.count, *shape), device, dtype)
 
-    def single(self) -> Any:
+    def single(self) -> Tensor:
         """Return one element of the stack as a new uninitialized tensor."""
         raise NotImplementedError
 
@@ -92,7 +92,7 @@ class MappedUninitialized(UninitializedParameter):
         return found
 
 
-def stack_uninitialized(column: Sequence[Any]) -> Any:
+def stack_uninitialized(column: Sequence[Any]) -> Tensor:
     """Stack uninitialized tensors, one of each module.
 
     Raises:
@@ -103,7 +103,8 @@ def stack_uninitialized(column: Sequence[Any]) -> Any:
         raise RuntimeError("uninitialized parameters of several devices or dtypes cannot be stacked")
     parameter = isinstance(first, UninitializedParameter)
     kind: Any = StackedUninitializedParameter if parameter else StackedUninitializedBuffer
-    return kind(len(column), first.requires_grad, first.device, first.dtype)
+    made: Tensor = kind(len(column), first.requires_grad, first.device, first.dtype)
+    return made
 
 
 def shape_shown(tensor: Any) -> torch.Size:

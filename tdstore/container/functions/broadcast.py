@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from tdstore.container.core.dim_names import extend_names
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import BatchSizeError, NotAGroupError
 from tdstore.index.shapes import common_prefix
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.resident.tensordict import TensorDict
 
 T = TypeVar("T", Tensor, Container)
 
@@ -83,7 +86,7 @@ def check_leaves(results: Sequence[Tensor], batch_size: torch.Size) -> None:
             )
 
 
-def expanded_as(td: Any, other: Any, lead: int) -> Any:
+def expanded_as(td: Any, other: Any, lead: int) -> TensorDict:
     """Expand each leaf of a TensorDict of live tensors to the shape of the leaf that `other` has under its key.
 
     Values take the batch size alone, and need not be in `other`. Nested TensorDicts keep their number of batch
@@ -113,7 +116,8 @@ def expanded_as(td: Any, other: Any, lead: int) -> Any:
     made = td._new(
         data, new, td._device, None if names is None or lead < 0 else extend_names((None,) * lead + names, len(new))
     )
-    return made.lock_() if td.is_locked else made
+    found: TensorDict = made.lock_() if td.is_locked else made
+    return found
 
 
 def _expand_batch(key: str, ndim: int, batch: torch.Size, leaf: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -19,6 +19,11 @@ from tdstore.index.shapes import as_dim, as_size
 from tdstore.settings import Switch
 from tdstore.types import LeafSpec, Names, Path, path_text
 
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
+
+T = TypeVar("T")
 TypedT = TypeVar("TypedT", bound=Typed)
 
 
@@ -148,7 +153,7 @@ def _nested_names(column: Sequence[Any], names: Names, n: int, new: torch.Size) 
 @overload
 def stack(input: Iterable[TypedT], dim: int = 0, *, out: Any = None) -> TypedT: ...
 @overload
-def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any: ...
+def stack(input: Iterable[T], dim: int = 0, *, out: Any = None) -> T: ...
 def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     """Stack TensorDicts of one batch size and one set of keys along a new batch dimension.
 
@@ -186,7 +191,7 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
 @overload
 def cat(input: Iterable[TypedT], dim: int = 0, *, out: Any = None) -> TypedT: ...
 @overload
-def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any: ...
+def cat(input: Iterable[T], dim: int = 0, *, out: Any = None) -> T: ...
 def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     """Concatenate TensorDicts with one set of keys along a batch dimension; lazily if one of them is a lazy stack.
 
@@ -282,14 +287,24 @@ def lazy_stack(
 ) -> TypedT: ...
 @overload
 def lazy_stack(
-    input: Iterable[Any],
+    input: Iterable[TensorDictBase],
     dim: int = 0,
     *,
     device: Any = None,
     out: Any = None,
     stack_dim_name: str | None = None,
     strict_shape: bool = False,
-) -> Any: ...
+) -> LazyStackedTensorDict: ...
+@overload
+def lazy_stack(
+    input: Iterable[T],
+    dim: int = 0,
+    *,
+    device: Any = None,
+    out: Any = None,
+    stack_dim_name: str | None = None,
+    strict_shape: bool = False,
+) -> T: ...
 def lazy_stack(
     input: Iterable[Any],
     dim: int = 0,
@@ -332,11 +347,7 @@ def lazy_stack(
     return made if out is None else out.update(made, inplace=True)
 
 
-@overload
-def maybe_dense_stack(input: Iterable[TypedT], dim: int = 0, *, out: Any = None, **kwargs: Any) -> TypedT: ...
-@overload
-def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any: ...
-def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+def maybe_dense_stack(input: Iterable[T], dim: int = 0, *, out: Any = None, **kwargs: Any) -> T:
     """Stack as `torch.stack` where keys and shapes allow it, else as `lazy_stack`; nested TensorDicts one by one."""
     tds = list(input)
     try:
@@ -394,8 +405,14 @@ def _into(out: Any, made: Any) -> Any:
 
 
 def from_dict(
-    cls: Any, source: Mapping[Any, Any], batch_size: Any, auto: bool | None, batch_dims: Any, device: Any, names: Any
-) -> Any:
+    cls: type[T],
+    source: Mapping[Any, Any],
+    batch_size: Any,
+    auto: bool | None,
+    batch_dims: Any,
+    device: Any,
+    names: Any,
+) -> T:
     """Build a TensorDict from nested dicts.
 
     Args:
@@ -408,21 +425,23 @@ def from_dict(
     """
     if batch_size is not None and batch_dims is not None:
         raise ValueError("give batch_size or batch_dims, not both")
-    td = cls(source, batch_size=as_size(batch_size), device=device)
+    new: Any = cls
+    td: Any = new(source, batch_size=as_size(batch_size), device=device)
     if batch_size is None and (batch_dims is not None if auto is None else auto):
         td.auto_batch_size_(batch_dims)
     if names is not None:
         td.names = names
-    return td
+    made: T = td
+    return made
 
 
 def from_container(source: Any, batch_size: Any, device: Any, names: Any) -> Any:
     """Return a TensorDict passed to `from_dict`, with its own batch sizes unless others are requested."""
-    found = source
+    found: Any = source
     if batch_size is not None and as_size(batch_size) != source.batch_size:
-        found = source.clone(recurse=False)
+        found = found.clone(recurse=False)
         found.batch_size = batch_size
     if names is not None and list(names) != list(found.names):
-        found = source.clone(recurse=False) if found is source else found
+        found = found.clone(recurse=False) if found is source else found
         found.names = names
     return found if device is None else found.to(device)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.paths import entry_path
 from tdstore.types import Path
 
+if TYPE_CHECKING:
+    from tdstore.tensordicts.resident.tensordict import TensorDict
+
 Callback = Callable[..., Any]
 
 
-def merge_tensordicts(*tensordicts: Any, callback_exist: Callback | Mapping[Any, Callback] | None = None) -> Any:
+def merge_tensordicts(*tensordicts: Any, callback_exist: Callback | Mapping[Any, Callback] | None = None) -> TensorDict:
     """Make a TensorDict of all entries of several; where more than one has an entry, the first counts.
 
     Args:
@@ -34,7 +37,7 @@ def merge_tensordicts(*tensordicts: Any, callback_exist: Callback | Mapping[Any,
     return _merged([td._resident() for td in tensordicts], len(tensordicts), callback_exist, ())
 
 
-def _merged(tds: Sequence[Any], everyone: int, callback: Any, path: Path) -> Any:
+def _merged(tds: Sequence[Any], everyone: int, callback: Any, path: Path) -> TensorDict:
     first = tds[0]
     made = Container._resident_class(batch_size=first.batch_size, device=first.device, names=first._dim_names())
     for key in dict.fromkeys(key for td in tds for key in td._first_keys()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -16,24 +16,29 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTens
 from tdstore.errors import BatchSizeError
 from tdstore.types import Path, path_text
 
+C = TypeVar("C", bound=Container)
+T = TypeVar("T")
 
-def pad(tensordict: Any, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> Any:
+
+def pad(tensordict: T, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> T:
     """Pad batch dimensions with a value: `TensorDict.pad`.
 
     Example:
         >>> pad(TensorDict({"a": torch.ones(2)}, [2]), [0, 1], value=-1.0)["a"]
         tensor([ 1.,  1., -1.])
     """
-    return tensordict.pad(pad_size, value, inplace=inplace, safe=safe)
+    td: Any = tensordict
+    made: T = td.pad(pad_size, value, inplace=inplace, safe=safe)
+    return made
 
 
 def pad_sequence(
-    list_of_tensordicts: Iterable[Any],
+    list_of_tensordicts: Iterable[T],
     pad_dim: int = 0,
     padding_value: float = 0.0,
     out: Any = None,
     return_mask: bool | str | tuple[Any, ...] = False,
-) -> Any:
+) -> T:
     """Pad the entries of TensorDicts to the longest along one dimension, and stack them along a new first one.
 
     Args:
@@ -61,7 +66,8 @@ def pad_sequence(
     made = _padded(tds, pad_dim, padding_value, masks, ())
     if return_mask is not False:
         made.set(entry_path("masks" if return_mask is True else return_mask), masks)
-    return rewrap(tensorclass, made) if out is None else out.update(made, inplace=True)
+    found: T = rewrap(tensorclass, made) if out is None else out.update(made, inplace=True)
+    return found
 
 
 def _batch(tds: Sequence[Any], dim: int) -> torch.Size:
@@ -134,6 +140,10 @@ def _values(column: Sequence[NonTensor], dim: int, batch: torch.Size) -> NonTens
     return merge(rows, torch.stack)
 
 
+@overload
+def dense_stack_tds(td_list: C, dim: int | None = None) -> C: ...
+@overload
+def dense_stack_tds(td_list: Sequence[C], dim: int | None = None) -> C: ...
 def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
     """Stack TensorDicts, or the elements of a lazy stack, for real.
 

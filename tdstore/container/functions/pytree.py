@@ -48,7 +48,7 @@ class Node(NamedTuple):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def dump(self) -> Any:
+    def dump(self) -> dict[str, Any]:
         """Serialize to JSON."""
         return {
             "keys": list(self.keys),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdstore.container.core.container import GROUP, LEAF, Container
 from tdstore.container.core.tensorclasses import class_of, rewrap, unwrap
 from tdstore.errors import BatchSizeError
 from tdstore.types import Path
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 
 def even(td: Any) -> bool:
@@ -28,7 +31,7 @@ def differs(source: Any, target: Any) -> bool:
     return isinstance(unwrap(source), stack) and not isinstance(unwrap(target), stack) and not even(unwrap(source))
 
 
-def merged(target: Any, source: Any, wanted: list[Path] | None, clone: bool) -> Any:
+def merged(target: Any, source: Any, wanted: list[Path] | None, clone: bool) -> TensorDictBase:
     """Merge each row of a TensorDict with an element of a stack, as a lazy stack; neither source changes.
 
     Args:
@@ -49,4 +52,5 @@ def merged(target: Any, source: Any, wanted: list[Path] | None, clone: bool) -> 
         )
     for row, element in zip(rows, stack.tensordicts, strict=True):
         row.update(element, clone, keys_to_update=wanted)
-    return rewrap(class_of(unwrap(target)), stack._of(rows, dim, stack._dim_name))
+    made: TensorDictBase = rewrap(class_of(unwrap(target)), stack._of(rows, dim, stack._dim_name))
+    return made

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from collections.abc import KeysView as Keys
 from enum import Enum
-from typing import Any
+from typing import Any, Literal, Self, overload
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from tdstore.container.core.key_views import IsLeaf, ItemsView, KeysView, Values
 from tdstore.container.core.paths import entry_path, is_key
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.errors import NotAGroupError, NotAKeyError
-from tdstore.types import NestedKey, Path, path_text
+from tdstore.types import Entry, IndexType, NestedKey, Path, path_text
 
 
 class _NoDefault(Enum):  # torch.compile takes the members of an enum for constants
@@ -62,7 +63,7 @@ class AccessMixin(Container):
         return node, path[-1]
 
     # -- reading -----------------------------------------------------------------------------
-    def get(self, key: NestedKey, default: Any = AS_SET, **kwargs: Any) -> Any:
+    def get(self, key: NestedKey, default: Any = AS_SET, **kwargs: Any) -> Entry:
         """The entry, or `default`. Non-tensor values come wrapped; `td[key]` unwraps them.
 
         `as_list=` and the like are for entries of lazy stacks: see `LazyStackedTensorDict.get`.
@@ -105,7 +106,7 @@ class AccessMixin(Container):
             node = node._raw(part)
         return None if node._kind(path[-1]) is None else (node, path[-1])
 
-    def get_at(self, key: NestedKey, index: Any, default: Any = AS_SET) -> Any:
+    def get_at(self, key: NestedKey, index: Any, default: Any = AS_SET) -> Entry:
         """`td.get(key)[index]`, reading no more than that; `default` if there is no such entry.
 
         Non-tensor values come wrapped, as `get` gives them.
@@ -116,7 +117,7 @@ class AccessMixin(Container):
         node, last = place
         return node._leaf_at(last, index) if node._kind(last) == LEAF else node._raw(last)[index]
 
-    def get_non_tensor(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+    def get_non_tensor(self, key: NestedKey, default: Any = NO_DEFAULT) -> Entry:
         """The unwrapped value of a non-tensor entry (or the entry itself), or `default`."""
         found = self.get(key, default)
         return found.plain() if isinstance(found, NonTensor) else found
@@ -139,6 +140,19 @@ class AccessMixin(Container):
             return torch.Size(node._leaf_facts(last)[0])
         return torch.Size(node._value_size(last) if node._kind(last) == VALUE else node._raw(last).batch_size)
 
+    @overload
+    def keys(
+        self,
+        include_nested: Literal[False] = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Keys[str]: ...
+    @overload
+    def keys(
+        self, include_nested: bool, leaves_only: bool = False, is_leaf: IsLeaf | None = None, *, sort: bool = False
+    ) -> Collection[str | Path]: ...
     def keys(
         self,
         include_nested: bool = False,
@@ -164,10 +178,23 @@ class AccessMixin(Container):
         is_leaf: IsLeaf | None = None,
         *,
         sort: bool = False,
-    ) -> Any:
+    ) -> Collection[Entry]:
         """A view of the entries; see `keys`."""
         return ValuesView(self, include_nested, leaves_only, is_leaf, sort)
 
+    @overload
+    def items(
+        self,
+        include_nested: Literal[False] = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Collection[tuple[str, Entry]]: ...
+    @overload
+    def items(
+        self, include_nested: bool, leaves_only: bool = False, is_leaf: IsLeaf | None = None, *, sort: bool = False
+    ) -> Collection[tuple[str | Path, Entry]]: ...
     def items(
         self,
         include_nested: bool = False,
@@ -198,6 +225,10 @@ class AccessMixin(Container):
         return all(self._kind(k) == GROUP and self._raw(k).is_empty() for k in self._first_keys())
 
     # -- subscripts --------------------------------------------------------------------------
+    @overload
+    def __getitem__(self, index: str | tuple[str, ...]) -> Entry: ...
+    @overload
+    def __getitem__(self, index: IndexType) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
         if not is_key(index):
             return self if type(index) is tuple and not index else self._at(index)

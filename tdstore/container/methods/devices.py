@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from tdstore.container.core.tensor_attrs import FIELDS, TensorAttrs, asked, conv
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.errors import BatchSizeError, UnsupportedError
 from tdstore.index.shapes import as_size
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.resident.tensordict import TensorDict
 
 
 class PlacingMixin(Container):
@@ -42,7 +45,7 @@ class PlacingMixin(Container):
         made._offer((weakref.ref(self), lambda v: v.exclude(*old)))
         return made  # type: ignore[no-any-return]
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
+    def to(self, *args: Any, **kwargs: Any) -> Self:
         """Convert to a device, a dtype, both, or those of another tensor or TensorDict.
 
         Args:
@@ -80,7 +83,7 @@ class PlacingMixin(Container):
             device = torch.device("cuda", torch.cuda.current_device())
         if not each and dtype is None and (device is None or device == self._device):
             return self
-        made = converted(self, each, non_blocking) if each else self
+        made: Self = converted(self, each, non_blocking) if each else self
         if device is not None or dtype is not None:
             made = made._to(device, dtype, non_blocking)
         if not inplace:
@@ -89,7 +92,7 @@ class PlacingMixin(Container):
         self._device = made._device if each else device or self._device
         return self
 
-    def attrs(self, *, fields: Sequence[str] = FIELDS, num_threads: int | None = None) -> Any:
+    def attrs(self, *, fields: Sequence[str] = FIELDS, num_threads: int | None = None) -> TensorDict:
         """What every leaf is, as a TensorDict of `TensorAttrs` without batch dimensions. Reads no leaf.
 
         Given to `to`, it makes each leaf of another TensorDict like the one of that name here. A leaf of a lazy
@@ -118,7 +121,7 @@ class PlacingMixin(Container):
         def convert(leaves: list[Tensor]) -> list[Tensor]:
             return [t.to(device=device or t.device, dtype=dtype or t.dtype, non_blocking=non_blocking) for t in leaves]
 
-        made = self._resident()._foreach(convert)
+        made: Self = self._resident()._foreach(convert)
         if made is not self and device is not None:
             made._set_device(device)
         return made
@@ -128,11 +131,11 @@ class PlacingMixin(Container):
         for group in self._groups():
             group._set_device(device)
 
-    def cpu(self, **kwargs: Any) -> Any:
+    def cpu(self, **kwargs: Any) -> Self:
         """`to("cpu")`."""
         return self.to("cpu", **kwargs)
 
-    def cuda(self, device: Any = None, **kwargs: Any) -> Any:
+    def cuda(self, device: Any = None, **kwargs: Any) -> Self:
         """`to("cuda")`, or to `cuda:device`."""
         return self.to("cuda" if device is None else torch.device("cuda", device), **kwargs)
 
@@ -153,14 +156,16 @@ class PlacingMixin(Container):
         """The dtype of all leaves, or None when they differ."""
         return _common_dtype(self)
 
-    def detach(self) -> Any:
+    def detach(self) -> Self:
         """A TensorDict of detached leaves, sharing memory."""
-        return self._resident()._foreach(lambda leaves: [t.detach() for t in leaves])
+        made: Self = self._resident()._foreach(lambda leaves: [t.detach() for t in leaves])
+        return made
 
     @property
-    def data(self) -> Any:
+    def data(self) -> Self:
         """A TensorDict of `leaf.data`."""
-        return self._resident()._foreach(lambda leaves: [t.data for t in leaves])
+        made: Self = self._resident()._foreach(lambda leaves: [t.data for t in leaves])
+        return made
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Set `requires_grad` of every leaf.
@@ -176,11 +181,12 @@ class PlacingMixin(Container):
             leaf.requires_grad_(requires_grad)
         return self
 
-    def as_tensor(self) -> Any:
+    def as_tensor(self) -> Self:
         """A TensorDict of plain tensors over the same memory: of memory-mapped ones, parameters, ..."""
-        return self._resident()._foreach(lambda leaves: [_plain(t) for t in leaves])
+        made: Self = self._resident()._foreach(lambda leaves: [_plain(t) for t in leaves])
+        return made
 
-    def pin_memory(self, num_threads: int | None = None, inplace: bool = False) -> Any:
+    def pin_memory(self, num_threads: int | None = None, inplace: bool = False) -> Self:
         """A copy in page-locked memory, from which a GPU reads while the CPU goes on.
 
         On a machine without an accelerator there is nothing to pin for: the leaves stay as they are.

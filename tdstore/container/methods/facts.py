@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from tdstore.container.core.paths import entry_path
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.keys import key_text
 from tdstore.ops.reduce import Over
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 
 class MeasureMixin(Container):
@@ -70,13 +73,16 @@ class MeasureMixin(Container):
         """Equal for two leaves that are one: the tensor where it is live, the place where it is stored."""
         return id(self), key
 
-    def data_ptr(self, *, storage: bool = False) -> Any:
+    def data_ptr(self, *, storage: bool = False) -> TensorDictBase:
         """A TensorDict of the addresses of the leaves (int64 scalars), or with `storage` of their storages."""
 
         def address(leaf: Tensor) -> Tensor:
             return torch.tensor(leaf.untyped_storage().data_ptr() if storage else leaf.data_ptr())
 
-        return self._resident()._over_leaves_of(address, Over(None, False, self.batch_dims), torch.Size(()), None)
+        made: TensorDictBase = self._resident()._over_leaves_of(
+            address, Over(None, False, self.batch_dims), torch.Size(()), None
+        )
+        return made
 
     # -- places --------------------------------------------------------------------------------
     @property
@@ -116,12 +122,13 @@ class MeasureMixin(Container):
         return any(leaf.requires_grad for leaf in self._leaf_list())
 
     @property
-    def grad(self) -> Any:
+    def grad(self) -> Self | None:
         """A TensorDict of the leaves' gradients, those that have one; None when none has. Locked if this one is."""
         if all(leaf.grad is None for leaf in self._leaf_list()):
             return None
         grads = self._resident().apply(lambda leaf: leaf.grad, filter_empty=True)
-        return grads.lock_() if self.is_locked else grads
+        made: Self | None = grads.lock_() if self.is_locked else grads
+        return made
 
     def zero_grad(self, set_to_none: bool = True) -> Self:
         """Forget the leaves' gradients, or with `set_to_none=False` fill them with zeros."""

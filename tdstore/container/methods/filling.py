@@ -50,15 +50,16 @@ class FillingMixin(Container):
         self[mask] = value
         return self
 
-    def masked_fill(self, mask: Tensor, value: Any) -> Any:
+    def masked_fill(self, mask: Tensor, value: Any) -> Self:
         """A copy with `value` in the rows where `mask` is true."""
         return self.clone().masked_fill_(mask, value)
 
-    def masked_select(self, mask: Tensor) -> Any:
+    def masked_select(self, mask: Tensor) -> Self:
         """The rows where `mask` is true, as one batch dimension: `td[mask]`."""
         if mask.dtype != torch.bool:
             raise TypeError(f"a mask is a bool tensor, not one of {mask.dtype}")
-        return self._at(mask)._resident()
+        made: Self = self._at(mask)._resident()
+        return made
 
     def _expanded_as(self, other: Any, lead: int) -> Any:
         return expanded_as(self._resident(), other, lead)
@@ -72,7 +73,7 @@ class FillingMixin(Container):
 
     def where(
         self, condition: Tensor, other: Any, *, out: Any = None, pad: Any = None, update_batch_size: bool = False
-    ) -> Any:
+    ) -> Self:
         """Entries of this TensorDict where `condition` is true, of `other` (TensorDict or number) elsewhere.
 
         Args:
@@ -85,9 +86,11 @@ class FillingMixin(Container):
         if update_batch_size and out is not None:
             out.batch_size = self.batch_size
         if out is not None and pad is None and self._where_into(condition, other, out):
-            return out
+            found: Self = out
+            return found
         made = self._chosen(condition, other, pad)
-        return made if out is None else out.update(made, inplace=True)
+        result: Self = made if out is None else out.update(made, inplace=True)
+        return result
 
     def _chosen(self, condition: Tensor, other: Any, pad: Any) -> Any:
         """The result of `where`, in memory."""
@@ -140,7 +143,7 @@ class FillingMixin(Container):
         return True
 
     # -- new tensors of the same form ----------------------------------------------------------
-    def new_zeros(self, *size: Any, **kwargs: Any) -> Any:
+    def new_zeros(self, *size: Any, **kwargs: Any) -> Self:
         """Zeros with these leaves' feature shapes and dtypes, for batch size `size`.
 
         The last dimensions of `size` keep the names of the last batch dimensions. Values that differ from row
@@ -153,15 +156,15 @@ class FillingMixin(Container):
         """
         return self._new_leaves(size, Tensor.new_zeros, kwargs)
 
-    def new_ones(self, *size: Any, **kwargs: Any) -> Any:
+    def new_ones(self, *size: Any, **kwargs: Any) -> Self:
         """Ones, likewise."""
         return self._new_leaves(size, Tensor.new_ones, kwargs)
 
-    def new_empty(self, *size: Any, **kwargs: Any) -> Any:
+    def new_empty(self, *size: Any, **kwargs: Any) -> Self:
         """Uninitialised memory, likewise."""
         return self._new_leaves(size, Tensor.new_empty, kwargs)
 
-    def new_full(self, size: Any, fill_value: Any, **kwargs: Any) -> Any:
+    def new_full(self, size: Any, fill_value: Any, **kwargs: Any) -> Self:
         """`fill_value`, likewise."""
         return self._new_leaves((size,), Tensor.new_full, {**kwargs, "fill_value": fill_value})
 
@@ -173,7 +176,7 @@ class FillingMixin(Container):
         device: Any = NO_DEFAULT,
         requires_grad: bool = False,
         pin_memory: bool | None = None,
-    ) -> Any:
+    ) -> Self:
         """A TensorDict of these entries that holds a copy of `data`, in the dtypes and on the devices of these leaves.
 
         Args:
@@ -195,12 +198,14 @@ class FillingMixin(Container):
         own: Any = self._device if device is NO_DEFAULT or device is None else torch.device(device)
         if isinstance(data, Container):
             how = {"batch_size": data.batch_size, "device": own, "names": data._dim_names(), "filter_empty": False}
-            return td.apply(copy, data._resident(), **how)
+            found: Self = td.apply(copy, data._resident(), **how)
+            return found
         tensor = torch.as_tensor(data)
         how = {"batch_size": tensor.shape, "device": own or tensor.device, "names": None, "filter_empty": False}
-        return td.apply(lambda leaf: copy(leaf, tensor), **how)
+        result: Self = td.apply(lambda leaf: copy(leaf, tensor), **how)
+        return result
 
-    def _new_leaves(self, size: tuple[Any, ...], make: Callable[..., Tensor], how: dict[str, Any]) -> Any:
+    def _new_leaves(self, size: tuple[Any, ...], make: Callable[..., Tensor], how: dict[str, Any]) -> Self:
         batch = as_size(flat_args(size))
         n = len(self._batch_size)
         names = (None,) * len(batch) + (self._names or ())
@@ -210,7 +215,7 @@ class FillingMixin(Container):
         if how.pop("empty_lazy", False):
             empty = {path: entry for path, entry in _row_entries(self) if entry is not self}
         source = self.exclude(*empty) if empty else self
-        made = _without_row_values(source._resident())._move(
+        made: Self = _without_row_values(source._resident())._move(
             lambda t: make(t, (*batch, *t.shape[n:]), **how),
             batch,
             self._names and as_names(names[len(names) - len(batch) :], len(batch)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from tdstore.container.methods.apply import Mapper, writes_in_place
 from tdstore.container.values.nontensor import NonTensor, NonTensorStack
 from tdstore.index.shapes import as_size
 from tdstore.types import NestedKey, Path
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.resident.tensordict import TensorDict
 
 
 class StructureMixin(Container):
@@ -90,12 +93,13 @@ class StructureMixin(Container):
                 if sub is not None:
                     self._raw(key)._keep(sub, True, what)
             return self
-        return self._kept(wanted)  # type: ignore[no-any-return]
+        return self._kept(wanted)
 
-    def _kept(self, wanted: dict[str, Any]) -> Any:
+    def _kept(self, wanted: dict[str, Any]) -> Self:
         td = self._resident()
         data = {k: td._data[k] if sub is None else td._data[k]._kept(sub) for k, sub in wanted.items()}
-        return td._new(data, td._batch_size, td._device, td._names)
+        made: Self = td._new(data, td._batch_size, td._device, td._names)
+        return made
 
     def split_keys(
         self,
@@ -143,7 +147,7 @@ class StructureMixin(Container):
 
     def _without_values(self) -> Any:
         """The nested TensorDicts alone, empty."""
-        td = self.empty()
+        td: Any = self.empty()
         for key in self._first_keys():
             if self._kind(key) == GROUP:
                 td._data[key] = self._raw(key)._without_values()
@@ -173,7 +177,7 @@ class StructureMixin(Container):
             made[0].lock_()
         return made[0], made[1]
 
-    def filter_non_tensor_data(self) -> Any:
+    def filter_non_tensor_data(self) -> Self:
         """A TensorDict without the entries that are not tensors, sharing the tensors."""
         return self._kept(self._tensors_only())
 
@@ -278,7 +282,7 @@ class StructureMixin(Container):
     # -- copying -----------------------------------------------------------------------------
     def empty(
         self, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = None
-    ) -> Any:
+    ) -> Self:
         """A TensorDict of the same batch size without tensors.
 
         Args:
@@ -288,7 +292,7 @@ class StructureMixin(Container):
         if names is None and batch_size is None:
             names = self._names
         where = self._device if device is NO_DEFAULT else device
-        td = self._in_class(self._resident_class({}, batch_size=batch, device=where, names=names))
+        td: Any = self._in_class(self._resident_class({}, batch_size=batch, device=where, names=names))
         if recurse:
             for key in self._first_keys():
                 kind = self._kind(key)
@@ -296,7 +300,8 @@ class StructureMixin(Container):
                     td._data[key] = self._raw(key).empty(recurse=True, device=where)
                 elif kind == VALUE:
                     td._data[key] = td._coerce(key, self._raw(key))
-        return td
+        made: Self = td
+        return made
 
     def _in_class(self, td: Any) -> Any:
         """A TensorDict in memory that nobody else has, as one of this one's class if that is a subclass of its own."""
@@ -306,7 +311,7 @@ class StructureMixin(Container):
             return td
         return cls._new({}, td._batch_size, td._device, td._names)._become(td)
 
-    def clone(self, recurse: bool = True) -> Any:
+    def clone(self, recurse: bool = True) -> Self:
         """A copy: of leaves and values too (`recurse=True`), or of the tree around the same ones.
 
         Values are copied as `copy.deepcopy` does it. One that it refuses, such as a lock, is in both.
@@ -322,29 +327,30 @@ class StructureMixin(Container):
                 data[key] = value.own_values()
             else:  # what is done in place to one of them is not done to the other
                 data[key] = value.__copy__() if type(value) is NonTensorStack else value
-        return td._new(data, td._batch_size, td._device, td._names)
+        made: Self = td._new(data, td._batch_size, td._device, td._names)
+        return made
 
-    def _shallow(self) -> Any:
+    def _shallow(self) -> Self:
         return self.clone(recurse=False)
 
-    def copy(self) -> Any:
+    def copy(self) -> Self:
         """A copy of the tree around the same leaves."""
         return self.clone(recurse=False)
 
     def __copy__(self) -> Any:
         return self.clone(recurse=False)
 
-    def replace(self, *args: Any, **kwargs: Any) -> Any:
+    def replace(self, *args: Any, **kwargs: Any) -> Self:
         """A shallow copy with some entries replaced; of stored data a copy in memory, the store stays as it is."""
         if not kwargs and (not args or args[0] is None or (isinstance(args[0], dict) and not args[0])):
             return self
         return self._own_copy().update(*args, **kwargs)
 
-    def _own_copy(self) -> Any:
+    def _own_copy(self) -> Self:
         """A shallow copy whose changes no store hears of."""
         return self._shallow()
 
-    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Any:
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
         """Leaves made contiguous; a stored TensorDict is read into memory.
 
         Args:
@@ -363,7 +369,7 @@ class StructureMixin(Container):
         """Whether every leaf is contiguous in memory."""
         return self._resident() is self and all(t.is_contiguous() for t in self._leaf_list())
 
-    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+    def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
         """A plain in-memory TensorDict with copies of all entries."""
         td = self._resident()
         data: dict[str, Any] = {}
@@ -426,7 +432,7 @@ class StructureMixin(Container):
         call_on_nested: bool = False,
         is_leaf: Callable[[type], bool] | None = None,
         out: Any = None,
-    ) -> Any:
+    ) -> Self:
         """Map `fn(leaf, *leaves of others)` over tensor leaves into a new TensorDict.
 
         A result of None drops the entry; `apply` returns None when every entry was dropped and
@@ -444,7 +450,7 @@ class StructureMixin(Container):
                 leaves lie in files they are written into its leaves. Stored leaves are then read, and their results
                 written, in blocks of rows of bounded memory (so too with `inplace`): `fn` sees some rows at a time.
         """
-        return self._map_leaves(
+        made: Self = self._map_leaves(
             fn,
             others,
             False,
@@ -459,15 +465,17 @@ class StructureMixin(Container):
             is_leaf=is_leaf,
             out=out,
         )
+        return made
 
-    def named_apply(self, fn: Callable[..., Any], *others: Any, nested_keys: bool = False, **kwargs: Any) -> Any:
+    def named_apply(self, fn: Callable[..., Any], *others: Any, nested_keys: bool = False, **kwargs: Any) -> Self:
         """As `apply`, with the key as first argument: the last part, or the whole path with `nested_keys`."""
 
         def call(path: Path, *leaves: Any) -> Any:
             key = path if nested_keys and len(path) > 1 else path[-1]
             return fn(key, *leaves)
 
-        return self._map_leaves(call, others, True, **kwargs)
+        made: Self = self._map_leaves(call, others, True, **kwargs)
+        return made
 
     def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
         """Map `fn` over the leaves and write the results back in place."""

@@ -22,7 +22,7 @@ from tdstore.errors import BatchSizeError, KeyNotFoundError, NotAGroupError
 from tdstore.index.index_terms import as_terms, spelled_out
 from tdstore.index.selection import index_shape
 from tdstore.keys import key_text
-from tdstore.types import NestedKey, Path, path_text
+from tdstore.types import Entry, NestedKey, Path, path_text
 
 
 class WritingMixin(Container):
@@ -149,7 +149,7 @@ class WritingMixin(Container):
         """Store any object as one value for the whole batch."""
         return self.set(key, NonTensorData(value, self._batch_size))
 
-    def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Any:
+    def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Entry:
         """Set the entry if there is none, and return it."""
         if self.get(key, None) is None:
             self.set(key, default, inplace=inplace)
@@ -329,7 +329,7 @@ class WritingMixin(Container):
         node._drop([last])
         return self
 
-    def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+    def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Entry:
         """Remove an entry and return it (non-tensor values wrapped, as `get` gives them), or `default`."""
         found = self._find(key)
         if found is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from typing import Any, Self, cast
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, overload
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from tdstore.io.opening import Location
 from tdstore.keys import key_text
 from tdstore.types import LeafSpec, Mode, NestedKey, Path, StoreIndex, Write
 
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
+
 
 class NamedStorageMixin(Container):
     """memmap and its kin, to_h5 and from_h5, share_memory_."""
@@ -29,6 +33,12 @@ class NamedStorageMixin(Container):
     __slots__ = ()
 
     # -- files -------------------------------------------------------------------------------
+    @overload
+    def memmap(
+        self, prefix: Location = None, copy_existing: bool = False, *, return_early: Literal[True], **kwargs: Any
+    ) -> Future[Self]: ...
+    @overload
+    def memmap(self, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> Self: ...
     def memmap(self, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> Any:
         """Save as memory-mapped files under `prefix` (default: temporary ones); the result is locked, on the CPU.
 
@@ -74,6 +84,20 @@ class NamedStorageMixin(Container):
 
         return later(run) if early else run()  # type: ignore[return-value]  # or a future of self
 
+    @overload
+    def memmap_like(
+        self,
+        prefix: Location = None,
+        copy_existing: bool = False,
+        *,
+        existsok: bool = True,
+        return_early: Literal[True],
+        **kwargs: Any,
+    ) -> Future[Self]: ...
+    @overload
+    def memmap_like(
+        self, prefix: Location = None, copy_existing: bool = False, *, existsok: bool = True, **kwargs: Any
+    ) -> Self: ...
     def memmap_like(
         self, prefix: Location = None, copy_existing: bool = False, *, existsok: bool = True, **kwargs: Any
     ) -> Any:
@@ -101,9 +125,10 @@ class NamedStorageMixin(Container):
         return later(run) if early else run()
 
     @classmethod
-    def load_memmap(cls, prefix: Location, *args: Any, **kwargs: Any) -> Any:
+    def load_memmap(cls, prefix: Location, *args: Any, **kwargs: Any) -> TensorDictBase:
         """As `load`."""
-        return cls.load(prefix, *args, **kwargs)
+        td: TensorDictBase = cls.load(prefix, *args, **kwargs)
+        return td
 
     def load_memmap_(self, prefix: Location, *args: Any, **kwargs: Any) -> Self:
         """As `load_`."""
@@ -203,11 +228,12 @@ class NamedStorageMixin(Container):
         return self.lock_() if locked else self
 
     # -- others ------------------------------------------------------------------------------
-    def to_h5(self, filename: Location, **kwargs: Any) -> Any:
+    def to_h5(self, filename: Location, **kwargs: Any) -> TensorDictBase:
         """Save as one HDF5 file; options such as `chunks` and `compression` go to every dataset."""
-        return unlocked(self.save(filename, storage="h5", **kwargs))
+        made: TensorDictBase = unlocked(self.save(filename, storage="h5", **kwargs))
+        return made
 
-    def to_zarr(self, filename: object, **kwargs: Any) -> Any:
+    def to_zarr(self, filename: object, **kwargs: Any) -> TensorDictBase:
         """Save as a zarr store; options such as `chunks` and `shards` go to every array.
 
         Args:
@@ -215,7 +241,8 @@ class NamedStorageMixin(Container):
                 `MemoryStore` holds the data itself, and so do others, where `single_writer=True` says that nobody else
                 writes.
         """
-        return unlocked(self.save(cast(Location, filename), storage="zarr", **kwargs))
+        made: TensorDictBase = unlocked(self.save(cast(Location, filename), storage="zarr", **kwargs))
+        return made
 
     def to_store(
         self,
@@ -229,7 +256,7 @@ class NamedStorageMixin(Container):
         device: Any = None,
         location: Location = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> TensorDictBase:
         """Save to a key-value server; `from_store` of the class that is returned finds it again.
 
         Args:
@@ -249,8 +276,10 @@ class NamedStorageMixin(Container):
             place["location"] = location
         td = unlocked(self.save(**place))
         if place["storage"] == "redis":
-            return Container._on_redis(td, device)
-        return td if device is None else td.to(device)
+            made: TensorDictBase = Container._on_redis(td, device)
+            return made
+        found: TensorDictBase = td if device is None else td.to(device)
+        return found
 
     def share_memory_(self) -> Self:
         """Move the leaves to shared memory that child processes see, and lock."""
@@ -268,7 +297,7 @@ class NamedStorageMixin(Container):
         batch_dims: int | None = None,
         batch_size: Any = None,
         device: Any = None,
-    ) -> Any:
+    ) -> TensorDictBase:
         """Open an HDF5 file, ours or a foreign one, as a `PersistentTensorDict`.
 
         Args:
@@ -281,7 +310,8 @@ class NamedStorageMixin(Container):
             TypeError: both `batch_size` and `auto_batch_size`. BatchSizeError: the entries do not have that one.
             OptionError: mode "w" or "x", which would make a new file.
         """
-        return _opened(filename, "h5", mode, auto_batch_size, batch_dims, batch_size, device)
+        made: TensorDictBase = _opened(filename, "h5", mode, auto_batch_size, batch_dims, batch_size, device)
+        return made
 
     @classmethod
     def from_zarr(
@@ -293,12 +323,15 @@ class NamedStorageMixin(Container):
         batch_dims: int | None = None,
         batch_size: Any = None,
         device: Any = None,
-    ) -> Any:
+    ) -> TensorDictBase:
         """Open a zarr store, ours or a foreign one, as a `PersistentTensorDict`.
 
         A path, a URL, or a store object of zarr, as `to_zarr` takes it; arguments as of `from_h5`.
         """
-        return _opened(cast(Location, filename), "zarr", mode, auto_batch_size, batch_dims, batch_size, device)
+        made: TensorDictBase = _opened(
+            cast(Location, filename), "zarr", mode, auto_batch_size, batch_dims, batch_size, device
+        )
+        return made
 
 
 def _opened(

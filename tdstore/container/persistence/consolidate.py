@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, get_args
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args, overload
 
 import msgspec
 import torch
@@ -29,12 +29,45 @@ from tdstore.registry import registry
 from tdstore.storekit import files
 from tdstore.types import Path, path_text
 
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
+
 
 class ConsolidatingMixin(Container):
     """consolidate and its kin."""
 
     __slots__ = ()
 
+    @overload
+    def consolidate(
+        self,
+        filename: Location = None,
+        *,
+        num_threads: int = 0,
+        device: Any = None,
+        non_blocking: bool = False,
+        inplace: bool = False,
+        return_early: Literal[False] = False,
+        use_buffer: bool = False,
+        share_memory: bool = False,
+        pin_memory: bool = False,
+        metadata: bool = False,
+    ) -> Self: ...
+    @overload
+    def consolidate(
+        self,
+        filename: Location = None,
+        *,
+        num_threads: int = 0,
+        device: Any = None,
+        non_blocking: bool = False,
+        inplace: bool = False,
+        return_early: Literal[True],
+        use_buffer: bool = False,
+        share_memory: bool = False,
+        pin_memory: bool = False,
+        metadata: bool = False,
+    ) -> Future[Self]: ...
     def consolidate(
         self,
         filename: Location = None,
@@ -128,7 +161,7 @@ class ConsolidatingMixin(Container):
     @classmethod
     def from_consolidated(
         cls, filename: Location, *, mode: str = "r", verify: Verify = "size", max_bytes: int | None = None
-    ) -> Any:
+    ) -> TensorDictBase:
         """Map a file that `consolidate` wrote, here or in the `tensordict` package.
 
         The description is not trusted: no name in it is imported.
@@ -153,7 +186,7 @@ class ConsolidatingMixin(Container):
 
 
 # -- files -----------------------------------------------------------------------------------
-def written(td: Any, filename: str) -> Any:
+def written(td: Any, filename: str) -> TensorDictBase:
     """Write a container to a consolidated file, and map that for reading and writing."""
     jagged: dict[Path, Tensor] = {}
     groups, specs = describe(td, jagged=jagged)
@@ -179,13 +212,13 @@ def written(td: Any, filename: str) -> Any:
     return opened(url, shared=True)
 
 
-def opened(filename: str, *, shared: bool, verify: Verify = "size", max_bytes: int | None = None) -> Any:
+def opened(filename: str, *, shared: bool, verify: Verify = "size", max_bytes: int | None = None) -> TensorDictBase:
     """The container over a consolidated file; `shared=False` never changes the file."""
     url = os.path.realpath(filename)
     return over_buffer(url, *map_file(url, shared=shared, verify=verify, max_bytes=max_bytes))
 
 
-def over_buffer(url: str, contents: layout.Contents, buffer: Tensor) -> Any:
+def over_buffer(url: str, contents: layout.Contents, buffer: Tensor) -> TensorDictBase:
     """The container over the leaves in `buffer`, a uint8 tensor; errors name `url`."""
     groups = dict(contents.header.groups)
     for path in contents.ragged:  # no leaf of the store below: put in afterwards
@@ -193,6 +226,7 @@ def over_buffer(url: str, contents: layout.Contents, buffer: Tensor) -> Any:
         groups[path[:-1]] = msgspec.structs.replace(above, keys=tuple(key for key in above.keys if key != path[-1]))
     store = BufferStore(url, Header(groups), contents.slots, buffer)
     td = over(StoreHandle(store, registry().get("memory"), None, "r", {}))
+    node: Any
     for path, leaf in contents.ragged.items():
         node = td
         for key in path[:-1]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from tdstore.io.opening import DEFAULT_ON_DISK, Location, Storage
 from tdstore.store import Cap
 from tdstore.types import Fault, LeafSpec, Mode, Path, path_text
 
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
+
 _LOCATION_NAMES = ("location", "prefix", "filename", "url")
 
 
@@ -36,6 +39,29 @@ class SavingMixin(Container):
     _home: Any
 
     # -- out ---------------------------------------------------------------------------------
+    @overload
+    def save(
+        self,
+        prefix: Location = None,
+        copy_existing: bool = False,
+        *,
+        location: Location = None,
+        storage: Storage = None,
+        mode: Mode = "w",
+        existsok: bool = True,
+        num_threads: int = 0,
+        return_early: Literal[False] = False,
+        share_non_tensor: bool = False,
+        robust_key: bool = True,
+        archive: Any = None,
+        progress: bool = False,
+        trust: bool | str | None = None,
+        **options: Any,
+    ) -> TensorDictBase: ...
+    @overload
+    def save(
+        self, prefix: Location = None, copy_existing: bool = False, *, return_early: Literal[True], **options: Any
+    ) -> Future[TensorDictBase]: ...
     def save(
         self,
         prefix: Location = None,
@@ -130,7 +156,7 @@ class SavingMixin(Container):
         num_threads: int = 0,
         allow_pickle: bool | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> TensorDictBase:
         """Open a dataset of any backend. In mode "r" nothing is ever changed; "r+" writes through.
 
         Args:
@@ -183,7 +209,7 @@ class SavingMixin(Container):
         mode: Mode | None = None,
         existsok: bool = False,
         **options: Any,
-    ) -> Any:
+    ) -> TensorDictBase:
         """Allocate a dataset from shapes and dtypes, filled with zeros, without holding it in memory.
 
         Args:
@@ -207,7 +233,7 @@ class SavingMixin(Container):
         if storage is None and location is None:
             if options:
                 raise OptionError(f"an in-memory TensorDict has no option {next(iter(options))!r}")
-            td = _in_memory(cls._resident_class, specs, batch, device, names)
+            td: TensorDictBase = _in_memory(cls._resident_class, specs, batch, device, names)
             mark_allocated(td)
             return td
         where = None if device is None else str(torch.device(device))
@@ -272,7 +298,7 @@ class SavingMixin(Container):
         return found
 
     # -- reading -----------------------------------------------------------------------------
-    def read(self, index: Any = None, keys: Any = None, out: Any = None) -> Any:
+    def read(self, index: Any = None, keys: Any = None, out: Any = None) -> Self:
         """Read rows now, all entries in one batch, into fresh memory or the caller's buffers.
 
         Args:
@@ -284,7 +310,8 @@ class SavingMixin(Container):
         if keys is not None:
             td = td.select(*([keys] if isinstance(keys, str) else keys))
         if out is not None:
-            return td._read_into(out)
+            made: Self = td._read_into(out)
+            return made
         return td.clone() if td._state & ~LOCKED or index is None else td._resident()
 
     def _read_into(self, out: Any) -> Any:

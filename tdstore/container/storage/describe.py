@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -23,6 +23,9 @@ from tdstore.header import Group
 from tdstore.storekit.foreign_strings import Refusal
 from tdstore.types import LeafSpec, Names, Path, path_text
 from tdstore.values import decode_value
+
+if TYPE_CHECKING:
+    from tdstore.values import JSON
 
 STACK_KIND = "LazyStackedTensorDict"
 """How the header calls the groups that are lazy stacks, whose own groups are the elements."""
@@ -106,7 +109,7 @@ def group_of(node: Any, values: dict[str, Any], tensorclass: type | None = None)
     )
 
 
-def value_json(value: NonTensor, path: Path) -> Any:
+def value_json(value: NonTensor, path: Path) -> JSON:
     """The envelope of a value; an error that names its key if it is not plain data."""
     with naming(path):
         return value.to_json()

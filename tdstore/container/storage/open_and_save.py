@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,8 +24,11 @@ from tdstore.keys import unravel
 from tdstore.store import Cap, Store
 from tdstore.types import LeafSpec, Mode, Path, Write, path_text
 
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
-def over(handle: StoreHandle, path: Path = (), flags: int = 0) -> Any:
+
+def over(handle: StoreHandle, path: Path = (), flags: int = 0) -> TensorDictBase:
     """The container over an open store: live tensors where the store can give them.
 
     `flags` are added to those that say what the store is, for tensors that other processes could see.
@@ -49,16 +52,19 @@ def _flags(handle: StoreHandle) -> int:
     return flags if handle.store.writable else flags | READONLY
 
 
-def stored(handle: StoreHandle, path: Path, device: torch.device | None = None) -> Any:
+def stored(handle: StoreHandle, path: Path, device: torch.device | None = None) -> TensorDictBase:
     """The container over a group of a store whose leaves are not live tensors."""
     if handle.groups[path].kind == STACK_KIND:
-        return _stack(handle, path, 0, lambda below: stored(handle, below, device))
-    return wrap(handle, path, Container._stored_class._over(handle, path, device=device))
+        made: TensorDictBase = _stack(handle, path, 0, lambda below: stored(handle, below, device))
+        return made
+    found: TensorDictBase = wrap(handle, path, Container._stored_class._over(handle, path, device=device))
+    return found
 
 
-def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path], Any]) -> Any:
+def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path], Any]) -> TensorDictBase:
     """The lazy stack that a group is, its elements made by `element`."""
     extra = handle.groups[path].extra
+    dim: Any
     dim, count, name, empty_batch_size = (extra.get(k) for k in ("stack_dim", "count", "name", "batch_size"))
     if count is None:  # another writer's
         count = len(handle.groups[path].keys)
@@ -77,7 +83,7 @@ def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path]
             url=handle.store.url,
         )
     cls, bare = unwrap_all(made)
-    td = rewrap(cls, Container._stack_class._of(bare, dim, name, empty_batch_size or ()))
+    td: Any = rewrap(cls, Container._stack_class._of(bare, dim, name, empty_batch_size or ()))
     above = handle.groups[path[:-1]] if path else None
     lead = tuple(above.batch_size or ()) if above is not None and above.kind != STACK_KIND else ()
     if tuple(td.batch_size[: len(lead)]) != lead:
@@ -87,13 +93,15 @@ def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path]
             url=handle.store.url,
         )
     td._state, td._home = flags, (handle, path) if flags or Cap.VIEW not in handle.store.caps else None
-    return td
+    stack: TensorDictBase = td
+    return stack
 
 
-def _resident(handle: StoreHandle, path: Path, flags: int) -> Any:
+def _resident(handle: StoreHandle, path: Path, flags: int) -> TensorDictBase:
     group = handle.groups[path]
     if group.kind == STACK_KIND:
-        return _stack(handle, path, flags, lambda below: _resident(handle, below, flags))
+        made: TensorDictBase = _stack(handle, path, flags, lambda below: _resident(handle, below, flags))
+        return made
     data: dict[str, Any] = {}
     view = _viewer(handle)
     for key in group.keys:
@@ -102,7 +110,8 @@ def _resident(handle: StoreHandle, path: Path, flags: int) -> Any:
     device = _device_of(handle.store) if flags & MAPPED or group.device is not None else None
     td = Container._resident_class._new(data, torch.Size(group.batch_size or ()), device, group.names, flags)
     td._home = (handle, path) if flags else None
-    return wrap(handle, path, td)
+    found: TensorDictBase = wrap(handle, path, td)
+    return found
 
 
 def entry(handle: StoreHandle, path: Path, flags: int, view: Any = None) -> Any:
@@ -155,7 +164,7 @@ def _subpath(subpath: Any, handle: StoreHandle) -> Path:
 
 def open_container(
     location: Location = None, *, storage: Storage = None, mode: Mode = "r", subpath: Any = None, **options: Any
-) -> Any:
+) -> TensorDictBase:
     """Open what is stored at a location. See `tdstore.open`."""
     with _real_tensors():
         handle = StoreHandle.open(location, storage=storage, mode=mode, **options)

@@ -9,12 +9,15 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tdstore.errors import TDStoreError, UntrustedDataError
 from tdstore.hookspecs import Codec
 from tdstore.registry import registry
 from tdstore.values import PICKLE, decode_value, encode_value
+
+if TYPE_CHECKING:
+    from tdstore.values import JSON
 
 AnyEnum = TypeVar("AnyEnum", bound=type[enum.Enum])
 _pickling: ContextVar[bool] = ContextVar("pickling", default=False)
@@ -41,7 +44,7 @@ def trusting(yes: bool) -> Iterator[None]:
         _trusting.reset(before)
 
 
-def to_plain(value: object) -> Any:
+def to_plain(value: object) -> JSON:
     """Return the JSON form of a value.
 
     Raises:

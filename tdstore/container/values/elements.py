@@ -7,13 +7,17 @@ import functools
 import types
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
 from tdstore.container.values.lazy_gather import LazyGather, repeats
 from tdstore.errors import UnsupportedError
 
+if TYPE_CHECKING:
+    from tdstore.container.values.nontensor import NonTensor
+
+V = TypeVar("V")
 _UNCHANGING = {
     *(type(None), bool, int, float, complex, str, bytes, range, type, type(Ellipsis)),
     *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType),
@@ -26,7 +30,7 @@ def unchanging(values: Iterable[Any]) -> bool:
     return _UNCHANGING.issuperset(map(type, values))
 
 
-def copied(value: Any) -> Any:
+def copied(value: V) -> V:
     """Return a deep copy of a value; return the object itself where none is possible, as of a lock or an open file."""
     if type(value) in _UNCHANGING or isinstance(value, (type, Enum)) or torch.compiler.is_compiling():
         return value
@@ -55,7 +59,7 @@ class Element:
         if not repeats(stack.positions()):
             stack._taken(at.reshape(1)).put(slice(None), self)
 
-    def update(self: Any, other: Any, inplace: bool = False, **kwargs: Any) -> Any:
+    def update(self, other: Any, inplace: bool = False, **kwargs: Any) -> Self:
         """Take over the value of another."""
         self.data = other.data if isinstance(other, Element) else other
         return self
@@ -78,10 +82,11 @@ class Element:
         """Return the function that writes a value back to its stack; None for a value that is in no stack."""
         return functools.partial(setattr, self, "data", self._data) if hasattr(self, "_source") else None
 
-    def own_values(self: Any) -> Any:
+    def own_values(self: Any) -> NonTensor:
         """Return the entry with a copy of its value, if that can be changed."""
-        made = self.for_batch(self.batch_size)
-        made._data = copied(self._data)
+        me: Any = self.for_batch(self.batch_size)
+        me._data = copied(self._data)
+        made: NonTensor = me
         return made
 
     def __getstate__(self: Any) -> Any:

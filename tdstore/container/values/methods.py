@@ -6,11 +6,15 @@ entries of its own, and its batch takes any shape that the batch of a TensorDict
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import ItemsView, KeysView, ValuesView
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
 
 from tdstore.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from tdstore.container.values.nontensor import NonTensor
 
 
 class ValueCasts:
@@ -156,15 +160,15 @@ class ValueMethods(ValueCasts):
         """An empty list."""
         return []
 
-    def keys(self, *args: Any, **kwargs: Any) -> Any:
+    def keys(self, *args: Any, **kwargs: Any) -> KeysView[str]:
         """Return no keys."""
         return {}.keys()
 
-    def values(self, *args: Any, **kwargs: Any) -> Any:
+    def values(self, *args: Any, **kwargs: Any) -> ValuesView[Any]:
         """Return no entries."""
         return {}.values()
 
-    def items(self, *args: Any, **kwargs: Any) -> Any:
+    def items(self, *args: Any, **kwargs: Any) -> ItemsView[str, Any]:
         """Return no entries."""
         return {}.items()
 
@@ -176,6 +180,10 @@ class ValueMethods(ValueCasts):
         """Return False: there is a value."""
         return False
 
+    @overload
+    def size(self, dim: None = None) -> torch.Size: ...
+    @overload
+    def size(self, dim: int) -> int: ...
     def size(self: Any, dim: int | None = None) -> Any:
         """Return the batch size, or its length along `dim`."""
         return self.batch_size if dim is None else self.batch_size[dim]
@@ -216,15 +224,17 @@ class ValueMethods(ValueCasts):
         """Return the value, or nested lists of values."""
         return self.data
 
-    def copy(self: Any) -> Any:
+    def copy(self: Any) -> NonTensor:
         """Copy the entry without its values, as `clone(recurse=False)` does."""
-        return self.clone(recurse=False)
+        made: NonTensor = self.clone(recurse=False)
+        return made
 
-    def expand_as(self: Any, other: Any) -> Any:
+    def expand_as(self: Any, other: Any) -> NonTensor:
         """Expand the values to the batch size of a container, or to the shape of a tensor."""
-        return self.expand(other.shape)
+        made: NonTensor = self.expand(other.shape)
+        return made
 
-    def memmap(self: Any, prefix: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def memmap(self, prefix: Any = None, *args: Any, **kwargs: Any) -> Self:
         """Return the entry itself.
 
         Raises:

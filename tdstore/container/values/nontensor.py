@@ -182,7 +182,7 @@ class NonTensor(ValueShapes):
         """Return the entry itself."""
         return self
 
-    def where(self, condition: Tensor, other: Any, *, out: Any = None, pad: Any = None) -> Any:
+    def where(self, condition: Tensor, other: Any, *, out: Any = None, pad: Any = None) -> NonTensor:
         """Select values of this entry where `condition` is true, of `other` elsewhere, into `out` if given."""
         theirs = other if isinstance(other, NonTensor) else NonTensorData(other)
         wide = torch.broadcast_shapes(condition.shape, self.batch_size, theirs.batch_size)
@@ -403,11 +403,11 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         return self._at.shape
 
     @property
-    def data(self) -> Any:
+    def data(self) -> list[Any]:
         """The values, as `tolist`."""
-        return self.tolist()
+        return self.tolist()  # type: ignore[no-any-return]
 
-    def plain(self) -> Any:
+    def plain(self) -> list[Any]:
         """Return the values as `tolist` does; a list element that is set (`td[key][0] = "x"`) is set here."""
         return LinkedList.over(self)
 

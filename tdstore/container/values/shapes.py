@@ -24,7 +24,7 @@ class ValueShapes:
     def __reduce_ex__(self, protocol: Any) -> Any:
         return by_name(super().__reduce_ex__(protocol))
 
-    def move(self, fn: Callable[[Tensor], Tensor]) -> Any:
+    def move(self, fn: Callable[[Tensor], Tensor]) -> NonTensor:
         """Apply a shape operation, given as a function on a tensor of the batch's shape."""
         raise NotImplementedError
 
@@ -46,37 +46,37 @@ class ValueShapes:
         """Split along a dimension."""
         return tuple(self.spread(lambda t: t.split(split_size, dim)))
 
-    def expand(self, *shape: Any) -> Any:
+    def expand(self, *shape: Any) -> NonTensor:
         """Expand the values to a larger batch."""
         return self.move(lambda t: t.expand(*shape))
 
-    def view(self, *shape: Any) -> Any:
+    def view(self, *shape: Any) -> NonTensor:
         """Return another shape of the same number of positions."""
         return self.move(lambda t: t.view(*shape))
 
-    def reshape(self, *shape: Any) -> Any:
+    def reshape(self, *shape: Any) -> NonTensor:
         """Return another shape of the same number of positions."""
         return self.move(lambda t: t.reshape(*shape))
 
-    def flatten(self, start_dim: int | None = None, end_dim: int | None = None) -> Any:
+    def flatten(self, start_dim: int | None = None, end_dim: int | None = None) -> NonTensor:
         """Flatten several dimensions into one; all of them by default."""
         first, last = 0 if start_dim is None else start_dim, -1 if end_dim is None else end_dim
         return self.move(lambda t: t.flatten(first, last))
 
-    def unsqueeze(self, dim: int) -> Any:
+    def unsqueeze(self, dim: int) -> NonTensor:
         """Insert a dimension of length one."""
         at = as_dim(dim, len(self.batch_size) + 1)
         return self.move(lambda t: t.unsqueeze(at))
 
-    def squeeze(self, dim: int | None = None) -> Any:
+    def squeeze(self, dim: int | None = None) -> NonTensor:
         """Remove dimensions of length one."""
         return self.move(lambda t: t.squeeze() if dim is None else t.squeeze(dim))
 
-    def permute(self, *dims: Any) -> Any:
+    def permute(self, *dims: Any) -> NonTensor:
         """Reorder the dimensions."""
         return self.move(lambda t: t.permute(*dims))
 
-    def transpose(self, dim0: int, dim1: int) -> Any:
+    def transpose(self, dim0: int, dim1: int) -> NonTensor:
         """Swap two dimensions."""
         one, two = as_dim(dim0, len(self.batch_size)), as_dim(dim1, len(self.batch_size))
         return self.move(lambda t: t.transpose(one, two))

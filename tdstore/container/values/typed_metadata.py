@@ -5,9 +5,12 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdstore import pickling
+
+if TYPE_CHECKING:
+    from tdstore.container.values.nontensor import NonTensorData
 
 _BY_NAME: dict[str, Any] = {
     kind.__name__: kind
@@ -18,7 +21,7 @@ _BY_NAME: dict[str, Any] = {
 _MADE: dict[tuple[type, Any], Any] = {}
 
 
-def class_for(base: Any, kind: Any) -> Any:
+def class_for(base: Any, kind: Any) -> type[Any]:
     """Return the subclass of `base` for values of a kind: the same class each time.
 
     Args:
@@ -72,8 +75,9 @@ def reduced(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return pickling.rebuild, ("MetaData.of", pickling.reference(cls.__mro__[1]), of, value.data, value.batch_size)
 
 
-def rebuilt(base: Any, kind: Any, data: Any, batch_size: Any) -> Any:
+def rebuilt(base: Any, kind: Any, data: Any, batch_size: Any) -> NonTensorData:
     """Rebuild a value of such a class from its pickle."""
-    return class_for(pickling.referred(base), _BY_NAME[kind] if isinstance(kind, str) else kind[0])._unchecked(
-        data, batch_size
-    )
+    made: NonTensorData = class_for(
+        pickling.referred(base), _BY_NAME[kind] if isinstance(kind, str) else kind[0]
+    )._unchecked(data, batch_size)
+    return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -19,6 +19,9 @@ from tdstore.header import Header, header_from_builtins, header_to_builtins
 from tdstore.io.opening import open_store
 from tdstore.keys import join
 from tdstore.types import LeafSpec, Path, Write, path_text
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 _RESERVED = "__metadata__"
 HEADER = "tdstore"
@@ -71,7 +74,7 @@ def from_safetensors(
     device: Any = None,
     batch_size: Any = None,
     separator: str | None = ".",
-) -> Any:
+) -> TensorDictBase:
     """Make a TensorDict from a `.safetensors` file: one of `to_safetensors` as it was, others by the names of tensors.
 
     Args:
@@ -91,13 +94,14 @@ def from_safetensors(
             f"{path} is no whole safetensors file: {error}", url=str(path), hint="write it again"
         ) from error
     if note is not None and batch_size is None and not auto_batch_size:
-        td = _restored(note, tensors, str(path))
-        return td if device is None else td.to(device)
+        restored: TensorDictBase = _restored(note, tensors, str(path))
+        return restored if device is None else restored.to(device)
     cls = Container._resident_class
-    td = from_dict(cls, tensors, None, False, None, device, None)
+    td: Any = from_dict(cls, tensors, None, False, None, device, None)
     td = td if separator is None else td.unflatten_keys(separator)
     if batch_size is None and not auto_batch_size:
-        return td
+        found: TensorDictBase = td
+        return found
     return from_dict(cls, td, batch_size, auto_batch_size, batch_dims, device, None)
 
 

@@ -41,7 +41,7 @@ class StateDictMixin(Container):
         flatten: bool = True,
         *,
         legacy: bool = False,
-    ) -> Any:
+    ) -> dict[str, Any]:
         """Return the tensors as an `OrderedDict`, as `torch.nn.Module.state_dict`: detached, sharing memory.
 
         Its attribute `_metadata` holds batch sizes, devices, names and values that are no tensors. A lazy stack
@@ -64,7 +64,7 @@ class StateDictMixin(Container):
         """
         if _asked_by_a_loader():
             return {}
-        out: Any = OrderedDict() if destination is None else destination
+        out: dict[str, Any] = OrderedDict() if destination is None else destination
         if not hasattr(out, "_metadata") and isinstance(out, OrderedDict):
             out._metadata = OrderedDict()  # type: ignore[attr-defined]
         tree = _tree_of(self, keep_vars)

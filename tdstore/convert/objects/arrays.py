@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from tdstore.convert.tables.row_blocks import refuse_ragged, row_blocks
 from tdstore.dtypes import is_bit_pattern, numpy_dtype
 from tdstore.errors import OptionError
 from tdstore.types import path_text
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.resident.tensordict import TensorDict
 
 
 def to_numpy(td: Any) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def from_struct_array(
     batch_dims: int | None = None,
     device: Any = None,
     batch_size: Any = None,
-) -> Any:
+) -> TensorDict:
     """Make a TensorDict of the fields of a structured array; the batch size is the array's shape.
 
     Numbers share the array's memory where torch can; a field whose distance from row to row is not a multiple of its

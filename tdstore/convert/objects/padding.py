@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,14 +14,17 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTens
 from tdstore.errors import UnevenError
 from tdstore.index.shapes import as_size
 
+if TYPE_CHECKING:
+    from tdstore.tensordicts.resident.tensordict import TensorDict
 
-def to_padded_tensor(td: Any, padding: float, mask_key: Any) -> Any:
+
+def to_padded_tensor(td: Any, padding: float, mask_key: Any) -> TensorDict:
     """See `TensorDict.to_padded_tensor`."""
     if mask_key is not None and -1 not in td.batch_size:
         raise RuntimeError(
             f"mask_key tells real positions of the batch from padding, and in a batch of {list(td.batch_size)} all are"
         )
-    made = _padded(td, padding, None)
+    made: TensorDict = _padded(td, padding, None)
     if mask_key is not None:
         made.set(mask_key, _mask(td, made.batch_size))
     return made

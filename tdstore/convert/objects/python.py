@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -23,6 +23,10 @@ from tdstore.convert.tables.pandas import from_pandas, series_column
 from tdstore.errors import OptionError, UnsupportedError
 from tdstore.index.shapes import as_size
 from tdstore.io.opening import Location
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore.tensordicts.resident.tensordict import TensorDict
 
 as_tensorclass_of: Callable[..., Any] | None = None
 """Makes a tensorclass from a dataclass instance, with the arguments of `from_dataclass`: set by `tdstore.tensorclass`,
@@ -146,15 +150,16 @@ def from_dict(
     device: Any = None,
     batch_size: Any = None,
     names: Sequence[str | None] | None = None,
-) -> Any:
+) -> TensorDictBase:
     """Make a TensorDict from nested dicts: `TensorDict.from_dict`."""
     cls = Container._resident_class
     if isinstance(input_dict, Container):
-        return from_container(input_dict, batch_size, device, names)
+        made: TensorDictBase = from_container(input_dict, batch_size, device, names)
+        return made
     return made_from_dict(cls, input_dict, batch_size, auto_batch_size, batch_dims, device, names)
 
 
-def fromkeys(keys: Iterable[Any], value: Any = 0) -> Any:
+def fromkeys(keys: Iterable[Any], value: Any = 0) -> TensorDict:
     """Make a TensorDict without batch dimensions whose (nested) keys all hold `value`."""
     return Container._resident_class.fromkeys(keys, value)
 
@@ -165,7 +170,7 @@ def make_tensordict(
     device: Any = None,
     auto_batch_size: bool | None = None,
     **kwargs: Any,
-) -> Any:
+) -> TensorDict:
     """Make a TensorDict from a dict or a TensorDict, from keyword arguments or from both (then the dict counts).
 
     The batch size and the names of a TensorDict that is given are not taken over.
@@ -192,7 +197,7 @@ def from_dataclass(
     as_tensorclass: bool = False,
     device: Any = None,
     batch_size: Any = None,
-) -> Any:
+) -> TensorDictBase:
     """Make a TensorDict from a dataclass instance, field by field, nested ones too.
 
     Args:
@@ -210,10 +215,12 @@ def from_dataclass(
     if as_tensorclass or dest_cls is not None:
         if as_tensorclass_of is None:
             raise UnsupportedError("tensorclasses are not there", hint="import tdstore.tensorclass")
-        return as_tensorclass_of(dataclass, dest_cls=dest_cls, **options)
+        made: TensorDictBase = as_tensorclass_of(dataclass, dest_cls=dest_cls, **options)
+        return made
     if isinstance(dataclass, type) or not dataclasses.is_dataclass(dataclass):
         raise TypeError(f"expected an instance of a dataclass, not {_what(dataclass)}")
-    return from_any(dataclass, **options)
+    found: TensorDictBase = from_any(dataclass, **options)
+    return found
 
 
 def from_namedtuple(
@@ -223,7 +230,7 @@ def from_namedtuple(
     batch_dims: int | None = None,
     device: Any = None,
     batch_size: Any = None,
-) -> Any:
+) -> TensorDictBase:
     """Make a TensorDict from a named tuple, field by field, nested ones too.
 
     Raises:
@@ -231,9 +238,10 @@ def from_namedtuple(
     """
     if not hasattr(named_tuple, "_asdict") and not isinstance(named_tuple, Mapping):
         raise TypeError(f"expected a named tuple, not {_what(named_tuple)}")
-    return from_any(
+    made: TensorDictBase = from_any(
         named_tuple, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
     )
+    return made
 
 
 def from_tuple(
@@ -243,7 +251,7 @@ def from_tuple(
     batch_dims: int | None = None,
     device: Any = None,
     batch_size: Any = None,
-) -> Any:
+) -> TensorDictBase:
     """Make a TensorDict from a tuple (or list), with the keys "0", "1", ...
 
     Raises:
@@ -251,13 +259,14 @@ def from_tuple(
     """
     if not isinstance(obj, (tuple, list)):
         raise TypeError(f"expected a tuple, not {_what(obj)}")
-    return from_any(
+    made: TensorDictBase = from_any(
         {str(i): value for i, value in enumerate(obj)},
         auto_batch_size=auto_batch_size,
         batch_dims=batch_dims,
         device=device,
         batch_size=batch_size,
     )
+    return made
 
 
 def from_list(
@@ -269,7 +278,7 @@ def from_list(
     batch_dims: int | None = None,
     names: Sequence[str | None] | None = None,
     lazy: bool | None = None,
-) -> Any:
+) -> TensorDictBase:
     """Stack a list of dicts or TensorDicts (or of lists of them) along new first batch dimensions.
 
     Args:
@@ -294,7 +303,7 @@ def from_list(
         else from_any(v, auto_batch_size=bool(auto_batch_size), batch_dims=deeper, batch_size=below)
         for v in values
     ]
-    made = lazy_stack(parts) if lazy else stack(parts) if lazy is False else maybe_dense_stack(parts)
+    made: TensorDictBase = lazy_stack(parts) if lazy else stack(parts) if lazy is False else maybe_dense_stack(parts)
     if device is not None:
         made = made.to(device)
     if batch_size is not None and made.batch_size != as_size(batch_size):
@@ -320,7 +329,7 @@ def to_list(td: Any, convert_nodes: bool, convert_tensors: Any, tolist_first: bo
     return td.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first) if convert_nodes else td
 
 
-def to_namedtuple(td: Any, dest_cls: type | None) -> Any:
+def to_namedtuple(td: Any, dest_cls: type | None) -> tuple[Any, ...]:
     """Build a named tuple of the entries, nested TensorDicts as named tuples `GenericDict`, or one of `dest_cls`."""
     entries = {
         key: to_namedtuple(value, None)
@@ -330,7 +339,8 @@ def to_namedtuple(td: Any, dest_cls: type | None) -> Any:
         else value
         for key, value in td._resident().items()
     }
-    return (dest_cls or namedtuple("GenericDict", list(entries)))(**entries)
+    made: tuple[Any, ...] = (dest_cls or namedtuple("GenericDict", list(entries)))(**entries)
+    return made
 
 
 def from_dict_instance(
@@ -341,10 +351,11 @@ def from_dict_instance(
     device: Any,
     batch_dims: int | None,
     names: Any,
-) -> Any:
+) -> TensorDictBase:
     """Build as `from_dict`, where nested dicts take the classes that the entries of `td` have."""
     if isinstance(input_dict, Container):
-        return from_container(input_dict, batch_size, device, names)
+        made: TensorDictBase = from_container(input_dict, batch_size, device, names)
+        return made
     entries = {}
     for key, value in input_dict.items():
         like = td.get(key, None) if isinstance(value, Mapping) and not isinstance(value, Container) else None

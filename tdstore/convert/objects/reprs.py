@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from tdstore.container.core.container import Container
 from tdstore.dtypes import as_dtype
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.resident.tensordict import TensorDict
 
 _SIZES = re.compile(r"(?:batch_size|shape)=torch\.Size\(\[([^\]]*)\]\)")
 _DEVICE = re.compile(r"device=([\w:]+)")
@@ -16,7 +19,7 @@ _DTYPE = re.compile(r"dtype=torch\.(\w+)")
 _ENTRY = re.compile(r"^(\s*)([^\n]+?): (\w+)\(", re.MULTILINE)
 
 
-def parse_tensor_dict_string(s: str) -> Any:
+def parse_tensor_dict_string(s: str) -> TensorDict:
     """Make a TensorDict of zeros with the keys, shapes, dtypes and devices that a `repr` shows.
 
     Entries that are not tensors are left out.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,11 @@ from tdstore.dtypes import is_bit_pattern
 from tdstore.errors import OptionError, UnsupportedError
 from tdstore.types import Path, path_text
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tdstore.tensordicts.resident.tensordict import TensorDict
+
 _NAT = -(2**63)
 """What numpy and pandas have for a missing date."""
 
@@ -32,7 +37,7 @@ def from_arrow(
     batch_size: Any = None,
     separator: str | None = None,
     dtype: torch.dtype | None = None,
-) -> Any:
+) -> TensorDict:
     """Make a TensorDict of the columns of an Arrow table or record batch, one row per batch position.
 
     Numbers without gaps, in one chunk, share the table's memory (writing to them changes the table), unless that is
@@ -86,7 +91,7 @@ def of_columns(
     batch_size: Any,
     separator: str | None,
     dtype: torch.dtype | None,
-) -> Any:
+) -> TensorDict:
     """Build a TensorDict of columns: tensors, lists of a value per row, or mappings of such."""
     if batch_size is not None and auto_batch_size:
         raise OptionError("give batch_size or auto_batch_size=True, not both")
@@ -199,7 +204,7 @@ def _dates(column: Any, arrow: Any) -> Tensor | list[Any]:
 # -- and back ----------------------------------------------------------------------------------
 
 
-def to_arrow(td: Any, separator: str | None = None, types: Mapping[Path, Any] | None = None) -> Any:
+def to_arrow(td: Any, separator: str | None = None, types: Mapping[Path, Any] | None = None) -> pa.Table:
     """Convert to an Arrow table of a row per element of the first batch dimension, see `TensorDict.to_arrow`.
 
     Args:

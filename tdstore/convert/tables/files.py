@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import date, time, timedelta
 from decimal import Decimal
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 import numpy as np
@@ -25,6 +25,9 @@ from tdstore.convert.tables.row_blocks import TEXT_BLOCK, refuse_ragged, row_blo
 from tdstore.convert.tables.streaming import into_store
 from tdstore.errors import CorruptStoreError, OptionError, StoreError, UnsupportedError
 from tdstore.io.opening import Location, Storage
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 ROWS = 1 << 16
 """Rows that are read at a time on the way into a store."""
@@ -223,7 +226,7 @@ def from_parquet(
     storage: Storage = None,
     options: dict[str, Any] | None = None,
     **kwargs: Any,
-) -> Any:
+) -> TensorDictBase:
     """Make a TensorDict from a parquet file (or a folder or list of them), as `from_arrow` does.
 
     Args:
@@ -274,7 +277,7 @@ def from_csv(
     storage: Storage = None,
     options: dict[str, Any] | None = None,
     **kwargs: Any,
-) -> Any:
+) -> TensorDictBase:
     """Make a TensorDict from a csv file, as `from_pandas` does.
 
     Args:
@@ -295,7 +298,10 @@ def from_csv(
         "device": device,
     }
     read = functools.partial(pandas.read_csv, path, **kwargs)
-    return _of_frames(read, True, sizes, {"separator": separator, "dtype": dtype}, location, storage, options)
+    made: TensorDictBase = _of_frames(
+        read, True, sizes, {"separator": separator, "dtype": dtype}, location, storage, options
+    )
+    return made
 
 
 def from_json(
@@ -312,7 +318,7 @@ def from_json(
     storage: Storage = None,
     options: dict[str, Any] | None = None,
     **kwargs: Any,
-) -> Any:
+) -> TensorDictBase:
     """Make a TensorDict from a json file of records, as `from_pandas` does; what is quoted stays text.
 
     Args:
@@ -334,7 +340,10 @@ def from_json(
         "device": device,
     }
     read = functools.partial(pandas.read_json, path, **kwargs)
-    return _of_frames(read, lines, sizes, {"separator": separator, "dtype": dtype}, location, storage, options)
+    made: TensorDictBase = _of_frames(
+        read, lines, sizes, {"separator": separator, "dtype": dtype}, location, storage, options
+    )
+    return made
 
 
 def _of_frames(

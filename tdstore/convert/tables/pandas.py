@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,11 @@ from tdstore.convert.tables.row_blocks import refuse_ragged, with_rows
 from tdstore.dtypes import torch_ready
 from tdstore.types import Path, path_text
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tdstore.tensordicts.resident.tensordict import TensorDict
+
 
 def from_pandas(
     dataframe: Any,
@@ -25,7 +30,7 @@ def from_pandas(
     batch_size: Any = None,
     separator: str | None = None,
     dtype: torch.dtype | None = None,
-) -> Any:
+) -> TensorDict:
     """Make a TensorDict of the columns of a pandas frame, one row per batch position.
 
     Numbers become tensors (missing ones NaN, in float64), dates int64 nanoseconds, arrays or lists of numbers of one
@@ -104,7 +109,7 @@ def _cells(cells: list[Any]) -> Tensor | list[Any]:
     return cells
 
 
-def to_pandas(td: Any, separator: str | None) -> Any:
+def to_pandas(td: Any, separator: str | None) -> pd.DataFrame:
     """Convert to a pandas frame, see `TensorDict.to_pandas`."""
     td = with_rows(td, "a frame")
     columns = columns_of(td, separator)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdstore.container.core.container import GROUP, LEAF
 from tdstore.errors import BatchSizeError
 from tdstore.index.shapes import common_prefix
 from tdstore.io.blocks import row_ranges
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 TEXT_BLOCK = 4 << 20
 """Bytes of tensors in a block that becomes Python objects or text, which take many times as much."""
@@ -21,14 +24,15 @@ def row_blocks(td: Any, block_bytes: int = 32 << 20) -> Iterator[tuple[int, int,
         yield start, stop, td._at(slice(start, stop))._resident()
 
 
-def with_rows(td: Any, what: str) -> Any:
+def with_rows(td: Any, what: str) -> TensorDictBase:
     """Return the TensorDict, if it has rows; without a batch size, one of the rows that its tensors share.
 
     Raises:
         BatchSizeError: no batch size, and the tensors share no first dimension.
     """
     if td.batch_dims:
-        return td
+        made: TensorDictBase = td
+        return made
     shapes = list(_leaf_shapes(td))
     shared = common_prefix(shapes)
     if not shapes or not shared:
@@ -36,7 +40,7 @@ def with_rows(td: Any, what: str) -> Any:
             f"{what} has a row for each element of the first batch dimension, and this TensorDict has none",
             hint="set its batch_size, or use td.unsqueeze(0) for a table of one row",
         )
-    found = td._resident()._shallow()
+    found: TensorDictBase = td._resident()._shallow()
     found.batch_size = shared[:1]
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,11 +20,14 @@ from tdstore.io.opening import Location, Storage, find_backend, open_store
 from tdstore.store import Cap
 from tdstore.types import Path, Write, path_text
 
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
+
 Blocks = Callable[[], Iterator[Any]]
 """Starts over, and gives TensorDicts in memory, the first batch dimension of each being its rows."""
 
 
-def into_store(blocks: Blocks, location: Location, storage: Storage, options: dict[str, Any]) -> Any:
+def into_store(blocks: Blocks, location: Location, storage: Storage, options: dict[str, Any]) -> TensorDictBase:
     """Write blocks of rows as a new dataset and return the TensorDict over it; the blocks are gone through twice.
 
     The first time tells how many rows there are, what dtypes hold all of them, and the values that are not tensors,

@@ -183,7 +183,7 @@ class SamplerWithoutReplacement(Sampler):
         self.drop_last, self.shuffle = bool(state_dict["_drop_last"]), bool(state_dict["_shuffle"])
 
 
-def as_index(slots: Ints, storage: Any) -> Any:
+def as_index(slots: Ints, storage: Any) -> Tensor | tuple[Tensor, ...]:
     """Return slots as an index of a storage: a tensor, or a tuple of one for each dimension of slots."""
     if storage.ndim == 1:
         return torch.from_numpy(slots)

@@ -7,7 +7,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -198,11 +198,11 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
 class ImmutableDatasetWriter(Writer):
     """Refuses to write: the rows are a data set."""
 
-    def add(self, data: Any) -> Any:
+    def add(self, data: Any) -> NoReturn:
         """Refuse."""
         raise RuntimeError("this buffer has an ImmutableDatasetWriter: its rows cannot be changed")
 
-    def extend(self, data: Any) -> Any:
+    def extend(self, data: Any) -> NoReturn:
         """Refuse."""
         raise RuntimeError("this buffer has an ImmutableDatasetWriter: its rows cannot be changed")
 

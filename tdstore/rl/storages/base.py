@@ -79,7 +79,7 @@ class Storage(ABC):
         found = self.contains(item)
         return bool(found.all()) if isinstance(found, Tensor) else found
 
-    def contains(self, item: Any) -> Any:
+    def contains(self, item: Any) -> bool | Tensor:
         """Check whether slots are visible: a bool for an int, a bool tensor for a tensor.
 
         Raises:

@@ -9,7 +9,7 @@ import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from tdstore.rl.storages.indices import as_ints, is_int, select
 from tdstore.rl.storages.structure import is_container, is_foreign
 from tdstore.rl.storages.table import Ints
 from tdstore.values import decode_value, encode_value
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 _UNLIMITED = 2**62
 _FILE = "items.json"
@@ -281,9 +284,10 @@ class LazyStackStorage(ListStorage):
         found = super().get(index)
         return tdstore.lazy_stack(found, self.stack_dim) if isinstance(found, list) and found else found
 
-    def take_slots(self, slots: Ints) -> Any:
+    def take_slots(self, slots: Ints) -> TensorDictBase:
         """Return a lazy stack of rows that the caller has checked."""
-        return tdstore.lazy_stack(super().take_slots(slots), self.stack_dim)
+        made: TensorDictBase = tdstore.lazy_stack(super().take_slots(slots), self.stack_dim)
+        return made
 
 
 def _items(data: Any) -> list[Any]:

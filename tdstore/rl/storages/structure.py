@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -23,6 +23,9 @@ from tdstore.errors import BatchSizeError, CorruptStoreError, DifferentKeysError
 from tdstore.interop import from_tensordict
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore.values import decode_value, encode_value
+
+if TYPE_CHECKING:
+    from tdstore.values import JSON
 
 RESERVED = ("_replay_state", "_replay_undo")
 """Names in a place that users cannot give to entries."""
@@ -65,7 +68,7 @@ class Node:
         """Make data of columns whose leading dimensions are `lead`."""
         raise NotImplementedError
 
-    def plain(self) -> Any:
+    def plain(self) -> JSON:
         """Return the plain form for a header."""
         raise NotImplementedError
 
@@ -74,7 +77,7 @@ Part = int | Node
 """The number of a column, or a node."""
 
 
-def part_plain(part: Part) -> Any:
+def part_plain(part: Part) -> JSON:
     """Return the plain form of a part for a header."""
     return part if isinstance(part, int) else part.plain()
 
@@ -132,7 +135,7 @@ class Collection(Node):
             hint="on_mismatch='peer' leaves out what is unexpected, and missing entries as they are",
         )
 
-    def build(self, columns: Sequence[Any], lead: tuple[int, ...]) -> Any:
+    def build(self, columns: Sequence[Any], lead: tuple[int, ...]) -> TensorDictBase:
         """Make data of columns whose leading dimensions are `lead`."""
         made = {
             key: columns[part] if type(part) is int else part.build(columns, lead)  # type: ignore[union-attr]
@@ -141,7 +144,7 @@ class Collection(Node):
         td = TensorDict(made, (*lead, *self.batch), self.device)
         return td if self.kind is None else tdstore.wrap_tensorclass(self.kind, td)
 
-    def plain(self) -> Any:
+    def plain(self) -> JSON:
         """Return the plain form for a header."""
         parts = [[key, part_plain(part)] for key, part in self.parts.items()]
         return {"td": parts, "batch": list(self.batch), "class": self.name}
@@ -190,7 +193,7 @@ class Fields(Node):
             return dict(zip(self.keys, made, strict=True))
         return self.kind(*made) if hasattr(self.kind, "_fields") else tuple(made)
 
-    def plain(self) -> Any:
+    def plain(self) -> JSON:
         """Return the plain form for a header."""
         parts = [part_plain(part) for part in self.parts]
         return {"tuple": parts} if self.kind else {"dict": parts, "keys": [encode_value(key) for key in self.keys]}
@@ -507,7 +510,7 @@ def packed(values: Sequence[bytes], shape: Sequence[int], width: int) -> Tensor:
     return torch.from_numpy(room.reshape(*shape, width))
 
 
-def decoded(rows: Tensor, lead: tuple[int, ...]) -> Any:
+def decoded(rows: Tensor, lead: tuple[int, ...]) -> NonTensorData | NonTensorStack:
     """Decode a tensor of bytes to the entry of a TensorDict."""
     shape = rows.shape[:-1]
     flat = rows.cpu().contiguous().view(-1, rows.shape[-1]).numpy()

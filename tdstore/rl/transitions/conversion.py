@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import tdstore
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 _NUMBERS = (bool, int, float)
 
@@ -49,7 +52,7 @@ def _of_sequence(data: Sequence[Any], dtype: torch.dtype) -> Tensor:
     return torch.tensor(data, dtype=dtype)
 
 
-def to_tensordict(data: Any, dtype: torch.dtype = torch.float32) -> Any:
+def to_tensordict(data: Any, dtype: torch.dtype = torch.float32) -> TensorDictBase:
     """Return an observation with several parts as a TensorDict of batch size `[]`.
 
     Args:
@@ -72,7 +75,8 @@ def to_tensordict(data: Any, dtype: torch.dtype = torch.float32) -> Any:
     if isinstance(data, tuple):
         data = {f"tuple_obs_{i}": part for i, part in enumerate(data)}
     if isinstance(data, list) and data and all(_is_prompt(part) for part in data):
-        return tdstore.lazy_stack([to_tensordict(part, dtype) for part in data])
+        result: TensorDictBase = tdstore.lazy_stack([to_tensordict(part, dtype) for part in data])
+        return result
     if not isinstance(data, Mapping):
         raise TypeError(f"Cannot convert data of type {type(data).__name__} to a TensorDict: it is no dict or tuple")
     convert = _of_prompt if _is_prompt(data) else _part

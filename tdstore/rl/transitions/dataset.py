@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
+
+if TYPE_CHECKING:
+    pass
 
 
 class ReplayDataset(IterableDataset[Any]):

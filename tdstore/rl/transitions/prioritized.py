@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from tdstore import TensorDict
 from tdstore.rl.buffers.segment_tree import SegmentTree
 from tdstore.rl.storages.table import State
 from tdstore.rl.transitions.replay import Ints, ReplayBuffer
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 SMALLEST = 1e-5
 """The smallest priority."""
@@ -115,11 +118,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._rows.put_values(KEY, slots, torch.tensor([value for _, value in newer], dtype=torch.float64))
 
     @property
-    def storage(self) -> Any:
+    def storage(self) -> TensorDictBase | None:
         """All rows as a TensorDict `[max_size]`, without their priorities; None before the first row."""
         return self._rows.all_slots().exclude(KEY) if self.size else None
 
-    def sample_from_indices(self, idxs: Tensor | list[int]) -> Any:
+    def sample_from_indices(self, idxs: Tensor | list[int]) -> TensorDictBase:
         """Return rows by their places, as a copy.
 
         Args:

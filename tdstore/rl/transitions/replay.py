@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path as FilePath
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ import tdstore
 from tdstore import TensorDict
 from tdstore.errors import EmptyBufferError
 from tdstore.rl.storages import LazyStorage
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 _FACTS = "buffer"
 Ints = npt.NDArray[np.int64]
@@ -112,7 +115,7 @@ class ReplayBuffer:
         return self.size > 0
 
     @property
-    def storage(self) -> Any:
+    def storage(self) -> TensorDictBase | None:
         """All rows as a TensorDict `[max_size]`, zeros where nothing was added; None before the first row.
 
         They are views where rows are live tensors, else copies; `sample_from_indices` reads some of them.
@@ -182,7 +185,7 @@ class ReplayBuffer:
             batch.set("idxs", slots.to(batch.device or "cpu"))
         return batch
 
-    def sample_from_indices(self, idxs: Tensor | list[int]) -> Any:
+    def sample_from_indices(self, idxs: Tensor | list[int]) -> TensorDictBase:
         """Return rows by their places, as a copy.
 
         Args:
@@ -193,7 +196,8 @@ class ReplayBuffer:
         """
         self._check_size(1)
         slots = torch.as_tensor(idxs, dtype=torch.int64).reshape(-1).cpu().numpy()
-        return self._rows.take_slots(self._rows.check_slots(slots))
+        made: TensorDictBase = self._rows.take_slots(self._rows.check_slots(slots))
+        return made
 
     def _check_size(self, batch_size: int) -> int:
         if batch_size < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ import tdstore
 from tdstore.errors import EmptyBufferError
 from tdstore.rl.storages import LazyStorage
 from tdstore.rl.transitions.conversion import to_torch_tensor
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 
 class RolloutBuffer:
@@ -141,7 +144,7 @@ class RolloutBuffer:
             raise EmptyBufferError("the buffer is empty: add steps first")
         return self._steps.get(slice(None))
 
-    def get(self) -> Any:
+    def get(self) -> TensorDictBase:
         """Return all steps of all environments as a TensorDict `[size * num_envs]`, a copy.
 
         Leaves of shape `[size, num_envs]` become `[size * num_envs, 1]`. `advantages` and `returns` are there once
@@ -155,7 +158,8 @@ class RolloutBuffer:
             steps["advantages"], steps["returns"] = self._learned
         rows = self.size * self.num_envs
         flat: Any = steps.apply(lambda leaf: leaf.flatten(0, 1), batch_size=[rows])
-        return flat.apply(lambda leaf: leaf.unsqueeze(-1) if leaf.ndim == 1 else leaf)
+        made: TensorDictBase = flat.apply(lambda leaf: leaf.unsqueeze(-1) if leaf.ndim == 1 else leaf)
+        return made
 
     def minibatches(self, batch_size: int, epochs: int = 1) -> Iterator[Any]:
         """Yield all rows in random order, in batches; the last one of an epoch may be shorter.

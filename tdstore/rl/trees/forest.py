@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,9 @@ from tdstore.rl.trees.maps import DataMap, Node, NodeMap, row_hashes
 from tdstore.rl.trees.storing import join
 from tdstore.rl.trees.tree import Tree
 from tdstore.rl.trees.walks import Path
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 Keys = Key | Sequence[Key] | None
 DEFAULT_KEYS: dict[str, tuple[Key, ...]] = {
@@ -182,7 +185,7 @@ class MCTSForest:
         """Return what is known of an observation: rows, hashes, number of passes; None where no step leaves it."""
         return self.node_map.get(self._observation(root))
 
-    def get_child(self, step: Any) -> Any:
+    def get_child(self, step: Any) -> TensorDictBase | None:
         """Return the stored step of an observation and an action, with `next`.
 
         Raises:
@@ -191,7 +194,8 @@ class MCTSForest:
         (pair,) = row_hashes(step.unsqueeze(0), [*self.observation_keys, *self.action_keys])
         if pair not in self.data_map:
             raise KeyError("the forest has no step with this observation and this action")
-        return self.data_map.read([self.data_map.rows[pair]])[0]
+        made: TensorDictBase | None = self.data_map.read([self.data_map.rows[pair]])[0]
+        return made
 
     def get_tree(self, root: Any, *, max_depth: int | None = None, compact: bool = True) -> Tree:
         """Return the tree of what followed an observation.

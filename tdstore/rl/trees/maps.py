@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from torch import Tensor
 import tdstore
 from tdstore.rl.storages import LazyStorage
 from tdstore.rl.trees.links import Key
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 
 def row_hashes(data: Any, keys: Sequence[Key]) -> list[int]:
@@ -116,9 +119,10 @@ class DataMap:
                 self.storage.set(range(len(self)), old)
             raise
 
-    def read(self, rows: Sequence[int]) -> Any:
+    def read(self, rows: Sequence[int]) -> TensorDictBase:
         """Return steps as a TensorDict `[len(rows)]`, by one read of the storage."""
-        return self.storage.get(torch.tensor(rows, dtype=torch.int64))
+        made: TensorDictBase = self.storage.get(torch.tensor(rows, dtype=torch.int64))
+        return made
 
     def write(self, pairs: Sequence[int], reached: Sequence[int], steps: Any) -> list[int]:
         """Write steps, known ones to the row that they have, and return their rows.

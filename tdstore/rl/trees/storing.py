@@ -131,7 +131,8 @@ class StoredTree(tdstore.TensorClass, nocast=True):
 
     def load_(self, prefix: Any, *args: Any, **kwargs: Any) -> Self:
         """Take over a stored tree, whatever this one was."""
-        return self._become(type(self).load(prefix, *args, **kwargs))
+        found: Any = type(self).load(prefix, *args, **kwargs)
+        return self._become(found)
 
     load_memmap_ = load_
 
@@ -163,7 +164,7 @@ class StoredTree(tdstore.TensorClass, nocast=True):
             return super().__exit__(*error)
         return self.close()
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the state of flat tables, as `TensorDict.state_dict`."""
         return self.to_table().state_dict(*args, **kwargs)
 
@@ -244,7 +245,7 @@ def identity(node: StoredTree) -> int:
     return id(unwrap_tensorclass(node))
 
 
-def bare(node: StoredTree) -> Any:
+def bare(node: StoredTree) -> StoredTree:
     """Return a node without its children."""
     return node if node.subtree is None else node.exclude("subtree")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from tdstore.rl.trees.specs import full_spec, spec_keys
 from tdstore.rl.trees.storing import StoredTree, identity, is_stack
 from tdstore.rl.trees.table import TreeTable
 from tdstore.rl.trees.walks import Path
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
 
 
 class Tree(StoredTree, nocast=True):
@@ -136,7 +139,7 @@ class Tree(StoredTree, nocast=True):
 
     # -- what a node says ------------------------------------------------------------------------
     @property
-    def visits(self) -> Any:
+    def visits(self) -> Tensor | float | None:
         """The number of visits, another name of `count`."""
         return self.count
 
@@ -145,24 +148,26 @@ class Tree(StoredTree, nocast=True):
         self.count = value
 
     @property
-    def branching_action(self) -> Any:
+    def branching_action(self) -> Tensor | None:
         """The first action of the rollout, None without one; of a stack, one for each node."""
         return self._action(0)
 
     @property
-    def prev_action(self) -> Any:
+    def prev_action(self) -> Tensor | None:
         """The last action of the rollout, None without one; of a stack, one for each node."""
         return self._action(-1)
 
-    def _action(self, step: int) -> Any:
+    def _action(self, step: int) -> Tensor | None:
         if self.batch_size:
-            return _stacked([node._action(step) for node in self.unbind(0)])
+            made: Tensor | None = _stacked([node._action(step) for node in self.unbind(0)])
+            return made
         if self.rollout is None:
             return None
-        return _entry(self.rollout[..., step], self._keys("action"))
+        found: Tensor | None = _entry(self.rollout[..., step], self._keys("action"))
+        return found
 
     @property
-    def selected_actions(self) -> Any:
+    def selected_actions(self) -> Tensor | None:
         """The first action of each child, stacked; None without children."""
         return None if self.subtree is None else self.subtree.branching_action
 
@@ -176,7 +181,7 @@ class Tree(StoredTree, nocast=True):
         return _entry(self._observed(), self._keys("observation"))
 
     @property
-    def node_observations(self) -> Any:
+    def node_observations(self) -> TensorDictBase | None:
         """Observations at the node, as a TensorDict.
 
         Raises:
@@ -186,7 +191,8 @@ class Tree(StoredTree, nocast=True):
         keys = self._keys("observation")
         for key in keys:
             _entry(data, (key,))
-        return data.select(*keys)
+        made: TensorDictBase | None = data.select(*keys)
+        return made
 
     def _observed(self) -> Any:
         if self.node_data is None:
@@ -208,7 +214,7 @@ class Tree(StoredTree, nocast=True):
         return keys or (kind,)
 
     @property
-    def is_terminal(self) -> Any:
+    def is_terminal(self) -> bool | Tensor:
         """Whether the episode ended here: the done flag of the last step, False without a rollout.
 
         Without a `done` flag, `terminated` or `truncated`; without those too, whether there are no children.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ from tdstore.container.core.tensorclasses import without_classes
 from tdstore.container.functions.broadcast import uneven, widened
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.methods.apply import Mapper
-from tdstore.container.values.nontensor import NonTensor, NonTensorData
-from tdstore.errors import BatchSizeError, UnevenError, UnsupportedError
+from tdstore.errors import BatchSizeError, UnevenError
 from tdstore.index.shapes import as_dim, as_size, flat_args, split_sizes, view_shape
 from tdstore.index.tracing import mapped, one_by_one
 from tdstore.ops.reduce import Over
@@ -27,6 +26,10 @@ from tdstore.tensordicts.lazystack.routing import Traced, trace, wants_view
 from tdstore.tensordicts.lazystack.writing import LazyWrites
 from tdstore.tensordicts.resident.entries import ResidentTree
 from tdstore.types import Names, Path
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore.tensordicts.resident.tensordict import TensorDict
 
 _ALL = slice(None)
 
@@ -130,26 +133,27 @@ class LazyOps(LazyWrites):
         pairs = iter(zip(conditions, self._operands(other), strict=True))
         return self._each(lambda td: td.where(*next(pairs), pad=pad))
 
-    def masked_select(self, mask: Tensor) -> Any:
+    def masked_select(self, mask: Tensor) -> Self:
         if mask.dtype != torch.bool:
             raise TypeError(f"a mask is a bool tensor, not one of {mask.dtype}")
-        found = self._at(mask)
+        found: Self = self._at(mask)
         try:
-            return found._resident()
+            dense: Self = found._resident()
+            return dense
         except UnevenError:
             return found
 
     # -- one element after the other -----------------------------------------------------------
-    def clone(self, recurse: bool = True) -> Any:
+    def clone(self, recurse: bool = True) -> Self:
         return self._each(lambda td: td.clone(recurse))
 
-    def _own_copy(self) -> Any:
+    def _own_copy(self) -> Self:
         return self._each(lambda td: td._own_copy())
 
-    def _to(self, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool) -> Any:
+    def _to(self, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool) -> Self:
         return self._each(lambda td: td._to(device, dtype, non_blocking))
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
+    def to(self, *args: Any, **kwargs: Any) -> Self:
         if kwargs.pop("inplace", False):
             if "batch_size" in kwargs:
                 self.batch_size = kwargs.pop("batch_size")
@@ -158,15 +162,15 @@ class LazyOps(LazyWrites):
             return self
         return super().to(*args, **kwargs)
 
-    def detach(self) -> Any:
+    def detach(self) -> Self:
         return self._each(lambda td: td.detach())
 
     @property
-    def data(self) -> Any:
+    def data(self) -> Self:
         return self._each(lambda td: td.data)
 
     @property
-    def grad(self) -> Any:
+    def grad(self) -> Self | None:
         grads = [td.grad for td in self._tds]
         if all(g is None for g in grads):
             return None
@@ -189,16 +193,17 @@ class LazyOps(LazyWrites):
             return self._of(made, d, self._dim_name)
         return dense._expanded_as(other, lead)
 
-    def data_ptr(self, *, storage: bool = False) -> Any:
+    def data_ptr(self, *, storage: bool = False) -> TensorDictBase:
         return self._resident_class({str(i): td.data_ptr(storage=storage) for i, td in enumerate(self._tds)}, [])
 
-    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+    def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
         """A plain in-memory TensorDict: the stack, made.
 
         Raises:
             UnsupportedError: elements that differ in shape; `densify()` takes them, as nested tensors.
         """
-        return without_classes(self._resident(), retain_none)
+        made: TensorDict = without_classes(self._resident(), retain_none)
+        return made
 
     def to_dict(
         self,
@@ -217,7 +222,7 @@ class LazyOps(LazyWrites):
 
     def empty(
         self, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = None
-    ) -> Any:
+    ) -> Self:
         if batch_size is not None or names is not None:
             return super().empty(recurse, batch_size=batch_size, device=device, names=names)
         return self._each(lambda td: td.empty(recurse, device=device))
@@ -237,10 +242,10 @@ class LazyOps(LazyWrites):
         made = [td.exclude(*keys, inplace=inplace) for td in self._tds]
         return self if inplace else self._of(made, self._stack_dim, self._dim_name, self._empty_batch_size)
 
-    def _kept(self, wanted: dict[str, Any]) -> Any:
+    def _kept(self, wanted: dict[str, Any]) -> Self:
         return self._each(lambda td: td._kept(wanted))
 
-    def filter_non_tensor_data(self) -> Any:
+    def filter_non_tensor_data(self) -> Self:
         return self._each(lambda td: td.filter_non_tensor_data())
 
     def filter_empty_(self) -> Self:
@@ -394,11 +399,11 @@ class LazyOps(LazyWrites):
         inner = (*numbers[: self._stack_dim], *numbers[self._stack_dim + 1 :])
         return self._nest(self._singly(numbers[self._stack_dim].tolist(), inner), places.shape, 0)
 
-    def _view_of(self, fn: Callable[[Tensor], Any], found: Traced, names: Names) -> Any:
+    def _view_of(self, fn: Callable[[Tensor], Any], found: Traced, names: Names) -> Self:
         """Elements moved one by one: `fn` makes nothing but views of them."""
         rows = found.rows
         if isinstance(rows, int):
-            made = self._moved_element(rows, fn, found, 0)
+            made: Self = self._moved_element(rows, fn, found, 0)
         else:
             parts = [self._moved_element(row, fn, found, i) for i, row in enumerate(rows.flatten().tolist())]
             place = found.dims[0]
@@ -436,7 +441,7 @@ class LazyOps(LazyWrites):
                 "this needs the stack, and its elements differ in shape",
                 hint="go over td.tensordicts, or td.apply(...) leaf by leaf",
             )
-        made = self._gathered(there)
+        made: Self = self._gathered(there)
         made._set_names(names)
         return made
 
@@ -485,7 +490,7 @@ class LazyOps(LazyWrites):
             start += size
         return tuple(out)
 
-    def unsqueeze(self, dim: int) -> Any:
+    def unsqueeze(self, dim: int) -> Self:
         at, d = as_dim(dim, len(self._inner) + 2), self._stack_dim
         old = self._batch_size
         place = d + (at <= d)
@@ -497,13 +502,14 @@ class LazyOps(LazyWrites):
         made._undo = (weakref.ref(self), lambda v: v.squeeze(at) if -1 in old else v.reshape(old))
         return made
 
-    def narrow(self, dim: int, start: int, length: int) -> Any:
+    def narrow(self, dim: int, start: int, length: int) -> Self:
         at = as_dim(dim, len(self._inner) + 1)
         torch.empty(self._batch_size, device="meta").narrow(at, start, length)  # torch checks the range
         first = start + self._batch_size[at] if start < 0 else start
-        return self._at((*(_ALL,) * at, slice(first, first + length)))
+        made: Self = self._at((*(_ALL,) * at, slice(first, first + length)))
+        return made
 
-    def view(self, *shape: Any, size: Any = None, batch_size: Any = None) -> Any:
+    def view(self, *shape: Any, size: Any = None, batch_size: Any = None) -> Self:
         """View the batch as `shape`, sharing memory; where the stack dimension is merged, row by row."""
         if shape and isinstance(shape[0], torch.dtype):
             return self._bytes_as(shape[0], batch_size)
@@ -519,12 +525,14 @@ class LazyOps(LazyWrites):
             return t.view((*new, *t.shape[n:]))
 
         if trace(fn, old, self._stack_dim) is not None:
-            return self._move(fn, new, None, lambda v: v.reshape(old))
+            found: Self = self._move(fn, new, None, lambda v: v.reshape(old))
+            return found
         made = self._row_by_row(torch.arange(old.numel()).reshape(new))
         made._undo = (weakref.ref(self), lambda v: v.reshape(old))
-        return made.lock_() if self._state & LOCKED else made
+        result: Self = made.lock_() if self._state & LOCKED else made
+        return result
 
-    def reshape(self, *args: Any, shape: Any = None, size: Any = None, inplace: bool = False) -> Any:
+    def reshape(self, *args: Any, shape: Any = None, size: Any = None, inplace: bool = False) -> Self:
         """As `view` where that gives one dimension, or leaves the stack dimension apart; else a copy."""
         old = self._batch_size
         wanted = shape if shape is not None else size if size is not None else flat_args(args)
@@ -541,60 +549,3 @@ class LazyOps(LazyWrites):
         return super()._flattened(start_dim, end_dim)
 
     # -- dense -------------------------------------------------------------------------------
-    def densify(self, layout: torch.layout = torch.strided) -> Any:
-        """One TensorDict: entries that cannot be stacked become nested tensors, what some lack has no rows there.
-
-        Args:
-            layout: of the nested tensors, `torch.strided` or `torch.jagged`, which has one ragged dimension only.
-
-        Raises:
-            UnsupportedError: something is ragged, and the stack dimension is not the first. RuntimeError: tensors that
-                the layout cannot hold.
-
-        Example:
-            >>> stack = lazy_stack([TensorDict({"x": torch.ones(n)}, [n]) for n in (1, 3)])
-            >>> stack.densify().batch_size
-            torch.Size([2, -1])
-        """
-        batch, d = self._batch_size, self._stack_dim
-        keys = dict.fromkeys(k for td in self._tds for k in td._first_keys())
-        data: dict[str, Any] = {}
-        for key in keys:
-            column = [td._raw(key) if td._kind(key) is not None else None for td in self._tds]
-            known = next(v for v in column if v is not None)
-            if isinstance(known, Container):
-                filled = [td.empty() if v is None else v for td, v in zip(self._tds, column, strict=True)]
-                data[key] = self._of(filled, d).densify(layout)
-            elif isinstance(known, NonTensor):
-                values = [
-                    NonTensorData(None, td._batch_size) if v is None else v
-                    for td, v in zip(self._tds, column, strict=True)
-                ]
-                data[key] = self._stacked(key, values, d)
-            else:
-                parts = [known.new_empty((0, *known.shape[1:])) if v is None else v for v in column]
-                if len({p.shape for p in parts}) == 1:
-                    data[key] = torch.stack(parts, d)
-                    continue
-                self._stacked_first(key)
-                data[key] = torch.nested.as_nested_tensor(parts, layout=layout)
-        if self._ragged:
-            self._stacked_first("its batch size")
-            if any(isinstance(v, NonTensor) for v in data.values()):  # whose rows are the elements
-                batch = batch[: batch.index(-1)]
-        return self._resident_class._new(data, batch, self._device, None)
-
-    def _stacked_first(self, what: str) -> None:
-        if self._stack_dim:
-            raise UnsupportedError(
-                f"densify: {what!r} is ragged, and a nested tensor is stacked along its first dimension, "
-                f"not along {self._stack_dim}",
-                hint="LazyStackedTensorDict(*td.tensordicts).densify()",
-            )
-
-    def to_lazystack(self, dim: int = 0) -> Any:
-        """This stack, or one along another dimension over the same memory."""
-        at = as_dim(dim, len(self._inner) + 1)
-        if at == self._stack_dim:
-            return self
-        return self._of(self.unbind(at), at, None)

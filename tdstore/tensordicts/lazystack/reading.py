@@ -29,7 +29,7 @@ from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.lazystack.batch_read import residents, with_common_keys
 from tdstore.tensordicts.lazystack.routing import Route, positions, route, unravel
 from tdstore.tensordicts.resident.store_backed import HomeMixin
-from tdstore.types import Names, NestedKey, Path, path_text
+from tdstore.types import Entry, Names, NestedKey, Path, path_text
 
 _ALL = slice(None)
 _FORMS = {"as_list", "as_padded_tensor", "as_nested_tensor"}
@@ -302,7 +302,7 @@ class LazyTree(TensorDictBase):
         made = padded(parts, form.get("padding_side", "right"), form.get("padding_value", 0.0))
         return torch.stack(made, self._stack_dim)
 
-    def get_nestedtensor(self, key: Any, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None) -> Any:
+    def get_nestedtensor(self, key: Any, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None) -> Entry:
         """The entry as a nested tensor, one component per element.
 
         Args:
@@ -503,7 +503,7 @@ class LazyTree(TensorDictBase):
             if isinstance(td, (HomeMixin, LazyTree)):
                 td._shut(url)
 
-    def _with_leaves(self, leaves: Iterator[Tensor]) -> Any:
+    def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
         return self._each(lambda td: td._walkable()._with_leaves(leaves))
 
     # -- flags -------------------------------------------------------------------------------

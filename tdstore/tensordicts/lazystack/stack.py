@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, KeysView, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
 
@@ -15,12 +15,17 @@ from tdstore.container.core.one_buffer import is_one_buffer, reduced
 from tdstore.container.display.options import level_lines, ordered, ordered_lines
 from tdstore.container.display.text import entry_text, indent
 from tdstore.container.methods.access import AS_SET
-from tdstore.errors import BatchSizeError
+from tdstore.container.values.nontensor import NonTensor, NonTensorData
+from tdstore.errors import BatchSizeError, UnsupportedError
 from tdstore.index.shapes import as_dim, as_size
 from tdstore.tensordicts.lazystack.ops import LazyOps
 from tdstore.tensordicts.lazystack.reading import check_elements
 from tdstore.tensordicts.resident.entries import ResidentTree
-from tdstore.types import Fault
+from tdstore.types import Entry, Fault, IndexType, Path
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore.tensordicts.resident.tensordict import TensorDict
 
 
 class LazyStackedTensorDict(LazyOps):
@@ -92,7 +97,7 @@ class LazyStackedTensorDict(LazyOps):
         names: Sequence[str | None] | None = None,
         stack_dim_name: str | None = None,
         stack_dim: int = 0,
-    ) -> Any:
+    ) -> Self:
         """A lazy stack of dicts: a list of them, or a dict of them by their number. Any other dict is a TensorDict.
 
         Args:
@@ -135,6 +140,10 @@ class LazyStackedTensorDict(LazyOps):
         ]
         return f"{type(self).__name__}(\n" + ",\n".join(indent(line) for line in lines) + ")"
 
+    @overload  # type: ignore[override]  # an element of another class than the stack
+    def __getitem__(self, index: str | tuple[str, ...]) -> Entry: ...
+    @overload
+    def __getitem__(self, index: IndexType) -> TensorDictBase: ...
     def __getitem__(self, index: Any) -> Any:
         if type(index) is str:
             found = self._quick(index)
@@ -142,7 +151,7 @@ class LazyStackedTensorDict(LazyOps):
                 return found
         return super().__getitem__(index)
 
-    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Any:
+    def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Entry:
         """The entry, stacked; `default` if not all elements have it.
 
         Args:
@@ -181,6 +190,19 @@ class LazyStackedTensorDict(LazyOps):
             parts.append(part)
         return parts
 
+    @overload
+    def keys(
+        self,
+        include_nested: Literal[False] = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> KeysView[str]: ...
+    @overload
+    def keys(
+        self, include_nested: bool, leaves_only: bool = False, is_leaf: IsLeaf | None = None, *, sort: bool = False
+    ) -> Collection[str | Path]: ...
     def keys(
         self,
         include_nested: bool = False,
@@ -206,9 +228,67 @@ class LazyStackedTensorDict(LazyOps):
             own,
         )
 
-    def valid_keys(self) -> Any:
+    def valid_keys(self) -> KeysView[str]:
         """The first-level keys that all elements have."""
         return self.keys()
+
+    def densify(self, layout: torch.layout = torch.strided) -> TensorDict:
+        """One TensorDict: entries that cannot be stacked become nested tensors, what some lack has no rows there.
+
+        Args:
+            layout: of the nested tensors, `torch.strided` or `torch.jagged`, which has one ragged dimension only.
+
+        Raises:
+            UnsupportedError: something is ragged, and the stack dimension is not the first. RuntimeError: tensors that
+                the layout cannot hold.
+
+        Example:
+            >>> stack = lazy_stack([TensorDict({"x": torch.ones(n)}, [n]) for n in (1, 3)])
+            >>> stack.densify().batch_size
+            torch.Size([2, -1])
+        """
+        batch, d = self._batch_size, self._stack_dim
+        keys = dict.fromkeys(k for td in self._tds for k in td._first_keys())
+        data: dict[str, Any] = {}
+        for key in keys:
+            column = [td._raw(key) if td._kind(key) is not None else None for td in self._tds]
+            known = next(v for v in column if v is not None)
+            if isinstance(known, Container):
+                filled = [td.empty() if v is None else v for td, v in zip(self._tds, column, strict=True)]
+                data[key] = self._of(filled, d).densify(layout)
+            elif isinstance(known, NonTensor):
+                values = [
+                    NonTensorData(None, td._batch_size) if v is None else v
+                    for td, v in zip(self._tds, column, strict=True)
+                ]
+                data[key] = self._stacked(key, values, d)
+            else:
+                parts = [known.new_empty((0, *known.shape[1:])) if v is None else v for v in column]
+                if len({p.shape for p in parts}) == 1:
+                    data[key] = torch.stack(parts, d)
+                    continue
+                self._stacked_first(key)
+                data[key] = torch.nested.as_nested_tensor(parts, layout=layout)
+        if self._ragged:
+            self._stacked_first("its batch size")
+            if any(isinstance(v, NonTensor) for v in data.values()):  # whose rows are the elements
+                batch = batch[: batch.index(-1)]
+        return self._resident_class._new(data, batch, self._device, None)
+
+    def _stacked_first(self, what: str) -> None:
+        if self._stack_dim:
+            raise UnsupportedError(
+                f"densify: {what!r} is ragged, and a nested tensor is stacked along its first dimension, "
+                f"not along {self._stack_dim}",
+                hint="LazyStackedTensorDict(*td.tensordicts).densify()",
+            )
+
+    def to_lazystack(self, dim: int = 0) -> Self:
+        """This stack, or one along another dimension over the same memory."""
+        at = as_dim(dim, len(self._inner) + 1)
+        if at == self._stack_dim:
+            return self
+        return self._of(self.unbind(at), at, None)
 
     def close(self) -> None:
         """Close the dataset that the stack is over, or those that its elements are over."""

@@ -33,7 +33,7 @@ from tdstore.tensordicts.lazystack.parts import flat_part, lifted, part_at, resh
 from tdstore.tensordicts.lazystack.reading import LazyTree, check_elements, check_same_names
 from tdstore.tensordicts.lazystack.routing import pick, positions, route, unravel
 from tdstore.tensordicts.resident.entries import ResidentTree
-from tdstore.types import Names, NestedKey, Path, path_text
+from tdstore.types import Entry, Names, NestedKey, Path, path_text
 
 _ALL = slice(None)
 
@@ -383,7 +383,7 @@ class LazyWrites(LazyTree):
             td.del_(path)
         return self
 
-    def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+    def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Entry:
         entry = self.get(key, default)  # before anything is removed: it may be that it cannot be stacked
         if self._find(key) is None:
             return entry

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.locks import LOCKED, MAPPED
@@ -18,6 +18,9 @@ from tdstore.pickling import rebuild
 from tdstore.tensordicts.persistent.window import View
 from tdstore.tensordicts.persistent.writing import StoredWrites
 from tdstore.types import Fault, Names, Path, path_text
+
+if TYPE_CHECKING:
+    pass
 
 
 class PersistentTensorDict(StoredWrites):
@@ -136,7 +139,7 @@ class PersistentTensorDict(StoredWrites):
         names: Sequence[str | None] | None = None,
         backend: str | None = "h5",
         **options: Any,
-    ) -> Any:
+    ) -> Self:
         """Save nested dicts at a location, and give what is stored there; without `filename`, a TensorDict.
 
         Args:
@@ -158,9 +161,10 @@ class PersistentTensorDict(StoredWrites):
         if filename is None:
             return td if device is None else td.to(device)
         saved = unlocked(td.save(filename, storage=backend, **options))
-        return saved if device is None else saved.to(device)
+        made: Self = saved if device is None else saved.to(device)
+        return made
 
-    def clone(self, recurse: bool = True, *, newfile: Location = None) -> Any:
+    def clone(self, recurse: bool = True, *, newfile: Location = None) -> Self:
         """Copy into the memory, or to another place; with `recurse=False` give another container over this store.
 
         Args:
@@ -173,7 +177,8 @@ class PersistentTensorDict(StoredWrites):
             return super().clone(recurse)
         if not recurse:
             raise OptionError("a copy at newfile= has entries of its own: recurse=False is for the same store")
-        return unlocked(self.save(newfile))
+        made: Self = unlocked(self.save(newfile))
+        return made
 
     @property
     def mode(self) -> str:
@@ -218,7 +223,7 @@ class PersistentTensorDict(StoredWrites):
         return False
 
     @property
-    def grad(self) -> Any:
+    def grad(self) -> None:
         """None: what is stored carries no gradients."""
         return None
 

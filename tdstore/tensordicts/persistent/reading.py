@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -32,6 +32,10 @@ from tdstore.storekit.sparse import HOLES, reserve
 from tdstore.tensordicts.persistent.window import WindowTree
 from tdstore.types import LeafSpec, Names, Path, Read, path_text
 
+if TYPE_CHECKING:
+    from tdstore.store import Store
+    from tdstore.tensordicts.resident.tensordict import TensorDict
+
 
 class StoredTree(WindowTree):
     """The entries of a group of a store, or a window of them."""
@@ -40,7 +44,7 @@ class StoredTree(WindowTree):
 
     # -- looking -----------------------------------------------------------------------------
     @property
-    def store(self) -> Any:
+    def store(self) -> Store:
         """The open store behind this container."""
         return self._handle.store
 
@@ -433,13 +437,14 @@ class StoredTree(WindowTree):
             yield self._at(slice(start, stop))._resident()
 
     # -- the rest ----------------------------------------------------------------------------
-    def clone(self, recurse: bool = True) -> Any:
+    def clone(self, recurse: bool = True) -> Self:
         """An in-memory copy, or with `recurse=False` another container over the same store."""
         if recurse:
-            return self._resident()
+            made: Self = self._resident()
+            return made
         return self._duplicate(self._device, lambda td: td.clone(recurse=False))
 
-    def _shallow(self) -> Any:
+    def _shallow(self) -> Self:
         """With a batch size and names of its own, for a place in another container."""
         return self._at(()) if self._view is None else self.clone(recurse=False)
 
@@ -448,12 +453,14 @@ class StoredTree(WindowTree):
         td._names = names
         return td
 
-    def _own_copy(self) -> Any:
-        return self._resident()
+    def _own_copy(self) -> Self:
+        made: Self = self._resident()
+        return made
 
-    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+    def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
         """The entries in memory, by one batched read."""
-        return without_classes(self._resident(), retain_none)
+        made: TensorDict = without_classes(self._resident(), retain_none)
+        return made
 
     def is_shared(self) -> bool:
         return bool(self._state & SHARED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,8 +16,12 @@ from tdstore.errors import TDStoreError, UnsupportedError
 from tdstore.index.selection import Selection
 from tdstore.types import Names, Path
 
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore.tensordicts.resident.tensordict import TensorDict
 
-def widened(entry: Any, sel: Selection, source: torch.Size, names: Names) -> Any:
+
+def widened(entry: Any, sel: Selection, source: torch.Size, names: Names) -> TensorDictBase:
     """A TensorDict like `entry` for all rows: values of the window's rows are there, tensors are zeros in no memory.
 
     Args:
@@ -45,16 +49,18 @@ def widened(entry: Any, sel: Selection, source: torch.Size, names: Names) -> Any
     rest = td.batch_size[n:]
     every = (*(names or (None,) * len(source)), *((td._names or ())[n:] or (None,) * len(rest)))
     made = td._resident_class._new(data, torch.Size((*source, *rest)), td.device, every if any(every) else None)
-    return rewrap(class_of(entry), made)
+    found: TensorDictBase = rewrap(class_of(entry), made)
+    return found
 
 
-def dense(entry: Any) -> Any:
+def dense(entry: Any) -> TensorDict:
     """A container without its class; of a lazy stack, the TensorDict that it stands for."""
-    td = unwrap(entry)
+    td: TensorDict = unwrap(entry)
     if not isinstance(td, Container._stack_class):
         return td
     try:
-        return unwrap(td._resident())
+        made: TensorDict = unwrap(td._resident())
+        return made
     except (TDStoreError, RuntimeError) as error:
         raise UnsupportedError(
             f"a lazy stack whose elements differ cannot be set through a window: {error}",

@@ -368,7 +368,7 @@ class StoredWrites(StoredTree):
             window.update_(block)
         return self
 
-    def _map_leaves(self, fn: Callable[..., Any], others: tuple[Any, ...], named: bool, **options: Any) -> Any:
+    def _map_leaves(self, fn: Callable[..., Any], others: tuple[Any, ...], named: bool, **options: Any) -> Self:
         """With somewhere to put the results (`inplace`, `out`), in blocks of rows of bounded memory too."""
         inplace, out = options.pop("inplace", False), options.pop("out", None)
         target = self if inplace else out
@@ -381,7 +381,8 @@ class StoredWrites(StoredTree):
 
             if into(self, target, run, exact=not inplace and not target.is_locked):
                 return target
-        return super()._map_leaves(fn, others, named, inplace=inplace, out=out, **options)
+        made: Self = super()._map_leaves(fn, others, named, inplace=inplace, out=out, **options)
+        return made
 
     def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
         """Map `fn` over the leaves and write the results back, in blocks of rows of bounded memory."""

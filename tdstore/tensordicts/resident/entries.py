@@ -461,11 +461,12 @@ class ResidentTree(TensorDictBase):
             self._names,
         )
 
-    def _map_leaves(self, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
+    def _map_leaves(self, *args: Any, inplace: bool = False, **kwargs: Any) -> Self:
         if HOLES and inplace:  # the function may write into what it is given
             for leaf in self._leaf_list():
                 reserve(leaf)
-        return super()._map_leaves(*args, inplace=inplace, **kwargs)
+        made: Self = super()._map_leaves(*args, inplace=inplace, **kwargs)
+        return made
 
     def _operand(self, other: Any, leaves: list[Tensor], *, exact: bool = True) -> Any:
         """What a leaf-wise function gets for `other`: a list with one operand per leaf, or a scalar.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -39,6 +39,10 @@ from tdstore.pickling import rebuild
 from tdstore.storekit.sparse import HOLES, reserve
 from tdstore.tensordicts.resident.entries import ResidentTree
 from tdstore.types import LeafSpec, Names, NestedKey, Path, Read, Write, path_text
+
+if TYPE_CHECKING:
+    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore.tensordicts.resident.tensordict import TensorDict
 
 _BULK = 1 << 20
 
@@ -313,13 +317,14 @@ class HomeMixin(ResidentTree):
             buffer.copy_(leaf)
         return out
 
-    def read(self, index: Any = None, keys: Any = None, out: Any = None) -> Any:
+    def read(self, index: Any = None, keys: Any = None, out: Any = None) -> Self:
         whole = index is None and out is None
         if self._home is not None and self._state & MAPPED:
             handle, path = self._home
             leaves, copied = _leaves_of(handle, path, keys), self._copied_rows(index)
             if whole and not traced():
-                return self._read_whole(handle, leaves, keys)
+                made: Self = self._read_whole(handle, leaves, keys)
+                return made
             if copied is not None and not all(self._has_rows(handle.specs[leaf].shape) for leaf in leaves):
                 odd = [leaf for leaf in leaves if not self._has_rows(handle.specs[leaf].shape)]
                 handle.store.check(odd)  # parts of entries that are no plain tensors have other rows
@@ -344,7 +349,8 @@ class HomeMixin(ResidentTree):
         for key, leaf in td.items(True, True):
             if is_batched(leaf):
                 gather(leaf, (rows,), out.get(key))
-        return out
+        found: Self = out
+        return found
 
     def _read_whole(self, handle: StoreHandle, leaves: list[Path], keys: Any) -> Any:
         """Copy everything: plain leaves by the store, which compares them with checksums while it copies."""
@@ -493,7 +499,7 @@ def _with_entry(handle: StoreHandle, path: Path, root: Path, batch: torch.Size) 
     return groups
 
 
-def reopened(handle: StoreHandle, path: Path, locked: bool, device: torch.device | None, flags: int) -> Any:
+def reopened(handle: StoreHandle, path: Path, locked: bool, device: torch.device | None, flags: int) -> TensorDictBase:
     """Rebuild a TensorDict over a dataset from its pickle."""
     td = over(handle, path, flags)
     if device is not None:
@@ -503,7 +509,7 @@ def reopened(handle: StoreHandle, path: Path, locked: bool, device: torch.device
 
 def rebuilt(
     cls: Any, data: dict[str, Any], batch: torch.Size, device: torch.device | None, names: Names, locked: bool
-) -> Any:
+) -> TensorDict:
     """Rebuild a TensorDict in memory from its pickle."""
     td = (Container._resident_class if cls is None else cls)._new(data, batch, device, names)
     return td.lock_() if locked else td

@@ -5,10 +5,10 @@ The fast lanes come first in each method: the commonest call pays for no other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, KeysView, Mapping, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from tdstore.index.shapes import as_size
 from tdstore.storekit.sparse import HOLES, reserve
 from tdstore.tensordicts.resident.indexing import IndexedTree
 from tdstore.tensordicts.resident.write_checks import check_copies, copy_all
-from tdstore.types import Names, NestedKey
+from tdstore.types import Entry, IndexType, Names, NestedKey, Path
 
 
 class TensorDict(IndexedTree):
@@ -121,6 +121,10 @@ class TensorDict(IndexedTree):
         return td
 
     # -- fast access by key --------------------------------------------------------------------
+    @overload
+    def __getitem__(self, index: str | tuple[str, ...]) -> Entry: ...
+    @overload
+    def __getitem__(self, index: IndexType) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
         if type(index) is str:
             try:
@@ -144,7 +148,7 @@ class TensorDict(IndexedTree):
             return value.plain()
         return super().__getitem__(index)
 
-    def get(self, key: NestedKey, default: Any = AS_SET, **kwargs: Any) -> Any:
+    def get(self, key: NestedKey, default: Any = AS_SET, **kwargs: Any) -> Entry:
         if type(key) is str:
             value = self._data.get(key)
             if value is not None:
@@ -290,6 +294,19 @@ class TensorDict(IndexedTree):
                 return False
         return True
 
+    @overload
+    def keys(
+        self,
+        include_nested: Literal[False] = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> KeysView[str]: ...
+    @overload
+    def keys(
+        self, include_nested: bool, leaves_only: bool = False, is_leaf: IsLeaf | None = None, *, sort: bool = False
+    ) -> Collection[str | Path]: ...
     def keys(
         self,
         include_nested: bool = False,
@@ -330,7 +347,7 @@ class TensorDict(IndexedTree):
         is_leaf: IsLeaf | None = None,
         *,
         sort: bool = False,
-    ) -> Any:
+    ) -> Collection[Entry]:
         if not (include_nested or leaves_only or sort):
             return self._data_with_names().values()
         if include_nested and leaves_only and is_leaf is None and not sort:
@@ -339,6 +356,19 @@ class TensorDict(IndexedTree):
                 return leaves  # a lazy stack's would be those of each element
         return super().values(include_nested, leaves_only, is_leaf, sort=sort)
 
+    @overload
+    def items(
+        self,
+        include_nested: Literal[False] = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Collection[tuple[str, Entry]]: ...
+    @overload
+    def items(
+        self, include_nested: bool, leaves_only: bool = False, is_leaf: IsLeaf | None = None, *, sort: bool = False
+    ) -> Collection[tuple[str | Path, Entry]]: ...
     def items(
         self,
         include_nested: bool = False,
