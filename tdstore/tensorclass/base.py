@@ -504,9 +504,7 @@ class TensorClass(Surface, metaclass=Fields):
             raise KeyNotFoundError(f"{type(self).__name__} has no field {odd[0]!r}")
         there = [k for k in keys if td._kind(entry_path(k)[0]) is not None]
         made: Self = td.select(*there, inplace=inplace, strict=strict)
-        if as_tensordict:
-            return made
-        return self if made is td else self._wrap_if_fits(made)
+        return made if as_tensordict else self if made is td else self._wrap_if_fits(made)
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
         """Return a TensorDict with copies of all entries; nested classes become TensorDicts.

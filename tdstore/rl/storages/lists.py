@@ -26,7 +26,7 @@ from tdstore.rl.storages.table import Ints
 from tdstore.values import decode_value, encode_value
 
 if TYPE_CHECKING:
-    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore import TensorDictBase
 
 _UNLIMITED = 2**62
 _FILE = "items.json"

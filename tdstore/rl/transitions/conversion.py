@@ -12,7 +12,7 @@ from torch import Tensor
 import tdstore
 
 if TYPE_CHECKING:
-    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore import TensorDictBase
 
 _NUMBERS = (bool, int, float)
 

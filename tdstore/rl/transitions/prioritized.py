@@ -15,7 +15,7 @@ from tdstore.rl.storages.table import State
 from tdstore.rl.transitions.replay import Ints, ReplayBuffer
 
 if TYPE_CHECKING:
-    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore import TensorDictBase
 
 SMALLEST = 1e-5
 """The smallest priority."""

@@ -18,7 +18,7 @@ from tdstore.errors import EmptyBufferError
 from tdstore.rl.storages import LazyStorage
 
 if TYPE_CHECKING:
-    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore import TensorDictBase
 
 _FACTS = "buffer"
 Ints = npt.NDArray[np.int64]

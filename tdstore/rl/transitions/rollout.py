@@ -16,7 +16,7 @@ from tdstore.rl.storages import LazyStorage
 from tdstore.rl.transitions.conversion import to_torch_tensor
 
 if TYPE_CHECKING:
-    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore import TensorDictBase
 
 
 class RolloutBuffer:

@@ -19,7 +19,7 @@ from tdstore.rl.trees.tree import Tree
 from tdstore.rl.trees.walks import Path
 
 if TYPE_CHECKING:
-    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore import TensorDictBase
 
 Keys = Key | Sequence[Key] | None
 DEFAULT_KEYS: dict[str, tuple[Key, ...]] = {

@@ -17,7 +17,7 @@ from tdstore.rl.storages import LazyStorage
 from tdstore.rl.trees.links import Key
 
 if TYPE_CHECKING:
-    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore import TensorDictBase
 
 
 def row_hashes(data: Any, keys: Sequence[Key]) -> list[int]:

@@ -18,7 +18,7 @@ from tdstore.rl.trees.table import TreeTable
 from tdstore.rl.trees.walks import Path
 
 if TYPE_CHECKING:
-    from tdstore.tensordicts.base import TensorDictBase
+    from tdstore import TensorDictBase
 
 
 class Tree(StoredTree, nocast=True):
