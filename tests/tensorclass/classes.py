@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -46,5 +47,5 @@ PLACES: dict[str, Callable[[Any], str]] = {
     "memmap": lambda tmp: str(tmp / "m"),
     "h5": lambda tmp: str(tmp / "m.h5"),
     "zarr": lambda tmp: str(tmp / "m.zarr"),
-    "shared": lambda tmp: f"shm://tc-{tmp.name}",
+    "shared": lambda tmp: f"shm://tc-{os.getpid()}-{tmp.name}",
 }
