@@ -133,7 +133,11 @@ _made: dict[tuple[type, Any], Any] = {}
 def _class_like(kind: Any, flags: tuple[tuple[str, bool], ...]) -> Any:
     """Return the tensorclass of a dataclass: the same one each time."""
     if (kind, flags) not in _made:
-        body: dict[str, Any] = {"__annotations__": {}, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        body: dict[str, Any] = {
+            "__annotations__": {},
+            "__module__": kind.__module__,
+            "__qualname__": f"{kind.__qualname__}_tc",
+        }
         for field in dataclasses.fields(kind):
             body["__annotations__"][field.name] = field.type
             if field.default is not dataclasses.MISSING:
@@ -143,5 +147,5 @@ def _class_like(kind: Any, flags: tuple[tuple[str, bool], ...]) -> Any:
         # Its methods are inherited; a frozen dataclass can only have frozen ones below it.
         bases = (TensorClass,) if kind.__dataclass_params__.frozen else (TensorClass, kind)
         body["_made_by"] = functools.partial(_class_like, kind, flags)
-        _made[kind, flags] = type(kind)(kind.__name__, bases, body, **{k: v for k, v in flags if v})
+        _made[kind, flags] = type(kind)(f"{kind.__name__}_tc", bases, body, **{k: v for k, v in flags if v})
     return _made[kind, flags]

@@ -246,7 +246,7 @@ def test_from_dataclass():
 
     made = tdstore.from_dataclass(Point(torch.arange(3)), auto_batch_size=True)
     assert is_tensorclass(made) and made.batch_size == (3,) and made.label == "p"
-    assert made[1:].twice().tolist() == [2, 4] and type(made).__name__ == "Point"
+    assert made[1:].twice().tolist() == [2, 4] and type(made).__name__ == "Point_tc"
     cls = tdstore.from_dataclass(Point)
     assert cls is type(made) and cls(x=torch.zeros(1)).label == "p"
     line = tdstore.from_dataclass(Line(Point(torch.zeros(2))))

@@ -226,9 +226,8 @@ def _cut(place: tuple[torch.dtype, tuple[int, ...], int], buffer: Tensor) -> Ten
 
 
 def unpickled(parts: tuple[Any, ...], buffer: Tensor, locked: bool) -> TensorDict:
-    """Rebuild a consolidated container from its pickle."""
-    made = unpacked(parts, buffer)
-    return made.lock_() if locked else made
+    """Rebuild a consolidated container from its pickle: unlocked, whether it was `locked` or not."""
+    return unpacked(parts, buffer)
 
 
 def reduced(td: Any) -> tuple[Any, ...]:

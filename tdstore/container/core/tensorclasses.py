@@ -92,6 +92,11 @@ def lookup(name: str) -> type[Typed] | None:
     found: type[Typed] | None = _known.get(name)
     if found is not None:
         return found
+    generated: type[Typed] | None = _known.get(
+        f"{name}_tc"
+    )  # files of earlier releases name the dataclass, not its tensorclass
+    if generated is not None and "_made_by" in vars(generated):
+        return generated
     same = []
     for other, cls in list(_known.items()):
         module, own = cls.__module__, cls.__qualname__

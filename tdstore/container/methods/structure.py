@@ -17,8 +17,9 @@ from tdstore.container.functions.broadcast import uneven, widened
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.methods.apply import Mapper, writes_in_place
 from tdstore.container.values.nontensor import NonTensor, NonTensorStack
+from tdstore.errors import OptionError
 from tdstore.index.shapes import as_size
-from tdstore.types import NestedKey, Path
+from tdstore.types import NestedKey, Path, path_text
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.resident.tensordict import TensorDict
@@ -103,7 +104,7 @@ class StructureMixin(Container):
 
     def split_keys(
         self,
-        *key_sets: Iterable[NestedKey],
+        *key_sets: Iterable[NestedKey] | dict[NestedKey, NestedKey],
         inplace: bool = False,
         default: Any = NO_DEFAULT,
         strict: bool = True,
@@ -112,7 +113,7 @@ class StructureMixin(Container):
         """One TensorDict per set of keys, and a last one with all the others.
 
         Args:
-            key_sets: iterables of (nested) keys.
+            key_sets: iterables of (nested) keys, or dicts that give each of these keys its name in the result.
             inplace: take the keys out of this TensorDict, which is the last one of the result.
             default: stands for keys that are not there; None leaves them out.
             strict: without `default`, refuse keys that are not there.
@@ -120,25 +121,31 @@ class StructureMixin(Container):
 
         Raises:
             KeyNotFoundError: a key is not there, or was taken already by itself or as part of another.
+            OptionError: a dict gives two keys one name.
+
+        Example:
+            >>> td = TensorDict({"obs": torch.zeros(2), "action": torch.ones(2)}, [2])
+            >>> renamed, rest = td.split_keys({"obs": "observation"})
+            >>> sorted(renamed.keys()), sorted(rest.keys())
+            (['observation'], ['action'])
         """
         parts = []
         taken: list[Path] = []
         for key_set in key_sets:
             part = self._without_values() if reproduce_struct else self.empty()
-            paths = [entry_path(k) for k in ([key_set] if isinstance(key_set, str) else key_set)]
-            for path in dict.fromkeys(paths):
+            for path, name in _names_of(key_set).items():
                 found = self._find(path)
                 if found is not None and not any(path[: len(t)] == t for t in taken):
                     entry: Any = found[0]._raw(found[1])
                     if isinstance(entry, Container):
                         node: Any = entry
                         entry = node._kept(node._all_but([t[len(path) :] for t in taken if t[: len(path)] == path]))
-                    part.set(path, entry)
+                    part.set(name, entry)
                     taken.append(path)
                 elif default is NO_DEFAULT and strict:
                     raise self._missing(path[0] if len(path) == 1 else path)
                 elif default is not NO_DEFAULT and default is not None:
-                    part.set(path, default)
+                    part.set(name, default)
             parts.append(part)
         rest = self.exclude(*taken, inplace=inplace)
         if not reproduce_struct:
@@ -526,6 +533,17 @@ class StructureMixin(Container):
         copy = self.clone()
         memo[id(self)] = copy
         return copy
+
+
+def _names_of(key_set: Any) -> dict[Path, Path]:
+    """The path that each key of one of `split_keys`'s sets has in the result."""
+    if not isinstance(key_set, dict):
+        return {path: path for path in map(entry_path, [key_set] if isinstance(key_set, str) else key_set)}
+    names = {entry_path(key): entry_path(name) for key, name in key_set.items()}
+    for name in set(names.values()):
+        if len(keys := [path_text(key) for key, other in names.items() if other == name]) > 1:
+            raise OptionError(f"split_keys: {' and '.join(keys)} cannot both be {path_text(name)}")
+    return names
 
 
 def _filled(entry: Any, value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from concurrent.futures import Future
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, Self, cast, overload
 
 import torch
@@ -145,12 +146,18 @@ class NamedStorageMixin(Container):
 
     @property
     def saved_path(self) -> str:
-        """Where the memory-mapped files are; `AttributeError` if there are none."""
+        """Where the memory-mapped files are; `AttributeError` if there are none.
+
+        A relative path, if one was given, for as long as the working directory is the same, and else an absolute one.
+        """
         home = self._place()
         if home is None or not self._state & MAPPED:
             raise AttributeError("saved_path: this TensorDict is not memory-mapped")
         handle, path = home
-        return str(handle.store.group_location(path))
+        place, root, given = handle.store.group_location(path), handle.store.group_location(()), handle.location
+        if given is not None and not os.path.isabs(given) and os.path.abspath(given) == root:
+            return str(PurePath(given, os.path.relpath(place, root)))
+        return place
 
     def make_memmap(
         self, key: NestedKey, shape: Any, *, dtype: torch.dtype | None = None, robust_key: bool = True
