@@ -18,16 +18,27 @@ from tdstore.rl.transitions.conversion import to_torch_tensor
 if TYPE_CHECKING:
     from tdstore import TensorDictBase
 
+_PLURALS = {
+    "obs": "observations", "action": "actions", "reward": "rewards", "done": "dones", "value": "values",
+    "log_prob": "log_probs", "next_obs": "next_observations",
+}  # fmt: skip
+"""Names of AgileRL's batches."""
+_NUMBERS = {"reward", "done", "value", "log_prob", "advantages", "returns"}
+
 
 class RolloutBuffer:
     """Steps of several environments, in the order in which they were taken, for on-policy learning.
 
     Args:
         capacity: number of steps.
+        observation_space, action_space: of one environment; anything with `shape`, or a mapping of such. With one
+            environment, entries of that very shape get a dimension for it. Shapes and dtypes are those of the first
+            step.
         num_envs: number of environments, which all take a step at once.
-        gamma: the discount of one step.
-        gae_lambda: the trade of bias for variance in advantages; 1 is none.
         device: of the steps, and of batches: a device for steps in memory, "cpu" for a backend.
+        gae_lambda: the trade of bias for variance in advantages; 1 is none.
+        gamma: the discount of one step.
+        use_gae: False has returns that are sums of all rewards that follow, as `gae_lambda=1` has.
         storage: where the steps lie: None for memory, the name of a backend, or a URL; see `LazyStorage`.
         path: the place, for a backend that is named.
         **options: of `LazyStorage`.
@@ -45,11 +56,14 @@ class RolloutBuffer:
     def __init__(
         self,
         capacity: int,
+        observation_space: Any = None,
+        action_space: Any = None,
         num_envs: int = 1,
-        *,
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
         device: torch.device | str = "cpu",
+        gae_lambda: float = 0.95,
+        gamma: float = 0.99,
+        *,
+        use_gae: bool = True,
         storage: Any = None,
         path: str | os.PathLike[str] | None = None,
         **options: Any,
@@ -57,7 +71,10 @@ class RolloutBuffer:
         if num_envs < 1:
             raise ValueError(f"num_envs is at least 1, not {num_envs}")
         self.capacity, self.num_envs = capacity, num_envs
-        self.gamma, self.gae_lambda = gamma, gae_lambda
+        if isinstance(observation_space, int):
+            raise TypeError(f"observation_space is a space, not a number: did you mean num_envs={observation_space}?")
+        self.observation_space, self.action_space = observation_space, action_space
+        self.gamma, self.gae_lambda = gamma, gae_lambda if use_gae else 1.0
         self._in_memory = storage is None and path is None
         self._make = functools.partial(LazyStorage, capacity, storage, path=path, device=device, **options)
         self._steps = self._make()
@@ -67,15 +84,14 @@ class RolloutBuffer:
     def __len__(self) -> int:
         return len(self._steps)
 
-    @property
     def size(self) -> int:
-        """The number of steps that are there."""
-        return len(self._steps)
+        """The number of rows that are there: steps times environments."""
+        return len(self._steps) * self.num_envs
 
     @property
     def is_full(self) -> bool:
         """Whether no step can be added."""
-        return self.size == self.capacity
+        return len(self._steps) == self.capacity
 
     def add(
         self,
@@ -106,13 +122,16 @@ class RolloutBuffer:
         if self.is_full:
             raise IndexError(f"all {self.capacity} steps are taken: reset() before the next rollout")
         given = {"obs": obs, "action": action, "log_prob": log_prob, "next_obs": next_obs, **more}
-        entries = {name: _batched(entry, self.num_envs) for name, entry in given.items() if entry is not None}
+        spaces = {"obs": self.observation_space, "next_obs": self.observation_space, "action": self.action_space}
+        entries = {
+            name: _batched(entry, self.num_envs, spaces.get(name)) for name, entry in given.items() if entry is not None
+        }
         for name, entry in (("reward", reward), ("done", done), ("value", value)):
             entries[name] = to_torch_tensor(entry).reshape(self.num_envs)
         step = tdstore.TensorDict(entries, batch_size=[self.num_envs])
         step = step.detach().unsqueeze(0)
         step.batch_size = [1]
-        self._steps.set(slice(self.size, self.size + 1), step)
+        self._steps.set(slice(len(self), len(self) + 1), step)
         self._learned = None
 
     def compute_returns_and_advantages(self, last_value: Any, last_done: Any = None) -> None:
@@ -140,24 +159,57 @@ class RolloutBuffer:
         self._learned = advantages, advantages + value
 
     def _all(self) -> Any:
-        if not self.size:
+        if not len(self):
             raise EmptyBufferError("the buffer is empty: add steps first")
         return self._steps.get(slice(None))
 
-    def get(self) -> TensorDictBase:
-        """Return all steps of all environments as a TensorDict `[size * num_envs]`, a copy.
+    def get(self, batch_size: int | None = None) -> TensorDictBase:
+        """Return all steps of all environments as a TensorDict `[steps * num_envs]`, a copy.
 
-        Leaves of shape `[size, num_envs]` become `[size * num_envs, 1]`. `advantages` and `returns` are there once
+        Leaves of shape `[steps, num_envs]` become `[steps * num_envs, 1]`. `advantages` and `returns` are there once
         they were computed.
+
+        Args:
+            batch_size: number of rows to draw of them, without repetition; default: all, in order.
 
         Raises:
             EmptyBufferError: there is no step.
         """
+        rows = self._rows()
+        if batch_size is None:
+            return rows
+        _check_rows(batch_size)
+        return rows[torch.randperm(len(rows))[:batch_size].to(rows.device or "cpu")]
+
+    def get_tensor_batch(
+        self, batch_size: int | None = None, device: torch.device | str | None = None
+    ) -> TensorDictBase:
+        """Return `get(batch_size)` under the names and shapes of AgileRL.
+
+        These are "observations", "actions", "rewards", "dones", "values", "log_probs", "next_observations",
+        "advantages" and "returns", as far as there are such entries. Entries of one number have the shape `[n]`,
+        actions `[n, 1]`.
+
+        Args:
+            batch_size: as of `get`.
+            device: where the batch is moved to.
+
+        Raises:
+            EmptyBufferError: there is no step.
+        """
+        rows = self.get(batch_size)
+        made = tdstore.TensorDict({}, batch_size=rows.batch_size)
+        for name, entry in rows.items():
+            flat = name in _NUMBERS and entry.ndim == 2 and entry.shape[1] == 1
+            made[_PLURALS.get(name, name)] = entry.squeeze(1) if flat else entry
+        made["dones"] = made["dones"].bool()
+        return made if device is None else made.to(device)
+
+    def _rows(self) -> TensorDictBase:
         steps = self._all().clone()
         if self._learned is not None:
             steps["advantages"], steps["returns"] = self._learned
-        rows = self.size * self.num_envs
-        flat: Any = steps.apply(lambda leaf: leaf.flatten(0, 1), batch_size=[rows])
+        flat: Any = steps.apply(lambda leaf: leaf.flatten(0, 1), batch_size=[self.size()])
         made: TensorDictBase = flat.apply(lambda leaf: leaf.unsqueeze(-1) if leaf.ndim == 1 else leaf)
         return made
 
@@ -171,9 +223,8 @@ class RolloutBuffer:
         Raises:
             EmptyBufferError: there is no step.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size is at least 1, not {batch_size}")
-        rows = self.get()
+        _check_rows(batch_size)
+        rows = self._rows()
         for _ in range(epochs):
             for part in torch.randperm(len(rows)).split(batch_size):
                 yield rows[part.to(rows.device or "cpu")]
@@ -197,11 +248,18 @@ class RolloutBuffer:
         self._steps.close()
 
 
-def _batched(entry: Any, num_envs: int) -> Any:
+def _check_rows(batch_size: int) -> None:
+    if batch_size < 1:
+        raise ValueError(f"batch_size is at least 1, not {batch_size}")
+
+
+def _batched(entry: Any, num_envs: int, space: Any = None) -> Any:
     """Return an entry as a tensor, or a TensorDict of batch size `[num_envs]`; tensors keep their dtype."""
     if isinstance(entry, (tdstore.TensorDictBase, dict)):
         made = tdstore.TensorDict({}, batch_size=[num_envs])
         for key, value in entry.items():
-            made[key] = _batched(value, num_envs)
+            made[key] = _batched(value, num_envs, None if space is None else space[key])
         return made
-    return torch.as_tensor(entry)
+    tensor = torch.as_tensor(entry)
+    one = not tensor.ndim or (space is not None and tensor.shape == tuple(space.shape or ()))
+    return tensor.unsqueeze(0) if one and num_envs == 1 else tensor

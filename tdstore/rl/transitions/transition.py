@@ -62,8 +62,8 @@ class MultiAgentTransition(tdstore.TensorClass):
     Args:
         obs: what each agent saw.
         action: what each did.
-        next_obs: what each saw after it.
         reward: of each.
+        next_obs: what each saw after it.
         done: whether the episode of each ended.
 
     Raises:
@@ -78,8 +78,8 @@ class MultiAgentTransition(tdstore.TensorClass):
 
     obs: Any
     action: Any
-    next_obs: Any
     reward: Any
+    next_obs: Any
     done: Any
 
     def __post_init__(self) -> None:

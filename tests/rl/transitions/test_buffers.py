@@ -454,6 +454,7 @@ def test_advantages(tmp_path, storage):
     buffer.compute_returns_and_advantages(last)
     found = buffer.get()
     assert found.batch_size == (10,)
+    assert buffer.size() == 10
     for env in range(2):
         columns = (reward[:, env].tolist(), value[:, env].tolist(), done[:, env].tolist(), last[env].item())
         expected = reference(*columns, 0.9, 0.8)
@@ -486,3 +487,40 @@ def test_minibatches_have_each_row_once():
         buffer.get()
     with pytest.raises(ValueError, match="num_envs"):
         RolloutBuffer(3, num_envs=0)
+    with pytest.raises(TypeError, match="num_envs=2"):
+        RolloutBuffer(3, 2)
+
+
+class Space:
+    """A space as gymnasium has it, as far as the buffer looks."""
+
+    def __init__(self, *shape):
+        self.shape = shape
+
+
+def test_one_environment_without_a_dimension():
+    buffer = RolloutBuffer(3, {"image": Space(2, 2), "speed": Space()}, Space(), 1, "cpu", 0.9, 0.5)
+    for t in range(3):
+        buffer.add({"image": torch.ones(2, 2), "speed": 1.0}, t, 1.0, False, 0.0, 0.0)
+    assert buffer.get()["obs", "image"].shape == (3, 2, 2)
+    assert buffer.get()["obs", "speed"].shape == buffer.get()["action"].shape == (3, 1)
+    assert (buffer.gamma, buffer.gae_lambda) == (0.5, 0.9)
+
+
+def test_batches_under_the_names_of_agilerl():
+    buffer = RolloutBuffer(4, num_envs=3, gamma=0.5, use_gae=False)
+    for t in range(4):
+        one = torch.full((3,), float(t))
+        buffer.add(torch.full((3, 2), t), one, one, one == 1, one, one, next_obs=torch.zeros(3, 2))
+    buffer.compute_returns_and_advantages(torch.tensor([8.0, 8, 8]))
+    batch = buffer.get_tensor_batch()
+    shapes = {key: tuple(value.shape) for key, value in batch.items()}
+    flat = dict.fromkeys(["rewards", "dones", "values", "log_probs", "advantages", "returns"], (12,))
+    assert shapes == {**flat, "observations": (12, 2), "next_observations": (12, 2), "actions": (12, 1)}
+    assert batch["dones"].dtype == torch.bool
+    assert batch["returns"].view(4, 3)[:, 0].tolist() == [0.5, 1.0, 2 + 0.5 * 7, 3 + 0.5 * 8]
+    few = buffer.get_tensor_batch(5, device="cpu")
+    assert few.batch_size == (5,)
+    assert few["observations"].sum() == 2 * few["rewards"].sum()
+    with pytest.raises(ValueError, match="batch_size"):
+        buffer.get(0)

@@ -169,6 +169,11 @@ def test_multi_agent_transitions():
         MultiAgentTransition(obs={}, action={}, next_obs={}, reward=1.0, done={})
 
 
+def test_fields_of_several_agents_in_agilerls_order():
+    made = MultiAgentTransition(*({"a": number} for number in range(5)))
+    assert [made.get(name)["a"].item() for name in ("obs", "action", "reward", "next_obs", "done")] == [0, 1, 2, 3, 4]
+
+
 def test_a_transition_as_a_tensordict():
     plain = transition_to_tensordict(step())
     assert type(plain) is TensorDict
