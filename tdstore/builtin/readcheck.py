@@ -15,9 +15,9 @@ from tdstore.builtin.summedcopy import copy_summed, is_aligned
 from tdstore.builtin.tdz.reading import as_bytes
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError
-from tdstore.index.rows import gather
 from tdstore.index.tracing import traced
 from tdstore.storekit.checksums import Sums, block_text
+from tdstore.storekit.pageadvice import copy_rows, empty
 from tdstore.types import Path, StoreIndex, path_text
 
 OPENED = 16 << 20
@@ -104,23 +104,23 @@ class ReadCheck(Generic[Leaf]):
         """
         found = self._pending_of(leaf)
         if found is None:
-            return gather(tensor, index, out)
+            return copy_rows(tensor, index, out)
         size = found.sums.block
         touched = self._touched(leaf, size, index[0] if index else slice(None))
         start, stop = _run_of(tensor, index, out)
         first, last = -(-start // size), -(-stop // size) if stop == leaf.nbytes else stop // size
         if last <= first or not found.left[touched].all():
             self._compare(leaf, found, touched)
-            return gather(tensor, index, out)
+            return copy_rows(tensor, index, out)
         row = leaf.nbytes // len(tensor)
         value = out
         if value is None:
-            value = torch.empty(((stop - start) // row, *tensor.shape[1:]), dtype=tensor.dtype)
+            value = empty(((stop - start) // row, *tensor.shape[1:]), tensor.dtype)
         source, target = as_bytes(tensor)[start:stop], as_bytes(value)
         head, tail = first * size - start, min(last * size, leaf.nbytes) - start
         if not is_aligned(source[head:], target[head:]):
             self._compare(leaf, found, touched)
-            return gather(tensor, index, out)
+            return copy_rows(tensor, index, out)
         self._compare(leaf, found, touched[(touched < first) | (touched >= last)])
         target[:head], target[tail:] = source[:head], source[tail:]
         crcs = copy_summed(source[head:tail], target[head:tail], size, fresh=out is None)

@@ -14,8 +14,9 @@ from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import KeyNotFoundError, ReadOnlyError, StoreClosedError
 from tdstore.index.ranges import check_values
 from tdstore.index.rows import check_indices
-from tdstore.index.selection import gather, last_wins
+from tdstore.index.selection import last_wins
 from tdstore.store import Store
+from tdstore.storekit.pageadvice import copy_rows
 from tdstore.types import LeafSpec, Path, Read, StoreIndex, Write, path_text
 
 
@@ -44,7 +45,7 @@ class ResidentStore(Store):
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         views = [self.view(r.path) for r in reads]
         check_indices((r.index, leaf.shape) for r, leaf in zip(reads, views, strict=True))
-        return [gather(leaf, r.index, r.out) for leaf, r in zip(views, reads, strict=True)]
+        return [copy_rows(leaf, r.index, r.out) for leaf, r in zip(views, reads, strict=True)]
 
     def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
         if (reading := self._reading) is not None and reading.pending:
@@ -55,7 +56,7 @@ class ResidentStore(Store):
         """Copy the selected part of a leaf, and compare it with the checksums."""
         if (reading := self._reading) is not None and r.path in reading.pending:
             return reading.gather(self._summed(r.path), leaf, r.index, r.out)
-        return gather(leaf, r.index, r.out)
+        return copy_rows(leaf, r.index, r.out)
 
     def _summed(self, path: Path) -> LeafFile:
         """Return a leaf with its checksums."""

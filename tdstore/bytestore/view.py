@@ -22,6 +22,7 @@ from tdstore.index.ranges import Ints, Range, byte_ranges, index_shape
 from tdstore.index.rows import gather
 from tdstore.storekit.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
 from tdstore.storekit.checksums import TIP, crc32c, tip_ranges
+from tdstore.storekit.pageadvice import empty
 from tdstore.types import LeafSpec, Path, Read, StoreIndex, path_text
 
 SMALL_LEAF = 256 << 10
@@ -319,7 +320,7 @@ class _Job:
 
     def _room(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         with allocating(path, shape, dtype, self.view.url):
-            return torch.empty(shape, dtype=dtype)
+            return empty(shape, dtype)
 
     def _add(self, read: Read, leaf: Leaf, shape: tuple[int, ...]) -> None:
         spec = leaf.spec

@@ -6,13 +6,25 @@ Advice may be refused, by an older Linux or another system. Nothing but the time
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from tdstore.index.ranges import index_shape
+from tdstore.index.rows import gather
+from tdstore.index.tracing import traced
+from tdstore.types import StoreIndex
 
 MANY = 1 << 16
 """Bytes from which on one call of the system costs less than a fault for each page."""
+LARGE = 4 << 20
+"""Bytes from which on new memory is asked for as huge pages, as numpy does: one fault for 2 MiB, not 512."""
 _DONTNEED = getattr(mmap, "MADV_DONTNEED", 4)
+_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux 5.14: the mmap module has no name for it."""
 
@@ -58,6 +70,32 @@ def map_whole_pages(address: int, nbytes: int) -> bool:
         address, nbytes: of memory of this process that will be written whole.
     """
     return _advise(*_whole(address, nbytes), _POPULATE_WRITE)
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Allocate a tensor that will be written whole; a large one on huge pages, where the system gives them.
+
+    Args:
+        shape, dtype: as of `torch.empty`.
+
+    Example:
+        >>> import torch
+        >>> empty((2, 3), torch.int16).shape
+        torch.Size([2, 3])
+    """
+    made = torch.empty(tuple(shape), dtype=dtype)
+    if made.nbytes >= LARGE:
+        _advise(*_whole(made.data_ptr(), made.nbytes), _HUGEPAGE)
+    return made
+
+
+def copy_rows(leaf: Tensor, index: StoreIndex, out: Tensor | None = None) -> Tensor:
+    """Do what `rows.gather` does; a large result is allocated by `empty`."""
+    if out is None and leaf.device.type == "cpu" and not (leaf.requires_grad or traced()):
+        shape = index_shape(leaf.shape, index)
+        if math.prod(shape) * leaf.dtype.itemsize >= LARGE:
+            out = empty(shape, leaf.dtype)
+    return gather(leaf, index, out)
 
 
 def drop_whole_pages(address: int, nbytes: int) -> bool:

@@ -29,6 +29,7 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.header import Header
+from tdstore.index.ranges import index_shape
 from tdstore.index.rows import check_indices, take
 from tdstore.index.selection import gather, last_wins
 from tdstore.index.tracing import fake_mode
@@ -49,7 +50,7 @@ from tdstore_h5.foreign import foreign_header
 from tdstore_h5.remote.store import RemoteH5Store, is_url, open_remote_h5
 from tdstore_h5.rows import chunked
 from tdstore_h5.rows.checksums import ReadCopy, constant_sums
-from tdstore_h5.rows.contiguous import Arrived, Bytes, Ints, blocks_of, shape_of
+from tdstore_h5.rows.contiguous import Arrived, Bytes, Ints, blocks_of
 from tdstore_h5.rows.writing import Rows, compare_before, write_rows
 from tdstore_h5.session import Session
 
@@ -337,7 +338,7 @@ class H5Store(Store):
 
     def _read_large(self, leaves: Sequence[Leaf], reads: Sequence[Read]) -> list[Tensor]:
         """Read as `read` does, where results may be larger than memory, or than the stored data."""
-        shapes = [shape_of(leaf.spec.shape, r.index) for leaf, r in zip(leaves, reads, strict=True)]
+        shapes = [index_shape(leaf.spec.shape, r.index) for leaf, r in zip(leaves, reads, strict=True)]
         sizes = [math.prod(s) * leaf.spec.dtype.itemsize for s, leaf in zip(shapes, leaves, strict=True)]
         sizes = [0 if r.out is not None else size for size, r in zip(sizes, reads, strict=True)]
         if self._arguments["max_bytes"] is None and sum(sizes) > SUSPECT_BYTES:
@@ -412,7 +413,7 @@ class H5Store(Store):
         leaves = [self._leaf(w.path) for w in writes]
         check_indices((w.index, leaf.spec.shape) for w, leaf in zip(writes, leaves, strict=True))
         for leaf, w in zip(leaves, writes, strict=True):
-            expected = shape_of(leaf.spec.shape, w.index)
+            expected = index_shape(leaf.spec.shape, w.index)
             if tuple(w.value.shape) != expected or w.value.dtype != leaf.spec.dtype:
                 raise ValueError(
                     f"{path_text(w.path)} takes shape {list(expected)} and dtype {leaf.spec.dtype} at this index, "

@@ -13,7 +13,7 @@ import torch
 from h5help import bits, fill, header_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tdstore_h5.rows.contiguous import RawFile, blocks_of, groups_of, shape_of
+from tdstore_h5.rows.contiguous import RawFile, blocks_of, groups_of, index_shape
 from tdstore_h5.store import H5Store, open_h5
 
 from tdstore.types import LeafSpec, Read, StoreIndex, Write
@@ -116,7 +116,7 @@ def test_blocks_are_the_index(index: StoreIndex, itemsize: int) -> None:
     elements = (starts[:, None] + np.arange(size)).reshape(-1)
     want = flat[index] if index else flat
     assert elements.tolist() == want.reshape(-1).tolist()
-    assert shape_of(SHAPE, index) == tuple(want.shape)
+    assert index_shape(SHAPE, index) == tuple(want.shape)
     unique = np.unique(starts)
     if size and len(unique):
         cut = list(groups_of(unique, size, itemsize))
@@ -132,7 +132,7 @@ def test_thousands_of_scattered_elements(tmp_path: FsPath) -> None:
     with open_h5(tmp_path / "t.h5", mode="w", durable="none") as store:
         store.create({("x",): LeafSpec(leaf.shape, leaf.dtype)})
         for index in ((slice(0, 3000, 1), slice(7, 8, 1)), (torch.randperm(3000), slice(3, 40, 9))):
-            value = torch.randint(1, 99, shape_of(leaf.shape, index), dtype=leaf.dtype)
+            value = torch.randint(1, 99, index_shape(leaf.shape, index), dtype=leaf.dtype)
             store.write([Write(("x",), index, value)])
             leaf[index] = value
         assert torch.equal(store.read([Read(("x",))])[0], leaf)

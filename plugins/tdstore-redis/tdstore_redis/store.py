@@ -22,14 +22,16 @@ from tdstore.errors import (
     StoreNotFoundError,
 )
 from tdstore.header import Header
+from tdstore.index.ranges import index_shape
 from tdstore.index.rows import check_indices
 from tdstore.store import Cap, Store
 from tdstore.storekit.budget import allocating
+from tdstore.storekit.pageadvice import empty
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore.values import encode_value
 from tdstore_redis.address import parse
 from tdstore_redis.cells.layout import BLOCK, MAX_VALUE, TARGET_CELL, Array, new_array
-from tdstore_redis.cells.plans import Fetch, plan_read, shape_of
+from tdstore_redis.cells.plans import Fetch, plan_read
 from tdstore_redis.connection import Line, pack
 from tdstore_redis.session import Session
 from tdstore_redis.tensordict_datasets import PeerStore, find_peer
@@ -294,7 +296,7 @@ class RedisStore(Store):
         session = self._open()
         arrays = [self._array(r.path) for r in reads]
         check_indices((r.index, array.spec.shape) for r, array in zip(reads, arrays, strict=True))
-        shapes = [shape_of(array.spec.shape, r.index) for r, array in zip(reads, arrays, strict=True)]
+        shapes = [index_shape(array.spec.shape, r.index) for r, array in zip(reads, arrays, strict=True)]
         session.check_room(
             (r.path, array, math.prod(shape) * array.spec.dtype.itemsize)
             for r, array, shape in zip(reads, arrays, shapes, strict=True)
@@ -304,7 +306,7 @@ class RedisStore(Store):
         for r, array, shape in zip(reads, arrays, shapes, strict=True):
             if r.out is None:
                 with allocating(r.path, shape, array.spec.dtype, self.url):
-                    results.append(torch.empty(shape, dtype=array.spec.dtype))
+                    results.append(empty(shape, array.spec.dtype))
             elif tuple(r.out.shape) != shape or r.out.dtype != array.spec.dtype:
                 raise ValueError(
                     f"out= for {path_text(r.path)} has shape {list(r.out.shape)} and dtype {r.out.dtype}, "
@@ -343,7 +345,7 @@ class RedisStore(Store):
             arrays = [self._array(w.path) for w in writes]
             check_indices((w.index, array.spec.shape) for w, array in zip(writes, arrays, strict=True))
             for array, w in zip(arrays, writes, strict=True):
-                expected = shape_of(array.spec.shape, w.index)
+                expected = index_shape(array.spec.shape, w.index)
                 if tuple(w.value.shape) != expected or w.value.dtype != array.spec.dtype:
                     raise ValueError(
                         f"{path_text(w.path)} takes shape {list(expected)} and dtype {array.spec.dtype} at this index, "

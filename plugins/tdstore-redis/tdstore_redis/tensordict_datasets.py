@@ -29,12 +29,13 @@ from tdstore.errors import (
     UntrustedDataError,
 )
 from tdstore.header import MAX_DEPTH, Group, Header
+from tdstore.index.ranges import index_shape
 from tdstore.index.rows import check_indices
 from tdstore.index.selection import gather
 from tdstore.store import Cap, Store
 from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
 from tdstore.values import PICKLE, encode_value, pickled_form
-from tdstore_redis.cells.plans import raw, shape_of
+from tdstore_redis.cells.plans import raw
 from tdstore_redis.connection import Line, Wire, pack
 
 _LIMIT = 64 << 20
@@ -219,7 +220,7 @@ class PeerStore(Store):
         plans: list[tuple[Tensor, Tensor, StoreIndex]] = []
         work: list[tuple[bytes, int, np.ndarray[Any, Any], Path]] = []
         for r, (spec, key) in zip(reads, found, strict=True):
-            out = torch.empty(shape_of(spec.shape, r.index), dtype=spec.dtype) if r.out is None else r.out
+            out = torch.empty(index_shape(spec.shape, r.index), dtype=spec.dtype) if r.out is None else r.out
             held, rest = _plan(r, spec, key, work)
             plans.append((out, held, rest))
         with self._line.errors("reading"):

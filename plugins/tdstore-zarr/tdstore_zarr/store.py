@@ -36,6 +36,7 @@ from tdstore.replacing import check_replaceable
 from tdstore.store import Cap, Store
 from tdstore.storekit.budget import allocating
 from tdstore.storekit.foreign_strings import leaves_of_values
+from tdstore.storekit.pageadvice import empty
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore_zarr import store_objects
 from tdstore_zarr.codec.buffers import LIMIT
@@ -441,7 +442,7 @@ class ZarrStore(Store):
 
     def _room(self, leaf: Leaf, shape: tuple[int, ...]) -> Tensor:
         with allocating(leaf.path, shape, leaf.meta.dtype, self.url):
-            return torch.empty(shape, dtype=leaf.meta.dtype)
+            return empty(shape, leaf.meta.dtype)
 
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         session = self._changing()

@@ -24,6 +24,7 @@ from tdstore.index.rows import check_indices
 from tdstore.store import Cap
 from tdstore.storekit import files
 from tdstore.storekit.budget import allocating, check_holes
+from tdstore.storekit.pageadvice import empty
 from tdstore.storekit.sparse import HOLES, Holes, reserve
 from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
 
@@ -142,7 +143,7 @@ class TdzLeaves(ResidentStore):
             return torch.empty(leaf.shape, dtype=leaf.dtype)
         if leaf.info.compress_type != zipfile.ZIP_STORED or leaf.start % leaf.dtype.itemsize:
             with allocating(leaf.path, leaf.shape, leaf.dtype, self.url):
-                unpacked = torch.empty(leaf.shape, dtype=leaf.dtype)
+                unpacked = empty(leaf.shape, leaf.dtype)
             load_member(self._open.fd, Member(leaf.info, leaf.start), unpacked, self.url)
             return unpacked
         stop = leaf.start + leaf.nbytes

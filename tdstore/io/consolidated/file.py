@@ -29,6 +29,7 @@ from tdstore.io.consolidated.buffer import Slot
 from tdstore.storekit import files
 from tdstore.storekit.budget import check_declared, check_holes
 from tdstore.storekit.checksums import Sums, block_bytes, block_text, crc32c
+from tdstore.storekit.pageadvice import copy_rows
 from tdstore.types import Fault, Path, path_text
 
 Verify = Literal["none", "size", "full"]
@@ -176,7 +177,7 @@ class OneFile:
             CorruptStoreError: as `check`.
         """
         if (found := self._unread(tensor, slice(None))) is None:
-            return tensor.clone()
+            return copy_rows(tensor, ())
         start, leaf, reading, rows = found
         with self._comparing, _probing(leaf, tensor):
             if tensor.shape == leaf.shape and tensor.is_contiguous() and not tensor.requires_grad:

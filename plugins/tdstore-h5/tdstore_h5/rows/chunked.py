@@ -13,10 +13,12 @@ from h5py import h5s
 from torch import Tensor
 
 from tdstore.dtypes import to_numpy
+from tdstore.index.ranges import index_shape
 from tdstore.index.rows import take as take_rows
 from tdstore.index.selection import last_wins, sorted_unique
+from tdstore.storekit.pageadvice import empty
 from tdstore.types import LeafSpec, StoreIndex
-from tdstore_h5.rows.contiguous import Bytes, shape_of
+from tdstore_h5.rows.contiguous import Bytes
 
 PIECE = 1024
 """Rows of one HDF5 selection: building it takes time that grows faster than the number of rows."""
@@ -26,7 +28,7 @@ BLOCK_BYTES = 8 << 20
 def read(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, out: Tensor | None) -> Tensor:
     """Read `leaf[index]` into new memory, or into `out`."""
     index = _within(dataset, spec, index)
-    shape = shape_of(spec.shape, index)
+    shape = index_shape(spec.shape, index)
     at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
     inverse = None
     if at is not None:
@@ -34,11 +36,7 @@ def read(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, out: Tensor |
         part = torch.empty((*shape[:at], len(rows), *shape[at + 1 :]), dtype=spec.dtype)
         _read_rows(dataset, index, at, rows.numpy(), to_numpy(part))
     else:
-        part = (
-            out
-            if out is not None and out.is_contiguous() and out.shape == shape
-            else torch.empty(shape, dtype=spec.dtype)
-        )
+        part = out if out is not None and out.is_contiguous() and out.shape == shape else empty(shape, spec.dtype)
         _read_block(dataset, _slices(index), to_numpy(part))
         if part is out:
             return part

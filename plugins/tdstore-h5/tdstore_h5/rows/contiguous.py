@@ -20,10 +20,11 @@ from torch import Tensor
 from tdstore.builtin.tensorbytes import byte_blocks
 from tdstore.dtypes import from_numpy, numpy_dtype, to_numpy
 from tdstore.errors import CorruptStoreError
+from tdstore.index.ranges import index_shape
 from tdstore.index.selection import gather
 from tdstore.storekit.checksums import BLOCK
 from tdstore.storekit.files import write_at
-from tdstore.storekit.pageadvice import map_whole_pages
+from tdstore.storekit.pageadvice import empty, map_whole_pages
 from tdstore.types import LeafSpec, StoreIndex
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -191,7 +192,7 @@ class RawFile:
         """Read one long stretch, by `pread`: through the mapping all its pages would count as memory of the process."""
         if spec.nbytes < LONG or any(isinstance(term, Tensor) or term.step != 1 for term in index):
             return None
-        shape = shape_of(spec.shape, index)
+        shape = index_shape(spec.shape, index)
         if math.prod(shape) * spec.dtype.itemsize < LONG:
             return None
         cut = max((dim for dim, size in enumerate(shape) if size < spec.shape[dim]), default=0)
@@ -202,7 +203,7 @@ class RawFile:
         if out is not None and (out.is_conj() or out.is_neg()):
             return None  # numpy would be given a copy to fill
         starts, _ = blocks_of(spec.shape, index)
-        value = torch.empty(shape, dtype=spec.dtype) if out is None else out
+        value = empty(shape, spec.dtype) if out is None else out
         buffer = to_numpy(value).reshape(-1).view(np.uint8)
         at = offset + int(starts[0]) * spec.dtype.itemsize
         address = buffer.ctypes.data
@@ -260,15 +261,9 @@ class RawFile:
             stretch = self.bytes_at(offset + int(unique[i]) * itemsize, count * itemsize).view(f"V{itemsize}")
             mine = slice(bounds[i], bounds[j])
             data[order[mine]] = stretch[(ordered[mine] - unique[i])[:, None] + np.arange(size)]
-        shape = shape_of(spec.shape, index)
+        shape = index_shape(spec.shape, index)
         value = from_numpy(data.view(numpy_dtype(spec.dtype)).reshape(shape), spec.dtype)
         return value if out is None else out.copy_(value)
-
-
-def shape_of(shape: tuple[int, ...], index: StoreIndex) -> tuple[int, ...]:
-    """Return the shape of `leaf[index]`."""
-    head = (len(range(t.start, t.stop, t.step)) if isinstance(t, slice) else len(t) for t in index)
-    return (*head, *shape[len(index) :])
 
 
 class _Address:

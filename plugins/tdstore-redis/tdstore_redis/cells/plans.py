@@ -112,12 +112,6 @@ def raw(tensor: Tensor) -> Bytes:
     return to_numpy(tensor).reshape(-1).view(np.uint8)
 
 
-def shape_of(shape: Sequence[int], index: StoreIndex) -> tuple[int, ...]:
-    """Return the shape of `leaf[index]`."""
-    picked = [len(range(t.start, t.stop, t.step)) if isinstance(t, slice) else len(t) for t in index]
-    return (*picked, *shape[len(index) :])
-
-
 def _simple(index: StoreIndex, shape: tuple[int, ...]) -> bool:
     """Check whether an index selects whole rows."""
     return len(index) < 2 or all(
