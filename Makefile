@@ -58,7 +58,7 @@ pytest: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
 
 docs: $(STAMP)
-	$(BIN)/python -m pytest tests/test_docs.py $(ARGS)
+	$(BIN)/python -m pytest tests/examples/test_docs.py $(ARGS)
 
 kit: $(STAMP)
 	$(BIN)/python -m tdstore.testing memory --no-location

@@ -55,7 +55,7 @@ FOLDERS = {
     "tests/differential/": "peer",
     "tests/porting/": "peer",
     "tests/compile/": "compile",
-    "tests/intorch/test_export.py": "compile",
+    "tests/torch_integration/test_export.py": "compile",
     "tests/tensorclass/test_compile.py": "compile",
 }
 # What is not even imported for a tier.

@@ -56,7 +56,7 @@ def test_a_batch_that_is_ragged_elsewhere_is_refused() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("location", ["x", "x.h5", "x.zarr"])
 def test_nested_tensors_are_stored_as_rows(layout: Any, location: str, tmp_path: Path) -> None:
-    # As they are, too (tests/stored/test_nested_tensors.py); but only rows can be changed and added.
+    # As they are, too (tests/container/varlen/test_nested_tensors.py); but only rows can be changed and added.
     td = TensorDict({"x": nested(layout), "a": torch.arange(2)}, [2])
     saved = td.to_lazystack().save(tmp_path / location)
     assert [len(row) for row in saved.get("x", as_list=True)] == [2, 4]

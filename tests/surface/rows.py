@@ -372,18 +372,18 @@ ELSEWHERE = {
     "map map_iter": "tests/parallel: they start processes",
     "all_gather all_reduce arecv asend broadcast from_remote_init gather_and_stack init_remote irecv isend recv reduce "
     "scatter send": "tests/parallel",
-    "close commit read": "tests/stored",
-    "verify": "tests/stored/test_verify.py",
+    "close commit read": "tests/tensordicts",
+    "verify": "tests/tensordicts/persistent/test_verify.py",
     "dumps from_h5 from_zarr load load_ load_memmap load_memmap_ make_memmap make_memmap_from_storage "
     "make_memmap_from_tensor memmap memmap_ memmap_like memmap_refresh_ save saved_path share_memory_ to_h5 to_store "
-    "to_zarr": "tests/stored and tests/memmap: they make other containers",
-    "append extend refresh_ resize_": "tests/stored/test_growing.py",
-    "from_consolidated": "tests/test_consolidate.py",
+    "to_zarr": "tests/tensordicts and tests/builtin/memmap: they make other containers",
+    "append extend refresh_ resize_": "tests/container/storage/test_growing.py",
+    "from_consolidated": "tests/io/consolidated/test_consolidate.py",
     "from_module from_modules to_module load_state_dict": "tests/modules",
     "from_optimizer to_optimizer": "tests/modules/test_checkpoints.py",
     "from_arrow from_csv from_dataclass from_json from_pandas from_parquet from_safetensors to_arrow to_csv to_json "
     "to_mds to_pandas to_parquet to_safetensors": "tests/convert",
-    "cuda pin_memory pin_memory_ record_stream": "tests/stored/test_cuda.py: they need a GPU",
+    "cuda pin_memory pin_memory_ record_stream": "tests/builtin/test_cuda.py: they need a GPU",
     "attrs": "tests/tensorclass/test_attrs.py",
     "backward": "tests/convert",
 }

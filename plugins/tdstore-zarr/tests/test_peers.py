@@ -126,7 +126,7 @@ def test_zarr_v2_is_named(place: FsPath) -> None:
 
 
 def test_strings_are_values(place: FsPath) -> None:
-    """More of them in tests/stored/test_strings_of_others.py."""
+    """More of them in tests/container/varlen/test_strings_of_others.py."""
     group = zarr.open_group(str(place), mode="w")
     group.create_array("text", shape=(3,), dtype="str")[:2] = np.array(["a", "bé"], object)
     group.create_array("times", shape=(3,), dtype="i4")

@@ -1,0 +1,148 @@
+"""`CrashTests` on the memmap store, and on stores that break what it asks: each must be caught, by what it says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tdstore.builtin.memmap.store import MemmapStore, open_memmap
+from tdstore.errors import StoreNotFoundError
+from tdstore.store import Store
+from tdstore.testing import CrashTests
+from tdstore.testing.crash import in_child
+from tdstore.testing.processes.syscalls import needs_strace, traced, unsynced
+from tests.testing import wrong_files
+
+IN_MEMORY = True
+
+
+class Memmap(CrashTests):
+    open = staticmethod(open_memmap)
+    caps = MemmapStore.caps
+    options = {"durable": "none"}
+    reading = {"verify": "full"}
+    points = [(os, name) for name in ("pwrite", "write", "ftruncate", "posix_fallocate", "rename", "unlink", "rmdir")]
+    points.append((MemmapStore, "write"))  # which goes through a mapping: no call of the system is made
+    steps = {"save": 5, "rows": 2}
+    outcomes = {"rows": {"old", "dirty", "new"}}
+
+
+def open_hasty(location: str, *, mode: Any = "r", **options: Any) -> Store:
+    """What is there goes before there is something new."""
+    if mode == "w":
+        shutil.rmtree(location, ignore_errors=True)
+    return open_memmap(location, mode=mode, **options)
+
+
+def open_deaf(location: str, *, mode: Any = "r", **options: Any) -> Store:
+    """Half of an update is shown as if it were a whole one."""
+    return open_memmap(location, mode=mode, **({"recover": "accept"} | options if mode == "r" else options))
+
+
+def open_littering(location: str, *, mode: Any = "r", **options: Any) -> Store:
+    """A temporary file of each writer, which nobody removes."""
+    if mode == "w":
+        Path(f"{location}.{os.getpid()}.tmp").touch()
+    return open_memmap(location, mode=mode, **options)
+
+
+def wrong(opener: Any, **fields: Any) -> CrashTests:
+    return type("Wrong", (Memmap,), {"open": staticmethod(opener), **fields})()
+
+
+@pytest.mark.parametrize("work", ["save", "rows"])
+def test_a_right_store_passes(tmp_path: Path, work: str) -> None:
+    Memmap().test_kill_at_every_call(tmp_path / "d", work, "default")
+
+
+def test_what_is_promised_must_be_seen(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="'dirty': "):
+        wrong(open_memmap, outcomes={}).test_kill_at_every_call(tmp_path / "d", "rows", "default")
+
+
+def test_an_old_store_that_goes_too_soon(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFoundError):
+        wrong(open_hasty).test_kill_at_every_call(tmp_path / "d", "save", "default")
+
+
+def test_half_an_update(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="neither old nor new"):
+        wrong(open_deaf, reading={}, random_kills=0).test_kill_at_every_call(tmp_path / "d", "rows", "default")
+
+
+def test_what_the_dead_leave(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="what a dead writer left stays"):
+        wrong(open_littering).test_kill_at_every_call(tmp_path / "d", "save", "default")
+
+
+class Files(CrashTests):
+    open = staticmethod(wrong_files.OPENERS["SqliteStore"])
+    caps = wrong_files.SqliteStore.caps
+    points = [(wrong_files.SqliteStore, "_put_leaves"), (wrong_files.SqliteStore, "_put_header")]
+    points += [(os, "replace"), (wrong_files.SqliteStore, "_put"), (wrong_files.SqliteStore, "_connect")]
+    durable = {}
+    traced_kills = 30
+
+    def strays(self, location: Path) -> list[str]:
+        return []
+
+
+def wrong_file(name: str) -> CrashTests:
+    return type("Wrong", (Files,), {"open": staticmethod(wrong_files.OPENERS[name])})()
+
+
+@pytest.mark.parametrize("work", ["rows", "structure"])
+def test_a_right_file_passes(tmp_path: Path, work: str) -> None:
+    Files().test_kill_at_every_call(tmp_path / "d", work, "default")
+    Files().test_kill_at_system_calls(tmp_path / "d", work)
+    Files().test_syncs(tmp_path / "d", "save")
+    Files().test_syncs(tmp_path / "d", "structure")
+
+
+def test_data_and_header_in_two_commits(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="the leaves are the new ones and the header is the old one"):
+        wrong_file("TwoCommits").test_kill_at_every_call(tmp_path / "d", "structure", "default")
+
+
+def test_no_rollback_journal(tmp_path: Path) -> None:
+    with pytest.raises(
+        AssertionError, match=r"killed at call \d+ of \d+, \w+: (the store is 'corrupt'|neither old nor new)"
+    ):
+        wrong_file("NoJournal").test_kill_at_system_calls(tmp_path / "d", "rows")
+
+
+@pytest.mark.parametrize("work", ["save", "structure"])
+def test_no_sync(tmp_path: Path, work: str) -> None:
+    with pytest.raises(AssertionError, match="nothing is synced: the power may take a commit"):
+        wrong_file("NoSync").test_syncs(tmp_path / "d", work)
+
+
+def test_a_sync_that_comes_too_late(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+
+    def work() -> None:
+        with open(file, "wb") as opened:
+            opened.write(b"x" * 10)
+            opened.flush()
+            os.rename(file, tmp_path / "y")
+            os.fsync(opened.fileno())
+
+    needs_strace()
+    _, calls = traced(work)
+    (fault,) = unsynced(calls, tmp_path)
+    assert fault == f"{file} is published as {tmp_path / 'y'} after 1 writes, and no sync between them"
+
+
+def test_points_that_are_never_reached(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="does not see this medium"):
+        wrong(open_memmap, points=[(os, "getcwd")]).test_kill_at_every_call(tmp_path / "d", "save", "default")
+
+
+def test_a_writer_that_fails_by_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The reason is shown, and no death."""
+    assert in_child(lambda: 1 / 0) == 1
+    assert "ZeroDivisionError" in capfd.readouterr().err
