@@ -57,6 +57,7 @@ FOLDERS = {
     "tests/compile/": "compile",
     "tests/torch_integration/test_export.py": "compile",
     "tests/tensorclass/test_compile.py": "compile",
+    "tests/parallel/test_map_stored.py": "process",
 }
 # What is not even imported for a tier.
 BEYOND = {
