@@ -12,6 +12,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -419,6 +420,7 @@ class Session:
         else:
             self.handle.flush()
         self.handle.commit(sync=self.durable)
+        self.undo.forget()  # from here on the new rows are those of the file
         self.journal.remove()
         if flags:
             self._reopen("r")
@@ -446,11 +448,7 @@ class Session:
             self._committed()
 
     def discard(self, *, rows: bool = True) -> None:
-        """Discard changes since the last commit.
-
-        Raises:
-            StoreError: more rows were written in place than are saved for undo; they stay, and all else is discarded.
-        """
+        """Discard changes; `StoreError` where more rows were written in place than are saved for undo: they stay."""
         handle = self.handle
         self._datasets.clear()
         self.raw.forget()
@@ -523,6 +521,8 @@ class Session:
                 self.commit_rows()
         except BaseException:
             handle.failed = True
+            with suppress(StoreError):  # a refused commit: back to the last one, where all old rows are saved for undo
+                self.discard()
             raise
         finally:
             if handle.unwanted and handle.pid == os.getpid() and not handle.child:

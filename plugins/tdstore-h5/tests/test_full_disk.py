@@ -161,3 +161,24 @@ def test_compressed_rows_that_find_no_room(larger_disk: FsPath, earlier: bool) -
     with tdstore.open(file, verify="full") as again:
         assert all(torch.equal(again[key], before[key]) for key in before)
     assert os.listdir(disk) == ["t.h5"]
+
+
+def test_rows_whose_commit_finds_no_room_are_taken_back(disk: FsPath) -> None:
+    """`close()` cannot be tried again: it raises, and the file is as of the last commit, not dirty."""
+    file = disk / "t.h5"
+    rows = 4000
+    saved = TensorDict({"a": torch.rand(rows, 8), "s": [f"row {i}" for i in range(rows)]}, [rows])
+    saved.save(file).close()
+    td = tdstore.open(file, "r+")
+    _fill(disk)
+    os.truncate(disk / "filler", os.path.getsize(disk / "filler") - (64 << 10))
+    half = rows // 2
+    td[:half] = TensorDict({"a": torch.rand(half, 8), "s": [f"other row {i}" for i in range(half)]}, [half])
+    with pytest.raises(StoreIOError) as caught:
+        td.close()
+    assert caught.value.errno == 28
+    (disk / "filler").unlink()
+    assert os.listdir(disk) == ["t.h5"]
+    with tdstore.open(file, verify="full") as again:
+        assert torch.equal(again["a"], saved["a"])
+        assert list(again["s"]) == list(saved["s"])
