@@ -14,7 +14,17 @@ import torch
 from tdstore.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
     from tdstore.container.values.nontensor import NonTensor
+
+    class Movable(Protocol):
+        """What the methods of shapes stand on."""
+
+        def move(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> NonTensor:
+            """Apply a shape operation of tensors to the batch."""
+
 
 
 class ValueCasts:
@@ -378,75 +388,75 @@ class ValueMethods(ValueCasts):
         return self
 
     # -- shapes: the same as of a batch ------------------------------------------------------
-    def broadcast_to(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def broadcast_to(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.broadcast_to` to the batch."""
         return self.move(lambda t: torch.Tensor.broadcast_to(t, *args, **kwargs))
 
-    def flip(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def flip(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.flip` to the batch."""
         return self.move(lambda t: torch.Tensor.flip(t, *args, **kwargs))
 
-    def fliplr(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def fliplr(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.fliplr` to the batch."""
         return self.move(lambda t: torch.Tensor.fliplr(t, *args, **kwargs))
 
-    def flipud(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def flipud(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.flipud` to the batch."""
         return self.move(lambda t: torch.Tensor.flipud(t, *args, **kwargs))
 
-    def gather(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def gather(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.gather` to the batch."""
         return self.move(lambda t: torch.Tensor.gather(t, *args, **kwargs))
 
-    def index_select(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def index_select(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.index_select` to the batch."""
         return self.move(lambda t: torch.Tensor.index_select(t, *args, **kwargs))
 
-    def masked_select(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def masked_select(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.masked_select` to the batch."""
         return self.move(lambda t: torch.Tensor.masked_select(t, *args, **kwargs))
 
-    def moveaxis(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def moveaxis(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.moveaxis` to the batch."""
         return self.move(lambda t: torch.Tensor.moveaxis(t, *args, **kwargs))
 
-    def movedim(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def movedim(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.movedim` to the batch."""
         return self.move(lambda t: torch.Tensor.movedim(t, *args, **kwargs))
 
-    def narrow(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def narrow(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.narrow` to the batch."""
         return self.move(lambda t: torch.Tensor.narrow(t, *args, **kwargs))
 
-    def repeat(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def repeat(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.repeat` to the batch."""
         return self.move(lambda t: torch.Tensor.repeat(t, *args, **kwargs))
 
-    def repeat_interleave(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def repeat_interleave(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.repeat_interleave` to the batch."""
         return self.move(lambda t: torch.Tensor.repeat_interleave(t, *args, **kwargs))
 
-    def roll(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def roll(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.roll` to the batch."""
         return self.move(lambda t: torch.Tensor.roll(t, *args, **kwargs))
 
-    def rot90(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def rot90(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.rot90` to the batch."""
         return self.move(lambda t: torch.Tensor.rot90(t, *args, **kwargs))
 
-    def swapaxes(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def swapaxes(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.swapaxes` to the batch."""
         return self.move(lambda t: torch.Tensor.swapaxes(t, *args, **kwargs))
 
-    def swapdims(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def swapdims(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.swapdims` to the batch."""
         return self.move(lambda t: torch.Tensor.swapdims(t, *args, **kwargs))
 
-    def tile(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def tile(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.tile` to the batch."""
         return self.move(lambda t: torch.Tensor.tile(t, *args, **kwargs))
 
-    def unflatten(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def unflatten(self: Movable, *args: Any, **kwargs: Any) -> NonTensor:
         """Apply `TensorDict.unflatten` to the batch."""
         return self.move(lambda t: t.unflatten(*args, **kwargs))
 
