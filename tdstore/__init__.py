@@ -58,7 +58,7 @@ from tdstore.memmap import MemoryMappedTensor
 from tdstore.modules.methods import from_module, from_modules
 from tdstore.nn import TensorDictParams
 from tdstore.persistent import PersistentTensorDict
-from tdstore.registry import BackendStatus, registry
+from tdstore.registry import BackendStatus, BackendTable, registry
 from tdstore.settings import (
     capture_non_tensor_stack,
     list_to_stack,
@@ -159,7 +159,7 @@ def from_zarr(zarr_file: Any, **kwargs: Any) -> TensorDictBase:
     return TensorDict.from_zarr(zarr_file, **kwargs)
 
 
-def backends() -> list[BackendStatus]:
+def backends() -> BackendTable:
     """Return what is installed, what each backend is for, and what failed to load and why."""
     return registry().status()
 
@@ -279,3 +279,7 @@ __all__ = [
     "verify",
     "wrap_tensorclass",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -5,6 +5,7 @@ plugins.
 from __future__ import annotations
 
 import difflib
+import html
 import importlib
 import inspect
 import os
@@ -80,6 +81,32 @@ class BackendStatus:
         return f"{self.name:<10} failed to load: {self.error!r}  [{self.plugin}]"
 
 
+class BackendTable(list[BackendStatus]):
+    """The backends in a list that prints as a table, in a notebook as an HTML table.
+
+    Example:
+        >>> [status.name for status in tdstore.backends()][:2]
+        ['cuda', 'memmap']
+    """
+
+    __slots__ = ()
+
+    def _cells(self) -> list[tuple[str, str, str]]:
+        return [
+            (s.name, s.plugin, s.backend.summary if s.backend is not None else f"failed to load: {s.error!r}")
+            for s in self
+        ]
+
+    def __repr__(self) -> str:
+        rows = [("backend", "plugin", "summary"), *self._cells()]
+        first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
+        return "\n".join(f"{name:<{first}}  {plugin:<{second}}  {text}" for name, plugin, text in rows)
+
+    def _repr_html_(self) -> str:
+        rows = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in self._cells())
+        return f"<table><tr><th>backend</th><th>plugin</th><th>summary</th></tr>{rows}</table>"
+
+
 _SEARCH = threading.RLock()  # one thread looks for plugins; a fork waits for it
 os.register_at_fork(before=_SEARCH.acquire, after_in_parent=_SEARCH.release, after_in_child=_SEARCH.release)
 
@@ -117,7 +144,7 @@ class Registry:
         """Return every usable backend by name. A name that two plugins claim is left out until it is requested."""
         return {name: claims[0][0] for name, claims in self._claims().items() if len(claims) == 1}
 
-    def status(self) -> list[BackendStatus]:
+    def status(self) -> BackendTable:
         """Return every backend and every plugin that failed, by name."""
         lines = [BackendStatus(b.name, plugin, b) for claims in self._claims().values() for b, plugin in claims]
         lines += [
@@ -126,7 +153,7 @@ class Registry:
         ]
         broken = self.plugins.broken.items()
         lines += [BackendStatus(name, name, None, error.__cause__ or error) for name, error in broken]
-        return sorted(lines, key=lambda line: (line.name, line.plugin))
+        return BackendTable(sorted(lines, key=lambda line: (line.name, line.plugin)))
 
     def register(self, backend: Backend) -> None:
         """Declare a backend from this process, for notebooks and tests.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,8 @@ from tdstore.io.consolidated.buffer import arrange
 from tdstore.parallel.links import Flight, Link, Transfer, as_bytes
 from tdstore.parallel.wire import error_text, schema_text
 from tdstore.types import LeafSpec, Path, StoreIndex, path_text
+
+R = TypeVar("R")
 
 PIECE_BYTES = 32 << 20
 
@@ -168,7 +170,7 @@ class Later:
         return bool(self._work.is_completed())
 
 
-def with_key(path: Path, run: Callable[[], Any]) -> Any:
+def with_key(path: Path, run: Callable[[], R]) -> R:
     """Run an operation of torch.distributed; its error names the leaf."""
     try:
         return run()

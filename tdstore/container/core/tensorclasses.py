@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import msgspec
@@ -68,9 +69,10 @@ def register(cls: type[Typed]) -> None:
     _known[name] = cls
 
 
-def maker_of(cls: type[Typed]) -> Any:
+def maker_of(cls: type[Typed]) -> type[Typed] | Callable[[], type[Typed]]:
     """Return what a pickle refers to for a class: the class, or a factory for one that no module has by its name."""
-    return vars(cls).get("_made_by", cls)
+    made: type[Typed] | Callable[[], type[Typed]] = vars(cls).get("_made_by", cls)
+    return made
 
 
 def resolve_class(found: Any) -> Any:

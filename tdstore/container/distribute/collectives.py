@@ -22,6 +22,8 @@ from tdstore.parallel import collectives, wire
 from tdstore.parallel.links import Link
 
 if TYPE_CHECKING:
+    from tdstore.parallel.collectives import Later
+    from tdstore.parallel.links import Transfer
     from tdstore.tensordicts.base import TensorDictBase
 
 SCATTER = wire.schema_text([])
@@ -98,7 +100,7 @@ class DistributedMixin(Container):
         init_tag: int = 0,
         pseudo_rand: bool = False,
         return_early: bool = False,
-    ) -> Any:
+    ) -> int | list[Transfer]:
         """Send as `send`; return the last tag, or with `return_early` a list of handles to `wait()` for."""
         if not return_early:
             return self._sent(dst, group, group_dst, init_tag, pseudo_rand)
@@ -116,7 +118,7 @@ class DistributedMixin(Container):
         return_premature: bool = False,
         init_tag: int = 0,
         pseudo_rand: bool = False,
-    ) -> Any:
+    ) -> list[Transfer] | None:
         """Receive as `recv`; return None, or with `return_premature` a list of handles to `wait()` for."""
         link, tree = Link(group), tree_of(self)
         source = link.rank_of(src, group_src, "src")
@@ -138,7 +140,7 @@ class DistributedMixin(Container):
     # -- all together ------------------------------------------------------------------------
     def reduce(
         self, dst: int, op: Any = None, async_op: bool = False, return_premature: bool = False, group: Any = None
-    ) -> Any:
+    ) -> list[Later] | None:
         """Reduce each leaf over all ranks, in place on rank `dst`; elsewhere nothing changes.
 
         Args:
@@ -153,7 +155,7 @@ class DistributedMixin(Container):
         found = collectives.reduce(link, tree_of(self), link.rank_of(dst, None, "dst"), op, not premature)
         return found if premature else None
 
-    def all_reduce(self, op: Any = None, *, group: Any = None, async_op: bool = False) -> Any:
+    def all_reduce(self, op: Any = None, *, group: Any = None, async_op: bool = False) -> list[Later] | None:
         """Reduce each leaf over all ranks, in place on all of them; see `reduce`.
 
         Returns:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
             """Apply a shape operation of tensors to the batch."""
 
 
-
 class ValueCasts:
     """Casts of an entry that holds no tensor.
 

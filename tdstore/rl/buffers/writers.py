@@ -7,7 +7,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path as FilePath
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from tdstore.rl.storages.lists import ListStorage, stacked
 from tdstore.rl.storages.structure import length_of
 from tdstore.rl.storages.table import Ints
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
+
+V = TypeVar("V")
 
 _FILE = "metadata.json"
 
@@ -312,7 +314,7 @@ class TensorDictMaxValueWriter(Writer):
         self._count, self._ranks = int(state_dict["_write_count"]), np.zeros(0)
 
 
-def only_collections(data: Any) -> Any:
+def only_collections(data: V) -> V:
     """Refuse what is no TensorDict."""
     if not is_collection(data):
         raise ValueError(f"this buffer takes TensorDicts, not {type(data).__name__}")

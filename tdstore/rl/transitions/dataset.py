@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
+
+V = TypeVar("V")
 
 if TYPE_CHECKING:
     pass
@@ -70,7 +72,7 @@ def create_dataloader(dataset: ReplayDataset, batch_size: int | None = None, **k
     return DataLoader(dataset, batch_size=batch_size, **kwargs)
 
 
-def as_it_is(batch: Any) -> Any:
+def as_it_is(batch: V) -> V:
     """Return a batch."""
     return batch
 

@@ -113,17 +113,20 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         self._become(self._renew(self.to_table().save(storage="shared")))
         return self.lock_()
 
-    def to_h5(self, *args: Any, **kwargs: Any) -> Any:
+    def to_h5(self, *args: Any, **kwargs: Any) -> Self:
         """Save flat tables as `TensorDict.to_h5`."""
-        return self._renew(self.to_table().to_h5(*args, **kwargs))
+        tree: Self = self._renew(self.to_table().to_h5(*args, **kwargs))
+        return tree
 
-    def to_zarr(self, *args: Any, **kwargs: Any) -> Any:
+    def to_zarr(self, *args: Any, **kwargs: Any) -> Self:
         """Save flat tables as `TensorDict.to_zarr`."""
-        return self._renew(self.to_table().to_zarr(*args, **kwargs))
+        tree: Self = self._renew(self.to_table().to_zarr(*args, **kwargs))
+        return tree
 
-    def to_store(self, *args: Any, **kwargs: Any) -> Any:
+    def to_store(self, *args: Any, **kwargs: Any) -> Self:
         """Save flat tables as `TensorDict.to_store`."""
-        return self._renew(self.to_table().to_store(*args, **kwargs))
+        tree: Self = self._renew(self.to_table().to_store(*args, **kwargs))
+        return tree
 
     def consolidate(self, *args: Any, **kwargs: Any) -> Any:
         """Consolidate flat tables as `TensorDict.consolidate`."""

@@ -1,0 +1,71 @@
+"""Public functions say what they return: the share of those that say `Any` may only fall."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import tdstore
+from tests.house.sources import at_most, name_of, sources, tree
+
+MOST = 133
+"""How many public functions are left that return `Any`."""
+
+SHARE = 0.038
+"""Which part of all public functions that is."""
+
+ENTRIES = 15
+"""How many return `Entry`, an alias of `Any` for what `td[key]` returns."""
+
+
+def scopes(body: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
+    """Yield a body, and those of the classes and conditions in it."""
+    yield body
+    for node in body:
+        if isinstance(node, (ast.ClassDef, ast.If)):
+            yield from scopes(node.body)
+
+
+def decorated(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
+    return any(name in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def returned() -> Iterator[tuple[str, set[str]]]:
+    """Yield each public function with what callers see that it returns: of its overloads, where it has some."""
+    for path in sources():
+        for body in scopes(tree(path).body):
+            found: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
+            for node in body:
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.name.startswith("_"):
+                    found.setdefault(node.name, []).append(node)
+            for name, nodes in found.items():
+                seen = [n for n in nodes if decorated(n, "overload")] or [
+                    n for n in nodes if not decorated(n, ".setter")
+                ]
+                yield f"{name_of(path)}: {name}", {ast.unparse(n.returns) for n in seen if n.returns is not None}
+
+
+def test_few_public_functions_return_any():
+    functions = list(returned())
+    offenders = [name for name, kinds in functions if "Any" in kinds]
+    at_most(MOST, offenders, "public functions that return Any")
+    assert len(offenders) / len(functions) <= SHARE
+
+
+def test_entries_are_few():
+    at_most(ENTRIES, [name for name, kinds in returned() if "Entry" in kinds], "public functions that return Entry")
+
+
+def test_the_public_namespace_is_what_completes():
+    assert dir(tdstore) == sorted(tdstore.__all__)
+    assert all(hasattr(tdstore, name) for name in tdstore.__all__)
+
+
+def test_backends_print_as_a_table():
+    table = tdstore.backends()
+    lines = repr(table).splitlines()
+    assert lines[0].split() == ["backend", "plugin", "summary"]
+    assert [line.split()[0] for line in lines[1:]] == [status.name for status in table]
+    assert [line.split()[1] for line in lines[1:]] == [status.plugin for status in table]
+    assert table._repr_html_().count("<tr>") == len(table) + 1
+    assert table[0] == next(iter(table))

@@ -1,0 +1,1 @@
+"""What type checkers see."""
