@@ -58,6 +58,7 @@ FOLDERS = {
     "tests/torch_integration/test_export.py": "compile",
     "tests/tensorclass/test_compile.py": "compile",
     "tests/parallel/test_map_stored.py": "process",
+    "tests/reveal/": "process",
 }
 # What is not even imported for a tier.
 BEYOND = {
