@@ -276,7 +276,7 @@ class TensorClass(Surface, metaclass=Fields):
         """Wrap the result of a class method of TensorDict; opened data is not constructed anew."""
         if not isinstance(made, Container) or isinstance(made, Typed):
             return made
-        opened = not isinstance(made, TensorDict) or made._home is not None
+        opened = not isinstance(made, TensorDict) or made._binding is not None
         return cls._from_tensordict(made) if opened else cls.from_tensordict(made)
 
     @classmethod

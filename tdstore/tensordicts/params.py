@@ -68,7 +68,7 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         del state["_parameters"], state["_buffers"]  # told from the tree
         self.__dict__.update(state, _get_post_hooks=[])
         self._batch_size, self._device, self._names = td._batch_size, td._device, td._names
-        self._parents = self._undo = self._home = None
+        self._parents = self._undo = self._binding = None
         self._state = 0
         self.no_convert = no_convert
 

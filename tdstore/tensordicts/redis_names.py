@@ -158,7 +158,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         return _name(self._dataset("td_id"))
 
     def _dataset_lines(self) -> list[str]:
-        return [f"count={len(self._tds)}", *(_printed(self._home[0]) if self._home is not None else ())]
+        return [f"count={len(self._tds)}", *(_printed(self._binding[0]) if self._binding is not None else ())]
 
     def to_local(self) -> TensorDictBase:
         """Read the elements into memory.
@@ -196,16 +196,16 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
         if not isinstance(td, LazyStackedTensorDict):
             raise UnsupportedError(f"{td.filename} is not a lazy stack", hint="open it with TensorDictStore.from_store")
         made = cls(*td._tds, stack_dim=td._stack_dim, stack_dim_name=td._dim_name, device=device)
-        made._home, made._empty_batch_size, made._undo = td._home, td._empty_batch_size, td._undo
+        made._binding, made._empty_batch_size, made._undo = td._binding, td._empty_batch_size, td._undo
         return made
 
     def _dataset(self, what: str) -> StoreHandle:
-        if self._home is None:
+        if self._binding is None:
             raise StoreError(
                 f"{what}: this stack is not the one over a dataset on a server",
                 hint="use the one that to_store() or from_store() returned",
             )
-        handle: StoreHandle = self._home[0]
+        handle: StoreHandle = self._binding[0]
         return handle
 
 

@@ -87,7 +87,7 @@ def put_document(td: Any, medium: str, location: str, change: Callable[[bytes], 
         file = Path(location) / "tdstore.json"
         file.write_bytes(seal(change(body_of(file.read_bytes()))))
     elif medium == "shared":
-        arena = td._home[0].store._arena
+        arena = td._binding[0].store._arena
         generation, offset, length, _, _ = max(r for r in arena._records() if r)
         assert generation == arena.generation()
         arena.commit(change(arena._bytes(offset, length)))

@@ -100,7 +100,7 @@ def test_damaged_segments(shm: Path) -> None:
     chosen = random.Random(0)
     owner = _dataset().save("shm://good")
     good = (shm / f"tds.{os.geteuid()}.good").read_bytes()
-    record = owner._home[0].store._arena._records()
+    record = owner._binding[0].store._arena._records()
     spots = [r[1] + chosen.randrange(r[2]) for r in record if r for _ in range(15)] + list(range(0, 272, 8))
     variants: list[bytes] = [good[: len(good) * k // 12] for k in range(12)]
     variants += [good[: 4096 * k] for k in range(3)]

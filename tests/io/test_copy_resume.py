@@ -75,7 +75,9 @@ def begin(src: Path, dst: Path, wire: Wire, after: int = 5, **more: Any) -> int:
         tdstore.copy(src, dst, block_bytes=1200, checkpoint=0, **more)
     wire.fail_after(None)
     with tdstore.open(dst, recover="accept") as td:
-        mark = partial.mark_of(td._home[0].store.load_header() if hasattr(td, "_home") else td.store.load_header(), "")
+        mark = partial.mark_of(
+            td._binding[0].store.load_header() if hasattr(td, "_binding") else td.store.load_header(), ""
+        )
     assert mark is not None
     assert mark.done == after
     return mark.of

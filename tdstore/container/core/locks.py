@@ -12,7 +12,7 @@ from typing import Any, Self
 from tdstore.errors import LockedError
 
 LOCKED = 1
-HOME = 2
+BOUND = 2
 """The entries are views of a store (see container/handle.py)."""
 MAPPED = 8
 """The tensors are views of a persistent store: `is_memmap()`."""

@@ -27,7 +27,7 @@ class Primitives(OpsBase):
     """The primitives, in four blocks: the catalogue of entries, reading, writing, reshaping."""
 
     __slots__ = ()
-    _home: Any
+    _binding: Any
     """The handle and the path of a container whose entries are live views of a store; None otherwise."""
 
     if TYPE_CHECKING:  # methods that one mixin defines and others call

@@ -204,7 +204,7 @@ def without_classes(td: Any, retain_none: bool | None = None) -> Any:
 
 def stamp(td: Any, cls: type[Typed]) -> None:
     """Write the class into the header of the store that a new container is over; nothing where it is over none."""
-    handle, path = getattr(td, "_home", None) or (getattr(td, "_handle", None), getattr(td, "_path", ()))
+    handle, path = getattr(td, "_binding", None) or (getattr(td, "_handle", None), getattr(td, "_path", ()))
     if handle is not None:
         groups = dict(handle.groups)
         groups[path] = msgspec.structs.replace(groups[path], kind=kind_of(cls))

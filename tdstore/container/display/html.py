@@ -166,8 +166,8 @@ def _place(td: Any) -> tuple[Any, Path] | None:
     """Return the handle and the path of a stored container."""
     if isinstance(td, Container._stored_class):
         return td._handle, td._path
-    home: tuple[Any, Path] | None = td._home
-    return home
+    binding: tuple[Any, Path] | None = td._binding
+    return binding
 
 
 def _options(td: Any, key: str) -> Mapping[str, Any]:

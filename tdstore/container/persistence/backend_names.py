@@ -51,7 +51,7 @@ class NamedStorageMixin(Container):
         """
         files = _files_of(self)
         if prefix is None and files is not None and not kwargs.keys() - {"return_early"}:
-            kept = self._in_class(over(*self._home).lock_())
+            kept = self._in_class(over(*self._binding).lock_())
             return later(lambda: kept) if kwargs.get("return_early") else kept
         _to_files(prefix, kwargs)
         prefix = absolute(prefix, kwargs.get("storage")) if kwargs.get("return_early") else prefix
@@ -141,22 +141,22 @@ class NamedStorageMixin(Container):
 
     def _place(self) -> tuple[StoreHandle, Path] | None:
         """The store that the tensors are views of, and where in it."""
-        place: tuple[StoreHandle, Path] | None = getattr(self, "_home", None)
+        place: tuple[StoreHandle, Path] | None = getattr(self, "_binding", None)
         return place
 
     @property
     def saved_path(self) -> str:
         """Where the memory-mapped files are; `AttributeError` if there are none.
 
-        A relative path, if one was given, for as long as the working directory is the same, and else an absolute one.
+        A relative path, if one was written, for as long as the working directory is the same, and else an absolute one.
         """
-        home = self._place()
-        if home is None or not self._state & MAPPED:
+        binding = self._place()
+        if binding is None or not self._state & MAPPED:
             raise AttributeError("saved_path: this TensorDict is not memory-mapped")
-        handle, path = home
-        place, root, given = handle.store.group_location(path), handle.store.group_location(()), handle.location
-        if given is not None and not os.path.isabs(given) and os.path.abspath(given) == root:
-            return str(PurePath(given, os.path.relpath(place, root)))
+        handle, path = binding
+        place, root, written = handle.store.group_location(path), handle.store.group_location(()), handle.location
+        if written is not None and not os.path.isabs(written) and os.path.abspath(written) == root:
+            return str(PurePath(written, os.path.relpath(place, root)))
         return place
 
     def make_memmap(
@@ -218,10 +218,10 @@ class NamedStorageMixin(Container):
 
     def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
         """Read the dataset again: entries that other processes added appear, removed ones go."""
-        home = self._place()
-        if home is None:
+        binding = self._place()
+        if binding is None:
             raise RuntimeError("memmap_refresh_: this TensorDict is not over memory-mapped files")
-        handle, path = home
+        handle, path = binding
         fresh = open_container(
             handle.location,
             storage=handle.backend,
@@ -375,13 +375,13 @@ def on_server(backend: str, name: str, server: dict[str, Any]) -> dict[str, Any]
 
 def _files_of(td: Any) -> str | None:
     """The directory that the entries of a TensorDict are mapped from, exactly these; None for temporary files."""
-    if not td._state & MAPPED or getattr(td, "_home", None) is None or td._home[0].location is None:
+    if not td._state & MAPPED or getattr(td, "_binding", None) is None or td._binding[0].location is None:
         return None
     return str(td.saved_path)
 
 
 def _refuse_copy(td: Any, files: str | None, prefix: str) -> None:
-    part = td._state & MAPPED and getattr(td, "_home", None) is None  # rows, or some of the keys, of a dataset
+    part = td._state & MAPPED and getattr(td, "_binding", None) is None  # rows, or some of the keys, of a dataset
     if part or (files is not None and os.path.realpath(files) != os.path.realpath(prefix)):
         raise RuntimeError(
             f"the entries are mapped from {files or 'files'} already: pass copy_existing=True to copy them to {prefix}"

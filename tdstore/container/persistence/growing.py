@@ -99,12 +99,12 @@ class GrowingMixin(Container):
         Raises:
             UnsupportedError: in memory, or temporary: nobody else can have changed it.
         """
-        home = place_of(self)
-        if home is None or home[0].location is None:
+        binding = place_of(self)
+        if binding is None or binding[0].location is None:
             raise UnsupportedError("refresh_: this TensorDict has no location from which it could be read again")
-        if Cap.VIEW in home[0].store.caps:
+        if Cap.VIEW in binding[0].store.caps:
             return self.memmap_refresh_()  # type: ignore[attr-defined,no-any-return]
-        home[0].reopen()
+        binding[0].reopen()
         return self
 
     def _add_rows(self, rows: Any) -> None:

@@ -36,7 +36,7 @@ class SavingMixin(Container):
 
     __slots__ = ()
 
-    _home: Any
+    _binding: Any
 
     # -- out ---------------------------------------------------------------------------------
     @overload
@@ -257,21 +257,21 @@ class SavingMixin(Container):
 
     # -- over a store ------------------------------------------------------------------------
     def _owned(self, what: str) -> tuple[Any, Path]:
-        home = getattr(self, "_home", None)
-        if home is None:
+        binding = getattr(self, "_binding", None)
+        if binding is None:
             raise StoreError(
                 f"{what}: this TensorDict is not the one over a dataset",
                 hint="use the TensorDict that save(), memmap() or load(mode='r+') returned",
             )
-        handle, path = home
+        handle, path = binding
         handle.check_writable()
         return handle, path
 
     def close(self) -> None:
         """Commit in-place writes and let go of the dataset, if this TensorDict is over one. Twice is fine."""
-        home = getattr(self, "_home", None)
-        if home is not None:
-            home[0].close()
+        binding = getattr(self, "_binding", None)
+        if binding is not None:
+            binding[0].close()
 
     def commit(self) -> Self:
         """Make in-place writes to the dataset durable and checked now, instead of at `close()`."""
@@ -290,10 +290,10 @@ class SavingMixin(Container):
             >>> TensorDict({"a": torch.ones(3)}, [3]).memmap().verify()
             []
         """
-        home = getattr(self, "_home", None)
-        if home is None:
+        binding = getattr(self, "_binding", None)
+        if binding is None:
             return consolidated_faults(self)
-        handle, path = home
+        handle, path = binding
         found: list[Fault] = handle.store.verify(handle.leaves_below(path))
         return found
 

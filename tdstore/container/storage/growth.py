@@ -31,15 +31,15 @@ def place_of(td: Any) -> Any:
     """`(handle, path)` of a container whose entries are those of a store; None for one in memory."""
     if isinstance(td, Container._stored_class):
         return td._handle, td._path
-    return getattr(td, "_home", None)
+    return getattr(td, "_binding", None)
 
 
 def check_owner(td: Any, what: str) -> None:
     """Refuse what is not the whole of something that can change its length."""
     td._refuse_part(what)
-    home = place_of(td)
-    if home is not None:
-        handle, path = home
+    binding = place_of(td)
+    if binding is not None:
+        handle, path = binding
         url = handle.store.url
         if (Cap.RESIZE | Cap.PARTIAL_WRITE) & ~handle.store.caps:
             raise UnsupportedError(
@@ -94,7 +94,7 @@ class Growth:
 
     def _begin(self, root: Any, rows: Any, length: int) -> None:
         self.root, self.rows, self.length = root, rows, length
-        self.home = place_of(root)
+        self.binding = place_of(root)
         self.nodes: list[Any] = []
         """The containers that get a new length, without lazy stacks."""
         self.leaves: list[Entry] = []
@@ -106,8 +106,12 @@ class Growth:
 
     def _walk(self, node: Any, rows: Any, path: Path) -> None:
         node, rows = unwrap(node), unwrap(rows)
-        home = place_of(node)
-        if node is not self.root and home is not None and (self.home is None or home[0] is not self.home[0]):
+        binding = place_of(node)
+        if (
+            node is not self.root
+            and binding is not None
+            and (self.binding is None or binding[0] is not self.binding[0])
+        ):
             check_owner(node, "a new length")
             self.others.append(Growth(node, rows, self.length))
             return
@@ -188,7 +192,7 @@ class Growth:
 
 def step_of(root: Any, growth: Growth) -> Step:
     """The step that changes a whole tree: those that can fail first, and back again if one does."""
-    own = _in_memory(growth) if growth.home is None else _in_store(growth)
+    own = _in_memory(growth) if growth.binding is None else _in_store(growth)
     steps = [*(step_of(other.root, other) for other in growth.others), own]
 
     def do() -> None:
@@ -284,7 +288,7 @@ class _Plan:
     """What changes in one store."""
 
     def __init__(self, growth: Growth) -> None:
-        handle, _ = growth.home
+        handle, _ = growth.binding
         self.handle, self.growth = handle, growth
         self.lengths: dict[Path, int] = {}
         self.groups: dict[Path, Group] = dict(handle.groups)
@@ -372,7 +376,7 @@ class _Plan:
 
 
 def _in_store(growth: Growth) -> Step:
-    handle = growth.home[0]
+    handle = growth.binding[0]
     rows = growth.rows
     if rows is not None and (place_of(rows) or (None,))[0] is handle:
         growth = Growth(growth.root, rows._resident().clone(), growth.length)  # rows of the very leaves that change

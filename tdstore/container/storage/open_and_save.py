@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdstore.container.core.container import GROUP, Container
-from tdstore.container.core.locks import HOME, MAPPED, READONLY, SHARED, THROUGH
+from tdstore.container.core.locks import BOUND, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.container.core.tensorclasses import rewrap, unwrap_all, wrap
 from tdstore.container.storage.describe import STACK_KIND, describe, let_go
 from tdstore.container.storage.entry_kinds import Leaf, NestedTensor, SubGroup
@@ -44,9 +44,9 @@ def over(handle: StoreHandle, path: Path = (), flags: int = 0) -> TensorDictBase
 def _flags(handle: StoreHandle) -> int:
     caps = handle.store.caps
     if Cap.PERSISTENT in caps:
-        flags = HOME | MAPPED
+        flags = BOUND | MAPPED
     elif Cap.SHARED in caps:
-        flags = HOME | SHARED
+        flags = BOUND | SHARED
     else:
         return 0  # tensors of this process: nothing can open the store again
     return flags if handle.store.writable else flags | READONLY
@@ -92,7 +92,7 @@ def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path]
             f"which does not start with that of its parent, {list(lead)}",
             url=handle.store.url,
         )
-    td._state, td._home = flags, (handle, path) if flags or Cap.VIEW not in handle.store.caps else None
+    td._state, td._binding = flags, (handle, path) if flags or Cap.VIEW not in handle.store.caps else None
     stack: TensorDictBase = td
     return stack
 
@@ -109,7 +109,7 @@ def _resident(handle: StoreHandle, path: Path, flags: int) -> TensorDictBase:
     # What is mapped is on the CPU, whatever was told of where it came from.
     device = _device_of(handle.store) if flags & MAPPED or group.device is not None else None
     td = Container._resident_class._new(data, torch.Size(group.batch_size or ()), device, group.names, flags)
-    td._home = (handle, path) if flags else None
+    td._binding = (handle, path) if flags else None
     found: TensorDictBase = wrap(handle, path, td)
     return found
 

@@ -15,19 +15,19 @@ class LinkedList(list[Any]):
 
     _stack: NonTensorStack
     _place: tuple[int, ...]
-    _home: tuple[Any, str] | None
+    _binding: tuple[Any, str] | None
 
     @classmethod
-    def over(cls, stack: NonTensorStack, home: tuple[Any, str] | None = None) -> LinkedList:
-        """Build nested lists of the values of a stack; `home` is the source's container and key, if it is a copy."""
-        return cls._part(stack, home, stack.tolist(), ())
+    def over(cls, stack: NonTensorStack, binding: tuple[Any, str] | None = None) -> LinkedList:
+        """Build nested lists of the values of a stack; `binding` is the source's container and key, if it is a copy."""
+        return cls._part(stack, binding, stack.tolist(), ())
 
     @classmethod
-    def _part(cls, stack: NonTensorStack, home: Any, values: list[Any], place: tuple[int, ...]) -> LinkedList:
+    def _part(cls, stack: NonTensorStack, binding: Any, values: list[Any], place: tuple[int, ...]) -> LinkedList:
         if stack.ndim > len(place) + 1:
-            values = [cls._part(stack, home, part, (*place, i)) for i, part in enumerate(values)]
+            values = [cls._part(stack, binding, part, (*place, i)) for i, part in enumerate(values)]
         made = cls(values)
-        made._stack, made._home, made._place = stack, home, place
+        made._stack, made._binding, made._place = stack, binding, place
         return made
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -45,15 +45,15 @@ class LinkedList(list[Any]):
             values = self._stack.tolist()
             for i in self._place:
                 values = values[i]
-            super().__setitem__(slice(None), self._part(self._stack, self._home, values, self._place))
+            super().__setitem__(slice(None), self._part(self._stack, self._binding, values, self._place))
         else:
             super().__setitem__(index, value)
 
     def _put(self, at: tuple[Any, ...], part: NonTensor) -> None:
-        if self._home is None:
+        if self._binding is None:
             self._stack[at] = part
             return
-        td, key = self._home
+        td, key = self._binding
         if len(at) <= td.batch_dims:
             td[at] = {key: part}
         else:  # the value has rows of its own below those of the batch

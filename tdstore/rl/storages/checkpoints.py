@@ -48,7 +48,7 @@ def dump(storage: LazyStorage, path: str) -> None:
         raise RuntimeError(f"this {type(storage).__name__} has no rows yet: there is nothing to write to {path}")
     table = storage._ready()
     with storage._lock, storage._alone():
-        if _is_home(storage, path):
+        if _is_own_place(storage, path):
             storage.flush()
             table = storage._ready()
         else:
@@ -91,7 +91,7 @@ def _write_rows(storage: LazyStorage, table: Table, path: str) -> None:
         made.close()
 
 
-def _is_home(storage: LazyStorage, path: str) -> bool:
+def _is_own_place(storage: LazyStorage, path: str) -> bool:
     location = storage._place.location
     if location is None or "://" in location:
         return location is not None and location == path
@@ -129,7 +129,7 @@ def _write_metadata(storage: LazyStorage, path: str) -> None:
 def load(storage: LazyStorage, path: str) -> None:
     """Take over a checkpoint."""
     storage._refuse_removed()
-    if _is_home(storage, path) and not storage._load_hooks:
+    if _is_own_place(storage, path) and not storage._load_hooks:
         with storage._lock:
             if storage._table is None:
                 found = open_table(storage._place, storage._mode)

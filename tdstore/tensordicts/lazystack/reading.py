@@ -28,7 +28,7 @@ from tdstore.keys import key_text
 from tdstore.tensordicts.base import TensorDictBase
 from tdstore.tensordicts.lazystack.batch_read import residents, with_common_keys
 from tdstore.tensordicts.lazystack.routing import Route, positions, route, unravel
-from tdstore.tensordicts.resident.store_backed import HomeMixin
+from tdstore.tensordicts.resident.store_backed import BindingMixin
 from tdstore.types import Entry, Names, NestedKey, Path, path_text
 
 _ALL = slice(None)
@@ -39,7 +39,7 @@ _allocate: Any = object.__new__
 class LazyTree(TensorDictBase):
     """The elements, and what follows from them: nothing is kept here that they could contradict."""
 
-    __slots__ = ("_dim_name", "_empty_batch_size", "_home", "_stack_dim", "_tds")
+    __slots__ = ("_binding", "_dim_name", "_empty_batch_size", "_stack_dim", "_tds")
 
     _tds: list[Any]
     _stack_dim: int
@@ -47,7 +47,7 @@ class LazyTree(TensorDictBase):
     """Name of the stack dimension; the other names are the elements'."""
     _empty_batch_size: torch.Size
     """Batch size of the elements while there are none."""
-    _home: Any
+    _binding: Any
     _stack_class: ClassVar[Any]
 
     @classmethod
@@ -55,7 +55,7 @@ class LazyTree(TensorDictBase):
         """Build from checked parts, without `__init__`."""
         td: Self = _allocate(cls)
         td._tds, td._stack_dim, td._dim_name, td._empty_batch_size = list(tds), dim, name, torch.Size(empty_batch_size)
-        td._parents = td._undo = td._home = None
+        td._parents = td._undo = td._binding = None
         td._state = 0
         return td
 
@@ -500,7 +500,7 @@ class LazyTree(TensorDictBase):
 
     def _shut(self, url: str) -> None:
         for td in self._tds:
-            if isinstance(td, (HomeMixin, LazyTree)):
+            if isinstance(td, (BindingMixin, LazyTree)):
                 td._shut(url)
 
     def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:

@@ -185,8 +185,8 @@ def trace(fn: Callable[[Tensor], Any], batch: Sequence[int], dim: int) -> list[T
     except (RuntimeError, IndexError, ValueError, TypeError):
         return None
     outs = [made] if isinstance(made, Tensor) else list(made)
-    home = probe.untyped_storage()._cdata
-    if any(not isinstance(out, Tensor) or out.untyped_storage()._cdata != home for out in outs):
+    storage = probe.untyped_storage()._cdata
+    if any(not isinstance(out, Tensor) or out.untyped_storage()._cdata != storage for out in outs):
         return None
     return [_traced(out, sizes, strides, base, dim) for out in outs]
 

@@ -78,7 +78,7 @@ class LazyStackedTensorDict(LazyOps):
         )
         self._tds = tds if device is None else [td.to(device) for td in tds]
         self._dim_name, self._empty_batch_size = stack_dim_name, empty_batch_size
-        self._parents = self._undo = self._home = None
+        self._parents = self._undo = self._binding = None
         self._state = 0
         if tds and batch_size is not None and as_size(batch_size) != self._batch_size:
             raise BatchSizeError(f"batch_size={list(as_size(batch_size))} for a stack of {list(self._batch_size)}")
@@ -292,8 +292,8 @@ class LazyStackedTensorDict(LazyOps):
 
     def close(self) -> None:
         """Close the dataset that the stack is over, or those that its elements are over."""
-        if self._home is not None:
-            handle = self._home[0]
+        if self._binding is not None:
+            handle = self._binding[0]
             self._shut(handle.store.url)
             handle.close()
         else:
@@ -302,7 +302,7 @@ class LazyStackedTensorDict(LazyOps):
 
     def verify(self) -> list[Fault]:
         """As `TensorDict.verify`; faults of elements that lie in places of their own begin with their number."""
-        if self._home is not None:
+        if self._binding is not None:
             return super().verify()
         return [Fault((str(i), *fault.path), fault.reason) for i, td in enumerate(self._tds) for fault in td.verify()]
 

@@ -442,7 +442,7 @@ class LazyWrites(LazyTree):
             self._store_elements(tds, index)
             return
         device = self._device
-        self._home = None  # the elements are no longer exactly those of a store
+        self._binding = None  # the elements are no longer exactly those of a store
         self._tds[index:index] = [td if device is None or td.device == device else td.to(device) for td in tds]
 
     def _store_elements(self, tds: list[Any], index: int) -> None:
@@ -458,8 +458,8 @@ class LazyWrites(LazyTree):
     def _follow_elements(self, count: int) -> None:
         """Have `count` elements, those that are new as the store has them."""
         del self._tds[count:]
-        if self._home is not None:
-            handle, path = self._home
+        if self._binding is not None:
+            handle, path = self._binding
             self._tds += [over(handle, (*path, str(i)), self._state & THROUGH) for i in range(len(self._tds), count)]
 
     def _catch_up(self) -> None:
@@ -467,7 +467,7 @@ class LazyWrites(LazyTree):
             td._catch_up()
 
     def _refuse_part(self, what: str) -> None:
-        if self._home is None:
+        if self._binding is None:
             for td in self._tds:
                 td._refuse_part(what)
 
@@ -529,7 +529,7 @@ class LazyWrites(LazyTree):
             td._set_names(self._names_below(names, td))
         self._dim_name = names[self._stack_dim] if names else None
         if self._is_through():
-            handle, path = self._home
+            handle, path = self._binding
             groups = {
                 **handle.groups,
                 path: msgspec.structs.replace(handle.groups[path], extra=self._own_record().extra),
@@ -541,7 +541,7 @@ class LazyWrites(LazyTree):
 
     def _is_through(self) -> bool:
         """Whether a change of the stack is one of the store that it was read from."""
-        return self._home is not None and bool(self._state & THROUGH or Cap.VIEW not in self._home[0].store.caps)
+        return self._binding is not None and bool(self._state & THROUGH or Cap.VIEW not in self._binding[0].store.caps)
 
     def _copy_with_names(self, names: Names) -> Any:
         made = self._each(lambda td: td._copy_with_names(self._names_below(names, td)))
@@ -563,7 +563,7 @@ class LazyWrites(LazyTree):
             parts = [mine._become(theirs) for mine, theirs in zip(self._tds, parts, strict=True)]
         locked = other.is_locked
         self._tds = list(parts)
-        self._home = getattr(other, "_home", None)
+        self._binding = getattr(other, "_binding", None)
         self._state, self._parents = other._state & ~1, None
         return self.lock_() if locked else self
 

@@ -90,7 +90,7 @@ class PersistentTensorDict(StoredWrites):
         return (self._handle, self._path) if self._state & MAPPED else None
 
     def _become(self, other: Any) -> Self:
-        place = (other._handle, other._path) if isinstance(other, PersistentTensorDict) else other._home
+        place = (other._handle, other._path) if isinstance(other, PersistentTensorDict) else other._binding
         if place is None:
             return super()._become(other)
         # The store that it was over stays open for others that look at it; it is closed with the last of them.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.dim_names import extend_names, names_below
-from tdstore.container.core.locks import CONSOLIDATED, HOME, LOCKED, MAPPED, READONLY, SHARED
+from tdstore.container.core.locks import BOUND, CONSOLIDATED, LOCKED, MAPPED, READONLY, SHARED
 from tdstore.container.entries.nested_tensors import leaf_shape
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
 from tdstore.container.functions.broadcast import below, check_leaves, tensor_operands, uneven, widened
@@ -43,12 +43,12 @@ _allocate: Any = object.__new__
 class ResidentTree(TensorDictBase):
     """Entries in a plain dict; nested containers are entries too."""
 
-    __slots__ = ("_data", "_home", "_rooms")
+    __slots__ = ("_binding", "_data", "_rooms")
 
     _data: dict[str, Any]
     _rooms: dict[str, Any]
     """Spare memory behind leaves, once this TensorDict has grown (`growth.Room`); not set before."""
-    _home: Any
+    _binding: Any
     """`(handle, path)` when the entries are exactly those of a store."""
 
     @classmethod
@@ -62,7 +62,7 @@ class ResidentTree(TensorDictBase):
         td._device = device
         td._names = names
         td._state = state
-        td._parents = td._undo = td._home = None
+        td._parents = td._undo = td._binding = None
         return td
 
     # -- primitives --------------------------------------------------------------------------
@@ -91,25 +91,25 @@ class ResidentTree(TensorDictBase):
     def _groups(self) -> list[Any]:
         return [v for v in self._data.values() if isinstance(v, Container)]
 
-    def _leave_home(self) -> None:
+    def _drop_binding(self) -> None:
         """The structure changes: the entries are no longer exactly those of the store."""
-        self._state &= ~(HOME | MAPPED | SHARED | CONSOLIDATED)
-        self._home = None
+        self._state &= ~(BOUND | MAPPED | SHARED | CONSOLIDATED)
+        self._binding = None
 
     def _assign(self, entries: Mapping[str, Any]) -> None:
         if self._state:
-            self._leave_home()
+            self._drop_binding()
         self._data.update(entries)
 
     def _drop(self, keys: Iterable[str]) -> None:
         if self._state:
-            self._leave_home()
+            self._drop_binding()
         for key in list(keys):
             del self._data[key]
 
     def _rename(self, old: str, new: str) -> None:
         if self._state:
-            self._leave_home()
+            self._drop_binding()
         self._data[new] = self._data.pop(old)
 
     def _reorder(self, keys: list[str]) -> None:

@@ -21,7 +21,7 @@ from tdstore.index.selection import as_rows, index_shape
 from tdstore.index.tracing import traced
 from tdstore.storekit.sparse import HOLES, reserve
 from tdstore.tensordicts.resident.entries import VIEW_FLAGS
-from tdstore.tensordicts.resident.store_backed import HomeMixin
+from tdstore.tensordicts.resident.store_backed import BindingMixin
 from tdstore.tensordicts.resident.write_checks import are_plain, check_copies
 from tdstore.types import Names
 
@@ -35,7 +35,7 @@ _NUMPY = frozenset(
 )
 
 
-class IndexedTree(HomeMixin):
+class IndexedTree(BindingMixin):
     """`td[index]` and `td[index] = value`."""
 
     __slots__ = ()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from tdstore.container.core.container import Container
-from tdstore.container.core.locks import CONSOLIDATED, HOME, LOCKED, MAPPED, READONLY, SHARED, THROUGH
+from tdstore.container.core.locks import BOUND, CONSOLIDATED, LOCKED, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.container.core.one_buffer import cloned, compare_copied, is_one_buffer, reduced
 from tdstore.container.entries.nested_tensors import leaf_shape
 from tdstore.container.entries.unbatched import is_batched
@@ -62,7 +62,7 @@ class _Closed(dict[str, Any]):
     get = items = keys = values = update = pop = clear = _refuse
 
 
-class HomeMixin(ResidentTree):
+class BindingMixin(ResidentTree):
     """What saving and loading need of an in-memory container."""
 
     __slots__ = ()
@@ -110,9 +110,9 @@ class HomeMixin(ResidentTree):
     # is not resident. What memmap() returns is another matter: unlocked, it is an ordinary TensorDict.
     def _stored(self) -> Any:
         """The same place as a container that writes to the store; None where structure stays in memory."""
-        if not self._state & THROUGH or self._home is None:
+        if not self._state & THROUGH or self._binding is None:
             return None
-        handle, path = self._home
+        handle, path = self._binding
         if path not in handle.groups:
             raise KeyNotFoundError(f"the group {path_text(path)} of {handle.store.url} was moved or removed")
         return Container._stored_class._over(handle, path)
@@ -132,7 +132,7 @@ class HomeMixin(ResidentTree):
             changes.then(lambda: self._take_entries(entries))
 
     def _take_entries(self, keys: Iterable[str]) -> None:
-        handle, path = self._home
+        handle, path = self._binding
         for key in keys:
             self._data[key] = entry(handle, (*path, key), self._state)
 
@@ -161,12 +161,12 @@ class HomeMixin(ResidentTree):
         values = [
             key for key in entries if isinstance(v := self._data.get(key), NonTensor) and not isinstance(v, Tensor)
         ]
-        if values and self._home is None and self._state & (MAPPED | SHARED) and not self._state & CONSOLIDATED:
+        if values and self._binding is None and self._state & (MAPPED | SHARED) and not self._state & CONSOLIDATED:
             self._check_slice(entries, values)
-        if not values or self._home is None or not self._home[0].store.writable:
+        if not values or self._binding is None or not self._binding[0].store.writable:
             return write
         assert isinstance(write, Prepared)
-        handle, path = self._home
+        handle, path = self._binding
         with pickling(handle.trusted):
             for key in values:
                 given = entries[key]
@@ -204,7 +204,7 @@ class HomeMixin(ResidentTree):
 
     def _keep_values(self, keys: list[str]) -> None:
         """Values have no memory of the store's behind them, other than long columns: put them there."""
-        handle, path = self._home
+        handle, path = self._binding
         plan = StorePlan(handle)
         changed = [key for key in keys if not self._data[key].lies_in(handle, (*path, key))]
         for key in changed:
@@ -221,10 +221,10 @@ class HomeMixin(ResidentTree):
 
     def _refuse_readonly(self) -> None:
         """A reader's TensorDict is the dataset as it is stored: its shape and names do not change either."""
-        if self._state & READONLY and self._home is not None:
+        if self._state & READONLY and self._binding is not None:
             self._check_writable()
         for group in self._groups():
-            if isinstance(group, HomeMixin):
+            if isinstance(group, BindingMixin):
                 group._refuse_readonly()
 
     def _check_batch(self, new: torch.Size, path: tuple[str, ...]) -> None:
@@ -239,7 +239,9 @@ class HomeMixin(ResidentTree):
         super()._set_names(names)
 
     def _batches_above(self) -> list[torch.Size]:
-        return super()._batches_above() + ([] if self._home is None else self._home[0].batch_above(self._home[1]))
+        return super()._batches_above() + (
+            [] if self._binding is None else self._binding[0].batch_above(self._binding[1])
+        )
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         self._refuse_readonly()
@@ -249,16 +251,16 @@ class HomeMixin(ResidentTree):
 
     # -- growing -----------------------------------------------------------------------------
     def _refuse_part(self, what: str) -> None:
-        if self._home is None and self._state & (HOME | MAPPED | SHARED):
+        if self._binding is None and self._state & (BOUND | MAPPED | SHARED):
             raise UnsupportedError(
                 f"cannot {what} in a view of some rows or keys of a dataset",
                 hint="do it on the TensorDict that it was taken from, or on a clone()",
             )
 
     def _catch_up(self) -> None:
-        if self._home is None:
+        if self._binding is None:
             return
-        handle, path = self._home
+        handle, path = self._binding
         now = handle.groups[path].batch_size if path in handle.groups else None
         if not now or not self._batch_size or now[0] == self._batch_size[0]:
             return
@@ -270,8 +272,8 @@ class HomeMixin(ResidentTree):
         self._batch_size = torch.Size((now[0], *self._batch_size[1:]))
 
     def _forget_views(self) -> None:
-        if not self._state & THROUGH and self._state & HOME:
-            self._leave_home()
+        if not self._state & THROUGH and self._state & BOUND:
+            self._drop_binding()
 
     # -- becoming another --------------------------------------------------------------------
     def _become(self, other: Any) -> Self:
@@ -280,12 +282,12 @@ class HomeMixin(ResidentTree):
         data: dict[str, Any] = {}
         for key, value in other._data.items():
             mine = self._data.get(key)
-            nested = isinstance(mine, HomeMixin) and isinstance(value, HomeMixin)
+            nested = isinstance(mine, BindingMixin) and isinstance(value, BindingMixin)
             rows = type(mine) is NonTensorStack and type(value) is NonTensorStack
             data[key] = mine._become(value) if nested or rows else value  # type: ignore[union-attr]
         self._data = data
         self._batch_size, self._device, self._names = other._batch_size, other._device, other._names
-        self._state, self._home = other._state & ~LOCKED, other._home
+        self._state, self._binding = other._state & ~LOCKED, other._binding
         if other._state & LOCKED:
             self.lock_()
         return self
@@ -319,8 +321,8 @@ class HomeMixin(ResidentTree):
 
     def read(self, index: Any = None, keys: Any = None, out: Any = None) -> Self:
         whole = index is None and out is None
-        if self._home is not None and self._state & MAPPED:
-            handle, path = self._home
+        if self._binding is not None and self._state & MAPPED:
+            handle, path = self._binding
             leaves, copied = _leaves_of(handle, path, keys), self._copied_rows(index)
             if whole and not traced():
                 made: Self = self._read_whole(handle, leaves, keys)
@@ -330,7 +332,7 @@ class HomeMixin(ResidentTree):
                 handle.store.check(odd)  # parts of entries that are no plain tensors have other rows
                 leaves = [leaf for leaf in leaves if self._has_rows(handle.specs[leaf].shape)]
             handle.store.check(leaves, copied)
-        elif self._home is None:
+        elif self._binding is None:
             chosen = self if keys is None else self.select(*([keys] if isinstance(keys, str) else keys))
             if whole and self._state & CONSOLIDATED and not traced():
                 return chosen._with_leaves(cloned(leaf) for leaf in chosen._leaf_list())
@@ -394,9 +396,9 @@ class HomeMixin(ResidentTree):
 
         The first store through a fresh page of a mapped file costs a fault each; the store writes whole ranges.
         """
-        if self._home is None or sum(v.nbytes for v in values) < _BULK:
+        if self._binding is None or sum(v.nbytes for v in values) < _BULK:
             return False
-        handle, root = self._home
+        handle, root = self._binding
         start, stop, step = rows.indices(self._batch_size[0])
         paths = [(*root, *unravel(key)) for key, leaf in self.items(True, True) if is_batched(leaf)]
         if len(paths) != len(values):
@@ -429,16 +431,16 @@ class HomeMixin(ResidentTree):
         for depth, part in enumerate(path[:-1]):
             if part not in node._data:
                 made = node._new({}, node._batch_size, node._device, node._names, node._state)
-                made._home = (handle, (*root, *path[: depth + 1]))
+                made._binding = (handle, (*root, *path[: depth + 1]))
                 node._data[part] = made
             node = node._data[part]
         node._data[path[-1]] = leaf
         return leaf
 
     def close(self) -> None:
-        if self._home is None:
+        if self._binding is None:
             return
-        handle = self._home[0]
+        handle = self._binding[0]
         self._shut(handle.store.url)
         handle.close()
 
@@ -450,22 +452,22 @@ class HomeMixin(ResidentTree):
 
     # -- travelling --------------------------------------------------------------------------
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._home is not None and self._state & (MAPPED | SHARED) and self._home[0].can_be_kept():
+        if self._binding is not None and self._state & (MAPPED | SHARED) and self._binding[0].can_be_kept():
             return self._reference()
         return self._by_value()
 
     def _to_process(self) -> tuple[Any, ...]:
         """As `__reduce__`, for a process of `multiprocessing`: it can be sent memory that has no name."""
-        if self._home is not None and self._state & (MAPPED | SHARED):
+        if self._binding is not None and self._state & (MAPPED | SHARED):
             try:
-                self._home[0].__reduce__()
+                self._binding[0].__reduce__()
             except StoreError:
                 return self._by_value()  # temporary files of this process
             return self._reference()
         return self._by_value()
 
     def _reference(self) -> tuple[Any, ...]:
-        handle, path = self._home
+        handle, path = self._binding
         parts = (handle, path, self.is_locked, self._device, self._state & THROUGH)
         return rebuild, ("TensorDict.stored", *parts)
 
@@ -473,7 +475,7 @@ class HomeMixin(ResidentTree):
         if is_one_buffer(self):
             return reduced(self)
         data = dict(self._data)
-        if self._home is not None:  # else all of the memory that they are views of would go with each
+        if self._binding is not None:  # else all of the memory that they are views of would go with each
             data = {key: leaf.clone() if isinstance(leaf, Tensor) else leaf for key, leaf in data.items()}
         else:
             data = {key: sent(leaf) if is_batched(leaf) else leaf for key, leaf in data.items()}

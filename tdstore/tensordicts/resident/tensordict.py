@@ -66,7 +66,7 @@ class TensorDict(IndexedTree):
         self._batch_size = batch
         self._device = None if device is None else _as_device(device)
         self._names = None if names is None else as_names(names, len(batch))
-        self._parents = self._undo = self._home = None
+        self._parents = self._undo = self._binding = None
         self._state = 0
         self._data = {}
         if source is not None:

@@ -66,10 +66,10 @@ def test_a_length_that_is_refused(disk: FsPath, change: str, free: int) -> None:
             elif change == "shrink":
                 td.resize_(ROWS // 2)
             else:
-                store = td._home[0].store
+                store = td._binding[0].store
                 store.resize({("a",): 64 * ROWS, ("s", "spans"): 64 * ROWS})
         if change == "grow":
-            td._home[0].store.discard()
+            td._binding[0].store.discard()
         assert len(td) == ROWS and torch.equal(td["b"], _rows()["b"])
         td.close()
 
@@ -88,7 +88,7 @@ def test_holes_are_read_without_taking_room(disk: FsPath) -> None:
     td.close()
 
     def body(mode: Any) -> None:
-        store = tdstore.open(location, mode)._home[0].store
+        store = tdstore.open(location, mode)._binding[0].store
         if mode == "r+":
             _fill(disk, 0)
         rows = torch.tensor([3000, 11, 3999, 11])

@@ -262,7 +262,7 @@ def test_space_is_taken_as_it_is_needed(tmp_path: FsPath) -> None:
     """Allocating a terabyte takes none of it, and a row takes a row."""
     template = TensorDict({"a": torch.zeros(1, 1 << 20, dtype=torch.uint8)}, [1]).expand(1 << 20)
     td = template.memmap_like(tmp_path / "d")
-    store = td._home[0].store
+    store = td._binding[0].store
     before = store.nbytes_stored()
     assert before < 1 << 16
     td.set_at_("a", 1, (123456, slice(0, 10)))

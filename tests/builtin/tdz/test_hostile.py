@@ -195,7 +195,7 @@ def test_a_leaf_of_holes_is_not_allocated(tmp_path, monkeypatch, mode):
         lambda: opened.read(),
         lambda: opened.read(slice(0, rows // 2)),
         lambda: opened.read(torch.arange(rows)),
-        lambda: opened._home[0].store.read([Read(("huge",))]),
+        lambda: opened._binding[0].store.read([Read(("huge",))]),
     ):
         with pytest.raises(CorruptStoreError, match=r"'huge'(.|\n)*max_bytes") as caught:
             read()

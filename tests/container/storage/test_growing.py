@@ -180,7 +180,7 @@ def test_a_store_that_fails_keeps_the_old_length(
     """A full disk at any step: the length, all leaves, and what is read later are as they were."""
     arguments = place(where)
     td = rich(3).save(**arguments)
-    store = td.store if hasattr(td, "store") else td._home[0].store
+    store = td.store if hasattr(td, "store") else td._binding[0].store
     with monkeypatch.context() as patch:
         real, fails = getattr(store, call), [True]
 
@@ -385,7 +385,7 @@ def test_many_values_become_leaves(where: str, make: Make, monkeypatch: pytest.M
     if where == "TensorDict":
         assert_same(td, data(258))
         return
-    handle = td._handle if hasattr(td, "_handle") else td._home[0]
+    handle = td._handle if hasattr(td, "_handle") else td._binding[0]
     assert handle.column(("each",))
     with monkeypatch.context() as patch:
         real, fails = handle.store.save_header, [True]

@@ -127,7 +127,7 @@ def test_declared_abilities_are_those_of_the_stores(backend, place):
     name = "shared" if backend == "named shared" else backend
     declared = next(line.backend for line in tdstore.backends() if line.name == name)
     td = TensorDict.from_schema({"a": torch.int8}, batch_size=[2], **place(backend))
-    store = td.store if hasattr(td, "store") else td._home[0].store if td._home else None
+    store = td.store if hasattr(td, "store") else td._binding[0].store if td._binding else None
     assert declared is not None
     if store is not None:
         assert declared.caps == store.caps

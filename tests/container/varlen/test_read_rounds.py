@@ -150,8 +150,8 @@ def test_the_elements_of_a_stack_are_read_together(tmp_path: Path, kind: str) ->
         part["jagged"] = nested(torch.jagged, number)
     lazy_stack([part.exclude("jagged") for part in parts], 0).save(place).close()
     td = tdstore.open(place)
-    counting = CountingStore(td._home[0].store)
-    td._home[0].store = counting
+    counting = CountingStore(td._binding[0].store)
+    td._binding[0].store = counting
     assert torch.equal(td.to_tensordict()["tensor"], torch.stack([part["tensor"] for part in parts]))
     assert counting.calls["read"] == 2
     counting.reset()

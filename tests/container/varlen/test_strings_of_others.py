@@ -192,7 +192,7 @@ def test_spans_that_overlap_are_an_error_not_memory(tmp_path: Path) -> None:
         place = tmp_path / kind
         td.save(place, storage=kind).close()
         with tdstore.open(place, mode="r+") as stored:
-            handle = stored._handle if kind == "h5" else stored._home[0]
+            handle = stored._handle if kind == "h5" else stored._binding[0]
             spans = torch.tensor([[16, 1016 - i] for i in range(N)])
             handle.store.write([tdstore.Write(("c", "spans"), (), spans)])
         with tdstore.open(place) as stored, pytest.raises(CorruptStoreError, match="overlap"):

@@ -36,7 +36,7 @@ def rounds(td: Any, ks: range) -> None:
 
 def text_bytes(path: Path) -> int:
     with tdstore.open(path) as td:
-        handle = td._handle if hasattr(td, "_handle") else td._home[0]
+        handle = td._handle if hasattr(td, "_handle") else td._binding[0]
         assert handle.store.verify() == []
         return int(handle.specs[TEXT].shape[0])
 
@@ -113,7 +113,7 @@ def test_nothing_is_moved_while_somebody_else_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["d", "d.h5"])
 def test_a_damaged_head_is_refused(tmp_path: Path, name: str, head: tuple[int | None, int | None]) -> None:
     with dataset(tmp_path / name) as td:
-        handle = td._handle if hasattr(td, "_handle") else td._home[0]
+        handle = td._handle if hasattr(td, "_handle") else td._binding[0]
         for at, number in zip((0, 8), head, strict=True):
             if number is not None:
                 data = torch.frombuffer(bytearray(number.to_bytes(8, "little", signed=True)), dtype=torch.uint8)

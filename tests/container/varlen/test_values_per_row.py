@@ -53,7 +53,7 @@ def dataset(rows: int) -> TensorDict:
 
 
 def store_of(td: Any) -> tdstore.Store:
-    return td.store if isinstance(td, PersistentTensorDict) else td._home[0].store
+    return td.store if isinstance(td, PersistentTensorDict) else td._binding[0].store
 
 
 @pytest.mark.parametrize("rows", [FEW, MANY])

@@ -61,7 +61,7 @@ def test_a_flipped_byte_is_noticed_by_a_read(tmp_path: FsPath, name: str, how: s
         "one": lambda: opened.read(1700),
         "keys": lambda: opened.read([1, 2], keys="x"),
         "out": lambda: opened.read(slice(0, 10), out=td[:10].clone()),
-        "store": lambda: opened._home[0].store.read([Read(("x",))]),
+        "store": lambda: opened._binding[0].store.read([Read(("x",))]),
     }
     with pytest.raises(CorruptStoreError, match=r"'x'.*byte 6946816"):
         reads[how]()
@@ -86,7 +86,7 @@ def test_a_large_leaf_is_compared_by_the_blocks_that_hold_the_rows(
     for rows in (*damaged, slice(0, None, 100), np.array([1700]), range(1690, 1700), slice(None), ..., None):
         with pytest.raises(CorruptStoreError, match="byte 6946816"):
             opened.read(rows)
-    store = opened._home[0].store
+    store = opened._binding[0].store
     with pytest.raises(CorruptStoreError, match="byte 6946816"):
         store.read([Read(("x",), (torch.tensor([3, 1700]),))])
 
@@ -163,7 +163,7 @@ def test_rows_that_a_writer_wrote_are_not_damage(tmp_path: FsPath, name: str, ho
         writer["x"].numpy()[1700] = 3
     elif how == "store":
         value = torch.full((1, 4096), 3, dtype=torch.uint8)
-        writer._home[0].store.write([Write(("x",), (slice(1700, 1701, 1), slice(0, 4096, 1)), value)])
+        writer._binding[0].store.write([Write(("x",), (slice(1700, 1701, 1), slice(0, 4096, 1)), value)])
     elif path.is_dir():
         other = tdstore.open(path, mode="r+")
         other["x"].numpy()[1700] = 3
@@ -230,19 +230,19 @@ def test_what_a_long_read_gives_is_what_was_compared(
     monkeypatch.setattr(readcheck, "SMALL", 1 << 20)
     spans = [slice(0, ROWS), slice(0, 1701), slice(7, 2500), slice(1696, ROWS), slice(16, 1600), slice(890, 910)]
     for span in spans:
-        store = tdstore.open(path)._home[0].store
+        store = tdstore.open(path)._binding[0].store
         out = torch.empty(len(range(ROWS)[span]), 4096, dtype=torch.uint8)
         index = (slice(span.start, span.stop, 1), slice(0, 4096, 1))
         version = out._version
         assert torch.equal(store.read([Read(("x",), index)])[0], td["x"][span])
         assert store.read([Read(("x",), index, out)])[0] is out and torch.equal(out, td["x"][span])
         store.close()
-        again = tdstore.open(path)._home[0].store
+        again = tdstore.open(path)._binding[0].store
         assert torch.equal(again.read([Read(("x",), index, out.zero_())])[0], td["x"][span])
         assert out._version > version + 2
     flip(path, td, row)
     for span in spans:
-        store = tdstore.open(path)._home[0].store
+        store = tdstore.open(path)._binding[0].store
         inside = span.start // 16 <= row // 16 <= (span.stop - 1) // 16
         if not fine:  # only blocks that are covered whole are compared
             first = row // 1024 * 1024
@@ -266,7 +266,7 @@ def test_bytes_that_change_between_copy_and_comparison_are_noticed(
     td = saved(path)
     asked: list[tuple[int, int]] = []
     opened = tdstore.open(path)
-    reading = opened._home[0].store._reading
+    reading = opened._binding[0].store._reading
     stored_crc = reading._stored_crc
     reading._stored_crc = lambda leaf, start, stop: asked.append((start, stop)) or stored_crc(leaf, start, stop)
     opened["x"].numpy()[100] = 1  # in private memory, as a copy that went wrong
@@ -337,7 +337,7 @@ def test_a_read_of_holes_is_refused_with_place_and_leaf(tmp_path: FsPath) -> Non
     for read in (
         lambda: opened.read(),
         lambda: opened.read(slice(0, 1 << 17)),
-        lambda: opened._home[0].store.read([Read(("huge",))]),
+        lambda: opened._binding[0].store.read([Read(("huge",))]),
     ):
         with pytest.raises(CorruptStoreError, match=r"'huge'(.|\n)*max_bytes") as caught:
             read()
