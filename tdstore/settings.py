@@ -10,8 +10,8 @@ _TRUE = ("1", "true", "yes", "on")
 
 
 def _from_environment(name: str, default: bool) -> bool:
-    given = os.environ.get(name)
-    return default if given is None else given.lower() in _TRUE
+    text = os.environ.get(name)
+    return default if text is None else text.lower() in _TRUE
 
 
 class Switch(ContextDecorator):

@@ -30,10 +30,10 @@ def _maker(fn: Callable[..., Any]) -> Any:
     def make(cls: type, *args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 
-    given = inspect.signature(fn)
+    signature = inspect.signature(fn)
     own = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
     made: Any = make
-    made.__signature__ = given.replace(parameters=[own, *given.parameters.values()])
+    made.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])
     return classmethod(make)
 
 

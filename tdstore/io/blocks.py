@@ -104,8 +104,8 @@ def _grown(shape: Sequence[int], itemsize: int, block_bytes: int, unit: Sequence
 
 
 def _full_rank(chunk: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    given = tuple(max(1, min(c, n)) for c, n in zip(chunk, shape, strict=False))
-    return (*given, *(max(1, n) for n in shape[len(given) :]))
+    sizes = tuple(max(1, min(c, n)) for c, n in zip(chunk, shape, strict=False))
+    return (*sizes, *(max(1, n) for n in shape[len(sizes) :]))
 
 
 def padded(nbytes: int) -> int:

@@ -82,14 +82,14 @@ def plan_name(
 ) -> str:
     """Name a plan: leaves with their options and chunks, options of the target, number of blocks."""
     parts = [
-        (path, spec.shape, spec.dtype, _told(spec.fill_value), _told(dict(spec.options)), chunks.get(path))
+        (path, spec.shape, spec.dtype, _described(spec.fill_value), _described(dict(spec.options)), chunks.get(path))
         for path, spec in specs.items()
     ]
-    told = [(name, _told(value)) for name, value in sorted(options.items()) if name != "storage_options"]
-    return _digest(repr((parts, told, blocks)).encode())
+    described = [(name, _described(value)) for name, value in sorted(options.items()) if name != "storage_options"]
+    return _digest(repr((parts, described, blocks)).encode())
 
 
-def _told(value: object) -> str:
+def _described(value: object) -> str:
     try:
         return repr(encode_value(value))
     except (TypeError, ValueError):

@@ -79,15 +79,15 @@ class _Plain:
 
     def __init__(self, total: int, label: str, done: int) -> None:
         self._total, self._label, self._done = total, label, done
-        self._told = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def advance(self, nbytes: int) -> None:
         self._done += nbytes
-        if time.monotonic() - self._told >= 1:
+        if time.monotonic() - self._printed_at >= 1:
             self._tell()
 
     def _tell(self) -> None:
-        self._told = time.monotonic()
+        self._printed_at = time.monotonic()
         percent = 100 * self._done // max(1, self._total)
         print(f"{self._label}: {percent}% of {self._total / 2**20:.0f} MiB", file=sys.stderr)
 

@@ -43,11 +43,11 @@ def _each3(fn: Callable[[Any, Any, Any], Tensor]) -> Callable[..., list[Tensor]]
     return over
 
 
-def _can_cast(given: torch.dtype, kept: torch.dtype) -> bool:
+def _can_cast(source: torch.dtype, target: torch.dtype) -> bool:
     """Call `torch.can_cast`, which torch.compile cannot trace."""
-    if given.is_complex or given.is_floating_point:
-        return kept.is_complex or (kept.is_floating_point and not given.is_complex)
-    return kept is not torch.bool or given is torch.bool
+    if source.is_complex or source.is_floating_point:
+        return target.is_complex or (target.is_floating_point and not source.is_complex)
+    return target is not torch.bool or source is torch.bool
 
 
 def _in_place(fn: Callable[..., Sequence[Tensor]]) -> Callable[..., None]:
@@ -56,7 +56,7 @@ def _in_place(fn: Callable[..., Sequence[Tensor]]) -> Callable[..., None]:
     def write(leaves: Sequence[Tensor], *operands: Any) -> None:
         for leaf, result in zip(leaves, fn(leaves, *operands), strict=True):
             if not _can_cast(result.dtype, leaf.dtype):
-                raise RuntimeError(f"a result of dtype {result.dtype} cannot be kept in a leaf of dtype {leaf.dtype}")
+                raise RuntimeError(f"a result of dtype {result.dtype} cannot be target in a leaf of dtype {leaf.dtype}")
             if result.shape != leaf.shape:
                 raise RuntimeError(f"a result of shape {list(result.shape)} does not fit a leaf of {list(leaf.shape)}")
             leaf.copy_(result)

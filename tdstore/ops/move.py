@@ -20,7 +20,7 @@ def _without(names: Names, dims: Sequence[int]) -> Names:
     return None if names is None else tuple(n for i, n in enumerate(names) if i not in dims)
 
 
-def _first_given(*shapes: Any) -> Any:
+def _first_not_none(*shapes: Any) -> Any:
     return next(shape for shape in shapes if shape is not None)
 
 
@@ -42,7 +42,7 @@ class MoveOps(OpsBase):
         if shape and isinstance(shape[0], torch.dtype):
             return self._bytes_as(shape[0], batch_size)
         old = self.batch_size
-        new = view_shape(old, as_size(_first_given(size, batch_size, flat_args(shape))))
+        new = view_shape(old, as_size(_first_not_none(size, batch_size, flat_args(shape))))
         if new == old:
             return self._return_unchanged()
         n = len(old)
@@ -55,7 +55,7 @@ class MoveOps(OpsBase):
         With `inplace`, this TensorDict takes over the result's entries and batch size: see `flatten`.
         """
         old = self.batch_size
-        new = view_shape(old, as_size(_first_given(shape, size, flat_args(args))))
+        new = view_shape(old, as_size(_first_not_none(shape, size, flat_args(args))))
         if new == old:
             return self if inplace else self._return_unchanged()
         n = len(old)

@@ -76,10 +76,10 @@ def pack(value: object, *, cloud_first: bool = False) -> bytes:
         else:
             return target.getvalue()
     hint = "" if cloud is not None else ". With `pip install cloudpickle` lambdas and local functions can be sent"
-    raise TypeError(f"{_told(value)} cannot be sent to another process: {error}{hint}") from error
+    raise TypeError(f"{_description(value)} cannot be sent to another process: {error}{hint}") from error
 
 
-def _told(value: object) -> str:
+def _description(value: object) -> str:
     return f"a {type(value).__name__}" if not callable(value) else repr(getattr(value, "__qualname__", value))
 
 

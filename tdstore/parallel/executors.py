@@ -41,7 +41,7 @@ def here() -> tuple[str, int]:
     return socket.gethostname(), os.getpid()
 
 
-def _start(counter: Any, seed: int, threads: int, given: dict[str, Any]) -> None:
+def _start(counter: Any, seed: int, threads: int, shared: dict[str, Any]) -> None:
     """Begin a worker: a stream of random numbers of its own, a number of threads, what all tasks share."""
     with counter.get_lock():
         number = counter.value
@@ -51,7 +51,7 @@ def _start(counter: Any, seed: int, threads: int, given: dict[str, Any]) -> None
     np.random.seed(own % 2**32)
     random.seed(own)
     torch.set_num_threads(threads)
-    _shared_objects.update(given)
+    _shared_objects.update(shared)
 
 
 class SharedObject:
@@ -136,7 +136,7 @@ class Crew:
         executor: where tasks run.
         width: how many run at once.
         close: end the workers; called with whether all went well.
-        given: what the workers were given at their start, by name.
+        shared: what the workers got at their start, by name.
     """
 
     def __init__(
@@ -144,12 +144,12 @@ class Crew:
         executor: Executor,
         width: int,
         close: Callable[[bool], None] | None = None,
-        given: dict[str, Any] | None = None,
+        shared: dict[str, Any] | None = None,
     ) -> None:
         self.executor = executor
         self.width = width
         self._close = close
-        self._given = given or {}
+        self._shared = shared or {}
 
     def run(
         self, fn: Any, tasks: Iterable[Any], *, ordered: bool = True, done: Callable[[], None] | None = None
@@ -159,7 +159,7 @@ class Crew:
         Raises:
             whatever `fn` raised, its type kept. WorkerDiedError: a worker ended before its task did.
         """
-        fn = SharedObject("fn") if "fn" in self._given else fn
+        fn = SharedObject("fn") if "fn" in self._shared else fn
         origin = here()
         flying: deque[Future[Any]] = deque()
         most = 1 if isinstance(self.executor, InlineExecutor) else self.width * _IN_FLIGHT
@@ -240,13 +240,13 @@ def crew_for(
     count = min(num_workers or cpus(), most)
     context = multiprocessing.get_context(start_method)
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
-    given = {"fn": fn}
+    shared = {"fn": fn}
     if context.get_start_method() != "fork":
         fn.data()  # a function that cannot be sent is told before any process starts
-    start = (context.Value("q", 0), seed, worker_threads, given)
+    start = (context.Value("q", 0), seed, worker_threads, shared)
     if max_tasks_per_child is None:
         own = ProcessPoolExecutor(count, mp_context=context, initializer=_start, initargs=start)
-        return Crew(own, count, lambda fine: own.shutdown(wait=True, cancel_futures=True), given)
+        return Crew(own, count, lambda fine: own.shutdown(wait=True, cancel_futures=True), shared)
     # ProcessPoolExecutor cannot replace its workers under fork, and may hang where it does (python/cpython#115634).
     processes = context.Pool(count, _start, start, maxtasksperchild=max_tasks_per_child)
 
@@ -257,7 +257,7 @@ def crew_for(
             _terminate(processes)
         processes.join()
 
-    return Crew(PoolExecutor(processes), count, close, given)
+    return Crew(PoolExecutor(processes), count, close, shared)
 
 
 def _terminate(processes: Any) -> None:

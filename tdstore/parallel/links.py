@@ -130,10 +130,10 @@ class Link:
     def _refuse(self, mine: bytes, theirs: bytes, other: int, error: Exception | None) -> None:
         if error is not None:
             raise error
-        told = self._told(mine, theirs, other)
-        raise MismatchError(f"the TensorDicts of two ranks do not match, and nothing was sent: {told}")
+        mismatch = self._mismatch(mine, theirs, other)
+        raise MismatchError(f"the TensorDicts of two ranks do not match, and nothing was sent: {mismatch}")
 
-    def _told(self, mine: bytes, theirs: bytes, other: int) -> str:
+    def _mismatch(self, mine: bytes, theirs: bytes, other: int) -> str:
         sides = sorted([(self.rank, mine), (other, theirs)])
         return differences(sides[0][1], sides[1][1], f"rank {sides[0][0]}", f"rank {sides[1][0]}")
 
@@ -158,8 +158,8 @@ class Link:
         for rank, (row, data) in enumerate(zip(said, texts, strict=True)):
             theirs = data[: row[-1]].cpu().numpy().tobytes()
             if theirs != text:
-                told = self._told(text, theirs, rank)
-                raise MismatchError(f"the TensorDicts of the ranks do not match, and nothing was sent: {told}")
+                mismatch = self._mismatch(text, theirs, rank)
+                raise MismatchError(f"the TensorDicts of the ranks do not match, and nothing was sent: {mismatch}")
 
     def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
         """Gather the int64 of every rank."""

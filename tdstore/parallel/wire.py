@@ -53,13 +53,13 @@ def differences(mine: bytes, theirs: bytes, me: str, them: str) -> str:
         return f"{one} was called with consolidated=True, {each} without"
     a = {tuple(path): (shape, dtype) for path, shape, dtype in ours["leaves"]}
     b = {tuple(path): (shape, dtype) for path, shape, dtype in others["leaves"]}
-    told = [f"{path_text(path)} is on {me} only" for path in a if path not in b]
-    told += [f"{path_text(path)} is on {them} only" for path in b if path not in a]
+    found = [f"{path_text(path)} is on {me} only" for path in a if path not in b]
+    found += [f"{path_text(path)} is on {them} only" for path in b if path not in a]
     for path in a:
         if path in b and a[path] != b[path]:
-            told.append(f"{path_text(path)} is {a[path][1]} {a[path][0]} on {me}, {b[path][1]} {b[path][0]} on {them}")
-    more = f" (and {len(told) - 5} more)" if len(told) > 5 else ""
-    return "; ".join(told[:5]) + more
+            found.append(f"{path_text(path)} is {a[path][1]} {a[path][0]} on {me}, {b[path][1]} {b[path][0]} on {them}")
+    more = f" (and {len(found) - 5} more)" if len(found) > 5 else ""
+    return "; ".join(found[:5]) + more
 
 
 # -- whole TensorDicts -------------------------------------------------------------------------

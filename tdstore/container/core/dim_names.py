@@ -20,12 +20,12 @@ def as_names(names: Sequence[str | None] | None, ndim: int) -> Names:
     out = tuple(names)
     if len(out) != ndim:
         raise ValueError(f"{len(out)} names {list(out)} for {ndim} batch dimensions")
-    given = [n for n in out if n is not None]
-    if not all(isinstance(n, str) for n in given):
+    named = [n for n in out if n is not None]
+    if not all(isinstance(n, str) for n in named):
         raise ValueError(f"dimension names are strings or None, not {list(out)}")
-    if len(set(given)) != len(given):
+    if len(set(named)) != len(named):
         raise ValueError(f"dimension names must differ: {list(out)}")
-    return out if given else None
+    return out if named else None
 
 
 def extend_names(names: Names, ndim: int) -> Names:

@@ -197,8 +197,8 @@ class _Plan:
         self.dim = as_dim(dim, td.batch_dims)
         self.length: int = td.batch_size[self.dim]
         self.num_workers, self.pool, self.executor = num_workers, pool, executor
-        given = executor if executor is not None else pool
-        self.far = given is not None and not crosses_by_multiprocessing(given)
+        pool_or_executor = executor if executor is not None else pool
+        self.far = pool_or_executor is not None and not crosses_by_multiprocessing(pool_or_executor)
         """The workers may not have the modules of this process."""
         self.one_by_one = chunksize == 0
         self.order: Tensor | None = None
@@ -209,11 +209,11 @@ class _Plan:
         """Return the number of rows per task."""
         if chunksize:
             return chunksize
-        given = self.executor if self.executor is not None else self.pool
-        if given is None:
+        pool_or_executor = self.executor if self.executor is not None else self.pool
+        if pool_or_executor is None:
             workers = cpus() if self.num_workers is None else max(1, self.num_workers)
         else:
-            workers = (self.executor is not None and self.num_workers) or width_of(given)
+            workers = (self.executor is not None and self.num_workers) or width_of(pool_or_executor)
         if self.one_by_one:
             return max(1, min(_ROWS_PER_TASK, self.length // (4 * workers)))
         size = max(1, -(-self.length // (num_chunks or workers)))

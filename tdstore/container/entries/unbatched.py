@@ -67,9 +67,9 @@ class UnbatchedTensor(Tensor, NonTensor):  # type: ignore[misc]  # methods of bo
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = list(_found(args)) + list(_found(kwargs or {}))
+        sources = list(_found(args)) + list(_found(kwargs or {}))
         made = func(*_opened(args), **_opened(kwargs or {}))
-        return _wrapped(made, given) if given else made
+        return _wrapped(made, sources) if sources else made
 
     def plain(self) -> UnbatchedTensor:
         """Return the entry itself."""
@@ -214,13 +214,13 @@ def _opened(value: Any) -> Any:
     return {k: _opened(v) for k, v in value.items()} if type(value) is dict else value
 
 
-def _wrapped(made: Any, given: list[UnbatchedTensor]) -> Any:
+def _wrapped(made: Any, sources: list[UnbatchedTensor]) -> Any:
     """Wrap the results of a torch function of the plain tensors as entries of the batch of the first."""
     if isinstance(made, Tensor):
-        same = [u for u in given if u.wrapped is made]
-        return same[0] if same else given[0].holding(made)
+        same = [u for u in sources if u.wrapped is made]
+        return same[0] if same else sources[0].holding(made)
     if type(made) in (list, tuple):
-        return type(made)([_wrapped(part, given) for part in made])
+        return type(made)([_wrapped(part, sources) for part in made])
     if isinstance(made, tuple) and type(made) is not torch.Size and any(isinstance(part, Tensor) for part in made):
-        return type(made)([_wrapped(part, given) for part in made])  # a named tuple of torch.return_types
+        return type(made)([_wrapped(part, sources) for part in made])  # a named tuple of torch.return_types
     return made

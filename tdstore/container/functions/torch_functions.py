@@ -72,11 +72,11 @@ def _method(name: str) -> Function:
             td, *rest = args
         else:
             td, rest = next(kwargs.pop(k) for k in ("input", "tensor", "self") if k in kwargs), []
-        given = {RENAMED.get(k, k): v for k, v in kwargs.items()}
+        options = {RENAMED.get(k, k): v for k, v in kwargs.items()}
         for word in ("size", "shape", "dims"):  # what methods take by position only
-            if word in given and name in ("broadcast_to", "reshape", "flip", "tile", "permute"):
-                rest.append(given.pop(word))
-        made = getattr(td, name)(*rest, **given)
+            if word in options and name in ("broadcast_to", "reshape", "flip", "tile", "permute"):
+                rest.append(options.pop(word))
+        made = getattr(td, name)(*rest, **options)
         return made if out is None else out.update(made, inplace=True)
 
     return call
@@ -183,12 +183,12 @@ def _grad(
     A TensorDict of `inputs` gives a TensorDict of gradients, without those that `allow_unused` lets be None;
     one alone is not in a tuple.
     """
-    given = None if grad_outputs is None else _flat(grad_outputs, dense=True)
+    gradients = None if grad_outputs is None else _flat(grad_outputs, dense=True)
     found = iter(
         torch.autograd.grad(
             _flat(outputs, dense=True),
             _flat(inputs),
-            given,
+            gradients,
             retain_graph,
             create_graph,
             only_inputs,

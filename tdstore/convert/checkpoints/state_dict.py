@@ -195,7 +195,7 @@ class _Loading:
                     part.empty.append(key)
                 elif td._kind(key) == GROUP and td._raw(key).is_empty():
                     continue
-                elif td._kind(key) != VALUE or tree.told:
+                elif td._kind(key) != VALUE or tree.declared:
                     self._missing.append(".".join((*path, key)))
                 self._check_kept(td, key, tree, path)
         if tree.typed is not None and class_of(unwrap(td)) is not None:

@@ -33,12 +33,12 @@ class Tree:
     """Tensors, values that are wrapped, and trees."""
     typed: tuple[str, tuple[str, ...]] | None = None
     """Of a tensorclass: its name, and the fields that are None."""
-    told: bool = False
+    declared: bool = False
     """Whether it came with its values that are no tensors, so that one that is not there is missing."""
 
     def below(self, key: str) -> Tree:
         """Return the tree at a key, made where there is none."""
-        found = self.entries.setdefault(key, Tree(told=self.told))
+        found = self.entries.setdefault(key, Tree(declared=self.declared))
         if not isinstance(found, Tree):
             raise StateDictError(f"the state dict has the key {key!r} and keys below it")
         return found
@@ -147,7 +147,7 @@ def read(state: Mapping[str, Any], target: Any, from_flatten: bool | None) -> Tr
     groups = {path for path, note in notes.items() if not _is_value(note)}
     groups |= {key[: -len(BATCH) - 1] for key in state if key.endswith(f".{BATCH}")}
     places = _Places(groups, target, split=bool(from_flatten))
-    root = Tree(told="batch_size" in notes.get("", ()) or BATCH in state)
+    root = Tree(declared="batch_size" in notes.get("", ()) or BATCH in state)
     for name, value in state.items():
         group, _, mark = name.rpartition(".") if not name.startswith("__") else ("", "", name)
         if mark in (BATCH, DEVICE):
@@ -191,7 +191,7 @@ def _note(tree: Tree, note: Mapping[str, Any]) -> None:
 
 
 def _mark(tree: Tree, mark: str, value: Any) -> None:
-    tree.told = True
+    tree.declared = True
     if mark == BATCH:
         tree.batch = as_size(value)
     else:
@@ -214,8 +214,8 @@ def _read_nested(state: Mapping[str, Any]) -> Tree:
         tree.entries |= {key: NonTensorData(value, tree.batch) for key, value in values if value is not None}
         return tree
     note = (getattr(state, "_metadata", None) or {}).get("", {})
-    tree = Tree(told="batch_size" in note)
-    if tree.told:
+    tree = Tree(declared="batch_size" in note)
+    if tree.declared:
         _note(tree, note)
     for key, value in state.items():
         if key in (BATCH, DEVICE):

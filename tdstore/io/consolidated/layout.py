@@ -283,10 +283,10 @@ class _Reader:
         keys = [str(i) for i in range(len(below))]
         if set(keys) != set(below):
             raise self._corrupt(f"is a lazy stack of the elements {sorted(below)[:8]}", path)
-        told = {"stack_dim": facts.get("stack_dim"), "count": len(keys), "name": facts.get("stack_dim_name")}
+        stack_facts = {"stack_dim": facts.get("stack_dim"), "count": len(keys), "name": facts.get("stack_dim_name")}
         if "batch_size" in extra:
-            told["batch_size"] = extra["batch_size"]
-        self.groups[path] = {"kind": LAZY, "batch_size": [], "keys": keys, "extra": told}
+            stack_facts["batch_size"] = extra["batch_size"]
+        self.groups[path] = {"kind": LAZY, "batch_size": [], "keys": keys, "extra": stack_facts}
         return [((*path, key), below[key]) for key in keys]
 
     def _kind(self, kind: Any, path: Path) -> str:

@@ -41,22 +41,22 @@ def collated(items: Sequence[Any]) -> Any:
     return list(items)
 
 
-def made_part(name: str, given: Any, default: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
+def made_part(name: str, part: Any, default: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
     """Return a part that was given, or made by a function, or by default.
 
     Raises:
         TypeError: it is none of these.
     """
-    if given is None:
+    if part is None:
         return default()
-    if fits(given):
-        return given
-    if callable(given):
-        made = given()
+    if fits(part):
+        return part
+    if callable(part):
+        made = part()
         if fits(made):
             return made
         raise TypeError(f"{name}= is a function that makes a {type(made).__name__}, and no {name}")
-    raise TypeError(f"{name}= is a {name}, or a function without arguments that makes one, not {type(given).__name__}")
+    raise TypeError(f"{name}= is a {name}, or a function without arguments that makes one, not {type(part).__name__}")
 
 
 def check_size(batch_size: Any) -> None:
@@ -81,19 +81,19 @@ def asked_size(asked: int | None, own: int | None) -> int:
     return int(asked)
 
 
-def is_storage(given: Any) -> bool:
+def is_storage(part: Any) -> bool:
     """Check whether an object is a storage, of this package or of torchrl."""
-    return isinstance(given, Storage) or all(hasattr(given, n) for n in ("get", "set", "max_size", "ndim"))
+    return isinstance(part, Storage) or all(hasattr(part, n) for n in ("get", "set", "max_size", "ndim"))
 
 
-def is_sampler(given: Any) -> bool:
+def is_sampler(part: Any) -> bool:
     """Check whether an object is a sampler, of this package or of torchrl."""
-    return isinstance(given, Sampler) or (not isinstance(given, type) and hasattr(given, "sample"))
+    return isinstance(part, Sampler) or (not isinstance(part, type) and hasattr(part, "sample"))
 
 
-def is_writer(given: Any) -> bool:
+def is_writer(part: Any) -> bool:
     """Check whether an object is a writer, of this package or of torchrl."""
-    return isinstance(given, Writer) or (not isinstance(given, type) and hasattr(given, "register_storage"))
+    return isinstance(part, Writer) or (not isinstance(part, type) and hasattr(part, "register_storage"))
 
 
 def is_key(index: Any) -> bool:

@@ -161,21 +161,21 @@ class PrioritizedSampler(Sampler):
             IndexError: an index is beyond the end.
         """
         slots = as_slots(index, storage)
-        given = torch.as_tensor(priority).detach().reshape(-1).cpu().to(torch.float64).numpy()
-        if len(given) not in (1, len(slots)):
-            raise ValueError(f"there are {len(given)} priorities for {len(slots)} rows")
+        values = torch.as_tensor(priority).detach().reshape(-1).cpu().to(torch.float64).numpy()
+        if len(values) not in (1, len(slots)):
+            raise ValueError(f"there are {len(values)} priorities for {len(slots)} rows")
         # All is looked at before anything is set; the minimum of numbers with a NaN among them is NaN.
-        if len(given) and not (given.min() >= 0 and given.max() < np.inf):
-            wrong = int(np.flatnonzero(~((given >= 0) & (given < np.inf)))[0])
-            raise ValueError(f"priority {given[wrong]} at position {wrong}: priorities are finite and not negative")
+        if len(values) and not (values.min() >= 0 and values.max() < np.inf):
+            wrong = int(np.flatnonzero(~((values >= 0) & (values < np.inf)))[0])
+            raise ValueError(f"priority {values[wrong]} at position {wrong}: priorities are finite and not negative")
         if len(slots) and slots.view(np.uint64).max() >= self.max_capacity:  # beyond the end, or below 0
             named = slots != -1
             slots = slots[named]
-            given = given[named] if len(given) == len(named) else given
+            values = values[named] if len(values) == len(named) else values
             self._check(slots)
         if len(slots):
-            self._largest = max(self._largest, float(given.max()))
-            self._tree.update(slots, self._weight(given) if len(given) > 1 else self._weight(float(given[0])))
+            self._largest = max(self._largest, float(values.max()))
+            self._tree.update(slots, self._weight(values) if len(values) > 1 else self._weight(float(values[0])))
 
     def _check(self, slots: Ints) -> None:
         if len(slots) and slots.view(np.uint64).max() >= self.max_capacity:

@@ -74,9 +74,9 @@ class SliceSampler(Sampler):
         super().__init__()
         self._sizes(num_slices, slice_len, end_key, traj_key, truncated_key, strict_length)
         self._span = _span_of(span)
-        self._given(trajectories, ends)
+        self._set_markers(trajectories, ends)
 
-    def _given(self, trajectories: Any, ends: Any) -> None:
+    def _set_markers(self, trajectories: Any, ends: Any) -> None:
         """Take trajectories from a tensor, and not from an entry of the rows."""
         if trajectories is not None and ends is not None:
             raise TypeError("give one of trajectories and ends")
@@ -275,7 +275,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     ) -> None:
         PrioritizedSampler.__init__(self, max_capacity, alpha, beta, eps, dtype, reduction)
         self._sizes(num_slices, slice_len, end_key, traj_key, truncated_key, strict_length)
-        self._given(trajectories, ends)
+        self._set_markers(trajectories, ends)
 
     def slots(self, storage: Any, batch_size: int) -> tuple[Ints, Info]:
         """Choose first rows by their priorities, and the rows that follow them."""
