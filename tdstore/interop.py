@@ -170,8 +170,8 @@ def register_tensorclass(ours: type, theirs: type) -> None:
         raise TypeError(f"{ours!r} is not a tensorclass of tdstore")
     if not (isinstance(theirs, type) and peer.is_tensorclass(theirs)):
         raise TypeError(f"{theirs!r} is not a tensorclass of tensordict")
-    if odd := ours._field_names ^ _fields_of(theirs):
-        raise ValueError(f"{ours.__name__} and {theirs.__name__} differ in the fields {', '.join(sorted(odd))}")
+    if mismatched := ours._field_names ^ _fields_of(theirs):
+        raise ValueError(f"{ours.__name__} and {theirs.__name__} differ in the fields {', '.join(sorted(mismatched))}")
     _twins[ours], _twins[theirs] = theirs, ours
 
 

@@ -107,9 +107,9 @@ def _detached(td: Any) -> Any:
 
 def _check_called_alike(tds: Sequence[Any]) -> None:
     waiting = [{path for path, leaf in td._flat_entries((), None) if is_uninitialized(leaf)} for td in tds]
-    if odd := set().union(*waiting) - set.intersection(*waiting):
+    if mismatched := set().union(*waiting) - set.intersection(*waiting):
         raise RuntimeError(
-            f"the parameter {'.'.join(min(odd))!r} is uninitialized in some of the modules only: "
+            f"the parameter {'.'.join(min(mismatched))!r} is uninitialized in some of the modules only: "
             "call all of them before stacking, or none"
         )
 

@@ -121,8 +121,8 @@ class TensorClass(Surface, metaclass=Fields):
         def __init_subclass__(cls, **flags: bool) -> None:
             super().__init_subclass__()
             given = {**dataclasses.asdict(cls._flags), **flags}
-            if odd := given.keys() - dataclasses.asdict(Flags()).keys():
-                raise OptionError(f"a tensorclass has no flag {sorted(odd)[0]!r}: {', '.join(Flags.__slots__)}")
+            if unknown := given.keys() - dataclasses.asdict(Flags()).keys():
+                raise OptionError(f"a tensorclass has no flag {sorted(unknown)[0]!r}: {', '.join(Flags.__slots__)}")
             cls._setup(Flags(**given))
 
     def __class_getitem__(cls, flags: Any) -> Any:
@@ -218,8 +218,8 @@ class TensorClass(Surface, metaclass=Fields):
         if not isinstance(td, _CONTAINERS):
             raise RuntimeError(f"expected a TensorDict, not a {type(td).__name__}")
         names, nested = cls._field_names, type(td) is not TensorDict
-        if odd := cls._extra_keys(td):
-            raise cls._foreign(odd[0])
+        if unknown := cls._extra_keys(td):
+            raise cls._foreign(unknown[0])
         for key in td._first_keys():
             if not nested and type(found := td._data[key]) is not Tensor:
                 nested = isinstance(found, Container)
@@ -330,8 +330,8 @@ class TensorClass(Surface, metaclass=Fields):
             unset(self, name)
 
     def _assign(self, entries: Mapping[str, Any]) -> None:
-        if odd := [name for name in entries if name not in self._field_names]:
-            raise self._no_field(odd[0])
+        if unknown := [name for name in entries if name not in self._field_names]:
+            raise self._no_field(unknown[0])
         self._tensordict._assign(entries)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -453,9 +453,9 @@ class TensorClass(Surface, metaclass=Fields):
     def _by_field(self, given: Any, kwargs: dict[str, Any]) -> dict[Any, Any]:
         """Return the values for fields; other keywords stay in `kwargs`."""
         source = entries_given(self, given, kwargs, UPDATING)
-        if odd := [k for k in source if entry_path(k)[0] not in self._field_names]:
+        if unknown := [k for k in source if entry_path(k)[0] not in self._field_names]:
             raise ValueError(
-                f"{type(self).__name__} has no field {odd[0]!r}; its fields are {', '.join(self._plan.names)}"
+                f"{type(self).__name__} has no field {unknown[0]!r}; its fields are {', '.join(self._plan.names)}"
             )
         return source
 
@@ -500,8 +500,8 @@ class TensorClass(Surface, metaclass=Fields):
         td = self._tensordict
         if len(keys) == 1 and isinstance(keys[0], (list, set)):
             keys = tuple(keys[0])
-        if strict and (odd := [k for k in keys if entry_path(k)[0] not in self._field_names]):
-            raise KeyNotFoundError(f"{type(self).__name__} has no field {odd[0]!r}")
+        if strict and (unknown := [k for k in keys if entry_path(k)[0] not in self._field_names]):
+            raise KeyNotFoundError(f"{type(self).__name__} has no field {unknown[0]!r}")
         there = [k for k in keys if td._kind(entry_path(k)[0]) is not None]
         made: Self = td.select(*there, inplace=inplace, strict=strict)
         return made if as_tensordict else self if made is td else self._wrap_if_fits(made)

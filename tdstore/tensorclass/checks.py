@@ -58,8 +58,8 @@ def check_rows(obj: Any, index: Any, value: Any) -> None:
                 f"rows of {name} take {name} or a class with the same entries; "
                 f"{type(value).__name__} differs in {sorted(mine ^ theirs)}"
             )
-    elif isinstance(value, Container) and not isinstance(value, Typed) and (odd := obj._extra_keys(value)):
-        raise ValueError(f"{name} has no field {odd[0]!r}, which the rows have")
+    elif isinstance(value, Container) and not isinstance(value, Typed) and (unknown := obj._extra_keys(value)):
+        raise ValueError(f"{name} has no field {unknown[0]!r}, which the rows have")
     elif not isinstance(value, (Container, Tensor, bool, int, float, complex)):
         raise ValueError(
             f"rows of {name} take an object of the class, a TensorDict, a number or a tensor, "

@@ -122,8 +122,10 @@ class Plan:
         """Create the error for missing fields, from `first` on; `given` are the arguments not yet consumed."""
         rest = self.order[self.order.index(first) :]
         lost = ", ".join(repr(n) for n in rest if n not in given and self.requires(n))
-        odd = ", ".join(repr(n) for n in given if n not in self.order)
-        return TypeError(f"{self.owner.__name__}() is missing {lost}" + (f", and has no field {odd}" if odd else ""))
+        unknown = ", ".join(repr(n) for n in given if n not in self.order)
+        return TypeError(
+            f"{self.owner.__name__}() is missing {lost}" + (f", and has no field {unknown}" if unknown else "")
+        )
 
     # -- annotations -------------------------------------------------------------------------
     def hint(self, name: str) -> Any:

@@ -109,8 +109,8 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
             **kwargs: Any,
         ) -> None:
             cls = type(self)
-            if odd := kwargs.keys() - cls._field_names:
-                raise TypeError(f"{cls.__name__}() has no field {', '.join(map(repr, sorted(odd)))}")
+            if unknown := kwargs.keys() - cls._field_names:
+                raise TypeError(f"{cls.__name__}() has no field {', '.join(map(repr, sorted(unknown)))}")
             if source is not None and not isinstance(source, (Mapping, Container)):
                 raise TypeError(f"{cls.__name__}() takes a dict, or fields by name, not a {type(source).__name__}")
             entries = {**({} if source is None else source), **kwargs}

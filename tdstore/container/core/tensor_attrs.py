@@ -98,8 +98,8 @@ class TensorAttrs(MetaData):
 def asked(fields: Sequence[str]) -> tuple[str, ...]:
     """Check the names of attributes, and return them."""
     names = (fields,) if isinstance(fields, str) else tuple(fields)
-    if odd := [name for name in names if name not in FIELDS]:
-        raise ValueError(f"a tensor's attributes are {', '.join(FIELDS)}, not {odd[0]!r}")
+    if mismatched := [name for name in names if name not in FIELDS]:
+        raise ValueError(f"a tensor's attributes are {', '.join(FIELDS)}, not {mismatched[0]!r}")
     return names
 
 

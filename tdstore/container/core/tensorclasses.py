@@ -128,11 +128,11 @@ def wrap(handle: Any, path: Path, td: Any) -> Any:
     if cls is None:
         _warn_unknown(handle, name)
         return td
-    if odd := cls._extra_keys(td):
+    if unknown := cls._extra_keys(td):
         if name not in handle.warned_classes:
             handle.warned_classes.add(name)
             warnings.warn(
-                f"the data of tensorclass {name!r} has the entry {odd[0]!r}, which the class lacks: "
+                f"the data of tensorclass {name!r} has the entry {unknown[0]!r}, which the class lacks: "
                 f"it comes as a {type(td).__name__}",
                 stacklevel=3,
             )

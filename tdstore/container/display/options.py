@@ -54,8 +54,8 @@ class set_printoptions(ContextDecorator):  # noqa: N801  # the name that users k
     """
 
     def __init__(self, *, verbose: bool = True, **kwargs: Any) -> None:
-        if odd := set(kwargs) - set(_DEFAULTS):
-            raise TypeError(f"no print options: {sorted(odd)}; there are {sorted(_DEFAULTS)}")
+        if unknown := set(kwargs) - set(_DEFAULTS):
+            raise TypeError(f"no print options: {sorted(unknown)}; there are {sorted(_DEFAULTS)}")
         self._options = {**({} if verbose else dict.fromkeys(_TERSE, False)), **kwargs}
         self._before: list[dict[str, Any]] = []
 

@@ -263,9 +263,9 @@ def join(results: list[Any], dim: int, how: Any) -> Any:
         TypeError: results that are neither TensorDicts nor tensors, or not all of one kind.
     """
     kinds = {"None" if r is None else "Tensor" if isinstance(r, Tensor) else "TensorDict" for r in results}
-    odd = next((r for r in results if not isinstance(r, (Tensor, Container, NoneType))), None)
-    if odd is not None or len(kinds) > 1:
-        what = f"a {type(odd).__name__}" if odd is not None else " for some rows and ".join(sorted(kinds))
+    mismatched = next((r for r in results if not isinstance(r, (Tensor, Container, NoneType))), None)
+    if mismatched is not None or len(kinds) > 1:
+        what = f"a {type(mismatched).__name__}" if mismatched is not None else " for some rows and ".join(sorted(kinds))
         raise TypeError(f"fn must return TensorDicts, or tensors, or None, for all rows; it returned {what}")
     return None if kinds == {"None"} else how(results, dim)
 

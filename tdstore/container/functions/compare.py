@@ -52,9 +52,9 @@ def keys_compared(mine: Mapping[str, Any], theirs: Mapping[Any, Any]) -> Mapping
     """
     if mine.keys() == theirs.keys():
         return mine
-    odd = [k for k in mine.keys() ^ theirs.keys() if not _is_none(mine[k] if k in mine else theirs[k])]
-    if odd:
-        raise KeyNotFoundError(f"cannot compare TensorDicts with different keys: {sorted(map(str, odd))}")
+    mismatched = [k for k in mine.keys() ^ theirs.keys() if not _is_none(mine[k] if k in mine else theirs[k])]
+    if mismatched:
+        raise KeyNotFoundError(f"cannot compare TensorDicts with different keys: {sorted(map(str, mismatched))}")
     return dict.fromkeys([*mine, *theirs])
 
 

@@ -75,9 +75,9 @@ def _columns(tds: Sequence[Any], what: str, path: Path) -> dict[str, list[Any]]:
     except KeyError:
         pass  # told below, with all the keys that differ
     have = {k: sum(k in d for d in datas) for d in datas for k in sorted(d)}
-    odd = [f"{path_text((*path, k))} is in {n} of {len(tds)}" for k, n in have.items() if n < len(tds)]
+    rare = [f"{path_text((*path, k))} is in {n} of {len(tds)}" for k, n in have.items() if n < len(tds)]
     raise DifferentKeysError(
-        f"cannot {what} TensorDicts with different keys: {', '.join(odd[:20])}{', ...' if len(odd) > 20 else ''}",
+        f"cannot {what} TensorDicts with different keys: {', '.join(rare[:20])}{', ...' if len(rare) > 20 else ''}",
         hint="select(*keys) what all have" + ("; or lazy_stack them" if what == "stack" else ""),
     )
 
@@ -227,9 +227,11 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
 
 
 def _check_all(tds: Sequence[Any], what: str) -> None:
-    odd = next((td for td in tds if not isinstance(td, (Container, Typed))), None)
-    if odd is not None:
-        raise TypeError(f"{what} takes TensorDicts together with TensorDicts only, not with a {type(odd).__name__}")
+    mismatched = next((td for td in tds if not isinstance(td, (Container, Typed))), None)
+    if mismatched is not None:
+        raise TypeError(
+            f"{what} takes TensorDicts together with TensorDicts only, not with a {type(mismatched).__name__}"
+        )
 
 
 def _all_plain(tds: Sequence[Any]) -> bool:

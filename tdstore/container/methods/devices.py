@@ -174,9 +174,9 @@ class PlacingMixin(Container):
             RuntimeError: a leaf of integers or bools, which cannot; none was changed.
         """
         leaves = self._leaf_list()
-        odd = {leaf.dtype for leaf in leaves if not (leaf.is_floating_point() or leaf.is_complex())}
-        if requires_grad and odd:
-            raise RuntimeError(f"only floating-point and complex leaves can require gradients, not {odd.pop()}")
+        mismatched = {leaf.dtype for leaf in leaves if not (leaf.is_floating_point() or leaf.is_complex())}
+        if requires_grad and mismatched:
+            raise RuntimeError(f"only floating-point and complex leaves can require gradients, not {mismatched.pop()}")
         for leaf in leaves:
             leaf.requires_grad_(requires_grad)
         return self
@@ -230,8 +230,8 @@ def _asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device 
     if args and isinstance(args[0], (torch.dtype, bool)):
         names = names[1:] if isinstance(args[0], torch.dtype) else names[2:]
     given = dict(zip(names, args, strict=False))
-    odd = [*(set(kwargs) - {"device", "dtype", "non_blocking"}), *(set(kwargs) & set(given))]
-    if odd or len(args) > len(names):
+    mismatched = [*(set(kwargs) - {"device", "dtype", "non_blocking"}), *(set(kwargs) & set(given))]
+    if mismatched or len(args) > len(names):
         raise TypeError(f"to() takes a device, a dtype and non_blocking, once each, not {args} and {kwargs}")
     given.update(kwargs)
     device, dtype = given.get("device"), given.get("dtype")

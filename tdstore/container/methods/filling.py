@@ -115,9 +115,9 @@ class FillingMixin(Container):
         if not isinstance(other, (Container, Tensor)):
             return td.apply(lambda a: pick(a, other), filter_empty=False, propagate_lock=True)
         rhs = other if isinstance(other, Tensor) else other._resident()
-        if pad is None and not leaves and isinstance(rhs, Container) and (odd := _first_leaf(rhs)):
+        if pad is None and not leaves and isinstance(rhs, Container) and (unmatched := _first_leaf(rhs)):
             raise KeyNotFoundError(
-                f"{path_text(odd)} is in one TensorDict and not in the other",
+                f"{path_text(unmatched)} is in one TensorDict and not in the other",
                 hint="pass pad= to stand for entries that one of them lacks",
             )
         if pad is None or isinstance(other, Tensor):

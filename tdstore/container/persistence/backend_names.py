@@ -148,7 +148,7 @@ class NamedStorageMixin(Container):
     def saved_path(self) -> str:
         """Where the memory-mapped files are; `AttributeError` if there are none.
 
-        A relative path, if one was written, for as long as the working directory is the same, and else an absolute one.
+        A relative path, if one was given, for as long as the working directory is the same, and else an absolute one.
         """
         binding = self._place()
         if binding is None or not self._state & MAPPED:

@@ -179,8 +179,10 @@ class SavingMixin(Container):
             kwargs["trust"] = True
         td = open_container(location if location is not None else prefix, storage=storage, mode=mode, **kwargs)
         if device is not None and torch.device(device).type == "meta":
-            if odd := [key for node, key in td._leaf_places() if node._leaf_layout(key) is torch.jagged]:
-                raise UnsupportedError(f"the nested tensor {odd[0]!r} has no shape without its rows", hint="exclude it")
+            if jagged := [key for node, key in td._leaf_places() if node._leaf_layout(key) is torch.jagged]:
+                raise UnsupportedError(
+                    f"the nested tensor {jagged[0]!r} has no shape without its rows", hint="exclude it"
+                )
             td = td._as_meta()
         elif device is not None:
             td = td.to(device)

@@ -110,10 +110,10 @@ def _refuse_objects(frame: Any) -> None:
     """Raise an error for values that text cannot represent, such as `<object at 0x7f...>`, or not distinguish."""
     for name in frame.columns:
         if frame[name].dtype == object:
-            odd = next((cell for cell in frame[name] if not isinstance(cell, _CELLS)), None)
-            if odd is not None:
+            other = next((cell for cell in frame[name] if not isinstance(cell, _CELLS)), None)
+            if other is not None:
                 raise UnsupportedError(
-                    f"the entry {name!r} has a value of type {type(odd).__name__}, which no cell of a csv file holds",
+                    f"the entry {name!r} has a value of type {type(other).__name__}, which no cell of a csv file holds",
                     hint=_INSTEAD,
                 )
 

@@ -73,8 +73,8 @@ def _form(blocks: Iterator[Any]) -> Any:
     for block in blocks:
         found = dict(_flat(block, ()))
         if rows and found.keys() != entries.keys():
-            odd = sorted(found.keys() ^ entries.keys())[0]
-            raise MismatchError(f"the column {path_text(odd)} is in some of the rows only")
+            mismatched = sorted(found.keys() ^ entries.keys())[0]
+            raise MismatchError(f"the column {path_text(mismatched)} is in some of the rows only")
         for path, value in found.items():
             entries[path] = _joined(entries.get(path), value, path, rows)
         rows += block.batch_size[0]

@@ -115,14 +115,14 @@ def _object(group: Group, leaves: dict[str, Any], groups: dict[str, Any]) -> dic
         batch = list(group.batch_size or ())
         names = list(group.names) if group.names is not None else [None] * len(batch)
         facts = {"device": group.device, "names": names, "batch_size": batch, "is_locked": False}
-        values, stacks, odd = _split(group, batch)
+        values, stacks, records = _split(group, batch)
         hidden = {key: groups.pop(key) for key in list(groups) if key in _OWN}
         made = {"cls": "TensorDict", "non_tensors": values, "leaves": leaves, "cls_metadata": facts, **stacks, **groups}
         meta = [key for key in values if group.values[key].get("meta") is True]
-        extra = {name: part for name, part in (("values", odd), ("meta", meta), ("groups", hidden)) if part}
+        extra = {name: part for name, part in (("values", records), ("meta", meta), ("groups", hidden)) if part}
         if group.kind != "TensorDict":
             extra["kind"] = group.kind
-        shown = [*_leaf_names(leaves), *values, *stacks, *groups, *odd, *hidden]
+        shown = [*_leaf_names(leaves), *values, *stacks, *groups, *records, *hidden]
         if shown != list(group.keys):
             extra["keys"] = list(group.keys)
     if extra:
@@ -134,15 +134,15 @@ def _split(group: Group, batch: list[int]) -> tuple[dict[str, Any], dict[str, An
     """Split values as the peer writes them, likewise stacks, and value records of those that it cannot write."""
     values: dict[str, Any] = {}
     stacks: dict[str, Any] = {}
-    odd: dict[str, Any] = {}
+    records: dict[str, Any] = {}
     for key, envelope in group.values.items():
         if "data" in envelope and "codec" not in envelope and _is_json(envelope["data"]):
             values[key] = [envelope["data"], batch, group.device]
         elif "stack" in envelope and key not in _OWN and _is_json(envelope["stack"]) and envelope["stack"]:
             stacks[key] = _stack_object(envelope["stack"], envelope.get("ndim", 1), group.device, batch)
         else:
-            odd[key] = envelope
-    return values, stacks, odd
+            records[key] = envelope
+    return values, stacks, records
 
 
 def _stack_object(values: list[Any], levels: int, device: str | None, batch: list[int]) -> dict[str, Any]:

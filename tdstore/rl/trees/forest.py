@@ -84,8 +84,8 @@ class MCTSForest:
         path: Any = None,
     ) -> None:
         given = {"max_size": max_size, "storage": storage, "path": path, "consolidated": consolidated}
-        if data_map is not None and (odd := [name for name, value in given.items() if value is not None]):
-            raise ValueError(f"{odd[0]} is a matter of the data_map, and both were given")
+        if data_map is not None and (passed := [name for name, value in given.items() if value is not None]):
+            raise ValueError(f"{passed[0]} is a matter of the data_map, and both were given")
         if max_size is not None and node_map is not None:
             raise ValueError("max_size makes new maps, and a node_map was given")
         options = {} if consolidated is None else {"consolidated": consolidated}

@@ -280,8 +280,8 @@ class LazyTree(TensorDictBase):
     # -- get, in all its forms ---------------------------------------------------------------
     def _raw_as(self, key: str, **form: Any) -> Any:
         """The entry in the form asked for; nested TensorDicts stay lazy stacks."""
-        odd = set(form) - _FORMS - {"padding_side", "padding_value", "layout"}
-        if odd or sum(bool(form.get(name)) for name in _FORMS) > 1:
+        mismatched = set(form) - _FORMS - {"padding_side", "padding_value", "layout"}
+        if mismatched or sum(bool(form.get(name)) for name in _FORMS) > 1:
             raise TypeError(f"get takes one of {', '.join(sorted(_FORMS))}, not {form}")
         as_list, as_padded_tensor, as_nested_tensor = (
             form.get(n, False) for n in ("as_list", "as_padded_tensor", "as_nested_tensor")

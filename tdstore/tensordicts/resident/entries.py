@@ -438,8 +438,8 @@ class ResidentTree(TensorDictBase):
         batch = self._batch_size
         for o in operands:
             given = set(o._tensors_only()) if isinstance(o, Container) else names  # type: ignore[attr-defined]
-            if odd := names ^ given if exact else names - given:
-                raise KeyNotFoundError(f"keys {sorted(odd)} are in one TensorDict and not in the other")
+            if mismatched := names ^ given if exact else names - given:
+                raise KeyNotFoundError(f"keys {sorted(mismatched)} are in one TensorDict and not in the other")
         parts = [o.select(*tensors) if isinstance(o, Container) else o for o in operands]
         data.update(run(self._new(tensors, self._batch_size, self._device, self._names), *parts).items())
         for key, value in self._data.items():

@@ -328,8 +328,8 @@ class BindingMixin(ResidentTree):
                 made: Self = self._read_whole(handle, leaves, keys)
                 return made
             if copied is not None and not all(self._has_rows(handle.specs[leaf].shape) for leaf in leaves):
-                odd = [leaf for leaf in leaves if not self._has_rows(handle.specs[leaf].shape)]
-                handle.store.check(odd)  # parts of entries that are no plain tensors have other rows
+                mismatched = [leaf for leaf in leaves if not self._has_rows(handle.specs[leaf].shape)]
+                handle.store.check(mismatched)  # parts of entries that are no plain tensors have other rows
                 leaves = [leaf for leaf in leaves if self._has_rows(handle.specs[leaf].shape)]
             handle.store.check(leaves, copied)
         elif self._binding is None:
