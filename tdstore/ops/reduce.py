@@ -50,7 +50,7 @@ class Over(NamedTuple):
         return (leaf, dims) if dims else (leaf.unsqueeze(-1), (leaf.ndim,))
 
     def nested(self, batch_size: torch.Size, own: torch.Size) -> torch.Size:
-        """Batch size of a reduced nested TensorDict whose own batch size is `own`."""
+        """Return the batch size of a reduced nested TensorDict whose own batch size is `own`."""
         return batch_size if self.dims is None else torch.Size((*batch_size, *own[self.batch_dims :]))
 
 

@@ -89,7 +89,7 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
         self._set_batch_size(new)
 
     def _batches_above(self) -> list[torch.Size]:
-        """Batch sizes of the TensorDicts that this one is known to be an entry of: those that are locked."""
+        """Return the batch sizes of the TensorDicts that this one is known to be an entry of: those that are locked."""
         return [p.batch_size for p in self._locked_parents() if not isinstance(p, self._stack_class)]
 
     def _check_batch(self, new: torch.Size, path: tuple[str, ...]) -> None:
@@ -205,7 +205,7 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
         return repr(self._raw(key))
 
     def _value_size(self, key: str) -> torch.Size:
-        """Batch size of a VALUE, without reading it where it is stored."""
+        """Return the batch size of a VALUE, without reading it where it is stored."""
         size: torch.Size = self._raw(key).batch_size
         return size
 

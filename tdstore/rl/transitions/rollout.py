@@ -85,7 +85,7 @@ class RolloutBuffer:
         return len(self._steps)
 
     def size(self) -> int:
-        """The number of rows that are there: steps times environments."""
+        """Return the number of rows: steps times environments."""
         return len(self._steps) * self.num_envs
 
     @property
