@@ -64,7 +64,7 @@ def map_pages(address: int, nbytes: int) -> bool:
 
 
 def map_whole_pages(address: int, nbytes: int) -> bool:
-    """As `map_pages`, of pages that lie in the range wholly: those at its ends may belong to other memory.
+    """Map pages as `map_pages` does, but only those wholly in the range: those at its ends may be other memory.
 
     Args:
         address, nbytes: of memory of this process that will be written whole.

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def find(target: str) -> list[Backend]:
-    """The backend of that name, the backends whose opener lives in that module, or one for that opener."""
+    """Return the backend of that name, the backends whose opener is in that module, or one for that opener."""
     if ":" in target:
         return [Backend(name=target, opener=target, summary="under test")]
     inside = [b for b in registry().backends().values() if b.opener.partition(":")[0].partition(".")[0] == target]
@@ -49,7 +49,7 @@ def find(target: str) -> list[Backend]:
 
 
 def parse_option(text: str) -> tuple[str, object]:
-    """`"chunks=[1,2]"` -> `("chunks", [1, 2])`; what is no JSON is a string."""
+    """Parse `"chunks=[1,2]"` into `("chunks", [1, 2])`; a value that is no JSON is a string."""
     name, sep, value = text.partition("=")
     if not sep:
         raise ValueError(f"--option takes NAME=JSON, not {text!r}")
@@ -60,7 +60,13 @@ def parse_option(text: str) -> tuple[str, object]:
 
 
 def check(backend: Backend, args: argparse.Namespace, options: dict[str, object]) -> int:
-    """Run the kit on one backend, in this process."""
+    """Run the kit on one backend, in this process.
+
+    Args:
+        backend: the backend.
+        args: the command line.
+        options: options of the opener.
+    """
     suffix = args.suffix if args.suffix is not None else next(iter(backend.suffixes), "")
     location = None if args.no_location else args.location
     caps = caps_of(backend, location, suffix, options)
@@ -98,19 +104,19 @@ def check(backend: Backend, args: argparse.Namespace, options: dict[str, object]
 
 
 class Skips:
-    """A plugin of pytest that collects why tests were skipped."""
+    """A pytest plugin that collects the reasons of skipped tests."""
 
     def __init__(self) -> None:
         self.tests: dict[str, list[str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the reason of a test that was skipped; an expected failure is none."""
+        """Record the reason of a skipped test, except for an expected failure."""
         if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
             reason = report.longrepr[2].removeprefix("Skipped: ")
             self.tests.setdefault(reason, []).append(report.nodeid.rpartition("::")[2])
 
     def lines(self) -> list[str]:
-        """One line for each reason, with the tests that were skipped for it."""
+        """Return one line for each reason, with the tests that were skipped for it."""
         found = []
         for reason, names in sorted(self.tests.items()):
             plain = list(dict.fromkeys(name.partition("[")[0] for name in names))
@@ -131,7 +137,14 @@ subclass tdstore.testing.StoreTests and override `prepare`, which puts data ther
 
 
 def caps_of(backend: Backend, location: str | None, suffix: str, options: dict[str, object]) -> int:
-    """What a store of this backend declares: that of a new one, closed before it leaves a trace."""
+    """Return the abilities of a store of this backend: a new one, closed before it leaves a trace.
+
+    Args:
+        backend: the backend.
+        location: where the store goes.
+        suffix: the suffix of its name.
+        options: options of the opener.
+    """
     with tempfile.TemporaryDirectory() as folder:
         place = location and f"{location.rstrip('/')}/{uuid.uuid4().hex}{suffix}"
         where = None if location is None else place or f"{folder}/probe{suffix}"

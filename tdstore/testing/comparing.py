@@ -1,4 +1,4 @@
-"""What the kit compares, and how it says what differs: the message alone must tell an author what to repair."""
+"""Comparisons of the kit, with messages that suffice for a repair."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 
 def difference(got: object, expected: Tensor) -> str | None:
-    """Say how a tensor differs from what it should be, by dtype, shape and bits; None when it does not.
+    """Describe how a tensor differs from the expected one, by dtype, shape and bits; None when it does not.
 
     Args:
-        got: what a store gave.
+        got: the tensor of a store.
         expected: a CPU tensor of any shape and dtype.
 
     Example:
@@ -60,7 +60,7 @@ def _element(tensor: Tensor, number: int) -> str:
 
 
 def check_same(got: object, expected: Tensor, what: object = "") -> None:
-    """Fail with what differs, when dtype, shape or bits do. `what` says what was compared."""
+    """Fail with the difference of dtype, shape or bits. `what` names the compared tensor."""
     __tracebackhide__ = True
     differs = difference(got, expected)
     if differs is not None:
@@ -74,7 +74,7 @@ def _named(what: object) -> str:
 
 
 def check_leaves(got: Mapping[Any, Any], expected: Mapping[Any, Tensor], what: str = "") -> None:
-    """Fail with what differs between two sets of leaves: names, dtypes, shapes, bits."""
+    """Fail with the difference of two sets of leaves: names, dtypes, shapes, bits."""
     __tracebackhide__ = True
     check_paths(got, expected, what)
     for path, value in expected.items():
@@ -82,7 +82,7 @@ def check_leaves(got: Mapping[Any, Any], expected: Mapping[Any, Tensor], what: s
 
 
 def check_paths(got: Any, expected: Any, what: str = "") -> None:
-    """Fail with the leaves that are missing and those that should not be there."""
+    """Fail with missing and superfluous leaves."""
     __tracebackhide__ = True
     listed = list(got)
     lost, odd = sorted(set(expected) - set(listed)), sorted(set(listed) - set(expected))
@@ -100,7 +100,7 @@ def _count(kind: str, paths: list[Path]) -> str:
 
 
 def check_out(store: Store, read: Read, expected: Tensor, what: object = "") -> None:
-    """Read into `read.out`; it must be filled, all of it, and be what is returned."""
+    """Read into `read.out`; all of it must be filled, and returned."""
     __tracebackhide__ = True
     assert read.out is not None
     before = read.out.clone()
@@ -112,14 +112,14 @@ def check_out(store: Store, read: Read, expected: Tensor, what: object = "") -> 
 
 
 def check_is_out(got: Tensor, out: Tensor, what: object = "") -> None:
-    """What `read` returned must lie in the memory of `out`."""
+    """Check that the answer of `read` lies in the memory of `out`."""
     __tracebackhide__ = True
     if out.numel() and got.data_ptr() != out.data_ptr():
         raise AssertionError(f"{_named(what)}`read` filled `out` but returned another tensor than `out`")
 
 
 def check_unchanged(before: object, after: object, what: str) -> None:
-    """Fail with what was left behind, changed or removed between two fingerprints of a medium."""
+    """Fail with the differences between two fingerprints of a storage: left behind, changed, removed."""
     __tracebackhide__ = True
     if before == after:
         return
@@ -127,11 +127,11 @@ def check_unchanged(before: object, after: object, what: str) -> None:
 
 
 def changes(before: object, after: object) -> str:
-    """Say what differs between two fingerprints."""
+    """Describe the differences between two fingerprints."""
     if before is None and isinstance(after, Mapping):
         return f"where nothing was there is now {_names(after) or 'an empty folder'}"
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
-        return f"the medium holds {_short(after)} instead of {_short(before)}"
+        return f"the storage holds {_short(after)} instead of {_short(before)}"
     parts = []
     for verb, names in (
         ("left behind", [n for n in after if n not in before]),
@@ -163,12 +163,12 @@ class Caught(Generic[_Error]):
 def raises(
     kind: type[_Error] | tuple[type[_Error], ...], *, match: str = "", doing: str = ""
 ) -> Iterator[Caught[_Error]]:
-    """Expect an exception; another one, or none, fails with a message that names the one that is expected.
+    """Expect an exception; another one, or none, fails with a message that names the expected one.
 
     Args:
         kind: the class that must be raised, or several.
         match: text that must be in the message.
-        doing: what is done in the block, for the message.
+        doing: the action of the block, for the message.
     """
     __tracebackhide__ = True
     caught = Caught[_Error]()
@@ -195,7 +195,7 @@ def _error_name(kind: type[BaseException]) -> str:
 
 
 def check_own_memory(tensor: Tensor, what: object = "") -> None:
-    """A tensor must be writable: one over read-only memory ends the process that writes into it."""
+    """Check that a tensor is writable: one over read-only memory ends the process that writes into it."""
     __tracebackhide__ = True
     if not tensor.numel() or tensor.device.type != "cpu":
         return
@@ -219,7 +219,7 @@ def _mapped_read_only(address: int) -> bool:
 
 
 def check_read_writable(store: Store, reads: list[Read]) -> None:
-    """What is read must be memory that may be written: the caller will."""
+    """Check that reads return writable memory."""
     __tracebackhide__ = True
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
@@ -239,7 +239,7 @@ def check_read_writable(store: Store, reads: list[Read]) -> None:
 
 
 def check_spec(got: LeafSpec, expected: LeafSpec, path: Path) -> None:
-    """Fail with what differs between two specs: dtype, shape or fill value."""
+    """Fail with the difference of two specs: dtype, shape or fill value."""
     __tracebackhide__ = True
     for name in ("dtype", "shape", "fill_value"):
         found, wanted = getattr(got, name), getattr(expected, name)
@@ -271,7 +271,7 @@ def check_header(got: Header, expected: Header, what: str = "the header") -> Non
 
 
 def check_names(error: BaseException, place: object, doing: str = "") -> None:
-    """The message of an error must name the place."""
+    """Check that the message of an error names the location."""
     __tracebackhide__ = True
     if str(place) not in str(error):
         where = f"{doing}: " if doing else ""

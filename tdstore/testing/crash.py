@@ -1,4 +1,4 @@
-"""`CrashTests`: writers that are killed at every change of the medium, and disks that are full."""
+"""`CrashTests`: writers that are killed at every change of the storage, and disks that are full."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def die(*_: object) -> None:
 
 
 def die_at(points: Sequence[tuple[Any, str]], kill_at: int) -> None:
-    """From now on count the calls of these functions, and die before or after one: twice a call, at `kill_at`."""
+    """Count the calls of these functions from now on, and die before or after one: twice a call, at `kill_at`."""
     count = 0
 
     def step() -> None:
@@ -111,12 +111,12 @@ def deaths(
     """Let child after child die a little later; yields after each whether it died. The last one lives.
 
     Args:
-        begin: called here before each child: put the old data in place.
-        work: what a child does.
-        arm: called in the k-th child with k; it must make it die at its k-th change of the medium.
+        begin: called here before each child: restores the old data.
+        work: the work of a child.
+        arm: called in the k-th child with k; makes it die at its k-th change of the storage.
         step: how much later each child dies than the one before.
-        least: a sweep that short is an error: it counts what does not matter.
-        most: and so is one that long.
+        least: a shorter sweep is an error: it counts the wrong calls.
+        most: and so is a longer one.
     """
     for k in range(1, most, step):
         begin()
@@ -129,14 +129,14 @@ def deaths(
         assert code in (0, -signal.SIGKILL), f"the writer that was to die at change {k} ended with {code}"
         yield code != 0
         if not code:
-            assert k > least, f"only {k} changes were counted: the sweep does not see this medium"
+            assert k > least, f"only {k} changes were counted: the sweep does not see this storage"
             return
     raise AssertionError(f"the writer did not end within {most} changes")
 
 
 @contextmanager
 def small_disk(folder: FsPath, mib: int) -> Iterator[FsPath]:
-    """A disk of that size, mounted at a new folder. Where mounting is refused the test is skipped."""
+    """Mount a disk of that size at a new folder. Where mounting is refused the test is skipped."""
     folder.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)], capture_output=True)
     if done.returncode:
@@ -147,16 +147,16 @@ def small_disk(folder: FsPath, mib: int) -> Iterator[FsPath]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-# -- what must hold --------------------------------------------------------------------------
+# -- conditions --------------------------------------------------------------------------
 class CrashTests(StoreSetup):
-    """Check what a store is after its writer was killed: the old one, the new one, or an error that says so.
+    """Check a store after its writer was killed: the old one, the new one, or an error that says so.
 
-    The leaves and the header are looked at, so a commit that has two steps shows. A kill leaves what was handed to the
-    system in place: it cannot show that a sync is missing. `test_syncs` counts those, by `strace`.
+    The leaves and the header are compared, which detects a commit of two steps. A kill leaves data that was passed to
+    the system in place: it cannot detect a missing sync. `test_syncs` counts those, by `strace`.
 
-    It wants to know what to count, and forks (so: no Windows). A writer is killed before and after the k-th call of
-    `points`, for every k, while it saves over a store ("save"), writes rows in place ("rows") and creates, renames,
-    resizes and deletes leaves ("structure"); then the store is read.
+    The class names the functions to count, and it forks (so: no Windows). A writer is killed before and after the k-th
+    call of `points`, for every k, while it saves over a store ("save"), writes rows in place ("rows") and creates,
+    renames, resizes and deletes leaves ("structure"); then the store is read.
 
         class TestMyCrashes(CrashTests):
             open = staticmethod(open_mine)
@@ -170,7 +170,7 @@ class CrashTests(StoreSetup):
     """
 
     points: ClassVar[Sequence[tuple[Any, str]]]
-    """(owner, name) of each function that changes the medium: `(os, "pwrite")`, `(h5py.File, "flush")`."""
+    """(owner, name) of each function that changes the storage: `(os, "pwrite")`, `(h5py.File, "flush")`."""
     outcomes: ClassVar[Mapping[str, set[str]]] = {}
     """Of a work, all that is found after it was killed: {"old", "new"} where nothing is said, and beside these "dirty"
     (a `DirtyStoreError` that names leaves) and "corrupt" (a `CorruptStoreError`)."""
@@ -185,7 +185,7 @@ class CrashTests(StoreSetup):
     steps: ClassVar[Mapping[str, int]] = {}
     """Kill a work only at every so-many-th change."""
     least: ClassVar[int] = 4
-    """Fewer changes than that in one work mean that `points` do not see the medium."""
+    """Fewer changes than that in one work mean that `points` do not see the storage."""
     random_kills: ClassVar[int] = 25
     """Kills by the clock, of each work."""
     traced_kills: ClassVar[int] = 8
@@ -195,19 +195,19 @@ class CrashTests(StoreSetup):
     flips: ClassVar[int] = 4
     """Bits flipped in each file."""
     noticed: ClassVar[float] = 0.4
-    """Share of the flips that must raise an error; a file of pages has room that nobody reads."""
+    """Share of the flips that must raise an error; a file of pages has space that is never read."""
     disk_mib: ClassVar[int] = 2
     """Size of the disk that is filled."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """One case for each layout of the class."""
+        """Generate one case for each layout of the class."""
         for name, table in (("layout", self.layouts), ("disk_layout", self.full_disk_layouts)):
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, list(table))
 
     @pytest.fixture
     def disk(self, tmp_path: FsPath) -> Iterator[FsPath]:
-        """A disk that is soon full."""
+        """Mount a small disk."""
         with small_disk(tmp_path / "disk", self.disk_mib) as folder:
             yield folder
 
@@ -216,7 +216,7 @@ class CrashTests(StoreSetup):
 
     # -- overridable ---------------------------------------------------------------------
     def kept(self, location: Location) -> Work:
-        """Remember what is there; the result puts it back, and removes all else. The default knows local files."""
+        """Save the present files; the result restores them, and removes all others. The default knows local files."""
         path = local_path(location)
         assert path is not None, f"{location} is not local: override kept()"
         files = {file: file.read_bytes() for file in path.parent.rglob("*") if file.is_file()}
@@ -231,13 +231,13 @@ class CrashTests(StoreSetup):
         return put_back
 
     def strays(self, location: Location) -> list[str]:
-        """What lies beside the store, and should not. The default lists the folder of a local one."""
+        """List files beside the store that should not exist. The default lists the folder of a local one."""
         path = local_path(location)
         assert path is not None, f"{location} is not local: override strays()"
         return sorted(entry.name for entry in path.parent.iterdir() if entry != path)
 
     def is_marked(self, location: Location) -> bool:
-        """Whether the medium says that a writer is at work. Override where that shows."""
+        """Check whether the storage has the dirty marker of a writer. Override for stores that have one."""
         pytest.skip("is_marked() is not overridden")
 
     # -- works ---------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class CrashTests(StoreSetup):
         store.save_header(header_for({**made, ("moved", "a"): OLD[("a",)], ("n", "b"): OLD["n", "b"]}))
 
     def outcome(self, location: Location, new: Leaves) -> str:
-        """What a reader finds: "old", "new", "dirty" or "corrupt". Anything else fails the test."""
+        """Return the state that a reader finds: "old", "new", "dirty" or "corrupt". Anything else fails the test."""
         try:
             with self.made(location, **self.reading) as store:
                 found, header = read_all(store), store.load_header()
@@ -295,7 +295,7 @@ class CrashTests(StoreSetup):
         return "old" if is_old else "new"
 
     def prepared(self, work: str, location: Location, layout: Mapping[str, Any]) -> tuple[Work, Leaves, float]:
-        """How to put the old store back, what the work makes of it, and how long that takes."""
+        """Return a function that restores the old store, the contents after the work, and the seconds that it takes."""
         save_leaves(self.made, location, OLD, **layout)
         with self.made(location) as store:
             old_header = store.load_header()
@@ -310,7 +310,7 @@ class CrashTests(StoreSetup):
     # -- kills ---------------------------------------------------------------------------
     @pytest.mark.parametrize("work", WORKS)
     def test_kill_at_every_call(self, location: Location, work: str, layout: str) -> None:
-        """Killed at any change, a writer leaves what the class says in `outcomes`, and the next one tidies up."""
+        """Kill a writer at any change, and check for the `outcomes` of the class, and the clean-up by the next."""
         options = self.layouts[layout]
         put_back, new, _ = self.prepared(work, location, options)
         seen: dict[str, int] = {}
@@ -335,7 +335,7 @@ class CrashTests(StoreSetup):
 
     @pytest.mark.parametrize("work", WORKS)
     def test_kill_at_random_moments(self, location: Location, work: str) -> None:
-        """The same by the clock, also in the middle of what a library does."""
+        """Kill a writer by the clock, also inside of library calls."""
         layout = list(self.layouts.values())[-1]
         put_back, new, seconds = self.prepared(work, location, layout)
         allowed = self.outcomes.get(work, {"old", "new"}) | ({"corrupt"} if work in self.torn else set())
@@ -348,7 +348,7 @@ class CrashTests(StoreSetup):
 
     @pytest.mark.parametrize("work", WORKS)
     def test_kill_at_system_calls(self, location: Location, work: str) -> None:
-        """The same at calls of the system, spread over the work: in the middle of what a C library does, too."""
+        """Kill a writer at system calls, spread over the work, also inside of C libraries."""
         needs_strace()
         layout = list(self.layouts.values())[-1]
         put_back, new, _ = self.prepared(work, location, layout)
@@ -369,9 +369,9 @@ class CrashTests(StoreSetup):
 
     @pytest.mark.parametrize("work", ["save", "structure"])
     def test_syncs(self, location: Location, work: str) -> None:
-        """With the options of `durable`, what a commit publishes was synced after it was written.
+        """Check that a commit with the options of `durable` syncs its files after they were written.
 
-        A kill cannot show this: what was handed to the system outlives the process, and only a loss of power does not.
+        A kill cannot detect this: data passed to the system outlives the process, but not a loss of power.
         """
         if self.durable is None:
             pytest.skip("the class names no options under which commits are synced (durable)")
@@ -387,7 +387,7 @@ class CrashTests(StoreSetup):
         assert not faults, f"{work}: not synced before it was published: {'; '.join(faults[:3])}"
 
     def test_accepting_a_dirty_store_makes_it_good(self, location: Location, layout: str) -> None:
-        """Its error names the leaf; `recover="accept"` reads it as it is, and in "r+" ends the matter."""
+        """Check that the error names the leaf, that `recover="accept"` reads it, and clears the marker in "r+"."""
         self._needs_dirt()
         save_leaves(self.made, location, OLD, **self.layouts[layout])
 
@@ -401,7 +401,7 @@ class CrashTests(StoreSetup):
         before = self.fingerprint(location)
         with self.made(location, recover="accept") as store:
             assert store.read([Read(("a",))])[0][0, 0] == -1
-        assert self.fingerprint(location) == before, "reading changed the medium"
+        assert self.fingerprint(location) == before, "reading changed the storage"
         for mode in ("r", "r+"):
             with pytest.raises(DirtyStoreError) as caught:
                 self.made(location, mode)
@@ -410,7 +410,7 @@ class CrashTests(StoreSetup):
         assert load(self.made, location, **self.reading)[("a",)][0, 0] == -1
 
     def test_a_mark_without_a_change_is_forgiven(self, location: Location) -> None:
-        """A writer that died before it changed anything leaves the old store, and the next one takes its mark away."""
+        """Check that a writer that died before its first change leaves the old store, and its marker is removed."""
         self._needs_dirt()
         save_leaves(self.made, location, OLD)
 
@@ -433,7 +433,7 @@ class CrashTests(StoreSetup):
 
     # -- damage --------------------------------------------------------------------------
     def test_flipped_bits(self, location: Location, layout: str) -> None:
-        """Every flip is noticed with the options of `reading`, or changes nothing that is read."""
+        """Check that every flip is detected with the options of `reading`, or changes no value that is read."""
         if not self.reading:
             pytest.skip("the class names no options that check everything")
         save_leaves(self.made, location, OLD, values={"s": "text"}, **self.layouts[layout])
@@ -464,7 +464,7 @@ class CrashTests(StoreSetup):
 
     # -- full disks ----------------------------------------------------------------------
     def test_full_disk(self, disk: FsPath, location: Location, disk_layout: str) -> None:
-        """A save that does not fit is an error; the old store is whole and nothing is left behind."""
+        """Check that a save that does not fit is an error that leaves the old store whole, and no remains."""
         path = local_path(location)
         assert path is not None
         place = disk / path.name

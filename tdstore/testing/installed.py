@@ -1,4 +1,4 @@
-"""The kit on whatever `python -m tdstore.testing` was asked to check; the job comes in the environment."""
+"""The kit on the backends of `python -m tdstore.testing`; the job comes in the environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _job: dict[str, Any] = json.loads(os.environ.get(JOB, "{}"))
 
 
 class TestInstalled(StoreTests):
-    """Every test of the kit, on a backend by name or an opener given as `module:function`."""
+    """All tests of the kit, on a backend by name or an opener given as `module:function`."""
 
     __test__ = bool(_job)
     backend = _job.get("backend")
@@ -30,7 +30,7 @@ class TestInstalled(StoreTests):
 
     @pytest.fixture
     def location(self, tmp_path: Path) -> Location:
-        """A fresh place below `--location`, or in a temporary folder."""
+        """Return a fresh location below `--location`, or in a temporary folder."""
         base = _job["location"]
         if base is None:
             return None
@@ -39,7 +39,7 @@ class TestInstalled(StoreTests):
         return (Path(base) if base else tmp_path) / uuid.uuid4().hex / f"store{_job['suffix']}"
 
     def declaration(self) -> Backend:
-        """The backend by name, or one made of the opener."""
+        """Return the backend by name, or one made of the opener."""
         if self.backend is not None:
             return registry().get(self.backend)
         return Backend(name=_job["opener"].partition(":")[2], opener=_job["opener"], summary="under test")

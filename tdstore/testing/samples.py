@@ -1,4 +1,4 @@
-"""Values and indices that the kit is made of, and how two tensors are compared: by their bits."""
+"""Sample values and indices of the kit, and the comparison of tensors by their bits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ODD_KEYS = (
 
 
 def sample(dtype: torch.dtype | str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
-    """A tensor of random bit patterns (so with NaN payloads, infinities and negative zeros), never all zero."""
+    """Return a tensor of random bit patterns (so with NaN payloads, infinities and negative zeros), never all zero."""
     dtype = NAME_TO_DTYPE[dtype] if isinstance(dtype, str) else dtype
     rng = np.random.default_rng([seed, *dtype_name(dtype).encode(), *shape])
     if dtype is torch.bool:
@@ -74,23 +74,23 @@ def sample(dtype: torch.dtype | str, shape: tuple[int, ...], seed: int = 0) -> T
 
 
 def bits(tensor: Tensor) -> bytes:
-    """The elements of a tensor, in C order, as raw bytes."""
+    """Return the elements of a tensor, in C order, as raw bytes."""
     return np.ascontiguousarray(to_numpy(tensor.cpu())).tobytes()
 
 
 def same(got: Tensor, expected: Tensor) -> bool:
-    """Equal shape, dtype and bits. NaN equals itself here, and 0.0 is not -0.0."""
+    """Check for equal shape, dtype and bits. NaN equals itself here, and 0.0 is not -0.0."""
     return got.shape == expected.shape and got.dtype == expected.dtype and bits(got) == bits(expected)
 
 
 def pick(value: Tensor, index: StoreIndex) -> Tensor:
-    """`value[index]` by numpy over bit patterns: an oracle that shares no code with the stores."""
+    """Compute `value[index]` by numpy over bit patterns: an oracle that shares no code with the stores."""
     array = to_numpy(value)[_numpy_index(index)]
     return from_numpy(np.array(array, order="C").reshape(array.shape), value.dtype)
 
 
 def assign(value: Tensor, index: StoreIndex, new: Tensor) -> Tensor:
-    """A copy of `value` with `new` at `index`, row by row: where a row repeats, the last one wins."""
+    """Return a copy of `value` with `new` at `index`, row by row: of repeated rows the last one wins."""
     array, source = to_numpy(value).copy(), to_numpy(new)
     at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
     if at is None:
@@ -108,7 +108,7 @@ def _numpy_index(index: StoreIndex) -> tuple[Any, ...]:
 
 
 def rows(*numbers: int) -> Tensor:
-    """Row numbers as a store index term."""
+    """Return row numbers as a store index term."""
     return torch.tensor(numbers, dtype=torch.int64)
 
 
@@ -162,7 +162,7 @@ OUTSIDE: dict[str, Any] = {
 
 @st.composite
 def store_indices(draw: st.DrawFn, shape: tuple[int, ...]) -> StoreIndex:
-    """Any index that can reach a store for a leaf of `shape`."""
+    """Draw any index of the protocol for a leaf of `shape`."""
     terms: list[slice | Tensor] = []
     may_gather = True
     for dim in shape[: draw(st.integers(0, len(shape)))]:
@@ -176,5 +176,5 @@ def store_indices(draw: st.DrawFn, shape: tuple[int, ...]) -> StoreIndex:
 
 
 def deep_path(depth: int) -> Path:
-    """The path of a leaf inside `depth` groups."""
+    """Return the path of a leaf inside `depth` groups."""
     return (*(f"g{i}" for i in range(depth)), "leaf")

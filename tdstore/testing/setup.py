@@ -1,4 +1,4 @@
-"""What an author gives (`StoreSetup`), and how the kit opens, fills, fingerprints and damages a store."""
+"""The declarations of an author (`StoreSetup`), and how the kit opens, fills, fingerprints and damages a store."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Leaves = Mapping[Any, Tensor]
 # torch announces complex32 as experimental, once, when the first such tensor is made.
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 class StoreSetup:
-    """The fields and fixtures that say which store is tested.
+    """The fields and fixtures that define the store under test.
 
-    Give `backend` (a registered name) or `open` (the opener, as `staticmethod`), and `caps`.
+    Set `backend` (a registered name) or `open` (the opener, as `staticmethod`), and `caps`.
     """
 
     backend: ClassVar[str | Backend | None] = None
@@ -59,7 +59,7 @@ class StoreSetup:
 
     @pytest.fixture
     def location(self, tmp_path: FsPath) -> Location:
-        """Where each test's store goes: fresh, in a folder of its own. None for stores without a name."""
+        """Return the location of each test's store: fresh, in a folder of its own. None for stores without a name."""
         return tmp_path / "store"
 
     # -- overridable: stores that are not local files, or that cannot write ------------------
@@ -76,7 +76,7 @@ class StoreSetup:
             store.save_header(header)
 
     def fingerprint(self, location: Location) -> object:
-        """Everything on the medium, comparable: equal means that nothing changed.
+        """Return everything on the storage, comparable: equal means that nothing changed.
 
         For local files the names and hashes below the location's folder. Else the logical content.
         """
@@ -115,7 +115,7 @@ class StoreSetup:
             yield
 
     def declaration(self) -> Backend:
-        """The backend under test; one made up on the spot when only `open` was given."""
+        """Return the backend under test; a temporary one when only `open` was given."""
         if isinstance(self.backend, Backend):
             return self.backend
         if self.backend is not None:
@@ -132,7 +132,7 @@ class StoreSetup:
         return store
 
     def made(self, location: Location, mode: Mode = "r", **options: Any) -> Store:
-        """Open the store under test; whoever asks closes it."""
+        """Open the store under test; the caller closes it."""
         opener = type(self).open
         merged = {**self.options, **options}
         if opener is None or self.backend is not None:
@@ -140,7 +140,7 @@ class StoreSetup:
         return opener(None if location is None else str(location), mode=mode, **merged)
 
     def holding(self, location: Location, leaves: Leaves) -> Store:
-        """An open store that holds these leaves: just written, or prepared where the store cannot write."""
+        """Return an open store that holds these leaves: just written, or prepared where the store cannot write."""
         if Cap.WRITE not in self.caps:
             self.prepare(location, leaves, header_for(leaves))
             return self.opened(location, "r")
@@ -149,7 +149,7 @@ class StoreSetup:
         return store
 
     def saved(self, location: Location, leaves: Leaves, header: Header | None = None) -> None:
-        """Put these leaves at the location and let go of it."""
+        """Save these leaves at the location, and close the store."""
         self.prepare(location, leaves, header_for(leaves) if header is None else header)
 
     def needs(self, *caps: Cap) -> None:
@@ -159,24 +159,24 @@ class StoreSetup:
                 pytest.skip(f"no {cap.name}")
 
     def needs_name(self, location: Location) -> None:
-        """Skip what needs a second opening, for stores that cannot be opened again by name."""
+        """Skip a test that opens the store twice, for stores that cannot be opened again by name."""
         if location is None:
             pytest.skip("a store without a location cannot be opened again")
 
     def needs_processes(self, location: Location) -> None:
-        """Skip what another process does, where none can open the location."""
+        """Skip a test of other processes, where none can open the location."""
         self.needs_name(location)
         if self.one_process:
             pytest.skip(self.one_process)
 
     def known_tests(self, request: pytest.FixtureRequest) -> list[str]:
-        """Names of every test and case of this class."""
+        """Return the names of every test and case of this class."""
         node = request.node.getparent(pytest.Class)
         names = [item.name for item in node.collect()]
         return names + [name.partition("[")[0] for name in names]
 
     def test_deviations_name_tests(self, request: pytest.FixtureRequest) -> None:
-        """Each declared deviation is the name of a test of this kit."""
+        """Check that each declared deviation is the name of a test of this kit."""
         known = self.known_tests(request)
         for name in self.deviations:
             near = difflib.get_close_matches(name, known, 1)
@@ -184,7 +184,7 @@ class StoreSetup:
 
 
 def able(caps: Cap) -> str:
-    """The abilities in words."""
+    """Return the abilities in words."""
     return ", ".join(str(cap.name) for cap in caps) or "no ability"
 
 
@@ -195,7 +195,7 @@ def fill(store: Store, leaves: Leaves) -> None:
 
 
 def header_for(leaves: Leaves, values: Mapping[str, Any] | None = None) -> Header:
-    """A header with a group for each inner node of these paths, and plain values at the root."""
+    """Return a header with a group for each inner node of these paths, and plain values at the root."""
     envelopes = {key: {"data": value} for key, value in (values or {}).items()}
     keys = tuple(dict.fromkeys([*(p[0] for p in leaves), *envelopes]))
     groups: dict[Path, Group] = {(): Group(batch_size=(), keys=keys, values=envelopes)}
@@ -215,30 +215,30 @@ def save(opener: Callable[..., Store], location: Any, leaves: Leaves, **options:
 
 
 def load(opener: Callable[..., Store], location: Any, **options: Any) -> dict[Path, Tensor]:
-    """Every leaf of a store that is opened for it."""
+    """Open a store, and return every leaf."""
     with opener(location, **options) as store:
         return read_all(store)
 
 
 def same_leaves(a: Leaves, b: Leaves) -> bool:
-    """Whether two sets of leaves are the same by names, dtypes, shapes and bits."""
+    """Check whether two sets of leaves have the same names, dtypes, shapes and bits."""
     return a.keys() == b.keys() and all(same(a[path], b[path]) for path in a)
 
 
 def content(store: Store) -> dict[Path, tuple[str, tuple[int, ...], bytes]]:
-    """Every leaf of a store: dtype, shape and bits."""
+    """Return dtype, shape and bits of every leaf of a store."""
     from_store = read_all(store)
     return {path: (str(t.dtype), tuple(t.shape), bits(t)) for path, t in from_store.items()}
 
 
 def read_all(store: Store) -> dict[Path, Tensor]:
-    """Every leaf of a store, in one batch."""
+    """Read every leaf of a store, in one batch."""
     paths = list(store.paths())
     return dict(zip(paths, store.read([Read(path) for path in paths]), strict=True))
 
 
 def local_path(location: Location) -> FsPath | None:
-    """The local file or folder that a location means; None for one behind a wire or in memory."""
+    """Return the local file or folder of a location; None for one behind a network or in memory."""
     if location is None:
         return None
     scheme, rest = split_scheme(str(location))
@@ -247,7 +247,7 @@ def local_path(location: Location) -> FsPath | None:
 
 
 def largest_file(location: Location) -> FsPath:
-    """The largest file at a local location."""
+    """Return the largest file at a local location."""
     path = local_path(location)
     if path is None or not path.exists():
         pytest.skip(f"{location} is not local: override corrupt() and truncate()")
@@ -256,14 +256,14 @@ def largest_file(location: Location) -> FsPath:
 
 
 def import_root(function: Callable[..., object]) -> str:
-    """The folder that must be on `sys.path` for the function's module to be importable by its name."""
+    """Return the folder that must be on `sys.path` for the function's module to be importable by its name."""
     source = FsPath(inspect.getfile(function)).resolve()
     up = function.__module__.count(".") + (source.name == "__init__.py")
     return str(source.parents[up])
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32, start: int = 0) -> Tensor:
-    """Consecutive numbers: a mistaken index shows."""
+    """Return consecutive numbers, which reveal a wrong index."""
     count = 1
     for n in shape:
         count *= n

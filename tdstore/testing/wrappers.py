@@ -1,6 +1,6 @@
-"""Stores around a store: one counts calls, one is slow, one fails. For tests and for finding slow code."""
+"""Wrappers around a store: one counts calls, one is slow, one fails. For tests and for finding slow code."""
 
-# ruff: noqa: D102 - the methods of Store say what they do there
+# ruff: noqa: D102 - the methods of Store are documented there
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tdstore.types import Fault, LeafSpec, Path, Read, Write
 
 
 class WrappedStore(Store):
-    """Hands every call on to `inner`, after telling `before_call(method, count)`."""
+    """A store that passes every call to `inner`, after a call of `before_call(method, count)`."""
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
-        # The abilities of a wrapper are those of what it wraps, so they differ by object.
+        # The abilities of a wrapper are those of the inner store, so they differ by object.
         vars(self)["caps"] = inner.caps
         self.url = inner.url
         self.writable = inner.writable
         self.uncommitted = inner.uncommitted
 
     def before_call(self, method: str, count: int) -> None:
-        """Called before each call; `count` is how many leaves it concerns (0 for the header)."""
+        """Run before each call; `count` is how many leaves it concerns (0 for the header)."""
 
     def paths(self) -> Iterator[Path]:
         self.before_call("paths", 0)
@@ -104,12 +104,12 @@ class WrappedStore(Store):
         return self.inner.nbytes_stored()
 
     def close(self) -> None:
-        # Not announced: letting go must work whatever a wrapper does to other calls.
+        # Not announced: closing must work for any wrapper.
         self.inner.close()
 
 
 class CountingStore(WrappedStore):
-    """Counts calls by method, leaves by method, and `rounds`: calls that move data or the header.
+    """A store that counts calls by method, leaves by method, and `rounds`: calls that move data or the header.
 
     Example:
         >>> store = CountingStore(open_memory())
@@ -130,7 +130,7 @@ class CountingStore(WrappedStore):
 
     @property
     def rounds(self) -> int:
-        """Calls that a remote store would pay a round trip for."""
+        """Return the number of calls that would cost a remote store a round trip."""
         return sum(self.calls.values()) - sum(self.calls[free] for free in ("paths", "view", "flush"))
 
     def reset(self) -> None:
@@ -140,7 +140,7 @@ class CountingStore(WrappedStore):
 
 
 class SlowStore(WrappedStore):
-    """Waits `latency` seconds before each call, as a store behind a wire would."""
+    """A store that waits `latency` seconds before each call, as one behind a network would."""
 
     def __init__(self, inner: Store, latency: float = 0.02) -> None:
         super().__init__(inner)
@@ -156,7 +156,7 @@ class SlowStore(WrappedStore):
 
 
 class FlakyStore(WrappedStore):
-    """Fails each `every`-th call with `TransientError`, before anything is done."""
+    """A store that fails each `every`-th call with `TransientError`, before anything is done."""
 
     def __init__(self, inner: Store, every: int = 3) -> None:
         if every < 1:

@@ -138,7 +138,7 @@ def test_a_sync_that_comes_too_late(tmp_path: Path) -> None:
 
 
 def test_points_that_are_never_reached(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="does not see this medium"):
+    with pytest.raises(AssertionError, match="does not see this storage"):
         wrong(open_memmap, points=[(os, "getcwd")]).test_kill_at_every_call(tmp_path / "d", "save", "default")
 
 

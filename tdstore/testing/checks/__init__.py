@@ -1,1 +1,1 @@
-"""The tests that the kit asks of every backend."""
+"""The kit's tests, by subject."""

@@ -1,4 +1,4 @@
-"""The kit's tests of leaves as such: create, delete, rename, resize, and what a key may be."""
+"""The kit's tests of leaves: create, delete, rename, resize, and keys."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ FILLS: tuple[tuple[str, Any], ...] = (
 
 
 class CatalogueTests(StoreSetup):
-    """Leaves come, go and change names without touching one another."""
+    """Tests that leaves are created, removed and renamed without affecting one another."""
 
     def test_paths_and_specs(self, location: Location) -> None:
-        """`paths` lists each leaf once and no group; `specs` keeps the order asked for."""
+        """Check that `paths` lists each leaf once and no group, and that `specs` keeps the requested order."""
         leaves = {("a",): numbers(2), ("g", "b"): numbers(3, 4), ("g", "h", "c"): numbers(1).long()}
         store = self.holding(location, leaves)
         listed = list(store.paths())
@@ -45,12 +45,12 @@ class CatalogueTests(StoreSetup):
             assert spec == LeafSpec(leaves[path].shape, leaves[path].dtype)
 
     def test_new_store_is_empty(self, location: Location) -> None:
-        """A new store has no leaves."""
+        """Check that a new store has no leaves."""
         self.needs(Cap.WRITE)
         assert list(self.opened(location, "w").paths()) == []
 
     def test_create_reads_as_zero(self, location: Location) -> None:
-        """A new leaf reads as zeros before anything is written."""
+        """Check that a new leaf reads as zeros before anything is written."""
         self.needs(Cap.WRITE)
         store = self.opened(location, "w")
         store.create(
@@ -62,7 +62,7 @@ class CatalogueTests(StoreSetup):
 
     @pytest.mark.parametrize(("dtype", "fill"), FILLS, ids=str)
     def test_fill_value(self, location: Location, dtype: str, fill: Any) -> None:
-        """A new leaf reads as its fill value, in whole and in part, also around rows that were written."""
+        """Check that a new leaf reads as its fill value, in whole and in part, also around written rows."""
         self.needs(Cap.WRITE)
         spec = LeafSpec((5, 2), dtype, fill_value=fill)
         expected = torch.full(spec.shape, fill, dtype=spec.dtype)
@@ -79,7 +79,7 @@ class CatalogueTests(StoreSetup):
             check_same(got[1:2], torch.zeros(1, 2, dtype=spec.dtype))
 
     def test_fill_value_survives(self, location: Location) -> None:
-        """Rows never written read as the fill value after a reopening too."""
+        """Check that unwritten rows read as the fill value after a reopening, too."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         leaf = LeafSpec((4, 2), "float32", fill_value=2.5)
         with self.opened(location, "w") as store:
@@ -88,7 +88,7 @@ class CatalogueTests(StoreSetup):
         check_same(self.opened(location).read([Read(("a",))])[0], torch.full((4, 2), 2.5))
 
     def test_create_is_lazy(self, location: Location) -> None:
-        """A leaf of 1 GiB is created, and a corner of it read, without that much memory."""
+        """Check that a leaf of 1 GiB is created, and a corner of it read, without that much memory."""
         self.needs(Cap.WRITE, Cap.PARTIAL_READ)
         if Cap.DIRECT_DEVICE in self.caps:
             pytest.skip("a device has no lazy memory")
@@ -100,7 +100,7 @@ class CatalogueTests(StoreSetup):
         assert _peak_mib() - before < 400, "creating a leaf takes memory in proportion to it"
 
     def test_create_replaces(self, location: Location) -> None:
-        """Creating a leaf again gives the new shape and dtype, and none of the old values."""
+        """Check that creating a leaf again sets the new shape and dtype, and keeps none of the old values."""
         self.needs(Cap.WRITE)
         store = self.holding(location, {("a",): numbers(4, 3), ("b",): numbers(2)})
         store.create({("a",): LeafSpec((2, 5), "int16")})
@@ -112,7 +112,7 @@ class CatalogueTests(StoreSetup):
         check_same(store.read([Read(("b",))])[0], torch.zeros(2), "a leaf of the same spec kept its old values")
 
     def test_unknown_leaf_option(self, location: Location) -> None:
-        """An unknown layout option is refused by name, and nothing of the batch is made."""
+        """Check that an unknown layout option is refused by name, and no leaf of the batch is made."""
         self.needs(Cap.WRITE)
         store = self.opened(location, "w")
         with raises(OptionError, match="no_such_option"):
@@ -120,7 +120,7 @@ class CatalogueTests(StoreSetup):
         assert list(store.paths()) == [], "a refused create left leaves behind"
 
     def test_delete(self, location: Location) -> None:
-        """Deleted leaves are gone; the others are untouched; the name can be used again."""
+        """Check that deleted leaves are gone, the others are unchanged, and the name can be used again."""
         self.needs(Cap.WRITE)
         leaves = {("a",): numbers(2), ("g", "b"): numbers(3), ("g", "c"): numbers(4)}
         store = self.holding(location, leaves)
@@ -133,7 +133,7 @@ class CatalogueTests(StoreSetup):
         assert store.read([Read(("a",))])[0].tolist() == [0, 0, 0]
 
     def test_delete_all_or_nothing(self, location: Location) -> None:
-        """When one leaf is missing, nothing is deleted and it is named; wherever it stands in the list."""
+        """Check that nothing is deleted when one leaf is missing, at any place in the list, and the error names it."""
         self.needs(Cap.WRITE)
         store = self.holding(location, {("a",): numbers(2), ("b",): numbers(3)})
         for asked in ([("a",), ("absent-leaf",), ("b",)], [("a",), ("b",), ("absent-leaf",)]):
@@ -143,7 +143,7 @@ class CatalogueTests(StoreSetup):
             check_same(store.read([Read(("a",))])[0], numbers(2))
 
     def test_delete_survives(self, location: Location) -> None:
-        """A deleted leaf is still gone after a reopening."""
+        """Check that a deleted leaf is still gone after a reopening."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         leaves = {("a",): numbers(2), ("b",): numbers(3)}
         self.saved(location, leaves)
@@ -153,7 +153,7 @@ class CatalogueTests(StoreSetup):
         assert list(self.opened(location).paths()) == [("b",)]
 
     def test_rename(self, location: Location) -> None:
-        """A renamed leaf keeps spec and values, in and out of groups; the old name is gone."""
+        """Check that a renamed leaf keeps spec and values, in and out of groups, and the old name is gone."""
         self.needs(Cap.WRITE)
         leaves = {("a",): numbers(2, 3), ("g", "b"): numbers(3).to(torch.bfloat16), ("c",): numbers(1)}
         store = self.holding(location, leaves)
@@ -165,7 +165,7 @@ class CatalogueTests(StoreSetup):
         check_same(got[("c",)], leaves[("c",)])
 
     def test_rename_over_and_in_circles(self, location: Location) -> None:
-        """The moves of one call happen at once: a swap swaps, a taken name is replaced, a move to itself is none."""
+        """Check that the moves of one call happen at once: a swap swaps, an existing name is replaced."""
         self.needs(Cap.WRITE)
         store = self.holding(location, {("a",): numbers(2), ("b",): numbers(3), ("c",): numbers(4), ("d",): numbers(5)})
         store.rename({("a",): ("b",), ("b",): ("a",), ("c",): ("c",)})
@@ -177,7 +177,7 @@ class CatalogueTests(StoreSetup):
         assert {path: len(t) for path, t in read_all(store).items()} == {("a",): 3, ("b",): 2, ("d",): 4}
 
     def test_rename_there_and_back(self, location: Location) -> None:
-        """A leaf that nobody wrote into moves to and fro, before and after a commit, and leaves nothing behind."""
+        """Check that an unwritten leaf moves to and fro, before and after a commit, without remains."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         leaves = {("a",): torch.zeros(2), ("c",): numbers(3)}
         with self.opened(location, "w") as store:
@@ -195,7 +195,7 @@ class CatalogueTests(StoreSetup):
             check_leaves(got, leaves)
 
     def test_rename_missing(self, location: Location) -> None:
-        """When one leaf is missing, none is renamed."""
+        """Check that no leaf is renamed when one is missing."""
         self.needs(Cap.WRITE)
         store = self.holding(location, {("a",): numbers(2)})
         with raises(KeyNotFoundError, match="absent-leaf"):
@@ -204,7 +204,7 @@ class CatalogueTests(StoreSetup):
         check_same(store.read([Read(("a",))])[0], numbers(2))
 
     def test_resize_tells_the_truth(self, location: Location) -> None:
-        """With RESIZE leaves grow and shrink, new rows being the fill value; without it `UnsupportedError`."""
+        """Check that leaves grow and shrink with RESIZE, and raise `UnsupportedError` without it."""
         self.needs(Cap.WRITE)
         store = self.opened(location, "w")
         store.create({("a",): LeafSpec((3, 2), "float32", fill_value=9), ("b",): LeafSpec((4,), "int64")})
@@ -232,7 +232,7 @@ class CatalogueTests(StoreSetup):
         check_same(store.read([Read(("a",))])[0], value + 1)
 
     def test_resize_missing(self, location: Location) -> None:
-        """When one leaf is missing, none is resized."""
+        """Check that no leaf is resized when one is missing."""
         self.needs(Cap.WRITE, Cap.RESIZE)
         store = self.holding(location, {("a",): numbers(2)})
         with raises(KeyNotFoundError, match="absent-leaf"):
@@ -240,7 +240,7 @@ class CatalogueTests(StoreSetup):
         assert store.specs([("a",)])[0].shape == (2,)
 
     def test_resize_survives(self, location: Location) -> None:
-        """The new length is there after a reopening."""
+        """Check the new length after a reopening."""
         self.needs(Cap.WRITE, Cap.RESIZE, Cap.PERSISTENT)
         self.saved(location, {("a",): numbers(3, 2)})
         with self.opened(location, "r+") as store:
@@ -250,28 +250,28 @@ class CatalogueTests(StoreSetup):
         check_same(got, torch.cat([numbers(3, 2), torch.zeros(4, 2)]))
 
     def test_odd_keys(self, location: Location) -> None:
-        """Any string is a key: what a file system or a URL could misread stays a leaf of its own."""
+        """Check that any string is a key, also those that a file system or a URL could misread."""
         leaves: dict[Path, torch.Tensor] = {(key,): numbers(3, start=i) for i, key in enumerate(ODD_KEYS)}
         leaves |= {("in", key): numbers(2, start=i) for i, key in enumerate(ODD_KEYS)}
         self._keeps(location, leaves)
 
     def test_odd_groups(self, location: Location) -> None:
-        """Groups may have odd names too; `("a", "b")` and `("a/b",)` are two leaves."""
+        """Check that any string is a group, and that `("a", "b")` and `("a/b",)` are two leaves."""
         leaves: dict[Path, torch.Tensor] = {(key, "leaf"): numbers(2, start=i) for i, key in enumerate(ODD_KEYS)}
         for i, path in enumerate([("p", "q"), ("p/q",), ("p.q",), ("p\\q",), ("p%2Fq",)]):
             leaves[path] = numbers(2, start=100 + i)
         self._keeps(location, leaves)
 
     def test_deep_groups(self, location: Location) -> None:
-        """Fifty groups inside one another."""
+        """Check fifty nested groups."""
         self._keeps(location, {deep_path(50): numbers(2), deep_path(3): numbers(3), deep_path(0): numbers(1)})
 
     def test_many_leaves(self, location: Location) -> None:
-        """Three hundred leaves in one batch."""
+        """Check three hundred leaves in one batch."""
         self._keeps(location, {(f"g{i % 7}", f"leaf{i}"): numbers(2, start=i) for i in range(300)})
 
     def _keeps(self, location: Location, leaves: dict[Path, torch.Tensor]) -> None:
-        """Hold the leaves, and hold them still after a reopening."""
+        """Check that the store holds the leaves, also after a reopening."""
         stores = [self.holding(location, leaves)]
         if Cap.PERSISTENT in self.caps:
             stores.pop().close()

@@ -1,4 +1,4 @@
-"""The kit's tests of the declaration: what discovering and opening a backend may import, accept and say."""
+"""The kit's tests of the declaration: imports of discovery, accepted options, error messages."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ print(*(m for m in {heavy!r} if m in sys.modules))
 
 
 class DeclarationTests(StoreSetup):
-    """Discovering is cheap, and a mistyped option is an error."""
+    """Tests that discovery is cheap, and that a mistyped option is an error."""
 
     def test_light_import(self) -> None:
-        """Discovering every backend imports none of the heavy packages."""
+        """Check that discovering every backend imports none of the heavy packages."""
         if not isinstance(self.backend, str):
             pytest.skip("no backend name was given: nothing is declared")
         code = _LIST_BACKENDS.format(name=self.backend, heavy=self.heavy)
@@ -44,7 +44,7 @@ class DeclarationTests(StoreSetup):
         assert done.stdout.split() == [], f"declaring the backends imports {done.stdout.strip()}"
 
     def test_declaration_is_complete(self) -> None:
-        """A summary of one line, an opener that can be found, and a way to recognise its places."""
+        """Check for a summary of one line, an opener that can be found, and a way to recognise locations."""
         if self.backend is None:
             pytest.skip("no backend name was given: nothing is declared")
         backend = self.declaration()
@@ -58,7 +58,7 @@ class DeclarationTests(StoreSetup):
         assert all(suffix.startswith(".") for suffix in backend.suffixes), "suffixes start with a dot"
 
     def test_declared_caps(self, location: Location) -> None:
-        """`Backend.caps`, which `tdstore.backends()` shows to users, is what the stores can do."""
+        """Check that `Backend.caps`, which `tdstore.backends()` shows to users, are the abilities of its stores."""
         if self.backend is None:
             pytest.skip("no backend name was given: nothing is declared")
         told = self.declaration().caps & ~Cap.ASYNC  # which may depend on the place
@@ -69,7 +69,7 @@ class DeclarationTests(StoreSetup):
     @pytest.mark.parametrize("kind", ["file", "folder", "own-magic"])
     @pytest.mark.parametrize("mode", ["w", "x", "a", "r+", "r"])
     def test_foreign_target(self, location: Location, kind: str, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What another program put at the location stays: "w" and "x" refuse with `StoreExistsError`."""
+        """Check that files of another program at the location stay: "w" and "x" refuse with `StoreExistsError`."""
         self.needs(Cap.PERSISTENT, Cap.WRITE)
         path = local_path(location)
         if path is None:
@@ -95,7 +95,7 @@ class DeclarationTests(StoreSetup):
         check_unchanged(before, self.fingerprint(location), f"a {kind} of another program, opened with mode {mode!r}")
 
     def test_unknown_option(self, location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An option that does not exist is refused by name before anything is opened."""
+        """Check that an unknown option is refused by name before anything is opened."""
         self._importable(monkeypatch)
         before = self.fingerprint(location) if Cap.PERSISTENT in self.caps else None
         for mode in ("w", "r") if Cap.WRITE in self.caps else ("r",):
@@ -108,16 +108,16 @@ class DeclarationTests(StoreSetup):
                     no_such_option=1,
                 )
         if Cap.PERSISTENT in self.caps:
-            check_unchanged(before, self.fingerprint(location), "the medium was changed")
+            check_unchanged(before, self.fingerprint(location), "the storage was changed")
 
     def test_unknown_mode(self, location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A mode that does not exist is refused before anything is opened."""
+        """Check that an unknown mode is refused before anything is opened."""
         self._importable(monkeypatch)
         before = self.fingerprint(location) if Cap.PERSISTENT in self.caps else None
         with raises(OptionError, match="mode"):
             registry().open(self.declaration(), location, mode="rw", **self.options)  # type: ignore[arg-type]
         if Cap.PERSISTENT in self.caps:
-            check_unchanged(before, self.fingerprint(location), "the medium was changed")
+            check_unchanged(before, self.fingerprint(location), "the storage was changed")
 
     def _importable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         opener = type(self).open

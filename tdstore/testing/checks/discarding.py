@@ -1,4 +1,4 @@
-"""The kit's tests of what was not committed: `discard`, and `close` without `save_header`."""
+"""The kit's tests of uncommitted changes: `discard`, and `close` without `save_header`."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ NEEDS = {"write-rows": Cap.PARTIAL_WRITE, "longer": Cap.RESIZE, "shorter": Cap.R
 
 
 class DiscardTests(StoreSetup):
-    """What was not committed can be taken back, and is not kept by `close`."""
+    """Tests that uncommitted changes can be discarded, and that `close` drops them."""
 
     @contextmanager
     def refusing(self, location: Location) -> Iterator[None]:
-        """Make the medium refuse large writes meanwhile. The default limits the size of files; override for others."""
+        """Make the storage refuse large writes. The default limits the size of files; override for others."""
         if local_path(location) is None:
             yield
             return
@@ -71,13 +71,13 @@ class DiscardTests(StoreSetup):
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     def changed(self, store: Store, *names: str) -> None:
-        """Make the changes of these names, as far as the store declares what they need."""
+        """Make the changes of these names, as far as the store declares the abilities for them."""
         for name in names:
             if name not in NEEDS or NEEDS[name] in self.caps:
                 {**STRUCTURE, **ROWS}[name](store)
 
     def committed(self, location: Location) -> Store:
-        """A store with `OLD` and `HEADER` in its last commit, open for writing."""
+        """Return a store with `OLD` and `HEADER` in its last commit, open for writing."""
         if Cap.PERSISTENT in self.caps:
             self.saved(location, OLD, HEADER)
             return self.opened(location, "r+")
@@ -87,13 +87,13 @@ class DiscardTests(StoreSetup):
         return store
 
     def check_committed(self, store: Store, what: str) -> None:
-        """The store must hold `OLD` and `HEADER`, bit for bit."""
+        """Check that the store holds `OLD` and `HEADER`, bit for bit."""
         __tracebackhide__ = True
         check_leaves(read_all(store), OLD, what)
         check_header(store.load_header(), HEADER, f"{what}: the header")
 
     def check_closed(self, store: Store, location: Location, what: str) -> None:
-        """Closed and opened again, the store must hold `OLD` and `HEADER`."""
+        """Close and reopen the store, and check that it holds `OLD` and `HEADER`."""
         __tracebackhide__ = True
         if Cap.PERSISTENT in self.caps:
             store.close()
@@ -101,7 +101,7 @@ class DiscardTests(StoreSetup):
 
     # -- discard -------------------------------------------------------------------------
     def test_discard_tells_the_truth(self, location: Location) -> None:
-        """Without DISCARD, `discard` is an `UnsupportedError` that names the place; with it, it does nothing wrong."""
+        """Check that `discard` without DISCARD is an `UnsupportedError` that names the location, and works with it."""
         self.needs(Cap.WRITE)
         store = self.committed(location)
         if Cap.DISCARD not in self.caps:
@@ -115,7 +115,7 @@ class DiscardTests(StoreSetup):
 
     @pytest.mark.parametrize("change", [*STRUCTURE, *ROWS, "everything"])
     def test_discard(self, location: Location, change: str) -> None:
-        """`discard` takes back every change since the last commit, bit for bit, here and for whoever opens next."""
+        """Check that `discard` undoes every change since the last commit, bit for bit, here and for the next opener."""
         self.needs(Cap.WRITE, Cap.DISCARD, *([NEEDS[change]] if change in NEEDS else []))
         names = EVERYTHING if change == "everything" else (change,)
         if self.caps & (Cap.VIEW | Cap.CONCURRENT_WRITE):
@@ -130,7 +130,7 @@ class DiscardTests(StoreSetup):
         self.check_closed(store, location, f"after {change}, discard() and close()")
 
     def test_discard_after_a_commit(self, location: Location) -> None:
-        """What the last `save_header` committed is what `discard` goes back to, also in a store that is new."""
+        """Check that `discard` returns to the last `save_header`, also in a store that is new."""
         self.needs(Cap.WRITE, Cap.DISCARD)
         store = self.opened(location, "w")
         fill(store, {("first",): numbers(3), ("c",): numbers(2)})
@@ -144,7 +144,7 @@ class DiscardTests(StoreSetup):
         self.check_closed(store, location, "after two commits, changes, discard() and close()")
 
     def test_discard_then_change(self, location: Location) -> None:
-        """After `discard` the store can be changed and committed as before."""
+        """Check that the store can be changed and committed after `discard`."""
         self.needs(Cap.WRITE, Cap.DISCARD)
         store = self.committed(location)
         self.changed(store, "create", "delete")
@@ -161,7 +161,7 @@ class DiscardTests(StoreSetup):
         check_header(store.load_header(), NEW_HEADER)
 
     def test_discard_of_a_new_store(self, location: Location) -> None:
-        """In a store opened with "w" and never committed, `discard` leaves nothing; what was there before stays."""
+        """Check that `discard` empties a store opened with "w" and never committed; the one before it stays."""
         self.needs(Cap.WRITE, Cap.DISCARD)
         if Cap.PERSISTENT in self.caps:
             self.saved(location, OLD, HEADER)
@@ -177,7 +177,7 @@ class DiscardTests(StoreSetup):
             self.check_committed(self.opened(location), "after discard() of a new store over it")
 
     def test_discard_of_a_new_store_leaves_no_trace(self, location: Location) -> None:
-        """Where nothing was, there is nothing after `discard` and `close`."""
+        """Check that `discard` and `close` of a new store leave nothing."""
         self.needs(Cap.WRITE, Cap.DISCARD, Cap.PERSISTENT)
         before = self.fingerprint(location)
         with self.opened(location, "x") as store:
@@ -188,7 +188,7 @@ class DiscardTests(StoreSetup):
             self.opened(location)
 
     def test_discard_after_a_failure(self, location: Location) -> None:
-        """A change that failed in its middle is taken back whole: the last commit is there, bit for bit."""
+        """Check that a change that failed in its middle is undone whole: the last commit is there, bit for bit."""
         self.needs(Cap.WRITE, Cap.DISCARD)
         store = self.committed(location)
         fill(store, {("new",): numbers(3)})
@@ -203,14 +203,14 @@ class DiscardTests(StoreSetup):
                 store.write([Write(("a",), (), BIG), Write(("big",), (), BIG)])
                 store.flush()
                 store.save_header(NEW_HEADER)
-                return  # the medium took it all
+                return  # the storage accepted it all
             except StoreError:
                 store.discard()
-            self.check_committed(store, "after the medium refused a change, and discard()")
-        self.check_closed(store, location, "after the medium refused a change, discard() and close()")
+            self.check_committed(store, "after the storage refused a change, and discard()")
+        self.check_closed(store, location, "after the storage refused a change, discard() and close()")
 
     def test_discard_is_refused(self, location: Location) -> None:
-        """A read-only store raises `ReadOnlyError`, a closed one `StoreClosedError`."""
+        """Check that a read-only store raises `ReadOnlyError`, and a closed one `StoreClosedError`."""
         self.needs(Cap.WRITE, Cap.DISCARD)
         store = self.committed(location)
         store.close()
@@ -223,7 +223,7 @@ class DiscardTests(StoreSetup):
     # -- close ---------------------------------------------------------------------------
     @pytest.mark.parametrize("change", STRUCTURE)
     def test_close_drops_structure(self, location: Location, change: str) -> None:
-        """Structure that no `save_header` committed is dropped by `close`: leaves made, removed, moved, resized."""
+        """Check that `close` drops uncommitted structure: leaves made, removed, moved, resized."""
         self.needs(Cap.WRITE, Cap.PERSISTENT, *([NEEDS[change]] if change in NEEDS else []))
         store = self.committed(location)
         self.changed(store, change)
@@ -231,7 +231,7 @@ class DiscardTests(StoreSetup):
         self.check_committed(self.opened(location), f"close() without save_header keeps what {change} did")
 
     def test_close_keeps_rows(self, location: Location) -> None:
-        """Rows written into leaves of the last commit are kept by `close`, also beside structure that is dropped."""
+        """Check that `close` keeps rows written into leaves of the last commit, also beside dropped structure."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         store = self.committed(location)
         value = sample("float32", (6, 4), 1)
@@ -248,7 +248,7 @@ class DiscardTests(StoreSetup):
         check_header(found.load_header(), HEADER)
 
     def test_close_of_a_new_store_drops_structure(self, location: Location) -> None:
-        """The same in a store opened with "w", after its first `save_header`."""
+        """Check the same in a store opened with "w", after its first `save_header`."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         with self.opened(location, "w") as store:
             fill(store, OLD)

@@ -1,4 +1,4 @@
-"""The kit's tests of the end of a store: what is there after a process has written and ended, in a dozen ways."""
+"""The kit's tests of the end of a store: its contents after a process has written and ended, in a dozen ways."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tdstore.types import Mode
 
 
 class EndingTests(StoreSetup):
-    """What was written and never closed is committed, or the last commit is there; and nothing hangs or complains."""
+    """Tests that unclosed writes are committed, or the last commit remains, and that no process hangs or complains."""
 
     patience: ClassVar[float] = 20
     """Seconds after which a process that does not end is a deadlock."""
 
     def ended(self, location: Location, event: str, mode: Mode) -> Ended:
-        """Write in a process of its own that ends so. A deadlock, a traceback or a remark of the process fails."""
+        """Write in a separate process that ends by `event`. A deadlock, a traceback or other output fails."""
         __tracebackhide__ = True
         opener = type(self).open
         roots = [] if opener is None else [import_root(opener)]
@@ -50,7 +50,7 @@ class EndingTests(StoreSetup):
     @pytest.mark.parametrize("mode", ["r+", "w"])
     @pytest.mark.parametrize("event", ORDERLY)
     def test_rows_are_there_after(self, location: Location, event: str, mode: Mode) -> None:
-        """Rows that were written are there after `close`, a dropped handle, the end of a script, of a worker."""
+        """Check for written rows after `close`, a dropped handle, the end of a script, of a worker."""
         self._needs_events(location)
         if mode == "r+":
             self.saved(location, OLD, HEADER)
@@ -65,7 +65,7 @@ class EndingTests(StoreSetup):
     @pytest.mark.parametrize("mode", ["r+", "w"])
     @pytest.mark.parametrize("event", KILLS)
     def test_last_commit_is_there_after(self, location: Location, event: str, mode: Mode) -> None:
-        """After SIGTERM, `os._exit` or `kill -9` the last commit is there, or a `DirtyStoreError` says it is not."""
+        """Check for the last commit, or a `DirtyStoreError`, after SIGTERM, `os._exit` or `kill -9`."""
         self._needs_events(location)
         if mode == "r+":
             self.saved(location, OLD, HEADER)
@@ -73,7 +73,7 @@ class EndingTests(StoreSetup):
         self.found(location, f"written in mode {mode!r}, ended by: {event}")
 
     def found(self, location: Location, what: str) -> str:
-        """What a reader finds after a kill: "old", "new" or "dirty". Anything else fails."""
+        """Return the state that a reader finds after a kill: "old", "new" or "dirty". Anything else fails."""
         __tracebackhide__ = True
         try:
             with self.opened(location) as store:
@@ -88,13 +88,13 @@ class EndingTests(StoreSetup):
         return "old"
 
     def test_reader_ends_quietly(self, location: Location) -> None:
-        """A script that leaves a store open for reading ends without a word."""
+        """Check that a script that leaves a store open for reading ends without output."""
         self._needs_events(location)
         self.saved(location, OLD, HEADER)
         self.ended(location, "script", "r")
 
     def test_fork_commits_nothing(self, location: Location) -> None:
-        """A forked child that ends leaves alone what its parent has open: it commits nothing, and breaks nothing."""
+        """Check that a forked child that ends does not affect the open store of its parent: it commits nothing."""
         self._needs_events(location)
         outcomes: dict[str, Any] = {}
         for event in ("os._exit", "carried-killed"):
@@ -112,7 +112,7 @@ class EndingTests(StoreSetup):
             check_leaves(read_all(store), NEW, "closed by the parent after its forked child ended")
 
     def test_fork_shares_no_connection(self, location: Location) -> None:
-        """A parent and its forked child read at once: a connection or a file position is not used by both."""
+        """Check that a parent and its forked child can read at once: they share no connection and no file position."""
         self._needs_events(location)
         self.saved(location, OLD, HEADER)
         self.ended(location, "both", "r")

@@ -1,4 +1,4 @@
-"""The kit's tests of the header: what was saved comes back, the whole of it and nothing else."""
+"""The kit's tests of the header: a saved header is read back, whole and unchanged."""
 
 from __future__ import annotations
 
@@ -32,43 +32,43 @@ RICH = Header(
 
 
 class HeaderTests(StoreSetup):
-    """The header is kept word for word."""
+    """Tests that the header is preserved exactly."""
 
     def test_header_of_new_store(self, location: Location) -> None:
-        """A new store has an empty header, which is falsy."""
+        """Check that a new store has an empty header, which is falsy."""
         self.needs(Cap.WRITE)
         header = self.opened(location, "w").load_header()
         assert header == Header()
         assert not header
 
     def test_header_round_trip(self, location: Location) -> None:
-        """Nested groups, batch sizes, names, devices, kinds, values and the order of keys."""
+        """Check nested groups, batch sizes, names, devices, kinds, values and the order of keys."""
         self._keeps_header(location, RICH)
 
     def test_header_minimal(self, location: Location) -> None:
-        """A header with one empty group is saved, and is not the same as none."""
+        """Check that a header with one empty group is saved, and differs from an empty one."""
         store = self._keeps_header(location, Header({(): Group()}))
         assert store.load_header()
 
     def test_header_odd_keys(self, location: Location) -> None:
-        """Any string may name a group or a value."""
+        """Check that any string may name a group or a value."""
         groups: dict[Path, Group] = {(): Group(keys=ODD_KEYS, values={key: i for i, key in enumerate(ODD_KEYS)})}
         groups |= {(key,): Group(batch_size=(i,), keys=(key,)) for i, key in enumerate(ODD_KEYS)}
         self._keeps_header(location, Header(groups))
 
     def test_header_deep(self, location: Location) -> None:
-        """Fifty groups inside one another."""
+        """Check fifty nested groups."""
         path = deep_path(50)[:-1]
         self._keeps_header(location, Header({path[:d]: Group(batch_size=(d,)) for d in range(51)}))
 
     def test_header_large(self, location: Location) -> None:
-        """A thousand groups and a value of some hundred KB."""
+        """Check a thousand groups and a value of some hundred KB."""
         groups: dict[Path, Group] = {(): Group(values={"text": "ab\u20ac" * 50_000})}
         groups |= {(f"g{i}",): Group(batch_size=(i,)) for i in range(1000)}
         self._keeps_header(location, Header(groups))
 
     def test_header_replaced(self, location: Location) -> None:
-        """Saving replaces the whole header: groups and values that are no longer there are gone."""
+        """Check that saving replaces the whole header: groups and values outside of the new one are gone."""
         self.needs(Cap.WRITE)
         store = self.opened(location, "w")
         store.save_header(RICH)
@@ -80,7 +80,7 @@ class HeaderTests(StoreSetup):
             self._check(self.opened(location), small)
 
     def test_header_is_apart_from_leaves(self, location: Location) -> None:
-        """Saving a header adds no leaf and changes none; a leaf of any name leaves the header alone."""
+        """Check that saving a header changes no leaf, and a leaf of any name does not change the header."""
         self.needs(Cap.WRITE)
         leaves = {("header",): numbers(2), ("__header__",): numbers(3), ("tdstore",): numbers(4)}
         store = self.opened(location, "w")
@@ -93,7 +93,7 @@ class HeaderTests(StoreSetup):
             check_same(store.read([Read(path)])[0], value)
 
     def test_header_kept_by_writes(self, location: Location) -> None:
-        """Opening to write and closing again keeps the header that was there."""
+        """Check that opening to write and closing again preserves the header."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         self.saved(location, {("a",): numbers(2)}, RICH)
         with self.opened(location, "r+") as store:
@@ -101,7 +101,7 @@ class HeaderTests(StoreSetup):
         self._check(self.opened(location), RICH)
 
     def test_header_without_leaves(self, location: Location) -> None:
-        """A store with a header and no leaf is a store."""
+        """Check that a store with a header and no leaf is a store."""
         self.needs(Cap.PERSISTENT)
         self.saved(location, {}, RICH)
         store = self.opened(location)

@@ -1,4 +1,4 @@
-"""The kit's state machine: Hypothesis looks for a sequence of calls after which a store and a dict differ."""
+"""The kit's state machine: Hypothesis searches for a sequence of calls after which a store and a dict differ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHAPES = st.one_of(st.just(()), st.lists(st.integers(0, 5), min_size=1, max_size
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A store beside a dict of tensors."""
+    """A store and a dict of tensors as its model."""
 
     def __init__(self, open_store: Callable[[Mode], Store], caps: Cap) -> None:
         super().__init__()
@@ -45,7 +45,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(path=st.sampled_from(PATHS), shape=SHAPES, dtype=st.sampled_from(DTYPES), fill=st.integers(0, 1))
     def create(self, path: Path, shape: tuple[int, ...], dtype: str, fill: int) -> None:
-        """Make a leaf, new or over an old one."""
+        """Make a leaf, new or over an old one.
+
+        Args:
+            path, shape, dtype: of the leaf.
+            fill: its fill value.
+        """
         spec = LeafSpec(shape, dtype, fill_value=fill)
         self.store.create({path: spec})
         self.model[path] = torch.full(spec.shape, fill, dtype=spec.dtype)
@@ -126,7 +131,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: Cap.DISCARD in self.caps and not self.caps & (Cap.VIEW | Cap.CONCURRENT_WRITE))
     @rule()
     def discard(self) -> None:
-        """Take back what was not committed."""
+        """Discard uncommitted changes."""
         self.store.discard()
         model, fills, self.header = self.committed
         self.model, self.fills = dict(model), dict(fills)
@@ -134,7 +139,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: Cap.PERSISTENT in self.caps)
     @rule(mode=st.sampled_from(["r+", "a"]))
     def reopen(self, mode: Mode) -> None:
-        """Commit, close, and open what is there."""
+        """Commit, close, and open again."""
         self.store.save_header(self.header)
         self.committed = (dict(self.model), dict(self.fills), self.header)
         self.store.close()
@@ -142,7 +147,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        """Names, specs, values and header are those of the dict."""
+        """Check that names, specs, values and header are those of the dict."""
         paths = list(self.model)
         check_paths(self.store.paths(), paths)
         check_header(self.store.load_header(), self.header)
@@ -153,7 +158,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 class MachineTests(StoreSetup):
-    """No sequence of calls makes the store differ from a dict of tensors."""
+    """A test that no sequence of calls makes the store differ from a dict of tensors."""
 
     def test_state_machine(self, location: Location) -> None:
         """Create, write, read, delete, rename, resize, commit and reopen in any order."""

@@ -1,4 +1,4 @@
-"""The kit's tests of what the modes mean, of closing, and of damage on the medium."""
+"""The kit's tests of modes, of closing, and of damaged storage."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ NEW = {("a",): numbers(2, 2, start=70), ("c",): numbers(3, start=80)}
 
 
 class ModeTests(StoreSetup):
-    """Old data stays until new data is committed, and a reader changes nothing."""
+    """Tests that old data stays until new data is committed, and that a reader changes nothing."""
 
     def test_reopen(self, location: Location) -> None:
-        """Everything is there after a close, leaf by leaf and bit by bit."""
+        """Check that everything is preserved by a close, leaf by leaf and bit by bit."""
         self.needs(Cap.PERSISTENT)
         leaves = {("a",): sample("float32", (4, 3)), ("g", "b"): sample("bfloat16", (5,)), ("s",): sample("bool", ())}
         self.saved(location, leaves)
@@ -52,7 +52,7 @@ class ModeTests(StoreSetup):
 
     @pytest.mark.parametrize("mode", ["r", "r+"])
     def test_must_exist(self, location: Location, mode: Mode) -> None:
-        """ "r" and "r+" on nothing raise `StoreNotFoundError` and make nothing."""
+        """Check that "r" and "r+" on nothing raise `StoreNotFoundError` and make nothing."""
         if mode == "r+":
             self.needs(Cap.WRITE)
         before = self.fingerprint(location) if Cap.PERSISTENT in self.caps else None
@@ -60,10 +60,10 @@ class ModeTests(StoreSetup):
             self.opened(location, mode)
         if Cap.PERSISTENT in self.caps:
             check_names(caught.value, location)
-            check_unchanged(before, self.fingerprint(location), "the medium was changed")
+            check_unchanged(before, self.fingerprint(location), "the storage was changed")
 
     def test_write_in_place(self, location: Location) -> None:
-        """ "r+" changes what it writes and keeps the rest, header included."""
+        """Check that "r+" changes written rows and keeps the rest, header included."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         self.saved(location, OLD)
         with self.opened(location, "r+") as store:
@@ -76,7 +76,7 @@ class ModeTests(StoreSetup):
             check_header(store.load_header(), header_for(OLD))
 
     def test_add_leaf_in_place(self, location: Location) -> None:
-        """ "r+" can add a leaf to a store that is there."""
+        """Check that "r+" can add a leaf to an existing store."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         self.saved(location, OLD)
         with self.opened(location, "r+") as store:
@@ -87,7 +87,7 @@ class ModeTests(StoreSetup):
         check_same(got[("new",)], numbers(7))
 
     def test_w_replaces_when_committed(self, location: Location) -> None:
-        """ "w" shows a reader the old store until `save_header`, then the new one, with nothing of the old."""
+        """Check that "w" shows a reader the old store until `save_header`, then the new one, without the old."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         self.saved(location, OLD)
         before = content(self.opened(location))
@@ -106,7 +106,7 @@ class ModeTests(StoreSetup):
             check_header(reader.load_header(), header_for(NEW))
 
     def test_w_after_commit(self, location: Location) -> None:
-        """A store opened with "w" can be written on after `save_header`."""
+        """Check that a store opened with "w" can be written after `save_header`."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         with self.opened(location, "w") as store:
             store.create({("a",): LeafSpec((3,), "float32")})
@@ -120,7 +120,7 @@ class ModeTests(StoreSetup):
 
     @pytest.mark.parametrize("mode", ["w", "x", "a"])
     def test_abandoned_leaves_no_trace(self, location: Location, mode: Mode) -> None:
-        """Closed before the first `save_header`, a new store leaves nothing behind."""
+        """Check that a new store closed before the first `save_header` leaves nothing."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         before = self.fingerprint(location)
         with self.opened(location, mode) as store:
@@ -130,17 +130,17 @@ class ModeTests(StoreSetup):
             self.opened(location)
 
     def test_abandoned_keeps_the_old(self, location: Location) -> None:
-        """Closed before the first `save_header`, "w" leaves the old store as it was, to the byte."""
+        """Check that "w", closed before the first `save_header`, leaves the old store as it was, to the byte."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         self.saved(location, OLD)
         before = self.fingerprint(location)
         with self.opened(location, "w") as store:
             fill(store, NEW)
-        check_unchanged(before, self.fingerprint(location), "the medium was changed")
+        check_unchanged(before, self.fingerprint(location), "the storage was changed")
         check_same(self.opened(location).read([Read(("a",))])[0], OLD[("a",)])
 
     def test_x_refuses(self, location: Location) -> None:
-        """ "x" makes a new store, and refuses to touch one that is there."""
+        """Check that "x" makes a new store, and refuses an existing one."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         with self.opened(location, "x") as store:
             fill(store, OLD)
@@ -149,10 +149,10 @@ class ModeTests(StoreSetup):
         with raises(StoreExistsError) as caught:
             self.opened(location, "x")
         check_names(caught.value, location)
-        check_unchanged(before, self.fingerprint(location), "the medium was changed")
+        check_unchanged(before, self.fingerprint(location), "the storage was changed")
 
     def test_a_makes_then_opens(self, location: Location) -> None:
-        """ "a" makes a store where there is none and opens it where there is one."""
+        """Check that "a" makes a missing store and opens an existing one."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         with self.opened(location, "a") as store:
             assert not store.load_header()
@@ -165,7 +165,7 @@ class ModeTests(StoreSetup):
         check_same(self.opened(location).read([Read(("a",))])[0], OLD[("a",)] + 1)
 
     def test_read_only(self, location: Location) -> None:
-        """A store opened with "r" refuses every change with `ReadOnlyError`, and its medium is unchanged."""
+        """Check that a store opened with "r" refuses every change with `ReadOnlyError` and stays unchanged."""
         self.needs(Cap.PERSISTENT)
         self.saved(location, OLD)
         before = self.fingerprint(location)
@@ -181,10 +181,10 @@ class ModeTests(StoreSetup):
         store.flush()
         store.verify()
         store.close()
-        check_unchanged(before, self.fingerprint(location), "reading changed the medium")
+        check_unchanged(before, self.fingerprint(location), "reading changed the storage")
 
     def test_closed(self, location: Location) -> None:
-        """After `close` every method raises `StoreClosedError`; closing twice is fine."""
+        """Check that after `close` every method raises `StoreClosedError`, and a second `close` is fine."""
         store = self.holding(location, OLD)
         url = store.url
         store.close()
@@ -206,7 +206,7 @@ class ModeTests(StoreSetup):
             check_names(caught.value, url, name)
 
     def test_context_manager(self, location: Location) -> None:
-        """`with` gives the store itself and closes it, also when the body raises."""
+        """Check that `with` returns the store itself and closes it, also when the body raises."""
         first = self.holding(location, OLD)
         with first as store:
             assert store is first
@@ -219,7 +219,7 @@ class ModeTests(StoreSetup):
             second.load_header()
 
     def test_corruption_noticed(self, location: Location) -> None:
-        """A flipped byte of a committed leaf is noticed: by opening, by reading, or by `verify`."""
+        """Check that a flipped byte of a committed leaf is detected: by opening, by reading, or by `verify`."""
         self.needs(Cap.PERSISTENT)
         self.saved(location, {("big",): sample("uint8", (1 << 19,)), ("small",): numbers(2)})
         with self.opened(location) as store:
@@ -238,7 +238,7 @@ class ModeTests(StoreSetup):
         assert faults == [("big",)], "a flipped byte went unnoticed, or another leaf was blamed"
 
     def test_truncation_noticed(self, location: Location) -> None:
-        """A store cut short is an error that says where, never zeros and never a crash."""
+        """Check that a truncated store is an error that names the location, never zeros and never a crash."""
         self.needs(Cap.PERSISTENT)
         self.saved(location, {("big",): sample("uint8", (1 << 19,)), ("small",): numbers(2)})
         self.truncate(location)

@@ -25,11 +25,11 @@ from tdstore.types import LeafSpec, Path, Read, Write
 
 
 class ReadTests(StoreSetup):
-    """What comes back is what was stored, in its own memory and in the order asked for."""
+    """Tests that reads return the stored values, in memory of their own and in the requested order."""
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_round_trip_dtype(self, location: Location, dtype: str) -> None:
-        """Each dtype keeps its bits: NaN payloads, infinities, every float8."""
+        """Check that each dtype keeps its bits: NaN payloads, infinities, every float8."""
         if dtype in self.dtypes_refused:
             pytest.skip(f"{dtype} is declared as refused; see test_refused_dtypes")
         leaves = {(f"s{i}",): sample(dtype, shape, i) for i, shape in enumerate(SHAPES)}
@@ -40,7 +40,7 @@ class ReadTests(StoreSetup):
 
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
     def test_round_trip_shape(self, location: Location, shape: tuple[int, ...]) -> None:
-        """Each shape survives, 0-d and zero-length ones too, and `specs` agrees with what is read."""
+        """Check that each shape survives, 0-d and zero-length ones too, and `specs` agrees with the reads."""
         leaves = {(dtype,): sample(dtype, shape) for dtype in ("bool", "int64", "float32", "complex64")}
         store = self.holding(location, leaves)
         for spec, (path, value) in zip(store.specs(list(leaves)), leaves.items(), strict=True):
@@ -49,14 +49,14 @@ class ReadTests(StoreSetup):
             check_same(got, value)
 
     def test_negative_zero_and_nan(self, location: Location) -> None:
-        """-0.0 is not 0.0: a store that skips "empty" blocks must compare bits, not numbers."""
+        """Check that -0.0 is not 0.0: a store that skips "empty" blocks must compare bits, not numbers."""
         leaves = {("zeros",): torch.full((64,), -0.0), ("nans",): torch.full((64,), float("nan"))}
         store = self.holding(location, leaves)
         for path, value in leaves.items():
             check_same(store.read([Read(path)])[0], value)
 
     def test_read_order_and_duplicates(self, location: Location) -> None:
-        """Answers come in request order, one for each request, however often a leaf is asked for."""
+        """Check that answers come in request order, one for each request, also for repeated leaves."""
         leaves = {(name,): numbers(3, start=10 * i) for i, name in enumerate("abcde")}
         store = self.holding(location, leaves)
         asked = [("c",), ("a",), ("e",), ("a",), ("c",), ("b",), ("d",), ("a",)]
@@ -66,7 +66,7 @@ class ReadTests(StoreSetup):
             check_same(tensor, leaves[path], f"the answer at the place of {path} is another leaf")
 
     def test_read_outside(self, location: Location) -> None:
-        """What is not within a leaf is an IndexError, not other rows: neither clipped, nor counted from the end."""
+        """Check that rows outside of a leaf are an IndexError: neither clipped, nor counted from the end."""
         self.needs(Cap.PARTIAL_READ)
         value = sample("float32", (6, 4, 3))
         store = self.holding(location, {("a",): value, ("b",): value})
@@ -76,13 +76,13 @@ class ReadTests(StoreSetup):
         check_same(store.read([Read(("a",))])[0], value)
 
     def test_read_nothing(self, location: Location) -> None:
-        """An empty batch is no error."""
+        """Check that an empty batch is no error."""
         store = self.holding(location, {("a",): numbers(2)})
         assert store.read([]) == []
         assert store.specs([]) == []
 
     def test_read_does_not_alias(self, location: Location) -> None:
-        """Each answer has memory of its own: changing one changes neither the store nor another answer."""
+        """Check that each answer has memory of its own: changing one changes neither the store nor another answer."""
         value = numbers(4, 3)
         store = self.holding(location, {("a",): value})
         first, second = store.read([Read(("a",)), Read(("a",))])
@@ -91,7 +91,7 @@ class ReadTests(StoreSetup):
         check_same(store.read([Read(("a",))])[0], value, "changing an answer changed the store")
 
     def test_read_is_writable(self, location: Location) -> None:
-        """What is read may be written into: it is no tensor over bytes, or over a map, that must not be changed."""
+        """Check that answers are writable: no tensor over bytes, or over a mapping, that must not be changed."""
         leaves = {(name,): sample(name, (64, 40)) for name in ("float32", "bfloat16", "bool")}
         store = self.holding(location, leaves)
         reads = [Read(path) for path in leaves]
@@ -100,7 +100,7 @@ class ReadTests(StoreSetup):
         check_read_writable(store, reads)
 
     def test_read_slice_does_not_alias(self, location: Location) -> None:
-        """A range of rows is no view of the store either."""
+        """Check that a range of rows is no view of the store either."""
         self.needs(Cap.PARTIAL_READ)
         value = numbers(6, 3)
         store = self.holding(location, {("a",): value})
@@ -109,7 +109,7 @@ class ReadTests(StoreSetup):
         check_same(store.read([Read(("a",))])[0], value)
 
     def test_missing_leaf_read(self, location: Location) -> None:
-        """A leaf that is not there is named, key by key."""
+        """Check that the error names a missing leaf, key by key."""
         store = self.holding(location, {("group", "there"): numbers(2)})
         with raises(KeyNotFoundError) as caught:
             store.read([Read(("group", "there")), Read(("group", "absent-leaf"))])
@@ -121,7 +121,7 @@ class ReadTests(StoreSetup):
             store.read([Read(("group",))])
 
     def test_out_buffer(self, location: Location) -> None:
-        """`out` is filled and is what is returned; a request without one gets fresh memory."""
+        """Check that `out` is filled and returned, and that a request without one gets fresh memory."""
         value = numbers(4, 3)
         store = self.holding(location, {("a",): value})
         out = torch.full((4, 3), -1.0)
@@ -134,7 +134,7 @@ class ReadTests(StoreSetup):
         assert without.data_ptr() != out.data_ptr(), "a request without `out` was given the memory of another's `out`"
 
     def test_out_strided(self, location: Location) -> None:
-        """`out` may have any strides, and what lies between its elements is left alone."""
+        """Check that `out` may have any strides, and bytes between its elements are unchanged."""
         value = numbers(4, 3)
         store = self.holding(location, {("a",): value})
         transposed = torch.zeros(3, 4).t()
@@ -145,7 +145,7 @@ class ReadTests(StoreSetup):
 
     @pytest.mark.parametrize("dtype", ["bool", "bfloat16", "float8_e5m2", "complex64", "uint64"])
     def test_out_dtypes(self, location: Location, dtype: str) -> None:
-        """`out` works for dtypes that numpy lacks or torch half supports, 0-d and zero-length included."""
+        """Check `out` for dtypes that numpy lacks or torch half supports, 0-d and zero-length included."""
         leaves = {(str(i),): sample(dtype, shape) for i, shape in enumerate([(), (0, 2), (5, 3)])}
         store = self.holding(location, leaves)
         outs = [torch.zeros(v.shape, dtype=v.dtype) for v in leaves.values()]
@@ -155,7 +155,7 @@ class ReadTests(StoreSetup):
 
     @pytest.mark.parametrize("case", INDICES)
     def test_read_index(self, location: Location, case: str) -> None:
-        """Each form of index that can reach a store picks what it picks in memory, with and without `out`."""
+        """Check that each form of index of the protocol selects the same as in memory, with and without `out`."""
         self.needs(Cap.PARTIAL_READ)
         index = INDICES[case]
         leaves = {(d,): sample(d, (6, 4, 3)) for d in ("float32", "bool", "bfloat16", "uint16", "complex64")}
@@ -173,7 +173,7 @@ class ReadTests(StoreSetup):
             )
 
     def test_read_index_batch(self, location: Location) -> None:
-        """Requests of one batch, on one leaf and several, do not disturb one another."""
+        """Check that requests of one batch, on one leaf and several, do not affect one another."""
         self.needs(Cap.PARTIAL_READ)
         leaves: dict[Path, torch.Tensor] = {(name,): numbers(6, 4, 3, start=1000 * i) for i, name in enumerate("abc")}
         store = self.holding(location, leaves)
@@ -182,7 +182,7 @@ class ReadTests(StoreSetup):
             check_same(tensor, leaves[read.path][read.index], read)
 
     def test_read_index_flat(self, location: Location) -> None:
-        """Rows of a leaf without further dimensions, of one row, and of none."""
+        """Check rows of a leaf without further dimensions, of one row, and of none."""
         self.needs(Cap.PARTIAL_READ)
         leaves: dict[Path, torch.Tensor] = {("flat",): numbers(9), ("one",): numbers(1, 2), ("none",): numbers(0, 3)}
         store = self.holding(location, leaves)
@@ -197,7 +197,7 @@ class ReadTests(StoreSetup):
             check_same(tensor, leaves[read.path][read.index])
 
     def test_many_rows(self, location: Location) -> None:
-        """A few thousand random rows of a larger leaf, in order."""
+        """Check a few thousand random rows of a larger leaf, in order."""
         self.needs(Cap.PARTIAL_READ)
         value = sample("int32", (3000, 17))
         store = self.holding(location, {("a",): value})
@@ -205,7 +205,7 @@ class ReadTests(StoreSetup):
         check_same(store.read([Read(("a",), (picked,))])[0], value[picked])
 
     def test_aread_agrees(self, location: Location) -> None:
-        """`aread` gives what `read` gives, also several at once."""
+        """Check that `aread` returns the same as `read`, also several at once."""
         leaves = {(name,): numbers(5, 2, start=10 * i) for i, name in enumerate("abc")}
         store = self.holding(location, leaves)
         reads = [Read(path) for path in leaves]
@@ -221,13 +221,13 @@ class ReadTests(StoreSetup):
             check_same(b, value)
 
     def test_aread_missing_leaf(self, location: Location) -> None:
-        """`aread` names a missing leaf as `read` does."""
+        """Check that `aread` names a missing leaf as `read` does."""
         store = self.holding(location, {("a",): numbers(2)})
         with raises(KeyNotFoundError, match="absent-leaf"):
             asyncio.run(store.aread([Read(("absent-leaf",))]))
 
     def test_view_tells_the_truth(self, location: Location) -> None:
-        """With VIEW, `view` is live in both directions; without it, `UnsupportedError` names the place."""
+        """Check that `view` is live in both directions with VIEW, and an `UnsupportedError` without it."""
         value = numbers(4, 3)
         store = self.holding(location, {("a",): value})
         if Cap.VIEW not in self.caps:
@@ -246,14 +246,14 @@ class ReadTests(StoreSetup):
             assert bool((store.read([Read(("a",))])[0] == 9).all()), "writing into a view changes nothing"
 
     def test_view_missing_leaf(self, location: Location) -> None:
-        """`view` names a leaf that is not there."""
+        """Check that `view` names a missing leaf."""
         self.needs(Cap.VIEW)
         store = self.holding(location, {("a",): numbers(2)})
         with raises(KeyNotFoundError, match="absent-leaf"):
             store.view(("absent-leaf",))
 
     def test_refused_dtypes(self, location: Location) -> None:
-        """A dtype that the format cannot hold is refused when a leaf is made, not mangled later."""
+        """Check that a dtype that the format cannot hold is refused when a leaf is made."""
         self.needs(Cap.WRITE)
         store = self.opened(location, "w")
         for dtype in self.dtypes_refused:
@@ -262,7 +262,7 @@ class ReadTests(StoreSetup):
             assert ("refused",) not in set(store.paths())
 
     def test_caps_are_as_declared(self, location: Location) -> None:
-        """The store's own `caps` are those said here; `url` and `writable` are there."""
+        """Check that the store's own `caps` are those of the class, and that `url` and `writable` exist."""
         store: Store = self.holding(location, {("a",): numbers(2)})
         more, fewer = store.caps & ~self.caps, self.caps & ~store.caps
         assert store.caps == self.caps, f"the store declares {more} more and {fewer} less than the test class says"

@@ -18,10 +18,10 @@ from tdstore.types import LeafSpec, Mode, Read, Write
 
 
 class SharingTests(StoreSetup):
-    """What one process wrote another reads; who may write at once loses nothing."""
+    """Tests that processes read the writes of others, and that parallel writers lose nothing."""
 
     def child(self, location: Location, mode: Mode = "r") -> Child:
-        """A second process with the store open; it ends with the test."""
+        """Start a second process with the store open; it ends with the test."""
         self.needs_processes(location)
         opener = type(self).open
         roots = [] if opener is None else [import_root(opener)]
@@ -30,7 +30,7 @@ class SharingTests(StoreSetup):
         return child
 
     def test_second_process_reads(self, location: Location) -> None:
-        """A process of its own, started afresh, reads every leaf and the header."""
+        """Check that a new process reads every leaf and the header."""
         self.needs(Cap.PERSISTENT)
         leaves = {("a",): sample("float32", (4, 3)), ("g", "b"): sample("bfloat16", (5,)), ("s",): sample("bool", ())}
         self.saved(location, leaves, RICH)
@@ -39,7 +39,7 @@ class SharingTests(StoreSetup):
         assert decode_header(child.ask("header")) == RICH
 
     def test_second_process_writes(self, location: Location) -> None:
-        """What a process of its own wrote and closed is there for who opens the store next."""
+        """Check that the next opener reads what another process wrote and closed."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         self.saved(location, {("a",): numbers(6, 2), ("b",): numbers(3)})
         child = self.child(location, "r+")
@@ -53,7 +53,7 @@ class SharingTests(StoreSetup):
         check_header(store.load_header(), Header({(): Group(batch_size=(6,))}))
 
     def test_shared_writes_are_seen(self, location: Location) -> None:
-        """With SHARED, two processes that hold the store open see one another's writes."""
+        """Check that with SHARED, two processes that hold the store open see one another's writes."""
         self.needs(Cap.WRITE, Cap.SHARED)
         self.needs_name(location)
         store = self.opened(location, "w")
@@ -69,7 +69,7 @@ class SharingTests(StoreSetup):
         check_same(store.read([Read(("a",))])[0], torch.full((6, 2), 7.0), "a write of the second process is not seen")
 
     def test_concurrent_reads(self, location: Location) -> None:
-        """With CONCURRENT_READ, threads read one store object at once and each gets its own rows."""
+        """Check that with CONCURRENT_READ, threads read one store object at once and each gets its own rows."""
         self.needs(Cap.CONCURRENT_READ)
         leaves = {(f"leaf{i}",): sample("int32", (64, 50), i) for i in range(8)}
         store = self.holding(location, leaves)
@@ -92,7 +92,7 @@ class SharingTests(StoreSetup):
             sys.setswitchinterval(interval)
 
     def test_disjoint_writers(self, location: Location) -> None:
-        """With CONCURRENT_WRITE, four processes write the rows of one leaf at once and lose none."""
+        """Check that with CONCURRENT_WRITE, four processes write the rows of one leaf at once and lose none."""
         self.needs(Cap.WRITE, Cap.PARTIAL_WRITE, Cap.CONCURRENT_WRITE)
         self.needs_name(location)
         workers, rows = 4, 30

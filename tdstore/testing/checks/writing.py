@@ -1,4 +1,4 @@
-"""The kit's tests of `write`, and of values in awkward memory."""
+"""The kit's tests of `write`, and of values in unusual memory layouts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LAST = {
 
 
 class WriteTests(StoreSetup):
-    """What is written is there, exactly there, and nowhere else."""
+    """Tests that writes change exactly the selected elements."""
 
     def test_write_whole_leaf_again(self, location: Location) -> None:
-        """Writing a leaf again replaces its values."""
+        """Check that writing a leaf again replaces its values."""
         self.needs(Cap.WRITE)
         store = self.holding(location, {("a",): numbers(4, 3), ("b",): numbers(2)})
         store.write([Write(("a",), (), numbers(4, 3, start=50))])
@@ -35,7 +35,7 @@ class WriteTests(StoreSetup):
         check_same(b, numbers(2))
 
     def test_write_does_not_alias(self, location: Location) -> None:
-        """Changing a value after it was written changes nothing."""
+        """Check that changing a value after it was written changes nothing in the store."""
         self.needs(Cap.WRITE)
         value = numbers(4, 3)
         store = self.holding(location, {("a",): value.clone()})
@@ -45,7 +45,7 @@ class WriteTests(StoreSetup):
         check_same(store.read([Read(("a",))])[0], value)
 
     def test_write_keeps_the_value(self, location: Location) -> None:
-        """A value that is written is not changed."""
+        """Check that a write does not change its value."""
         self.needs(Cap.WRITE)
         value = sample("complex64", (4, 3))
         kept = value.clone()
@@ -53,7 +53,7 @@ class WriteTests(StoreSetup):
         check_same(value, kept)
 
     def test_write_non_contiguous(self, location: Location) -> None:
-        """Transposed, strided, expanded and offset values are written as they read."""
+        """Check that transposed, strided, expanded and offset values are written as they read."""
         self.needs(Cap.WRITE)
         base = numbers(6, 8)
         values = {
@@ -70,7 +70,7 @@ class WriteTests(StoreSetup):
 
     @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
     def test_write_conjugate(self, location: Location, dtype: str) -> None:
-        """Lazily conjugated and negated values are resolved before their bytes are taken."""
+        """Check that lazily conjugated and negated values are resolved before their bytes are written."""
         self.needs(Cap.WRITE)
         value = torch.tensor([[1 + 2j, 3 - 4j], [5j, -6 + 0.5j]]).to(getattr(torch, dtype))
         conjugate, negated = value.conj(), value.conj().imag
@@ -83,7 +83,7 @@ class WriteTests(StoreSetup):
 
     @pytest.mark.parametrize("dtype", ["bool", "uint16", "uint32", "uint64", "bfloat16", "float8_e8m0fnu", "complex32"])
     def test_write_rows_of_dtype(self, location: Location, dtype: str) -> None:
-        """Scattered rows of dtypes that torch cannot index-assign itself."""
+        """Check scattered rows of dtypes that torch cannot index-assign itself."""
         self.needs(Cap.WRITE, Cap.PARTIAL_WRITE)
         if dtype in self.dtypes_refused:
             pytest.skip(f"{dtype} is declared as refused")
@@ -95,7 +95,7 @@ class WriteTests(StoreSetup):
 
     @pytest.mark.parametrize("case", INDICES)
     def test_write_index(self, location: Location, case: str) -> None:
-        """Each form of index that can reach a store changes exactly what it names."""
+        """Check that each form of index of the protocol changes exactly the selected elements."""
         self.needs(Cap.WRITE, Cap.PARTIAL_WRITE)
         index = INDICES[case]
         leaves = {(d,): sample(d, (6, 4, 3)) for d in ("float32", "int64", "bfloat16")}
@@ -107,7 +107,7 @@ class WriteTests(StoreSetup):
             check_same(got, assign(before, index, value), f"{name} at {index}")
 
     def test_write_outside(self, location: Location) -> None:
-        """What is not within a leaf is an IndexError, and nothing is written: of the other writes neither."""
+        """Check that rows outside of a leaf are an IndexError, and none of the writes of the call is made."""
         self.needs(Cap.WRITE, Cap.PARTIAL_WRITE)
         before = sample("float32", (6, 4, 3))
         store = self.holding(location, {("a",): before, ("b",): before})
@@ -123,7 +123,7 @@ class WriteTests(StoreSetup):
                 check_same(leaf, before, f"written, though an index was outside: {case}")
 
     def test_write_refused_for_its_last(self, location: Location) -> None:
-        """A call that is refused for the last of its writes has changed nothing: of the other leaves neither."""
+        """Check that a call that is refused for the last of its writes has changed no leaf."""
         self.needs(Cap.WRITE)
         old = {("a",): numbers(6, 2), ("g", "b"): numbers(6).long(), ("c",): numbers(6)}
         good = [Write(("a",), (), -numbers(6, 2)), Write(("g", "b"), (), -numbers(6).long())]
@@ -140,7 +140,7 @@ class WriteTests(StoreSetup):
             store.close()
 
     def test_write_last_wins(self, location: Location) -> None:
-        """Where an index names a row twice, the last value in its order stays."""
+        """Check that of repeated rows in an index, the last value stays."""
         self.needs(Cap.WRITE, Cap.PARTIAL_WRITE)
         store = self.holding(location, {("a",): numbers(5, 2), ("b",): numbers(2, 4)})
         value = numbers(6, 2, start=100)
@@ -155,7 +155,7 @@ class WriteTests(StoreSetup):
         check_same(store.read([Read(("b",))])[0], assign(numbers(2, 4), index, numbers(2, 3, start=50)))
 
     def test_write_last_wins_many(self, location: Location) -> None:
-        """Last wins for hundreds of repeats too, where a parallel scatter would be a race."""
+        """Check that the last of hundreds of repeats wins, where a parallel scatter would be a race."""
         self.needs(Cap.WRITE, Cap.PARTIAL_WRITE)
         picked = torch.randint(0, 7, (800,), generator=torch.Generator().manual_seed(1))
         value = numbers(800, 3)
@@ -164,14 +164,14 @@ class WriteTests(StoreSetup):
         check_same(store.read([Read(("a",))])[0], assign(torch.zeros(7, 3), (picked,), value))
 
     def test_write_batch_in_order(self, location: Location) -> None:
-        """Writes of one batch to one leaf take effect in their order."""
+        """Check that writes of one batch to one leaf take effect in their order."""
         self.needs(Cap.WRITE)
         store = self.holding(location, {("a",): numbers(3)})
         store.write([Write(("a",), (), numbers(3, start=10)), Write(("a",), (), numbers(3, start=20))])
         check_same(store.read([Read(("a",))])[0], numbers(3, start=20))
 
     def test_write_batch_of_rows(self, location: Location) -> None:
-        """Several row writes to several leaves in one call."""
+        """Check several row writes to several leaves in one call."""
         self.needs(Cap.WRITE, Cap.PARTIAL_WRITE)
         store = self.holding(location, {("a",): torch.zeros(6, 2), ("b",): torch.zeros(6, dtype=torch.int64)})
         store.write(
@@ -186,7 +186,7 @@ class WriteTests(StoreSetup):
         assert b.tolist() == [0, 0, 0, 2, 0, 1]
 
     def test_write_nothing(self, location: Location) -> None:
-        """Empty batches are no error and change nothing."""
+        """Check that empty batches are no error and change nothing."""
         self.needs(Cap.WRITE)
         store = self.holding(location, {("a",): numbers(2)})
         store.write([])
@@ -196,7 +196,7 @@ class WriteTests(StoreSetup):
         check_same(store.read([Read(("a",))])[0], numbers(2))
 
     def test_write_nothing_in_place(self, location: Location) -> None:
-        """Empty batches to what is stored leave nothing behind that the next opening has to forgive."""
+        """Check that empty batches to a stored leaf leave no dirty marker."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         self.saved(location, {("a",): numbers(2)})
         store = self.opened(location, "r+")
@@ -207,7 +207,7 @@ class WriteTests(StoreSetup):
         check_same(self.opened(location, "r").read([Read(("a",))])[0], numbers(2))
 
     def test_missing_leaf_write(self, location: Location) -> None:
-        """Writing to a leaf that was not created names it and makes nothing."""
+        """Check that a write to a missing leaf is an error that names it, and makes nothing."""
         self.needs(Cap.WRITE)
         store = self.holding(location, {("group", "there"): numbers(2)})
         with raises(KeyNotFoundError) as caught:
@@ -217,7 +217,7 @@ class WriteTests(StoreSetup):
         assert set(store.paths()) == {("group", "there")}
 
     def test_write_through_the_end(self, location: Location) -> None:
-        """The last row and the last element of a large leaf are written: block edges hide mistakes."""
+        """Check the last row and the last element of a large leaf, at the edge of a block."""
         self.needs(Cap.WRITE, Cap.PARTIAL_WRITE)
         store = self.opened(location, "w")
         store.create({("a",): LeafSpec((1025, 33), "int32")})
@@ -227,7 +227,7 @@ class WriteTests(StoreSetup):
         assert int(got[1024, 32]) == 7
 
     def test_large_leaf(self, location: Location) -> None:
-        """Several MiB in one leaf, written in blocks of rows and read back whole."""
+        """Check several MiB in one leaf, written in blocks of rows and read back whole."""
         self.needs(Cap.WRITE)
         value = sample("float32", (1024, 1024))
         store = self.opened(location, "w")

@@ -1,1 +1,1 @@
-"""Processes that the kit starts, and ends."""
+"""Processes that the kit starts and ends."""

@@ -1,4 +1,4 @@
-"""A second process that opens a store and does what it is told: one JSON line in, one JSON line out."""
+"""A second process that opens a store and executes commands: one JSON line in, one JSON line out."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Child:
         self._send([command, encode_value(list(args))])
 
     def result(self) -> Any:
-        """The answer to the command that was started."""
+        """Return the answer to the command that was started."""
         return self._receive()
 
     def close(self) -> None:
@@ -113,22 +113,28 @@ class Child:
 
 
 class _Commands:
-    """What a child can be asked."""
+    """The commands of a child."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
     def digests(self) -> dict[Path, str]:
-        """Every leaf by path: a hash of its dtype, shape and bits."""
+        """Return a hash of dtype, shape and bits for every leaf, by path."""
         paths = list(self.store.paths())
         return {p: digest(t) for p, t in zip(paths, self.store.read([Read(p) for p in paths]), strict=True)}
 
     def header(self) -> bytes:
-        """The header, as JSON."""
+        """Return the header, as JSON."""
         return encode_header(self.store.load_header())
 
     def put(self, path: Path, start: int, stop: int, number: float) -> None:
-        """Fill rows `start` to `stop` with a number, one write a row."""
+        """Fill rows `start` to `stop` with a number, one write per row.
+
+        Args:
+            path: the leaf.
+            start, stop: the rows.
+            number: the value.
+        """
         (spec,) = self.store.specs([path])
         for row in range(start, stop):
             value = torch.full((1, *spec.shape[1:]), number + row, dtype=spec.dtype)
@@ -151,14 +157,14 @@ class _Commands:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """A hash of dtype, shape and bits."""
+    """Return a hash of dtype, shape and bits."""
     return hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + bits(tensor)).hexdigest()
 
 
 def serve(job: dict[str, Any]) -> None:
     """Open the store of `job` and answer commands until stdin ends."""
     answers = sys.stdout
-    sys.stdout = sys.stderr  # what a backend prints must not look like an answer
+    sys.stdout = sys.stderr  # output of a backend must not look like an answer
     name, opener = job["backend"]
     backend = Backend(name=name, opener=opener, summary="under test")
     try:

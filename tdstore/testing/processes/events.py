@@ -1,4 +1,4 @@
-"""Processes that write into a store and end in some way: forks of one process that has imported the backend.
+"""Processes that write into a store and end in a given way: forks of one process that has imported the backend.
 
 with Host(backend, import_path) as host:
     ended = host.run(location, "SIGKILL", mode="r+")
@@ -41,7 +41,7 @@ OLD: Leaves = {("a",): numbers(6, 4), ("g", "b"): numbers(5).long(), ("c",): num
 NEW: Leaves = {path: value + 1000 for path, value in OLD.items()}
 HEADER = header_for(OLD, {"text": "of the last commit"})
 REMARK = "kit: "
-"""Lines of what a process found wrong begin so."""
+"""The prefix of lines that report faults."""
 ORDERLY = ("close", "with", "with-exception", "dropped", "script", "sys.exit", "exception", "forked", "spawned")
 """Ends after which rows that were written are there."""
 KILLS = ("SIGTERM", "os._exit", "SIGKILL")
@@ -49,7 +49,7 @@ KILLS = ("SIGTERM", "os._exit", "SIGKILL")
 
 
 class Ended(NamedTuple):
-    """How a process ended."""
+    """The end of a process."""
 
     status: int
     """Its exit status, or minus the signal that ended it."""
@@ -60,7 +60,7 @@ class Ended(NamedTuple):
 
     @property
     def remarks(self) -> list[str]:
-        """What the process itself found wrong."""
+        """Return the faults that the process itself found."""
         return [line[len(REMARK) :] for line in self.errors.splitlines() if line.startswith(REMARK)]
 
 
@@ -81,7 +81,7 @@ class Host:
     def run(
         self, location: Any, event: str, *, mode: str, options: Mapping[str, Any] | None = None, patience: float = 20
     ) -> Ended:
-        """Write in a process of its own and end it.
+        """Write in a separate process and end it.
 
         Args:
             location: a store that holds `OLD`, unless the mode is "w".
@@ -114,7 +114,7 @@ _hosts: dict[str, Host] = {}
 
 
 def host(backend: Backend, import_path: list[str]) -> Host:
-    """The process for the opener of this backend. It ends with this process."""
+    """Return the process for the opener of this backend. It ends with this process."""
     if backend.opener not in _hosts:
         _hosts[backend.opener] = Host(backend, import_path)
         if len(_hosts) == 1:
@@ -154,7 +154,7 @@ def serve(first: Mapping[str, Any]) -> None:
 
 
 def _watch(pid: int, reading: int, patience: float) -> Ended:
-    """Wait for a process; one that does not end in time is ended, after it has shown where it hangs."""
+    """Wait for a process; one that does not end in time is ended, after it has printed where it hangs."""
     said, stuck = bytearray(), False
     until = time.monotonic() + patience
     while True:
@@ -215,13 +215,13 @@ def _backend(job: Mapping[str, Any]) -> Backend:
 
 
 def _open(job: Mapping[str, Any], mode: Mode | None = None) -> Any:
-    """A container over the location."""
+    """Open a container over the location."""
     options = decode_value(job["options"])
     return tdstore.open(job["location"], storage=_backend(job).name, mode=mode or job["mode"], **options)
 
 
 def _written(job: Mapping[str, Any]) -> Any:
-    """Write rows that nobody commits: through a container, or ("w") into a store that was just made."""
+    """Write rows without a commit: through a container, or ("w") into a new store."""
     if job["mode"] == "w":
         options = decode_value(job["options"])
         store = registry().open(_backend(job), job["location"], mode="w", **options)
@@ -270,7 +270,7 @@ def _drop(job: Mapping[str, Any]) -> None:
     box.append(box)  # in a cycle: the collector finds it, not the last reference
     del box, value
     gc.collect()
-    found = _open(job, "r")  # opening waits for what is still to be closed
+    found = _open(job, "r")  # opening waits for pending closes
     for path, value in NEW.items():
         differs = difference(found.get(path).cpu(), value)
         if differs:
@@ -279,7 +279,7 @@ def _drop(job: Mapping[str, Any]) -> None:
 
 
 def _made(job: Mapping[str, Any]) -> Any:
-    """A container that was just saved."""
+    """Save a container, and return it."""
     td = tdstore.TensorDict({}, batch_size=[])
     for path, value in OLD.items():
         td[path] = value
@@ -310,7 +310,7 @@ def _raise(job: Mapping[str, Any]) -> None:
 
 
 def _end_as_interpreter(status: int) -> None:
-    """End in the order of the interpreter, but for emptying a thousand modules, which costs a fifth of a second."""
+    """End in the order of the interpreter, but without emptying a thousand modules, which costs a fifth of a second."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     vars(_main).clear()
@@ -332,7 +332,7 @@ def _end_forked(job: Mapping[str, Any]) -> None:
 
 
 def _end_spawned(job: Mapping[str, Any]) -> None:
-    """In a process that `multiprocessing` spawns, once; else as one, without two seconds of importing torch."""
+    """Run in a process that `multiprocessing` spawns, once; else as in one, without two seconds of importing torch."""
     process = multiprocessing.get_context("spawn").Process(target=_work, args=(dict(job),))
     if job["first"]:
         process.start()
@@ -357,7 +357,7 @@ def _end_at_once(job: Mapping[str, Any]) -> None:
 
 
 def _carry(job: Mapping[str, Any]) -> None:
-    """Write, fork, let the child end in order, and end this process: as a kill, or after a close."""
+    """Write, fork, let the child end in order, and end this process by a kill, or after a close."""
     td = vars(_main)["td"] = _written(job)
     pid = os.fork()
     if not pid:
@@ -371,7 +371,7 @@ def _carry(job: Mapping[str, Any]) -> None:
 
 
 def _read_in_both(job: Mapping[str, Any]) -> None:
-    """Read in a parent and in its forked child at once, through what was open before."""
+    """Read in a parent and in its forked child at once, through the store opened before."""
     store = registry().open(_backend(job), job["location"], mode="r", **decode_value(job["options"]))
     store.read([Read(path) for path in OLD])
     pid = os.fork()
@@ -385,7 +385,7 @@ def _read_in_both(job: Mapping[str, Any]) -> None:
                     _remark(f"{who} reads other values while its fork reads too: leaf {path_text(path)}: {differs}")
                     os._exit(0)
     except StoreError as error:
-        if pid:  # a child may be refused what belongs to its parent
+        if pid:  # a child may not be allowed to use resources of its parent
             _remark(f"the parent cannot read while a forked child reads too: {type(error).__name__}: {error}")
     except Exception as error:
         _remark(f"{who} cannot read while its fork reads too: {type(error).__name__}: {error}")

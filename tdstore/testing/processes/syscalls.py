@@ -1,4 +1,4 @@
-"""What a writer asks of the system, by `strace`: below Python, so that what a C library does is seen too."""
+"""System calls of a writer, by `strace`: below Python, so that those of C libraries are included."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DATA = "write pwrite64 writev pwritev pwritev2 sendfile copy_file_range ftrunca
 _SYNCS = "fsync fdatasync msync sync_file_range"
 _NAMES = "rename renameat renameat2 link linkat unlink unlinkat rmdir mkdir mkdirat"
 CHANGES = ",".join(f"?{name}" for name in f"{_DATA} {_SYNCS} {_NAMES}".split())
-"""Calls that change a medium, or wait for it; those that a system lacks are passed over."""
+"""Calls that change the storage, or wait for it; those that a system lacks are skipped."""
 _CALL = re.compile(r"^\d+\s+(\w+)\((.*)$")
 _DESCRIPTOR = re.compile(r"^\d+<([^>]*)>")
 _TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -29,10 +29,10 @@ def needs_strace() -> None:
 
 
 def traced(work: Callable[[], object], *, kill_at: int | None = None) -> tuple[int, list[str]]:
-    """Do the work in a forked child under `strace`.
+    """Run the work in a forked child under `strace`.
 
     Args:
-        work: what the child does.
+        work: the work of the child.
         kill_at: the number, from 1, of the call of `CHANGES` at which the child is killed.
 
     Returns:
@@ -67,11 +67,11 @@ def traced(work: Callable[[], object], *, kill_at: int | None = None) -> tuple[i
 
 
 def unsynced(calls: list[str], folder: FsPath) -> list[str]:
-    """Say what was published before it was on the disk: renamed, or left at the end, without a sync after its writes.
+    """List files that were published before they were on the disk: renamed, or left at the end, without a sync.
 
     Args:
-        calls: as `traced` gives them.
-        folder: only files below it are looked at. What is written through a memory map is not seen.
+        calls: the calls of `traced`.
+        folder: only files below it are considered. Writes through a memory map are not seen.
     """
     waiting: dict[str, int] = {}
     faults: list[str] = []

@@ -2,12 +2,12 @@
 
     subprocess.run([*python(), "-c", "import tdstore; ...", "an argument"])
 
-A fresh interpreter spends two seconds of CPU importing torch. What is started here has all else that a fresh one has:
+A fresh interpreter spends two seconds of CPU importing torch. A process started here is otherwise like a fresh one:
 its own arguments, environment, folder, streams, `__main__`, exit status. It does not have: `PYTHON*` variables other
 than `PYTHONPATH`, options other than `-W ACTION`, `-c` and `-m`, and more than one thread of OpenMP.
 
-Each command is a small process that hands its streams to the server and waits: kill it, and what it stands for is
-killed. It runs this file without tdstore, so everything here is from the standard library.
+Each command is a small process that passes its streams to the server and waits: killing it kills the process that it
+stands for. It runs this file without tdstore, so everything here is from the standard library.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _address = ""  # where the server of this process listens
 
 
 def python() -> list[str]:
-    """Give a command that stands for `sys.executable`, and start the server that it needs.
+    """Return a command that stands for `sys.executable`, and start the server that it needs.
 
-    Where forking is not safe (anywhere but on Linux) it is `sys.executable` itself.
+    Where forking is not safe (on all systems but Linux) it is `sys.executable` itself.
     """
     global _address
     if sys.platform != "linux":
@@ -35,13 +35,13 @@ def python() -> list[str]:
 
 
 def _start() -> str:
-    """Start the server of this process; it ends with it. Returns where it listens."""
+    """Start the server of this process; it ends with it. Returns the address of the server."""
     import atexit
     import shutil
     import subprocess
     import tempfile
 
-    folder = tempfile.mkdtemp(prefix="tdstore-warm-")  # nobody else may enter it
+    folder = tempfile.mkdtemp(prefix="tdstore-warm-")  # for this user only
     address = os.path.join(folder, "socket")
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(address)
@@ -93,7 +93,7 @@ def serve(listening: int, path: list[str]) -> None:
 
 
 def _keep(command: socket.socket, path: list[str]) -> None:
-    """Fork the program's process, kill it if its command dies, and answer how it ended. Never returns."""
+    """Fork the program's process, kill it if its command dies, and report how it ended. Never returns."""
     import contextlib
     import select
 
@@ -114,18 +114,25 @@ def _keep(command: socket.socket, path: list[str]) -> None:
             os.close(stream)
         _run(path, **job)
     for stream in streams:
-        os.close(stream)  # whoever reads from it waits for all its writers
+        os.close(stream)  # its reader waits for all its writers
     ready, _, _ = select.select([command.fileno(), reading], [], [])
     if reading not in ready:
         os.kill(pid, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    with contextlib.suppress(OSError):  # nobody is there to be told
+    with contextlib.suppress(OSError):  # the receiver has ended
         command.sendall(str(status).encode())
     os._exit(0)
 
 
 def _run(path: list[str], cwd: str, env: dict[str, str], argv: list[str]) -> None:
-    """Run the program with the folder and the environment of its command, and end as it does. Never returns."""
+    """Run the program with the folder and the environment of its command, and end as it does. Never returns.
+
+    Args:
+        path: that of a fresh interpreter.
+        cwd: the folder.
+        env: the environment.
+        argv: the arguments.
+    """
     import atexit
     import gc
     import importlib
@@ -160,7 +167,7 @@ def _run(path: list[str], cwd: str, env: dict[str, str], argv: list[str]) -> Non
         status = 1
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this file's frame
         sys.excepthook(type(error), error, error.__traceback__)
-    # In the interpreter's order; what it does last, emptying a thousand modules, costs more than most programs.
+    # In the interpreter's order; its last step, emptying a thousand modules, costs more than most programs.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     vars(main).clear()
@@ -181,7 +188,7 @@ def _receive(stream: socket.socket, size: int) -> bytes:
 
 
 def _command() -> None:
-    """Be the command: `warm.py SOCKET [-W ACTION] -c CODE | -m MODULE [ARGUMENT...]`."""
+    """Run as the command: `warm.py SOCKET [-W ACTION] -c CODE | -m MODULE [ARGUMENT...]`."""
     address, *arguments = sys.argv[1:]
     job = json.dumps({"argv": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}).encode()
     with socket.socket(socket.AF_UNIX) as server:
