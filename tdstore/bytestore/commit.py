@@ -255,8 +255,8 @@ class Publisher:
         used = set(in_use)
         old = [Retired(o.name, o.size, moment) for o in before.objects if o.name not in used]
         old += [r for r in before.retired if r.name not in used]
-        kept = [r for r in old if r.since + self.keep_old > moment]
-        return kept, [r.name for r in old if r.since + self.keep_old <= moment]
+        unexpired = [r for r in old if r.since + self.keep_old > moment]
+        return unexpired, [r.name for r in old if r.since + self.keep_old <= moment]
 
     def collect(self, older_than: float) -> list[str]:
         """Remove objects that no manifest names and that are older than `older_than` seconds; returns their names."""

@@ -113,8 +113,8 @@ def overlay(old: Extents, new: Extents) -> Extents:
     edges = np.empty((len(new.start) + 1, 2), np.int64)
     edges[0, 0], edges[-1, 1] = 0, np.iinfo(np.int64).max
     edges[1:, 0], edges[:-1, 1] = new.stop, new.start
-    kept = select(old, edges)
-    merged = [np.concatenate(pair) for pair in zip(kept, new, strict=True)]
+    remaining = select(old, edges)
+    merged = [np.concatenate(pair) for pair in zip(remaining, new, strict=True)]
     order = np.argsort(merged[0], kind="stable")
     return coalesce(Extents(*(column[order] for column in merged)))
 
@@ -132,10 +132,10 @@ def coalesce(extents: Extents) -> Extents:
     start, stop, piece, offset = extents
     if len(start) < 2:
         return extents
-    apart = (start[1:] != stop[:-1]) | (piece[1:] != piece[:-1]) | (offset[1:] != offset[:-1] + (stop - start)[:-1])
-    if bool(apart.all()):
+    separate = (start[1:] != stop[:-1]) | (piece[1:] != piece[:-1]) | (offset[1:] != offset[:-1] + (stop - start)[:-1])
+    if bool(separate.all()):
         return extents
-    first = np.concatenate([[0], np.flatnonzero(apart) + 1])
+    first = np.concatenate([[0], np.flatnonzero(separate) + 1])
     last = np.concatenate([first[1:], [len(start)]]) - 1
     return Extents(start[first], stop[last], piece[first], offset[first])
 

@@ -117,13 +117,13 @@ def store_in_memory(leaf: Leaf, ranges: Ints, source: Ints, data: Bytes, buffer:
             return leaf
     begins = np.cumsum(sizes) - sizes
     if len(ranges) == 1:
-        kept = np.array(data[int(source[0]) : int(source[0] + sizes[0])])
+        copied = np.array(data[int(source[0]) : int(source[0] + sizes[0])])
     else:
-        kept = np.empty(int(sizes.sum()), np.uint8)
-        out = memoryview(kept)  # type: ignore[arg-type]
+        copied = np.empty(int(sizes.sum()), np.uint8)
+        out = memoryview(copied)  # type: ignore[arg-type]
         for a, n, b in zip(source.tolist(), sizes.tolist(), begins.tolist(), strict=True):
             out[b : b + n] = view[a : a + n]
-    piece = buffer.add(kept)
+    piece = buffer.add(copied)
     new = Extents(ranges[:, 0], ranges[:, 1], np.full(len(ranges), piece), begins)
     return Leaf(leaf.spec, overlay(old, coalesce(new)))
 

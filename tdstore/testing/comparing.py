@@ -85,9 +85,9 @@ def check_paths(got: Any, expected: Any, what: str = "") -> None:
     """Fail with missing and superfluous leaves."""
     __tracebackhide__ = True
     listed = list(got)
-    lost, odd = sorted(set(expected) - set(listed)), sorted(set(listed) - set(expected))
-    if lost or odd or len(listed) != len(set(listed)):
-        parts = [_count("missing", lost), _count("not expected", odd)]
+    lost, added = sorted(set(expected) - set(listed)), sorted(set(listed) - set(expected))
+    if lost or added or len(listed) != len(set(listed)):
+        parts = [_count("missing", lost), _count("not expected", added)]
         parts += ["a leaf is listed twice"] * (len(listed) != len(set(listed)))
         raise AssertionError(f"{what or 'leaves differ'}: {', '.join(part for part in parts if part)}")
 
@@ -256,8 +256,8 @@ def check_header(got: Header, expected: Header, what: str = "the header") -> Non
     __tracebackhide__ = True
     if list(got.groups) != list(expected.groups):
         lost = [path_text(p) for p in expected.groups if p not in got.groups]
-        odd = [path_text(p) for p in got.groups if p not in expected.groups]
-        parts = [f"lost: {_names(lost)}"] * bool(lost) + [f"added: {_names(odd)}"] * bool(odd)
+        added = [path_text(p) for p in got.groups if p not in expected.groups]
+        parts = [f"lost: {_names(lost)}"] * bool(lost) + [f"added: {_names(added)}"] * bool(added)
         raise AssertionError(f"{what}: groups were lost, added or reordered ({'; '.join(parts) or 'reordered'})")
     for path, group in expected.groups.items():
         for field in Group.__struct_fields__:

@@ -83,7 +83,7 @@ def is_memory(error: Exception) -> bool:
     )
 
 
-def of_medium(error: OSError) -> bool:
+def is_system_error(error: OSError) -> bool:
     """Check whether the system failed, rather than the file being damaged."""
     return error.errno is not None or _ERRNO.search(str(error)) is not None
 

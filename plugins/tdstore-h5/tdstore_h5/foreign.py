@@ -33,8 +33,8 @@ def foreign_header(
     """
     values: dict[Path, dict[str, Any]] = {}
     for path, name in found.values.items():
-        envelope, more = _value(file[name], path, url, raw, leaves is not None)
-        values.setdefault(path[:-1], {})[path[-1]] = envelope
+        record, more = _value(file[name], path, url, raw, leaves is not None)
+        values.setdefault(path[:-1], {})[path[-1]] = record
         if leaves is not None:
             leaves.update(more)
     groups = {

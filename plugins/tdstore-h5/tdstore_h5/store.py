@@ -40,7 +40,7 @@ from tdstore.storekit.files import io_errors
 from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore_h5 import options
-from tdstore_h5.faults import h5_errors, is_memory, of_medium
+from tdstore_h5.faults import h5_errors, is_memory, is_system_error
 from tdstore_h5.file import datasets
 from tdstore_h5.file.names import encode_path
 from tdstore_h5.file.opening import open_session
@@ -342,8 +342,8 @@ class H5Store(Store):
         sizes = [math.prod(s) * leaf.spec.dtype.itemsize for s, leaf in zip(shapes, leaves, strict=True)]
         sizes = [0 if r.out is not None else size for size, r in zip(sizes, reads, strict=True)]
         if self._arguments["max_bytes"] is None and sum(sizes) > SUSPECT_BYTES:
-            kept = {r.path: leaf.stored for leaf, r in zip(leaves, reads, strict=True)}
-            stored = min(self._session.raw.stored(), sum(kept.values()))
+            stored_by_path = {r.path: leaf.stored for leaf, r in zip(leaves, reads, strict=True)}
+            stored = min(self._session.raw.stored(), sum(stored_by_path.values()))
             if is_suspect(sum(sizes), stored):
                 raise refuse_absent(reads[sizes.index(max(sizes))].path, sum(sizes), stored, self.url)
         found = []
@@ -383,12 +383,12 @@ class H5Store(Store):
         session, spec = self._session, leaf.spec
         if not leaf.plain or leaf.held:
             with session.handle.guard, h5_errors(self.url, f"reading {path_text(r.path)}"):
-                session.handle.check_medium()
+                session.handle.check_storage()
                 dataset = session.dataset(r.path)
                 try:
                     return chunked.read(dataset, spec, r.index, r.out)
                 except (OSError, RuntimeError) as error:
-                    if is_memory(error) or (isinstance(error, OSError) and of_medium(error)):
+                    if is_memory(error) or (isinstance(error, OSError) and is_system_error(error)):
                         raise
                     chunked.need_memory(dataset)
                     bad = chunked.unreadable_rows(dataset, spec, r.index)
@@ -569,7 +569,7 @@ class H5Store(Store):
                 url=self.url,
                 hint="close it before forking, and open it in the child",
             )
-        session.handle.check_medium()
+        session.handle.check_storage()
         if session.handle.replaced:
             raise StoreError(
                 f"{self.url} was replaced by a save of this process; this store still reads the old file",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tdstore.storekit.foreign_strings import MOST, Strings, blocks, entry, refused
 from tdstore.types import Path, path_text
-from tdstore_h5.faults import of_medium
+from tdstore_h5.faults import is_system_error
 from tdstore_h5.file.tree import FREE, RATIO
 from tdstore_h5.rows.contiguous import Bytes
 
@@ -40,7 +40,7 @@ def read(
             spans[first * row : last * row] = strings.add(dataset[first:last].reshape(-1).tolist())
         return entry(path, strings, spans.reshape(*dataset.shape, 2), leaves=leaves)
     except OSError as error:
-        if of_medium(error):
+        if is_system_error(error):
             raise
         return refuse(path, url, ValueError(f"is damaged: {' '.join(str(error).split())}")), {}
     except ValueError as error:

@@ -103,7 +103,7 @@ def _of_wire(error: Exception, url: str, server: str, head: str) -> StoreError:
 
 def _of_reply(error: ServerError, url: str, server: str, head: str) -> StoreError:
     code, text = error.code, str(error)
-    told = f"{head}: {server} says: {text}"
+    message = f"{head}: {server} says: {text}"
     if code in ("NOAUTH", "WRONGPASS") or "invalid password" in text or "without any password configured" in text:
         what = "wants a password" if code == "NOAUTH" else "refused the user name or password"
         return StoreIOError(
@@ -114,7 +114,7 @@ def _of_reply(error: ServerError, url: str, server: str, head: str) -> StoreErro
         )
     if code == "NOPERM":
         return StoreIOError(
-            f"{told}",
+            f"{message}",
             url=url,
             hint="the user needs the keys ~tds:* and the commands @read @write @transaction",
             errno=errno.EACCES,
@@ -131,7 +131,7 @@ def _of_reply(error: ServerError, url: str, server: str, head: str) -> StoreErro
             errno=errno.ENOSPC,
         )
     if code == "MISCONF":
-        return StoreIOError(told, url=url, hint="the server cannot write its snapshots: see its log")
+        return StoreIOError(message, url=url, hint="the server cannot write its snapshots: see its log")
     if code == "WRONGTYPE":
         return CorruptStoreError(
             f"{head}: a key of this dataset has another type: another application wrote it",
@@ -140,16 +140,16 @@ def _of_reply(error: ServerError, url: str, server: str, head: str) -> StoreErro
         )
     if code in ("MOVED", "ASK", "CROSSSLOT", "CLUSTERDOWN"):
         return UnsupportedError(
-            f"{told}: redis cluster is not supported",
+            f"{message}: redis cluster is not supported",
             url=url,
             hint="use a single server, or one with replicas",
         )
     if code in ("LOADING", "BUSY", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS") or "max number of clients" in text:
-        return TransientError(told, url=url, hint="try again in a moment")
+        return TransientError(message, url=url, hint="try again in a moment")
     if code == "DENIED":
-        return StoreIOError(f"{told[:300]}", url=url, hint="the server is in protected mode: set a password there")
+        return StoreIOError(f"{message[:300]}", url=url, hint="the server is in protected mode: set a password there")
     if "DB index" in text or "invalid DB" in text:
         return OptionError(f"{head}: {server} has no such database: {text}", url=url, hint="db 0 is always there")
     if "unknown command" in text.lower() or "unknown subcommand" in text.lower():
-        return UnsupportedError(f"{told}", url=url, hint="redis 6.2 or newer is needed")
-    return StoreIOError(told, url=url)
+        return UnsupportedError(f"{message}", url=url, hint="redis 6.2 or newer is needed")
+    return StoreIOError(message, url=url)

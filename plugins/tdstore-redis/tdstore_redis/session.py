@@ -83,14 +83,14 @@ class Session:
         if not self.verify_sizes:
             return
         with self.line.errors("opening"):
-            odd = self.line.idempotent(lambda wire: _short_leaf(wire, document))
-            if odd is None:
+            short_leaf = self.line.idempotent(lambda wire: _short_leaf(wire, document))
+            if short_leaf is None:
                 return
             now = self.line.idempotent(lambda wire: fetch_document(wire, self.keys, self.url))
         if tries > 1 and now is not None and (now.dataset, now.revision) != (document.dataset, document.revision):
             self.load(accept=accept, tries=tries - 1)  # it was replaced between the two looks at it
         else:
-            raise self.corrupt(*odd)
+            raise self.corrupt(*short_leaf)
 
     def _load(self, wire: Wire) -> tuple[Document, list[Writing]]:
         document = fetch_document(wire, self.keys, self.url)
@@ -303,19 +303,19 @@ def _short_leaf(wire: Wire, document: Document) -> tuple[Path, str] | None:
 
 
 def _too_short(wire: Wire, array: Array) -> int | None:
-    return _odd_block(wire, array, lambda size, block: size < array.block_size(block))
+    return _find_block(wire, array, lambda size, block: size < array.block_size(block))
 
 
 def _too_long(wire: Wire, array: Array) -> int | None:
     # The last block may have more rows than the last commit: a writer appends them, or ended before it.
-    return _odd_block(wire, array, lambda size, block: size > array.per_block * array.stride)
+    return _find_block(wire, array, lambda size, block: size > array.per_block * array.stride)
 
 
-def _odd_block(wire: Wire, array: Array, odd: Callable[[int, int], bool]) -> int | None:
+def _find_block(wire: Wire, array: Array, is_faulty: Callable[[int, int], bool]) -> int | None:
     for at in range(0, array.blocks, 4096):
         blocks = range(at, min(at + 4096, array.blocks))
         for block, size in zip(blocks, wire.raising([pack(b"STRLEN", array.key(b)) for b in blocks]), strict=True):
-            if odd(size, block):
+            if is_faulty(size, block):
                 return block
     return None
 

@@ -34,7 +34,7 @@ from tdstore_redis.cells.layout import BLOCK, MAX_VALUE, TARGET_CELL, Array, new
 from tdstore_redis.cells.plans import Fetch, plan_read
 from tdstore_redis.connection import Line, pack
 from tdstore_redis.session import Session
-from tdstore_redis.tensordict_datasets import PeerStore, find_peer
+from tdstore_redis.tensordict_datasets import TensordictStore, find_tensordict_dataset
 from tdstore_redis.transactions import commit, row_writes
 from tdstore_redis.transactions.writer import Writer
 
@@ -100,7 +100,7 @@ def open_redis(
     Example:
         >>> store = open_redis("redis://localhost:6379/0/runs/1", mode="w")  # doctest: +SKIP
     """
-    given = {
+    address_options = {
         "host": host,
         "port": port,
         "db": db,
@@ -108,7 +108,7 @@ def open_redis(
         "password": password,
         "unix_socket_path": unix_socket_path,
     }
-    address = parse(location, given, new=mode in ("w", "x"))
+    address = parse(location, address_options, new=mode in ("w", "x"))
     url = address.url
     for name, value, allowed in (
         ("mode", mode, MODES),
@@ -124,7 +124,7 @@ def open_redis(
     tls = _tls(url, ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_check_hostname) if address.tls else None
     line = Line(address, timeout=timeout, tls=tls)
     arguments = {
-        **given,
+        **address_options,
         "timeout": timeout,
         "lock_timeout": lock_timeout,
         "verify": verify,
@@ -171,10 +171,10 @@ def _open(
             session.load(accept=accept)
         except StoreNotFoundError:
             with line.errors("opening"):
-                base = line.idempotent(lambda wire: find_peer(wire, line.address.name, session.url))
+                base = line.idempotent(lambda wire: find_tensordict_dataset(wire, line.address.name, session.url))
             if base is None:
                 raise
-            return PeerStore(line, base, token)
+            return TensordictStore(line, base, token)
         store = RedisStore(session, mode, token)
     else:
         writer = Writer(line, verify=sizes, lock_timeout=lock_timeout, block=block, max_bytes=max_bytes)
@@ -184,7 +184,7 @@ def _open(
             try:
                 writer.load(accept=accept)
             except StoreNotFoundError:
-                _refuse_peer(line, writer.url)
+                _refuse_tensordict(line, writer.url)
                 if mode == "r+":
                     raise
                 commit.begin(writer, exclusive=True)
@@ -200,9 +200,9 @@ def _open(
     return store
 
 
-def _refuse_peer(line: Line, url: str) -> None:
+def _refuse_tensordict(line: Line, url: str) -> None:
     with line.errors("opening"):
-        base = line.idempotent(lambda wire: find_peer(wire, line.address.name, url))
+        base = line.idempotent(lambda wire: find_tensordict_dataset(wire, line.address.name, url))
     if base is not None:
         raise ReadOnlyError(
             f"{url} was written by the tensordict package: it is opened for reading only",
@@ -282,11 +282,11 @@ class RedisStore(Store):
                         hint=f"did you mean {near[0]!r}?" if near else "block= of the store is the only layout option",
                     )
                 encode_value(list(path))  # refuses keys that JSON cannot hold
-                kept = spec.replace(fill_value=_plain(spec, self.url, path))
-                with allocating(path, (kept.nbytes // TARGET_CELL,), torch.bool, self.url):  # a flag for each cell
-                    tried = new_array(kept, 1, "0" * 16, block=writer.block)
+                plain = spec.replace(fill_value=_plain(spec, self.url, path))
+                with allocating(path, (plain.nbytes // TARGET_CELL,), torch.bool, self.url):  # a flag for each cell
+                    tried = new_array(plain, 1, "0" * 16, block=writer.block)
                 tried.fill_item()
-                made[path] = kept
+                made[path] = plain
             if made:
                 with writer.line.errors("creating leaves"):
                     writer.own_structure()

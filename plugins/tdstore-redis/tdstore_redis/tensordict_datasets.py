@@ -45,7 +45,7 @@ _SUFFIX = b":__keys__"
 _GLOB = re.compile(rb"([*?\[\]\\^])")
 
 
-def find_peer(wire: Wire, name: str, url: str) -> bytes | None:
+def find_tensordict_dataset(wire: Wire, name: str, url: str) -> bytes | None:
     """Return the key prefix of such a dataset: `name` is `prefix`, `prefix/id`, `prefix:{id}` or the id.
 
     Raises:
@@ -78,7 +78,7 @@ def find_peer(wire: Wire, name: str, url: str) -> bytes | None:
     return found.pop().removesuffix(_SUFFIX) if found else None
 
 
-class PeerStore(Store):
+class TensordictStore(Store):
     """Leaves that the `tensordict` package wrote. Made by `open_redis` in mode "r"."""
 
     caps = Cap.PARTIAL_READ | Cap.SHARED | Cap.PERSISTENT | Cap.CONCURRENT_READ

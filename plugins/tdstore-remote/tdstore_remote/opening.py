@@ -18,7 +18,7 @@ from tdstore_remote.engines.fsspec_engine import FsspecEngine
 from tdstore_remote.engines.obstore_engine import ObstoreEngine
 from tdstore_remote.libraries import PACKAGES, load_fsspec, pip_line
 from tdstore_remote.options import HTTP, OBSTORE, Settings, for_obstore, split_settings
-from tdstore_remote.urls import scheme_of, shown, take_apart
+from tdstore_remote.urls import scheme_of, shown, split_url
 
 LOCAL = ("", "file", "local")
 
@@ -67,7 +67,7 @@ def _bare(url: str, settings: Settings, options: Mapping[str, Any]) -> Engine:
     if not fits or settings.engine == "fsspec":
         return FsspecEngine(url, options, settings)
     if not obstore_is_dead():
-        return ObstoreEngine(url, take_apart(url), for_obstore(scheme, options, plain), settings)
+        return ObstoreEngine(url, split_url(url), for_obstore(scheme, options, plain), settings)
     advice = "DataLoader(..., multiprocessing_context='forkserver'), or open the location in the worker only"
     if settings.engine == "obstore":
         raise UnsupportedError(

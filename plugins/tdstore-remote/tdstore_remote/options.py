@@ -57,8 +57,8 @@ class StorageOptions(dict[str, Any]):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        kept = dict(self) if get_spawning_popen() is not None else without_secrets(self)
-        return OrderedDict, (list(kept.items()),)  # which `torch.load(weights_only=True)` knows; opening dresses it
+        shown = dict(self) if get_spawning_popen() is not None else without_secrets(self)
+        return OrderedDict, (list(shown.items()),)  # which `torch.load(weights_only=True)` knows; opening dresses it
 
     def __repr__(self) -> str:
         return f"StorageOptions({', '.join(sorted(self))})"
@@ -70,12 +70,12 @@ _NOT_SECRET = frozenset({"key", "access_key_id", "aws_access_key_id", "sse_kms_k
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that may be shown, also within mappings."""
-    kept: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     for name, value in options.items():
         if is_secret(name):
             continue
-        kept[name] = without_secrets(value) if isinstance(value, Mapping) else value
-    return kept
+        shown[name] = without_secrets(value) if isinstance(value, Mapping) else value
+    return shown
 
 
 def is_secret(name: str) -> bool:
@@ -297,5 +297,5 @@ def for_fsspec(scheme: str, options: Mapping[str, Any], url: str) -> dict[str, A
         found["requester_pays"] = True
     if target.client.get("allow_invalid_certificates"):
         client["verify"] = False
-    kept = {name: options[name] for name in ("config_kwargs", *_TUNING) if name in options}
-    return {**kept, **found, "client_kwargs": client}
+    shown = {name: options[name] for name in ("config_kwargs", *_TUNING) if name in options}
+    return {**shown, **found, "client_kwargs": client}

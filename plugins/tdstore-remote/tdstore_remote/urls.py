@@ -31,7 +31,7 @@ def scheme_of(url: str) -> str:
     return scheme if _SCHEME.fullmatch(scheme) else ""
 
 
-def take_apart(url: str) -> Place:
+def split_url(url: str) -> Place:
     """Split a URL of an object store.
 
     Raises:

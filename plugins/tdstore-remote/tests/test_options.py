@@ -11,7 +11,7 @@ import pytest
 from tdstore_remote.engines.credentials import s3_config
 from tdstore_remote.opening import open_engine
 from tdstore_remote.options import StorageOptions, Target, for_fsspec, for_obstore, split_settings, without_secrets
-from tdstore_remote.urls import last_name, parent_and_name, shown, take_apart
+from tdstore_remote.urls import last_name, parent_and_name, shown, split_url
 
 import tdstore
 from tdstore.errors import OptionError, StoreIOError
@@ -220,9 +220,9 @@ def test_messages_show_no_secrets() -> None:
 
 # -- URLs ----------------------------------------------------------------------------------
 def test_urls_are_taken_apart() -> None:
-    assert take_apart("s3://bucket/a/b/")[:3] == ("s3", "bucket", "a/b")
-    assert take_apart("abfs://c@account.dfs.core.windows.net/a") == ("abfs", "c", "a", "account")
-    assert take_apart("https://host:8/a/b")[:3] == ("https", "https://host:8", "a/b")
+    assert split_url("s3://bucket/a/b/")[:3] == ("s3", "bucket", "a/b")
+    assert split_url("abfs://c@account.dfs.core.windows.net/a") == ("abfs", "c", "a", "account")
+    assert split_url("https://host:8/a/b")[:3] == ("https", "https://host:8", "a/b")
     assert parent_and_name("s3://b/d/x.h5") == ("s3://b/d", "x.h5")
     assert parent_and_name("simplecache::s3://b/x.h5") == ("simplecache::s3://b", "x.h5")
     assert parent_and_name("zip://d/x.h5::s3://b/a.zip") == ("zip://d::s3://b/a.zip", "x.h5")
@@ -230,6 +230,6 @@ def test_urls_are_taken_apart() -> None:
     assert last_name("zip::s3://b/x.zip") == "x.zip"
     for url in ("s3://", "s3:///x", "https:///x"):
         with pytest.raises(OptionError):
-            take_apart(url)
+            split_url(url)
     with pytest.raises(OptionError, match="names no file"):
         parent_and_name("s3://bucket")

@@ -141,8 +141,8 @@ class Foreign:
         values: dict[Path, dict[str, Any]] = {}
         for path, leaf in self.values.items():
             values.setdefault(path[:-1], {})[path[-1]] = {"data": self._value(leaf, read)}
-        for path, envelope in self.strings.items():
-            values.setdefault(path[:-1], {})[path[-1]] = envelope
+        for path, record in self.strings.items():
+            values.setdefault(path[:-1], {})[path[-1]] = record
         groups = {}
         for path in sorted(keys, key=len):
             attributes = self.document.attributes
@@ -194,8 +194,8 @@ def _noted(attributes: Any) -> tuple[tuple[int, ...] | None, tuple[str | None, .
         return None, None
     if not isinstance(names, list) or len(names) != len(sizes):
         return tuple(sizes), None
-    given = [name for name in names if name is not None]
-    sound = given and all(isinstance(name, str) for name in given) and len(set(given)) == len(given)
+    named = [name for name in names if name is not None]
+    sound = named and all(isinstance(name, str) for name in named) and len(set(named)) == len(named)
     return tuple(sizes), tuple(names) if sound else None
 
 

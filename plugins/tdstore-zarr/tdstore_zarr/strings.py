@@ -50,9 +50,9 @@ class StringArray:
         kind = data["data_type"]
         settings = kind.get("configuration", {}) if isinstance(kind, dict) else {}
         self.width: Any = settings.get("length_bytes", 0) if isinstance(settings, dict) else 0
-        given = data.get("codecs")
-        given = given if isinstance(given, list) else []
-        codecs = [{"name": c} if isinstance(c, str) else c for c in given if isinstance(c, str | dict)]
+        declared = data.get("codecs")
+        declared = declared if isinstance(declared, list) else []
+        codecs = [{"name": c} if isinstance(c, str) else c for c in declared if isinstance(c, str | dict)]
         self.first = codecs[0] if codecs else {}
         self.fill = data.get("fill_value")
         # Everything but the elements is as in an array of bytes.

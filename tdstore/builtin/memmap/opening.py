@@ -78,14 +78,14 @@ def read_contents(root: int, url: str) -> Contents:
     try:
         raw = files.read_small(documents.NAME, root, MAX_MANIFEST)
     except FileNotFoundError:
-        return _read_peer(root, url)
+        return _read_tensordict(root, url)
     except CorruptStoreError as error:
         raise files.with_url(error, url) from None
     found, header = documents.decode_manifest(raw, url=url)
     return Contents(raw, header, [LeafFile.from_record(record) for record in found.leaves])
 
 
-def _read_peer(root: int, url: str) -> Contents:
+def _read_tensordict(root: int, url: str) -> Contents:
     try:
         os.stat(META, dir_fd=root, follow_symlinks=False)
     except FileNotFoundError:
@@ -340,6 +340,6 @@ def fingerprint(location: str) -> object:
         except OSError as error:
             found.append(error.errno)
             continue
-        told = (info.st_ino, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
-        found.append((info.st_dev, info.st_ino) if stat.S_ISDIR(info.st_mode) else told)
+        identity = (info.st_ino, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
+        found.append((info.st_dev, info.st_ino) if stat.S_ISDIR(info.st_mode) else identity)
     return found

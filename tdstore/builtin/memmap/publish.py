@@ -28,7 +28,7 @@ def _foreign_files(root: int, url: str) -> list[str]:
     names = os.listdir(root)
     if documents.NAME in names:
         return _not_ours(root, url)
-    if META in names and _is_peer_meta(root):
+    if META in names and _is_tensordict_meta(root):
         return tensordict_members(root, url, _ours_anywhere)
     return sorted(names)
 
@@ -62,7 +62,7 @@ def _ours_anywhere(parts: FileParts) -> bool:
     return name == META or files.is_temp(name)
 
 
-def _is_peer_meta(root: int) -> bool:
+def _is_tensordict_meta(root: int) -> bool:
     try:
         meta = json.loads(files.read_small(META, root, MAX_MANIFEST))
     except (OSError, StoreError, ValueError, RecursionError):

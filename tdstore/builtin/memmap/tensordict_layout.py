@@ -360,16 +360,16 @@ def _tensordict_leaf(shape: Iterable[int], dtype: torch.dtype, *, nested: bool) 
     return {"device": "cpu", "shape": list(shape), "dtype": f"torch.{dtype_name(dtype)}", "is_nested": nested}
 
 
-def _tensordict_value(envelope: Any) -> dict[str, Any] | None:
+def _tensordict_value(record: Any) -> dict[str, Any] | None:
     """Return tensordict's record of a value, if JSON can hold it."""
-    if not isinstance(envelope, dict):
+    if not isinstance(record, dict):
         return None
     try:
-        if "stack" in envelope:
-            data = decode_value(envelope["stack"])
-            found = {"_type": _STACK, "stack_dim": int(envelope.get("dim", 0)), "device": None, "data": data}
-        elif "data" in envelope:
-            data = decode_value(envelope["data"])
+        if "stack" in record:
+            data = decode_value(record["stack"])
+            found = {"_type": _STACK, "stack_dim": int(record.get("dim", 0)), "device": None, "data": data}
+        elif "data" in record:
+            data = decode_value(record["data"])
             found = {"_type": _NON_TENSOR, "data": data, "_is_non_tensor": True, "_metadata": None}
         else:
             return None

@@ -165,9 +165,9 @@ class Arena:
         """
         cursor = self._cursor()
         size = os.fstat(self.fd).st_size
-        taken = max(self.catalogue().end, *(r[1] + r[3] if r else 0 for r in self._records()))
-        if cursor < taken:
-            raise CorruptStoreError(f"the cursor of {self.url} is {cursor}, below the {taken} in use", url=self.url)
+        allocated = max(self.catalogue().end, *(r[1] + r[3] if r else 0 for r in self._records()))
+        if cursor < allocated:
+            raise CorruptStoreError(f"the cursor of {self.url} is {cursor}, below the {allocated} in use", url=self.url)
         begin = _up(cursor, align)
         offsets = []
         end = begin

@@ -24,7 +24,7 @@ class DirtyMarkers:
         self._timeout = timeout
         self._pid = 0
         self._free: list[int] = []
-        self._taken: list[int] = []
+        self._own_slots: list[int] = []
         self._release: object = None
 
     def take(self) -> int:
@@ -32,7 +32,7 @@ class DirtyMarkers:
         if self._pid != os.getpid():
             # A forked child: the slots are its parent's.
             self._free, self._pid = [], os.getpid()
-            del self._taken[:]
+            del self._own_slots[:]
         try:
             return self._free.pop()
         except IndexError:
@@ -51,9 +51,9 @@ class DirtyMarkers:
             if base is not None:
                 words[base + 1 : base + 3] = me.start, me.namespace
                 words[base] = me.pid
-                self._taken.append(base)
+                self._own_slots.append(base)
                 if self._release is None:
-                    self._release = weakref.finalize(self, _release, self._arena, self._taken)
+                    self._release = weakref.finalize(self, _release, self._arena, self._own_slots)
                 return base + 3
         raise StoreBusyError(
             f"{SLOTS} threads have {self._arena.url} open for writing, and it takes no more",
@@ -93,8 +93,8 @@ def _slots(arena: Arena) -> np.ndarray[Any, np.dtype[np.uint64]]:
     return arena.words[SLOTS_AT // 8 :].reshape(SLOTS, SLOT_WORDS)
 
 
-def _release(arena: Arena, taken: list[int]) -> None:
-    for base in taken:
+def _release(arena: Arena, own_slots: list[int]) -> None:
+    for base in own_slots:
         # Not those of a parent process whose list a fork copied.
         if int(arena.words[base]) == os.getpid():
             arena.words[base] = 0

@@ -284,8 +284,8 @@ class SharedStore(ResidentStore):
         for old, new in moves.items():
             self.view(old)
             check_path(new, self.url)
-        taken = [(new, self._entries.pop(old), self._leaves.pop(old)) for old, new in moves.items()]
-        for path, entry, leaf in taken:
+        moved = [(new, self._entries.pop(old), self._leaves.pop(old)) for old, new in moves.items()]
+        for path, entry, leaf in moved:
             self._put_entry(path, entry, leaf)
 
     def resize(self, lengths: Mapping[Path, int]) -> None:

@@ -236,11 +236,11 @@ class TdzLeaves(ResidentStore):
         self._check_writable()
         if len(set(moves.values())) < len(moves):
             raise ValueError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
-        taken = {new: self._entry(old) for old, new in moves.items() if old != new}
-        for leaf in taken.values():
+        moved = {new: self._entry(old) for old, new in moves.items() if old != new}
+        for leaf in moved.values():
             self._entries.pop(leaf.path, None)
         with files.io_errors(self.url, "renaming"):
-            for new, leaf in taken.items():  # an entry has its name in front of it: a copy under the new one
+            for new, leaf in moved.items():  # an entry has its name in front of it: a copy under the new one
                 self._copy(leaf, self._make(new, leaf.spec()))
 
     def resize(self, lengths: Mapping[Path, int]) -> None:

@@ -214,9 +214,9 @@ def _unpack(fd: int, listing: Listing, root: int, url: str) -> None:
                 sums[parts] = summer.sums()
             finally:
                 os.close(out)
-        kept = listing.members.get((documents.NAME,))
-        if kept is not None:
-            raw = read_manifest(fd, kept, url)
+        manifest_member = listing.members.get((documents.NAME,))
+        if manifest_member is not None:
+            raw = read_manifest(fd, manifest_member, url)
             document, header = documents.decode_manifest(raw, url=url)
             files.create_file(documents.NAME, root, _with_new_checksums(document, header, sums, url))
 

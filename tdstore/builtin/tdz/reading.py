@@ -314,7 +314,7 @@ def read_dataset(fd: int, listing: Listing, url: str) -> tuple[bytes, Header, li
         leaves = [LeafFile.from_record(record) for record in document.leaves]
     elif (META,) in listing.members:
         raw = b""
-        header, leaves = _read_peer(fd, listing, url)
+        header, leaves = _read_tensordict(fd, listing, url)
     else:
         raise CorruptStoreError(f"{url} is a zip without {META}: not an archive of a dataset", url=url)
     entries = []
@@ -332,7 +332,7 @@ def read_dataset(fd: int, listing: Listing, url: str) -> tuple[bytes, Header, li
     return raw, header, entries
 
 
-def _read_peer(fd: int, listing: Listing, url: str) -> tuple[Header, list[LeafFile]]:
+def _read_tensordict(fd: int, listing: Listing, url: str) -> tuple[Header, list[LeafFile]]:
     reader = _ArchiveReader(fd, listing, url)
     todo: list[tuple[Path, FileParts]] = [((), ())]
     while todo:

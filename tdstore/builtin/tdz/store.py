@@ -319,8 +319,8 @@ class TdzStore(TdzLeaves):
         self._take_sums(source, leaves)
         hold.new, hold.temp = new_file(hold.folder)
         try:
-            texts = descriptions(header, leaves, self._layout, self.url)
-            finish_packed(hold.new, leaves, texts, source, self._method, self._level)
+            small_files = descriptions(header, leaves, self._layout, self.url)
+            finish_packed(hold.new, leaves, small_files, source, self._method, self._level)
             self._swap_in(current=False)
         except BaseException:
             hold.drop_unfinished()

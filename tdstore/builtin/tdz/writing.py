@@ -120,7 +120,7 @@ def descriptions(header: Header, leaves: Iterable[LeafEntry], layout: Layout, ur
     return {(documents.NAME,): raw, **meta_files(header, known, layout)}
 
 
-def finish(fd: int, at: int, leaves: Iterable[LeafEntry], texts: Mapping[FileParts, bytes]) -> int:
+def finish(fd: int, at: int, leaves: Iterable[LeafEntry], small_files: Mapping[FileParts, bytes]) -> int:
     """Write local headers of stored leaves, the small files, and the directory; returns where the directory begins."""
     infos = [leaf.info for leaf in leaves if leaf.info is not None]
     for leaf in leaves:
@@ -132,27 +132,32 @@ def finish(fd: int, at: int, leaves: Iterable[LeafEntry], texts: Mapping[FilePar
     with as_file(fd, "r+b") as file:
         file.seek(at)
         with zipfile.ZipFile(file, "w") as archive:
-            add_texts(archive, texts)
+            add_small_files(archive, small_files)
             # Entries whose bytes are there already: the directory is all that they lack.
             archive.filelist.extend(infos)
             archive.NameToInfo.update({info.filename: info for info in infos})
         return archive.start_dir
 
 
-def add_texts(archive: zipfile.ZipFile, texts: Mapping[FileParts, bytes]) -> None:
+def add_small_files(archive: zipfile.ZipFile, small_files: Mapping[FileParts, bytes]) -> None:
     """Add small files, those of the root first."""
-    for parts, data in sorted(texts.items(), key=lambda item: len(item[0])):
+    for parts, data in sorted(small_files.items(), key=lambda item: len(item[0])):
         info = zipfile.ZipInfo("/".join(parts), _now())
         info.external_attr = 0o644 << 16
         archive.writestr(info, data)
 
 
 def finish_packed(
-    fd: int, leaves: Iterable[LeafEntry], texts: Mapping[FileParts, bytes], source: int, method: int, level: int | None
+    fd: int,
+    leaves: Iterable[LeafEntry],
+    small_files: Mapping[FileParts, bytes],
+    source: int,
+    method: int,
+    level: int | None,
 ) -> None:
     """Write a whole archive of compressed leaves, whose bytes are in another file."""
     with as_file(fd, "r+b") as file, zipfile.ZipFile(file, "w", method, compresslevel=level) as archive:
-        add_texts(archive, texts)
+        add_small_files(archive, small_files)
         for leaf in leaves:
             if leaf.info is None:
                 continue

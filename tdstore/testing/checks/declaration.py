@@ -61,8 +61,8 @@ class DeclarationTests(StoreSetup):
         """Check that `Backend.caps`, which `tdstore.backends()` shows to users, are the abilities of its stores."""
         if self.backend is None:
             pytest.skip("no backend name was given: nothing is declared")
-        told = self.declaration().caps & ~Cap.ASYNC  # which may depend on the place
-        more, fewer = told & ~self.caps, self.caps & ~told & ~Cap.ASYNC
+        declared = self.declaration().caps & ~Cap.ASYNC  # which may depend on the place
+        more, fewer = declared & ~self.caps, self.caps & ~declared & ~Cap.ASYNC
         assert not more, f"Backend.caps promises {able(more)}, which the stores have not"
         assert not fewer, f"Backend.caps lacks {able(fewer)}, which the stores have: tdstore.backends() hides it"
 

@@ -48,9 +48,9 @@ class WriteTests(StoreSetup):
         """Check that a write does not change its value."""
         self.needs(Cap.WRITE)
         value = sample("complex64", (4, 3))
-        kept = value.clone()
+        copy = value.clone()
         self.holding(location, {("a",): value})
-        check_same(value, kept)
+        check_same(value, copy)
 
     def test_write_non_contiguous(self, location: Location) -> None:
         """Check that transposed, strided, expanded and offset values are written as they read."""

@@ -13,10 +13,10 @@ from tdstore_h5.file.tree import VALUE_ATTRIBUTE, Contents
 def write_copies(file: h5py.File, contents: Contents, header: Header) -> None:
     """Make the file's groups and string datasets follow the header. Readers of ours look at the header alone."""
     wanted = _strings(contents, header)
-    kept = {(*path, key) for path, group in header.groups.items() for key in group.values}
+    in_header = {(*path, key) for path, group in header.groups.items() for key in group.values}
     for path in [*contents.copies, *contents.values]:
         known = path in contents.copies
-        if path in (wanted if known else kept - set(wanted)):
+        if path in (wanted if known else in_header - set(wanted)):
             continue
         del file[encode_path(path) if known else contents.values[path]]
         contents.copies.discard(path)
@@ -44,8 +44,8 @@ def _strings(contents: Contents, header: Header) -> dict[Path, str]:
     """Return the values of the header that are one string, without those that hold NUL, which ends a string in HDF5."""
     found = {}
     for path, group in header.groups.items():
-        for key, envelope in group.values.items():
-            text = envelope.get("data") if isinstance(envelope, dict) and len(envelope) == 1 else None
+        for key, record in group.values.items():
+            text = record.get("data") if isinstance(record, dict) and len(record) == 1 else None
             place = (*path, key)
             if type(text) is str and "\0" not in text and place not in contents.leaves and place not in header.groups:
                 found[place] = text

@@ -182,7 +182,7 @@ class Handle:
         """
         overlay = self.overlay
         if overlay is None or overlay.complete:
-            self.check_medium()
+            self.check_storage()
             return
         overlay.abandon()
         self.shut()
@@ -191,7 +191,7 @@ class Handle:
             if os.fstat(self.fd).st_size > overlay.committed:
                 truncate(self.fd, overlay.committed)
 
-    def check_medium(self) -> None:
+    def check_storage(self) -> None:
         """Refuse to continue after the storage failed."""
         if self.diverted or (self.failed and self.overlay is not None):
             raise StoreIOError(

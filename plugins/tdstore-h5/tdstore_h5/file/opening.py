@@ -20,9 +20,9 @@ def _lock(session: Session, handle: Handle, *, write: bool) -> None:
         handle.lock(alone=write, timeout=0, why=why)
         return
     except StoreBusyError:
-        if _own_rival(handle, write=write):
+        if _own_handle(handle, write=write):
             gc.collect()  # handles dropped without close() may still exist
-        if _own_rival(handle, write=write):
+        if _own_handle(handle, write=write):
             raise StoreBusyError(
                 f"{session.url} is already open {'' if write else 'for writing '}in this process",
                 url=session.url,
@@ -31,7 +31,7 @@ def _lock(session: Session, handle: Handle, *, write: bool) -> None:
     handle.lock(alone=write, timeout=session.timeout, why=why)
 
 
-def _own_rival(handle: Handle, *, write: bool) -> bool:
+def _own_handle(handle: Handle, *, write: bool) -> bool:
     info = os.fstat(handle.fd)
     others = [s.handle for s in list(OPEN) if s.thread == threading.get_ident() and s.handle.fd >= 0]
     return any(

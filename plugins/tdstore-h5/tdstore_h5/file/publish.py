@@ -85,8 +85,8 @@ def publish(
             handle.path = path
             unlink_journal(journal_path(path), handle.url)  # of a dead writer of the old file; it fits no other
             if old is not None:
-                for rival in own_writers(os.fstat(old.fd)):
-                    rival.replaced = True
+                for other in own_writers(os.fstat(old.fd)):
+                    other.replaced = True
             if durable:
                 with files.io_errors(handle.url, "syncing its folder"):
                     files.fsync(folder)

@@ -91,12 +91,12 @@ class Walker:
             if len(path) > MAX_DEPTH:
                 raise self._corrupt(path, f"is nested more than {MAX_DEPTH} levels deep")
             keys = self.found.groups.setdefault(path, [])
-            taken: set[str] = set()
+            used: set[str] = set()
             for link, kind in _links(group):
                 self._count += 1
                 if self._count > MAX_OBJECTS:
                     raise CorruptStoreError(f"{self.url} has more than {MAX_OBJECTS} objects", url=self.url)
-                key = self._key(path, link, taken)
+                key = self._key(path, link, used)
                 below = (*path, key)
                 self._check_link(below, kind)
                 self._object(below, name + b"/" + link if name else link, h5o.open(group, link), keys, stack)
@@ -116,14 +116,14 @@ class Walker:
             self._dataset(path, name, found, keys)
         # A named type holds no data.
 
-    def _key(self, path: Path, link: bytes, taken: set[str]) -> str:
+    def _key(self, path: Path, link: bytes, used: set[str]) -> str:
         try:
             key = decode_name(link.decode())
         except UnicodeDecodeError:
             raise self._corrupt((*path, repr(link)), "has a name that is not UTF-8") from None
-        if key in taken:
+        if key in used:
             raise self._corrupt((*path, key), "is there twice")
-        taken.add(key)
+        used.add(key)
         return key
 
     def _check_link(self, path: Path, kind: int) -> None:

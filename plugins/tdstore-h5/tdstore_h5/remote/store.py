@@ -389,9 +389,9 @@ class RemoteH5Store(Store):
 
     def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
         location, options, verify, recover, max_bytes = self._reopen
-        given = {"storage_options": options, "verify": verify, "recover": recover, "max_bytes": max_bytes}
-        given["trust"] = "h5" if self._trust else None
-        return location, "r", {name: value for name, value in given.items() if value is not None}
+        reopen_options = {"storage_options": options, "verify": verify, "recover": recover, "max_bytes": max_bytes}
+        reopen_options["trust"] = "h5" if self._trust else None
+        return location, "r", {name: value for name, value in reopen_options.items() if value is not None}
 
     def close(self) -> None:
         file, self._file = self._file, None

@@ -81,9 +81,9 @@ class Undo:
             if self.complete:
                 self._stretches.append(_Stretch(start, size, None, -1))
         elif self.complete:
-            self._stretches.append(self._kept(start, self.raw.bytes_at(start, size)))
+            self._stretches.append(self._saved(start, self.raw.bytes_at(start, size)))
 
-    def _kept(self, start: int, data: Bytes) -> _Stretch:
+    def _saved(self, start: int, data: Bytes) -> _Stretch:
         if self._held + len(data) > self.in_memory:
             try:
                 return _Stretch(start, len(data), None, self._put(data))

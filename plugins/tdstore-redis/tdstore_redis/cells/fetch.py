@@ -86,7 +86,7 @@ def fetch_group(wire: Wire, group: Sequence[Fetch], promised: Promised, before: 
 class _RunTaker:
     """Stores the cells of a run, and handles faulty replies after all others have arrived."""
 
-    __slots__ = ("commands", "odd", "parts", "run", "sizes")
+    __slots__ = ("commands", "faulty", "parts", "run", "sizes")
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -97,12 +97,12 @@ class _RunTaker:
             self.commands.append(command)
             self.parts.append((first, stop))
             self.sizes.append((stop - first) * run.array.stride)
-        self.odd: list[tuple[int, bytes]] = []
+        self.faulty: list[tuple[int, bytes]] = []
 
     def take(self, i: int, raw: Bytes) -> None:
         run, (first, stop) = self.run, self.parts[i]
         if len(raw) != self.sizes[i] or not run.array.fits(first, stop, raw):
-            self.odd.append((i, raw.tobytes()))
+            self.faulty.append((i, raw.tobytes()))
         elif len(run.into):
             run.put(first, stop, raw.reshape(-1, run.array.stride))
 
@@ -111,7 +111,7 @@ class _RunTaker:
             self.take(i, np.frombuffer(reply, np.uint8))
 
     def finish(self, wire: Wire, promised: Promised) -> None:
-        for i, raw in self.odd:
+        for i, raw in self.faulty:
             first, stop = self.parts[i]
             stored = np.frombuffer(_padded(raw, self.sizes[i]), np.uint8).reshape(stop - first, -1)
             ids = np.arange(first, stop)

@@ -217,8 +217,8 @@ class Array:
     def wrong(self, ids: range | Ids, stored: Bytes) -> Ids:
         """Return the positions of the stored cells `[n, stride]` whose check does not fit."""
         cells = stored[:, : self.cell]
-        told = np.ascontiguousarray(stored[:, self.cell :]).view("<u4").reshape(-1)
-        return np.flatnonzero(told != self.checks(ids, cells))
+        stored_checks = np.ascontiguousarray(stored[:, self.cell :]).view("<u4").reshape(-1)
+        return np.flatnonzero(stored_checks != self.checks(ids, cells))
 
     def fill_item(self) -> Bytes:
         """Return the bytes of one fill value."""

@@ -179,9 +179,9 @@ def _others(writer: Writer, wire: Wire, owner: bytes | None, notes: list[bytes])
     found = list(keyspace.records(notes, Writing, writer.url, writer.keys.writers).values())
     if owner is not None:
         found.append(keyspace.record(owner, Writing, writer.url, writer.keys.head, b"owner"))
-    strangers = [record for record in found if not record.here]
-    alive = keyspace.living(wire, strangers) if strangers else set()
-    return {record.who for record in strangers if alive is not None and record.session in alive}
+    foreign = [record for record in found if not record.here]
+    alive = keyspace.living(wire, foreign) if foreign else set()
+    return {record.who for record in foreign if alive is not None and record.session in alive}
 
 
 def _replaced_arrays(writer: Writer, wire: Wire, dataset: bytes | None) -> tuple[bytes, bytes | None]:

@@ -123,9 +123,9 @@ class Writer(Session):
             ]
         )
         field, keys = self.session.encode(), self.keys
-        kept = own is not None and record(own, Pending, self.url, keys.pending, field).session == self.session
+        noted = own is not None and record(own, Pending, self.url, keys.pending, field).session == self.session
         mine = owner is not None and record(owner, Writing, self.url, keys.head, b"owner").session == self.session
-        whole = (not self.marks or note is not None) and (not self._noted or kept) and (not self.owns or mine)
+        whole = (not self.marks or note is not None) and (not self._noted or noted) and (not self.owns or mine)
         if not run or run != self._run or not whole:
             fresh.close()
             raise self.lose("the server was restarted, or its data removed, before what was written was committed")

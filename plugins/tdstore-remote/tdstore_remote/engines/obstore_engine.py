@@ -182,11 +182,11 @@ class ObstoreEngine(Engine):
     async def _get_ranges(self, ranges: Sequence[Range]) -> list[Buffer]:
         answers: list[Buffer] = [b""] * len(ranges)
         plain: dict[str, list[int]] = {}
-        odd: list[int] = []
+        suffix_reads: list[int] = []
         largest = total = 0
         for at, (key, start, stop) in enumerate(ranges):
             if stop is None:
-                odd.append(at)
+                suffix_reads.append(at)
             elif stop > start:
                 plain.setdefault(key, []).append(at)
                 largest, total = max(largest, stop - start), total + stop - start
@@ -197,7 +197,7 @@ class ObstoreEngine(Engine):
         # Few ranges each travel alone; many go in groups, which cost less.
         size = min(GROUP, max(1, math.ceil(len(ranges) / slots), len(ranges) // 16))
         gate = asyncio.Semaphore(max(1, slots // size))
-        jobs: list[Coroutine[Any, Any, None]] = [self._one_end(ranges[at], at, answers, gate) for at in odd]
+        jobs: list[Coroutine[Any, Any, None]] = [self._one_end(ranges[at], at, answers, gate) for at in suffix_reads]
         for places in plain.values():
             jobs += [
                 self._one_group(ranges, places[i : i + size], answers, gate, under_way)

@@ -285,8 +285,8 @@ class Buffers(Pending):
         loaded = cell.loaded.reshape(-1)
         # Chunks that are contiguous in memory need no copy.
         blocks = raw.reshape(len(loaded), -1).view(np.uint8) if _in_order(meta.chunks, meta.inner) else None
-        taken = [] if loaded.all() else np.flatnonzero(~loaded).tolist()
-        old = self._old(cell, taken) if taken else {}
+        unloaded = [] if loaded.all() else np.flatnonzero(~loaded).tolist()
+        old = self._old(cell, unloaded) if unloaded else {}
         pieces: list[Bytes] = []
         index = np.full((len(loaded), 2), 2**64 - 1, "<u8")
         at = 0

@@ -59,11 +59,11 @@ class ArrayParser:
             node = self._decode(data)
         except (msgspec.ValidationError, RecursionError):
             return self._parse(self._whole(data, path), path)  # which raises the specific error
-        texts = (
+        parts = (
             node.shape, node.data_type, node.chunk_grid, node.chunk_key_encoding, node.fill_value, node.codecs,
             node.attributes, node.storage_transformers,
         )  # fmt: skip
-        key = tuple(map(bytes, texts))
+        key = tuple(map(bytes, parts))
         found = self._seen.get(key)
         names = node.dimension_names
         if found is None or (names is not None and len(names) != len(found.meta.shape)):

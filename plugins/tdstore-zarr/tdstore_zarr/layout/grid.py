@@ -28,7 +28,7 @@ class Piece(NamedTuple):
     """Slice or rows within the chunk."""
     outside: Any
     """Slice or positions in the result."""
-    taken: int
+    selected: int
     """How many elements."""
 
 
@@ -109,7 +109,7 @@ def parts(shape: Sequence[int], chunks: Sequence[int], index: StoreIndex) -> Ite
         rest = tuple(p[0].chunk for p in cut[1:])
         inside = tuple(p[0].inside for p in cut[1:])
         outside = tuple(p[0].outside for p in cut[1:])
-        counts = tuple(p[0].taken for p in cut[1:])
+        counts = tuple(p[0].selected for p in cut[1:])
         for c, i, o, n in cut[0]:
             yield Part((c, *rest), (i, *inside), (o, *outside), (n, *counts))
         return
@@ -118,7 +118,7 @@ def parts(shape: Sequence[int], chunks: Sequence[int], index: StoreIndex) -> Ite
             tuple(p.chunk for p in combined),
             tuple(p.inside for p in combined),
             tuple(p.outside for p in combined),
-            tuple(p.taken for p in combined),
+            tuple(p.selected for p in combined),
         )
 
 

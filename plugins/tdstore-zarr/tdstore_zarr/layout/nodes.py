@@ -44,7 +44,7 @@ def wanted_nodes(header: Header, leaves: dict[Path, Leaf], names: Names, keys: t
     for path in groups:
         if path in leaves:
             continue  # a header may say more than the store holds
-        attributes = _peer_attributes(header.groups.get(path))
+        attributes = _tensordict_attributes(header.groups.get(path))
         if not path:
             found.root = attributes
             continue
@@ -64,12 +64,12 @@ def wanted_nodes(header: Header, leaves: dict[Path, Leaf], names: Names, keys: t
 def dimension_names(leaf: Leaf, group: Group | None) -> tuple[str, ...]:
     """Return a name for each dimension: xarray needs them all, and those of one group must agree in size."""
     batch = (group.batch_size if group is not None else None) or ()
-    given = (group.names if group is not None else None) or (None,) * len(batch)
+    group_names = (group.names if group is not None else None) or (None,) * len(batch)
     shape = leaf.meta.shape
     found: list[str] = []
     for dim in range(len(shape)):
         if dim < len(batch) and batch[: dim + 1] == shape[: dim + 1]:
-            name = given[dim] or f"batch_{dim}"
+            name = group_names[dim] or f"batch_{dim}"
         else:
             name = f"{leaf.path[-1]}_dim_{dim}"
         while name in found:
@@ -78,7 +78,7 @@ def dimension_names(leaf: Leaf, group: Group | None) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _peer_attributes(group: Group | None) -> dict[str, Any]:
+def _tensordict_attributes(group: Group | None) -> dict[str, Any]:
     if group is None or group.batch_size is None:
         return {}
     names = {} if group.names is None else {"names": list(group.names)}
@@ -89,9 +89,9 @@ def _plain_values(header: Header) -> dict[Path, bytes]:
     """Return the values of the header that are plain JSON."""
     found = {}
     for path, group in header.groups.items():
-        for key, envelope in group.values.items():
-            if isinstance(envelope, dict) and set(envelope) == {"data"} and not _tagged(envelope["data"]):
-                found[*path, key] = msgspec.json.encode(envelope["data"])
+        for key, record in group.values.items():
+            if isinstance(record, dict) and set(record) == {"data"} and not _tagged(record["data"]):
+                found[*path, key] = msgspec.json.encode(record["data"])
     return found
 
 

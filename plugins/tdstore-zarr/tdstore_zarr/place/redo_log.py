@@ -253,9 +253,9 @@ class LoggedEngine(Engine, Generic[E]):
         sizes = {old: self._size_of_copy(old) for old in moves if old not in self.puts}
         copied = self._copied(list(sizes))
         with self._lock:
-            taken = [self.puts.pop(old) if old in self.puts else Put(copied[old], sizes[old]) for old in moves]
+            used = [self.puts.pop(old) if old in self.puts else Put(copied[old], sizes[old]) for old in moves]
             self.gone.update(moves)
-            for new, put in zip(moves.values(), taken, strict=True):
+            for new, put in zip(moves.values(), used, strict=True):
                 self.puts[new] = put
                 self.gone.discard(new)
 
