@@ -24,7 +24,7 @@ ELSEWHERE = {
 }
 # Suites that cut across the folders of the sources, and what tests are made of.
 ACROSS = set(
-    "compile data differential examples faults house plugins porting servers surface torch_integration".split()
+    "compile data differential examples faults house plugins porting reveal servers surface torch_integration".split()
 )
 
 
