@@ -176,7 +176,7 @@ def of_obstore(error: BaseException, call: Call) -> Exception:
     name, text = type(error).__name__, str(error)
     status, code = status_and_code(text)
     if name in ("AlreadyExistsError", "PreconditionError") or code in ("ConditionalRequestConflict",):
-        return ConflictError(f"{call.url} was written by somebody else", url=call.url)
+        return ConflictError(f"{call.url} was changed by another writer", url=call.url)
     if "NotPartial" in text or "Range request not supported by" in text or "non-partial response" in text:
         return NoRangesError(text)
     if isinstance(error, FileNotFoundError) and status is None:
@@ -278,7 +278,7 @@ def of_status(status: int | None, code: str | None, reason: str, call: Call) -> 
             errno=errno.EACCES,
         )
     if status in (409, 412):
-        return ConflictError(f"{url} was written by somebody else", url=url)
+        return ConflictError(f"{url} was changed by another writer", url=url)
     if status in (405, 501):
         return UnsupportedError(f"{where}: the server does not do that ({reason})", url=url)
     if status in (507, 413) or code in _FULL:
@@ -301,7 +301,7 @@ def of_fsspec(error: BaseException, call: Call) -> Exception:
     if code is None and error.__cause__ is not None:
         status, code = next((found for found in (_http_of(error.__cause__),) if found[1]), (status, code))
     if code in ("PreconditionFailed", "ConditionalRequestConflict") or isinstance(error, FileExistsError):
-        return ConflictError(f"{call.url} was written by somebody else", url=call.url)
+        return ConflictError(f"{call.url} was changed by another writer", url=call.url)
     if name == "NoCredentialsError" or "Unable to locate credentials" in text:
         return missing_credentials(call.url)
     if isinstance(status, int) and status >= 300:

@@ -160,7 +160,7 @@ class StoreEngine(Engine):
             raise self.unsupported(EngineCap.WRITE)
         tag = self._run(self._put(key, bytes(data), if_absent, if_match), "writing")
         if tag is None:
-            raise ConflictError(f"{self.where(key)} was written by somebody else", url=self.where(key))
+            raise ConflictError(f"{self.where(key)} was changed by another writer", url=self.where(key))
         return tag
 
     async def _put(self, key: str, data: bytes, if_absent: bool, if_match: str | None) -> str | None:

@@ -264,7 +264,7 @@ class FsspecEngine(Engine):
             return
         there = _tag(self._fs.cat_file(path)) if self._fs.isfile(path) else None
         if (if_absent and there is not None) or (if_match is not None and there != if_match):
-            raise ConflictError(f"{where} was written by somebody else", url=where)
+            raise ConflictError(f"{where} was changed by another writer", url=where)
 
     def put_many(self, items: Sequence[tuple[str, Buffer]]) -> None:
         """Write objects, as `Engine.put_many` does; concurrently where the file system is asynchronous."""

@@ -64,7 +64,7 @@ class MemoryEngine(Engine):
         with _LOCK:
             there = self.objects.get(key)
             if (if_absent and there) or (if_match is not None and (there is None or str(there[1]) != if_match)):
-                raise ConflictError(f"{self.where(key)} was written by somebody else", url=self.where(key))
+                raise ConflictError(f"{self.where(key)} was changed by another writer", url=self.where(key))
             tag = there[1] + 1 if there else 1
             self.objects[key] = (bytes(data), tag)
             return str(tag)
