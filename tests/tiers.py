@@ -12,6 +12,7 @@ tdstore that starts processes) stands in `FOLDERS`; a test that starts a process
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -56,6 +57,7 @@ FOLDERS = {
     "tests/porting/": "peer",
     "tests/compile/": "compile",
     "tests/torch_integration/test_export.py": "compile",
+    "tests/torch_integration/test_regions.py": "compile",
     "tests/tensorclass/test_compile.py": "compile",
     "tests/parallel/test_map_stored.py": "process",
     "tests/reveal/": "process",
@@ -65,6 +67,7 @@ BEYOND = {
     "quick": ("plugins/", "tests/differential/", "tests/porting/", "tests/faults/", "tests/compile/"),
     "local": ("tests/differential/", "tests/porting/"),
 }
+IMPORTS_PEER = re.compile(r"^(import|from) (tensordict|torchrl)\b", re.MULTILINE)
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}  # events that Python tells an audit hook
 FOLLOWED = ("tests", "plugins", "tdstore/testing")
 
@@ -222,4 +225,7 @@ def is_beyond(path: Path, expression: str) -> bool:
     folders = BEYOND.get(expression)
     if folders is None or not path.is_relative_to(ROOT):
         return False
-    return f"{path.relative_to(ROOT).as_posix()}/".startswith(folders)
+    if f"{path.relative_to(ROOT).as_posix()}/".startswith(folders):
+        return True
+    # Importing the peer takes seconds in each process, more than the few quick tests of such a file.
+    return expression == "quick" and path.suffix == ".py" and IMPORTS_PEER.search(path.read_text()) is not None

@@ -11,9 +11,9 @@ import torch
 import tdstore
 
 MODULES = (
-    "convert.arrays convert.arrow convert.frames convert.methods convert.python convert.pytree convert.reprtext "
-    "container.defaults container.measuring container.merging container.padding container.paths container.printing "
-    "container.ragged"
+    "convert.methods convert.objects.arrays convert.objects.python convert.objects.pytree convert.objects.reprs "
+    "convert.tables.arrow convert.tables.pandas container.core.defaults container.core.paths container.methods.facts "
+    "container.functions.merge container.functions.padding container.display.options container.entries.nested_tensors"
 ).split()
 
 

@@ -11,7 +11,7 @@ import torch
 import tdstore
 
 
-@pytest.mark.parametrize("name", ["modules.methods", "modules.params", "convert.statedict", "interop"])
+@pytest.mark.parametrize("name", ["modules.methods", "tensordicts.params", "convert.checkpoints.state_dict", "interop"])
 def test_examples(name: str) -> None:
     module = importlib.import_module(f"tdstore.{name}")
     public = {key: getattr(tdstore, key) for key in tdstore.__all__}
