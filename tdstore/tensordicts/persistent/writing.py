@@ -18,13 +18,13 @@ from tdstore.container.storage.block_writer import into, rows_of
 from tdstore.container.storage.change_plan import Changes, Prepared
 from tdstore.container.storage.column_plan import ValuePlan
 from tdstore.container.storage.describe import describe, named_groups
-from tdstore.container.storage.entry_kinds import NestedTensor
+from tdstore.container.storage.entry_kinds import NestedTensor, SubGroup
 from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, spread_over
 from tdstore.container.varlen.columns import column_leaves
 from tdstore.container.varlen.nested_leaves import leaf_below
 from tdstore.errors import BatchSizeError, UnsupportedError
-from tdstore.index.index_terms import as_terms
+from tdstore.index.index_terms import as_terms, spelled_out
 from tdstore.index.rows import scatter
 from tdstore.index.selection import Selection
 from tdstore.store import Cap
@@ -229,14 +229,39 @@ class StoredWrites(StoredTree):
         self._plan_write(changes, entries, at)
         return Prepared(changes.begin, changes.finish)
 
+    def _plan_rows(self, changes: Changes, index: Any, value: Any, made: list[tuple[Any, list[str]]]) -> None:
+        """Plan `td[index] = value`. The index is parsed once where every entry of a TensorDict in memory is here."""
+        if isinstance(value, self._resident_class) and value._data and value.device in (None, self._device):
+            window = self._at(spelled_out(as_terms(index), len(self._batch_size)))
+            if value._batch_size == window._batch_size and window._has_all(value):
+                self._handle.check_writable()
+                plan = changes.plan_of(self._handle)
+                window._plan_writes(value._data, plan.data, plan)
+                return
+        super()._plan_rows(changes, index, value, made)
+
+    def _has_all(self, value: Any) -> bool:
+        """Whether the entries of a TensorDict in memory are here, groups as groups, with no lazy stack among them."""
+        for key, entry in value._data.items():
+            found = self._entry(key)
+            if found is None or isinstance(entry, Container) != isinstance(found, SubGroup):
+                return False
+            if isinstance(found, SubGroup):
+                child = self._child(key)
+                if not (isinstance(entry, self._resident_class) and isinstance(child, StoredWrites)):
+                    return False
+                if not child._has_all(entry):
+                    return False
+        return True
+
     def _plan_write(self, changes: Changes, entries: Mapping[str, Any], at: tuple[Any, ...] | None = None) -> None:
         self._handle.check_writable()
         window = self if at is None else self._at(at)
         plan = changes.plan_of(self._handle)
         window._plan_writes(entries, plan.data, plan)
 
-    def _plan_writes(self, entries: Mapping[str, Any], writes: list[Write], plan: ValuePlan) -> None:
-        for key, value in entries.items():
+    def _plan_writes(self, given: Mapping[str, Any], writes: list[Write], plan: ValuePlan) -> None:
+        for key, value in given.items():
             kind, path = self._kind(key), (*self._path, key)
             if kind is None:
                 raise self._missing(key)
@@ -249,7 +274,8 @@ class StoredWrites(StoredTree):
                     for td, part in zip(child._tds, child._per_element(value), strict=True):
                         td._plan_writes(dict(part.items()), writes, plan)
                 else:
-                    child._plan_writes(dict(pairs.items()), writes, plan)
+                    entries = value._data if isinstance(value, self._resident_class) else dict(pairs.items())
+                    child._plan_writes(entries, writes, plan)
             elif kind == LEAF:
                 self._refuse_nested(key)
                 writes += self._writes(path, self._leaf_value(key, value), None)
