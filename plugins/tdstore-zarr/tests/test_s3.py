@@ -231,7 +231,7 @@ from tdstore_zarr.store import open_zarr
 from tdstore.types import Write
 sys.path.insert(0, sys.argv[2])
 import test_crash
-from tdstore_remote import fsspec_engine, obstore_engine
+from tdstore_remote.engines import fsspec_engine, obstore_engine
 points = [(kind, name) for module in (fsspec_engine, obstore_engine) for kind in vars(module).values()
           if isinstance(kind, type) and kind.__module__ == module.__name__
           for name in ("put", "put_many", "delete") if name in vars(kind)]

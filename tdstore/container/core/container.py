@@ -98,11 +98,13 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
             kind = self._kind(key)
             if kind == GROUP:
                 self._raw(key)._check_batch(new, (*path, key))
-            elif kind == LEAF and self._leaf_shape(key)[:n] != new:
-                raise BatchSizeError(
-                    f"entry {path_text((*path, key))} of shape {list(self._leaf_shape(key))} "
-                    f"does not start with the batch size {list(new)}"
-                )
+                continue
+            size = self._leaf_shape(key) if kind == LEAF else self._value_size(key)
+            if size[:n] == new or (kind != LEAF and not isinstance(self._raw(key), NonTensorStack)):
+                continue  # one value fits any batch
+            raise BatchSizeError(
+                f"entry {path_text((*path, key))} of shape {list(size)} does not start with the batch size {list(new)}"
+            )
 
     shape = batch_size
 
