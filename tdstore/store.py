@@ -23,7 +23,7 @@ from torch import Tensor
 from tdstore import lifetime
 from tdstore.errors import UnsupportedError
 from tdstore.header import Header
-from tdstore.index.ranges import check_values as check_values  # for backends, whose `write` calls it
+from tdstore.index.ranges import check_writes as check_writes  # for backends, whose `write` calls it
 from tdstore.index.rows import check_indices as check_indices  # for backends, whose `read` and `write` call it
 from tdstore.index.tracing import keep_out
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Write

@@ -12,7 +12,7 @@ from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.readcheck import ReadCheck
 from tdstore.dtypes import NAME_TO_DTYPE
 from tdstore.errors import KeyNotFoundError, ReadOnlyError, StoreClosedError
-from tdstore.index.ranges import check_values
+from tdstore.index.ranges import check_writes
 from tdstore.index.rows import check_indices
 from tdstore.index.selection import last_wins
 from tdstore.store import Store
@@ -65,8 +65,7 @@ class ResidentStore(Store):
     def write(self, writes: Sequence[Write]) -> None:
         self._check_writable()
         views = [self.view(w.path) for w in writes]
-        check_indices((w.index, leaf.shape) for w, leaf in zip(writes, views, strict=True))
-        check_values((w, leaf.shape, leaf.dtype) for w, leaf in zip(writes, views, strict=True))
+        check_writes((w, leaf.shape, leaf.dtype) for w, leaf in zip(writes, views, strict=True))
         for leaf, w in zip(views, writes, strict=True):
             put(leaf, w.index, w.value)
 

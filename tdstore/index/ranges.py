@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.index.rows import check_indices
 from tdstore.types import StoreIndex, Write, path_text
 
 GAP = 64 << 10
@@ -28,15 +29,18 @@ def index_shape(shape: Sequence[int], index: StoreIndex) -> tuple[int, ...]:
     return (*head, *shape[len(index) :])
 
 
-def check_values(places: Iterable[tuple[Write, Sequence[int], torch.dtype]]) -> None:
-    """Check that values which reach a store have the shape and dtype of their places, all before any is written.
+def check_writes(places: Iterable[tuple[Write, Sequence[int], torch.dtype]]) -> None:
+    """Check the indices and values of all writes that reach a store, before any is written.
 
     Args:
-        places: `(write, shape of the leaf, dtype of the leaf)`; the index is within the leaf (`check_indices`).
+        places: `(write, shape of the leaf, dtype of the leaf)`.
 
     Raises:
+        IndexError: as of `check_indices`.
         ValueError: a value has another shape or dtype than `leaf[index]`; names the leaf.
     """
+    places = list(places)
+    check_indices((w.index, shape) for w, shape, _ in places)
     for w, shape, dtype in places:
         expected = index_shape(shape, w.index) if w.index else tuple(shape)
         if w.value.dtype is not dtype or tuple(w.value.shape) != expected:

@@ -33,7 +33,7 @@ from tdstore.errors import (
 )
 from tdstore.header import Header, header_from_builtins, header_to_builtins
 from tdstore.index.rows import check_indices
-from tdstore.store import Cap, Store
+from tdstore.store import Cap, Store, check_writes
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
 from tdstore.values import decode_value, encode_value
 
@@ -129,7 +129,7 @@ class ByteStore(Store):
 
     def write(self, writes: Sequence[Write]) -> None:
         self._check(write=True)
-        check_indices((w.index, self._blob(w.path).spec.shape) for w in writes)
+        check_writes((w, self._blob(w.path).spec.shape, self._blob(w.path).spec.dtype) for w in writes)
         for w in writes:
             blob = self._blobs[w.path]
             if w.index:

@@ -30,7 +30,7 @@ from tdstore.errors import (
 )
 from tdstore.header import Header, decode_header, encode_header
 from tdstore.hookspecs import Backend
-from tdstore.store import Cap, Store, check_indices
+from tdstore.store import Cap, Store, check_indices, check_writes
 from tdstore.testing.samples import assign, pick
 from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
 from tdstore.values import decode_value, encode_value
@@ -168,7 +168,7 @@ class SqliteStore(Store):
 
     def write(self, writes: Sequence[Write]) -> None:
         self._check(writing=True)
-        check_indices((w.index, self._leaf(w.path)[0].shape) for w in writes)
+        check_writes((w, self._leaf(w.path)[0].shape, self._leaf(w.path)[0].dtype) for w in writes)
         for w in writes:
             old = self._leaves[w.path]
             new = old[0], assign(old[1], w.index, w.value)

@@ -11,7 +11,7 @@ import torch
 from tdstore import errors
 from tdstore.dtypes import from_numpy, to_numpy
 from tdstore.header import Header
-from tdstore.store import Cap, Store, check_indices, check_values
+from tdstore.store import Cap, Store, check_indices, check_writes
 from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
 from torch import Tensor
 
@@ -90,10 +90,9 @@ class SafetensorsStore(Store):
 
     def write(self, writes: Sequence[Write]) -> None:
         self._check(writing=True)
-        leaves = [self._leaf(w.path) for w in writes]
-        check_indices((w.index, leaf.spec.shape) for w, leaf in zip(writes, leaves, strict=True))
-        check_values((w, leaf.spec.shape, leaf.spec.dtype) for w, leaf in zip(writes, leaves, strict=True))
-        for w, spec in zip(writes, self.specs([w.path for w in writes]), strict=True):
+        places = [(w, self._leaf(w.path).spec) for w in writes]
+        check_writes((w, spec.shape, spec.dtype) for w, spec in places)
+        for w, spec in places:
             leaf = self._leaves[w.path].changeable() if w.index else NewLeaf(spec, to_numpy(w.value).copy())
             if w.index:
                 leaf.array[numpy_index(w.index)] = to_numpy(w.value)

@@ -23,7 +23,7 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.header import Header
-from tdstore.index.ranges import check_values
+from tdstore.index.ranges import check_writes
 from tdstore.index.rows import check_indices, runs
 from tdstore.index.selection import gather
 from tdstore.keys import encode_file_name
@@ -226,8 +226,7 @@ class MemmapLeaves(ResidentStore):
     def write(self, writes: Sequence[Write]) -> None:
         self._check_writable()
         wanted = [(self._leaf(w.path), w) for w in writes]
-        check_indices((w.index, leaf.shape) for leaf, w in wanted)
-        check_values((w, leaf.shape, leaf.dtype) for leaf, w in wanted)
+        check_writes((w, leaf.shape, leaf.dtype) for leaf, w in wanted)
         wanted = [(leaf, w) for leaf, w in wanted if leaf.nbytes and w.value.numel()]
         if not self._hold.building:
             for leaf, w in wanted:  # all, before the first row of any is overwritten

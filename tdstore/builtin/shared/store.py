@@ -31,8 +31,7 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.header import Header
-from tdstore.index.ranges import check_values
-from tdstore.index.rows import check_indices
+from tdstore.index.ranges import check_writes
 from tdstore.lifetime import Ending
 from tdstore.pickling import rebuild
 from tdstore.registry import split_scheme
@@ -255,8 +254,7 @@ class SharedStore(ResidentStore):
     def write(self, writes: Sequence[Write]) -> None:
         self._check_writable()
         leaves = [self.view(w.path) for w in writes]
-        check_indices((w.index, leaf.shape) for w, leaf in zip(writes, leaves, strict=True))
-        check_values((w, leaf.shape, leaf.dtype) for w, leaf in zip(writes, leaves, strict=True))
+        check_writes((w, leaf.shape, leaf.dtype) for w, leaf in zip(writes, leaves, strict=True))
         words = self._arena.words
         mark = self._marks.take()
         try:

@@ -19,7 +19,7 @@ from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.builtin.window import Window
 from tdstore.errors import ConflictError, KeyNotFoundError, OptionError
 from tdstore.header import Header
-from tdstore.index.ranges import check_values
+from tdstore.index.ranges import check_writes
 from tdstore.index.rows import check_indices
 from tdstore.store import Cap
 from tdstore.storekit import files
@@ -204,8 +204,7 @@ class TdzLeaves(ResidentStore):
     def write(self, writes: Sequence[Write]) -> None:
         self._check_writable()
         entries = [self._entry(w.path) for w in writes]
-        check_indices((w.index, entry.shape) for w, entry in zip(writes, entries, strict=True))
-        check_values((w, entry.shape, entry.dtype) for w, entry in zip(writes, entries, strict=True))
+        check_writes((w, entry.shape, entry.dtype) for w, entry in zip(writes, entries, strict=True))
         wanted = [(leaf, w) for leaf, w in zip(entries, writes, strict=True) if leaf.nbytes and w.value.numel()]
         self._check_current()
         for leaf, w in wanted if HOLES else ():  # all, before the first row of any is overwritten

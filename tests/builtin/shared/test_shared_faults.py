@@ -147,10 +147,14 @@ def test_a_writer_killed_in_the_middle_of_writing_leaves_named(shm, monkeypatch)
     open_shared("shm://x", mode="r")
 
 
-def test_a_write_that_raises_leaves_no_mark():
+def test_a_write_that_raises_leaves_no_mark(monkeypatch):
+    def refuse(*arguments):
+        raise MemoryError
+
     store = made()
-    with pytest.raises(RuntimeError):
-        store.write([Write(("a",), (), torch.ones(3, 3))])
+    monkeypatch.setattr("tdstore.builtin.shared.store.put", refuse)
+    with pytest.raises(MemoryError):
+        store.write([Write(("a",), (), torch.ones(4))])
     assert store.verify() == [] and not store._arena.words[arena_module.SLOTS_AT // 8 + 3]
 
 
