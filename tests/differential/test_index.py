@@ -8,6 +8,7 @@ import torch
 from .cases import Case, Cases
 from .indices import INTO_FEATURES, INVALID, INVALID_TWO, TOO_MANY, index_of, indices_for
 from .oracle import OURS, Raised, describe, differences, outcome
+from .programs import check, programs
 from .structures import SAMPLES, t
 from .writes import VALUES, leaves, like
 
@@ -154,3 +155,18 @@ def test_other_integer_dtypes(dtype: torch.dtype) -> None:
     """torch, and so the peer, takes int32 and int64 only; a row number is a row number."""
     td = OURS.sample("nested")
     assert not list(differences(describe(td[torch.tensor([2, 0])]), describe(td[torch.tensor([2, 0], dtype=dtype)])))
+
+
+@programs("""
+td = TensorDict({"a": torch.zeros(4), "n": TensorDict({"x": torch.zeros(4, 3)}, [4, 3])}, [4])
+n = TensorDict({"x": torch.ones(2, 3), "new": torch.ones(2, 3, 5)}, [2, 3])
+td[1:3] = TensorDict({"a": torch.ones(2), "n": n}, [2])
+(td["n", "new"], td["n"].batch_size)
+---
+td = TensorDict({"n": TensorDict({"m": TensorDict({}, [4, 3, 2])}, [4, 3])}, [4])
+part = TensorDict({"k": torch.ones(2, 3, 2), "o": TensorDict({"y": torch.ones(2, 3, 2, 7)}, [2, 3, 2])}, [2, 3, 2])
+td[[3, 0]] = TensorDict({"n": TensorDict({"m": part}, [2, 3])}, [2])
+(td["n", "m", "k"], td["n", "m", "o", "y"], td["n", "m", "o"].batch_size)
+""")
+def test_rows_bring_entries_to_nested_ones_of_more_dimensions(source: str) -> None:
+    check(source)

@@ -439,7 +439,7 @@ class WritingMixin(Container):
         for key in stacks:  # each element makes room for itself: they need not have the same entries
             self._raw(key)._plan_rows(changes, at, value._raw(key), made)
         value = value.exclude(*stacks) if stacks else value
-        self._make_room(value, shape, made)
+        self._make_room(value, shape, self._batch_size, made)
         self._plan_in_place(changes, value, at, None)
 
     def _is_stack(self, key: str) -> bool:
@@ -447,7 +447,7 @@ class WritingMixin(Container):
         own = not isinstance(self, self._stack_class)
         return own and self._kind(key) == GROUP and isinstance(self._raw(key), self._stack_class)
 
-    def _make_room(self, value: Any, shape: torch.Size, made: list[tuple[Any, list[str]]]) -> None:
+    def _make_room(self, value: Any, shape: torch.Size, batch: torch.Size, made: list[Any]) -> None:
         """Add zero-filled entries for what `value` has and this TensorDict has not, and note them in `made`."""
         fresh: dict[str, Any] = {}
         for key in value._first_keys():
@@ -455,9 +455,9 @@ class WritingMixin(Container):
             if mine is None:
                 if self.is_locked:
                     raise self._refuse_locked(f"add {key!r}")
-                fresh[key] = _zeros_for(value._raw(key), self._batch_size, len(shape))
+                fresh[key] = _zeros_for(value._raw(key), batch, len(shape))
             elif kind == GROUP and mine == GROUP:
-                self._raw(key)._make_room(value._raw(key), shape, made)
+                self._raw(key)._make_room(value._raw(key), shape, batch, made)
         if fresh:
             self._assign({k: self._coerce(k, v) for k, v in fresh.items()})
             made.append((self, list(fresh)))
