@@ -80,6 +80,7 @@ $(STAMP): constraints-dev.txt pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	@test -x $(BIN)/python || $(MAKE) --no-print-directory $(VENV)
 	$(PIP) $(BUILD_TOOLS)
 	$(PIP) --no-build-isolation --editable . $(PLUGINS:%=--editable %) $(DEV_TOOLS)
+	$(PIP) --no-deps agilerl  # tests read its sources; what they would need is not installed
 	@touch $@
 
 # Debian keeps ensurepip in a package of its own; pip can fill the environment from outside instead.
