@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import nn
@@ -112,6 +112,34 @@ class ModulesMixin(Container):
             return made
         found: TensorDictBase = td.lock_() if lock else td
         return found
+
+    @overload
+    def to_module(
+        self,
+        module: nn.Module,
+        *,
+        inplace: bool | None = None,
+        return_swap: Literal[True] = True,
+        swap_dest: Any = None,
+        use_state_dict: bool = False,
+        non_blocking: bool = False,
+        preserve_module_state: bool = True,
+        memo: dict[Any, Any] | None = None,
+    ) -> TensorDictBase: ...
+
+    @overload
+    def to_module(
+        self,
+        module: nn.Module,
+        *,
+        inplace: bool | None = None,
+        return_swap: bool,
+        swap_dest: Any = None,
+        use_state_dict: bool = False,
+        non_blocking: bool = False,
+        preserve_module_state: bool = True,
+        memo: dict[Any, Any] | None = None,
+    ) -> TensorDictBase | None: ...
 
     def to_module(
         self,

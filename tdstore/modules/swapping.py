@@ -172,9 +172,9 @@ class Loan:
                 )
             if self.inplace and isinstance(there, Tensor):
                 if not isinstance(value, Tensor) or value.shape != there.shape:
-                    given = list(value.shape) if isinstance(value, Tensor) else value
+                    offered = list(value.shape) if isinstance(value, Tensor) else value
                     raise BatchSizeError(
-                        f"cannot copy {given} into {'.'.join((*path, key))!r}, of shape {list(there.shape)}"
+                        f"cannot copy {offered} into {'.'.join((*path, key))!r}, of shape {list(there.shape)}"
                     )
                 old[key] = there.detach().clone()
             else:

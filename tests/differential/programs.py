@@ -61,7 +61,7 @@ def _raised(run: Callable[[], object]) -> Exception:
 
 
 def _run(source: str, side: Side, how: Callable[[Callable[[], object]], Any]) -> Any:
-    names: dict[str, Any] = {"torch": torch, "np": np, "M": side, "__name__": __name__}
+    names: dict[str, Any] = {"torch": torch, "np": np, "Any": Any, "M": side, "__name__": __name__}
     names.update({name: getattr(side.module, name) for name in dir(side.module) if not name.startswith("_")})
     for module in map(importlib.import_module, PEER_MODULES if side.is_peer else ()):
         names.update({name: getattr(module, name) for name in ALSO if name not in names and hasattr(module, name)})

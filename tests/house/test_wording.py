@@ -47,7 +47,7 @@ def docstrings() -> Iterator[tuple[Path, int, str, str]]:
 
 
 # Left over from before the rule: a number that may only fall.
-IMPERATIVE = 366
+IMPERATIVE = 365
 
 
 def test_docstrings_begin_with_an_imperative():
@@ -94,7 +94,7 @@ RETIRED: dict[str, tuple[str, int]] = {
     "crowded": ("needs_compaction", 0),
     "dressed": ("wrapped", 0),
     "envelope": ("value record", 13),
-    "given": ("name what it is", 35),
+    "given": ("name what it is", 34),
     "hollow": ("empty", 1),
     "home": ("binding", 0),
     "kept": ("inline", 25),

@@ -67,8 +67,8 @@ try:
 except StoreExistsError as error:
     print(error.hint)
 td.select("a").memmap("mapped")
-loaded: TensorDict = tdstore.load("mapped")
-again: TensorDict = TensorDict.load(Path("mapped"))
+loaded: TensorDictBase = tdstore.load("mapped")
+again: TensorDictBase = TensorDict.load(Path("mapped"))
 tdstore.copy("mapped", "copied.h5")
 made = TensorDict.from_schema({"a": ((4,), torch.float32)}, batch_size=[3], storage="memmap", location="made")
 print([backend.name for backend in tdstore.backends()])

@@ -261,7 +261,7 @@ CODES = {
     "AccessDenied": (403, StoreIOError, "not allowed"),
     "QuotaExceeded": (403, StoreIOError, "not allowed"),
     "NoSuchBucket": (404, StoreNotFoundError, "no bucket"),
-    "PreconditionFailed": (412, ConflictError, "somebody else"),
+    "PreconditionFailed": (412, ConflictError, "another writer"),
     "NotImplemented": (501, NotImplementedError, "does not do that"),
     "InsufficientStorage": (507, StoreIOError, "no room"),
     "SlowDown": (503, Again, "SlowDown"),

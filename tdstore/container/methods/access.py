@@ -39,7 +39,7 @@ class AccessMixin(Container):
 
     # -- walking -----------------------------------------------------------------------------
     def _node(self, path: Path) -> Container | None:
-        """The container at a path of groups, or None."""
+        """Return the container at a path of groups, or None."""
         node: Container = self
         for part in path:
             if node._kind(part) != GROUP:
@@ -48,7 +48,7 @@ class AccessMixin(Container):
         return node
 
     def _existing(self, key: Any) -> tuple[Any, str]:
-        """The container that holds an entry, and its first-level key there."""
+        """Return the container that holds an entry, and its first-level key there."""
         path = entry_path(key)
         node: Any = self
         for i, part in enumerate(path[:-1]):

@@ -181,9 +181,9 @@ def make_tensordict(
     """
     given: Any = input_dict
     if isinstance(input_dict, Container):
-        given = unwrap(input_dict)._resident()._shallow()
-        given.batch_size = ()
-    entries = {**kwargs, **({} if given is None else dict(given.items()))}
+        source = unwrap(input_dict)._resident()._shallow()
+        source.batch_size = ()
+    entries = {**kwargs, **({} if source is None else dict(source.items()))}
     cls = Container._resident_class
     return made_from_dict(cls, entries, batch_size, bool(auto_batch_size), None, device, None)
 

@@ -21,7 +21,7 @@ from tdstore_h5.rows.contiguous import Ints, blocks_of
 from tdstore_h5.rows.undo import Undo
 from tdstore_h5.session import Session
 
-_OF_ONE_CALL = 4 << 20
+_OF_ONE_CALL = 1 << 20
 """Bytes of old rows in memory during a call after which they are not needed; more are in a temporary file."""
 
 
