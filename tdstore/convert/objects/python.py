@@ -179,7 +179,7 @@ def make_tensordict(
         >>> make_tensordict(a=torch.zeros(3, 4), b=torch.zeros(3), auto_batch_size=True).batch_size
         torch.Size([3])
     """
-    given: Any = input_dict
+    source: Any = input_dict
     if isinstance(input_dict, Container):
         source = unwrap(input_dict)._resident()._shallow()
         source.batch_size = ()
