@@ -488,6 +488,20 @@ def test_temporary_rows_go_with_the_process(end):
     assert process.returncode == {"exit": 0, "term": -signal.SIGTERM}.get(end, process.returncode)
 
 
+def test_a_forked_child_is_ended_by_sigterm_from_its_first_moment():
+    # On one core the parent sends the signal before the child has run at all.
+    code = (
+        "import multiprocessing, os, time, torch; from tdstore.rl.storages import LazyMemmapStorage\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); s = LazyMemmapStorage(4); s.set(0, torch.ones(1))\n"
+        "for _ in range(20):\n"
+        "    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\n"
+        "    child.start(); child.terminate(); child.join(5); print(child.exitcode); child.kill()\n"
+        "print(os.path.isdir(s.scratch_dir))"
+    )
+    found = subprocess.run([sys.executable, "-W", "ignore", "-c", code], text=True, capture_output=True, timeout=120)
+    assert found.stdout.split() == [f"-{int(signal.SIGTERM)}"] * 20 + ["True"], found.stderr
+
+
 def test_a_child_leaves_the_rows_of_its_parent():
     storage = LazyMemmapStorage(4)
     storage.set(0, rows(1)[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -190,7 +191,36 @@ def _listen_to_sigterm() -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        _guard_forks()
         signal.signal(signal.SIGTERM, _terminated)
+
+
+@functools.cache
+def _guard_forks() -> None:
+    """Give forked children the default action of SIGTERM: the rows are their parent's.
+
+    CPython drops the signals that reach a child before its interpreter runs again, where a handler is in Python. A
+    pool that ends while it replaces a worker would then wait for that worker without end. So the signal is blocked
+    from before the fork until the child has the default action.
+    """
+    masks: dict[int, set[int | signal.Signals]] = {}  # by thread: the mask before the fork
+
+    def before() -> None:
+        if signal.getsignal(signal.SIGTERM) is _terminated:
+            masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def in_child() -> None:
+        mask = masks.pop(threading.get_ident(), None)
+        masks.clear()
+        if mask is not None:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def in_parent() -> None:
+        if (mask := masks.pop(threading.get_ident(), None)) is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    os.register_at_fork(before=before, after_in_child=in_child, after_in_parent=in_parent)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
