@@ -19,7 +19,7 @@ from typing import Any
 import pluggy
 
 from tdstore import hookspecs
-from tdstore.errors import BrokenPluginError, MissingDependencyError, PluginError
+from tdstore.errors import BrokenPluginError, InvalidTypeError, MissingDependencyError, PluginError
 from tdstore.hookspecs import Backend, Codec
 
 GROUP = "tdstore"
@@ -89,7 +89,7 @@ class Plugins:
                 items = list(impl.function())
                 for item in items:
                     if not isinstance(item, kind):
-                        raise TypeError(f"{hook} must yield {kind.__name__} objects, not {item!r}")
+                        raise InvalidTypeError(f"{hook} must yield {kind.__name__} objects, not {item!r}")
             except (Exception, SystemExit) as error:
                 self.keep_error(impl.plugin_name, hook, error)
                 continue

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.errors import InvalidTypeError
+
 _NUMPY_NAMES = (
     "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64 complex64 complex128".split()
 )
@@ -50,7 +52,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     try:
         return DTYPE_TO_NAME[dtype]
     except KeyError:
-        raise TypeError(f"{dtype} cannot be stored; the dtypes that can are {', '.join(NAME_TO_DTYPE)}") from None
+        raise InvalidTypeError(
+            f"{dtype} cannot be stored; the dtypes that can are {', '.join(NAME_TO_DTYPE)}"
+        ) from None
 
 
 def as_dtype(value: object) -> torch.dtype:
@@ -68,7 +72,7 @@ def as_dtype(value: object) -> torch.dtype:
         if name in NAME_TO_DTYPE:
             return NAME_TO_DTYPE[name]
         near = difflib.get_close_matches(name, NAME_TO_DTYPE, 1)
-        raise TypeError(f"unknown dtype {value!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        raise InvalidTypeError(f"unknown dtype {value!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     if value is bool:
         return torch.bool
     if value is int:
@@ -80,7 +84,7 @@ def as_dtype(value: object) -> torch.dtype:
             return _FROM_NUMPY[np.dtype(value).newbyteorder("=")]
         except (KeyError, TypeError):
             pass
-    raise TypeError(f"{value!r} is not a dtype that can be stored")
+    raise InvalidTypeError(f"{value!r} is not a dtype that can be stored")
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:

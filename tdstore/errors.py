@@ -1,9 +1,14 @@
 """Every exception tdstore raises.
 
     TDStoreError (.message, .hint)
+    ├── InvalidArgumentError      (ValueError)
+    ├── InvalidTypeError          (TypeError)
+    ├── InvalidStateError         (RuntimeError)
+    ├── OutOfRangeError           (IndexError)
     ├── BatchSizeError            (ValueError, RuntimeError)
     ├── DimensionError            (IndexError, ValueError, RuntimeError)
     ├── LockedError               (RuntimeError)
+    ├── KeyExistsError            (KeyError)
     ├── NotAKeyError              (ValueError, RuntimeError)
     ├── KeyNotFoundError          (KeyError)
     │   ├── NotAGroupError        (ValueError)
@@ -26,6 +31,7 @@
         ├── StoreExistsError      (FileExistsError, RuntimeError)
         ├── StoreClosedError      (ValueError)
         ├── StoreBusyError        (BlockingIOError)
+        │   ├── StoreTimeoutError (TimeoutError)
         │   └── ConflictError
         ├── ReadOnlyError         (PermissionError, RuntimeError)
         ├── UnsupportedError      (NotImplementedError)
@@ -69,6 +75,22 @@ def _rebuild(cls: type[TDStoreError], state: dict[str, object]) -> TDStoreError:
     return error
 
 
+class InvalidArgumentError(TDStoreError, ValueError):
+    """An argument has a value that the call cannot take; the message names the argument."""
+
+
+class InvalidTypeError(TDStoreError, TypeError):
+    """An argument has a type that the call cannot take; the message names the argument or the type."""
+
+
+class InvalidStateError(TDStoreError, RuntimeError):
+    """The object is in a state in which the call is not allowed; the message says which."""
+
+
+class OutOfRangeError(TDStoreError, IndexError):
+    """An index lies outside the rows, nodes or elements that there are."""
+
+
 class BatchSizeError(TDStoreError, ValueError, RuntimeError):
     """A value does not start with the batch size of the TensorDict that is to hold it."""
 
@@ -83,6 +105,10 @@ class LockedError(TDStoreError, RuntimeError):
 
 class KeyNotFoundError(TDStoreError, KeyError):
     """No entry of that name."""
+
+
+class KeyExistsError(TDStoreError, KeyError):
+    """An entry would get a name that another one has."""
 
 
 class NotAKeyError(TDStoreError, ValueError, RuntimeError):
@@ -171,6 +197,10 @@ class StoreClosedError(StoreError, ValueError):
 
 class StoreBusyError(StoreError, BlockingIOError):
     """Another process holds the store."""
+
+
+class StoreTimeoutError(StoreBusyError, TimeoutError):
+    """Another process did not do what was waited for within the time that the caller allows."""
 
 
 class ConflictError(StoreBusyError):

@@ -14,7 +14,7 @@ from tdstore.container.core.preallocation import is_blank
 from tdstore.container.core.tensorclasses import Typed, full_name, lookup, register
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
 from tdstore.container.values.nontensor import MetaData, NonTensor, NonTensorData, NonTensorStack
-from tdstore.errors import MissingDependencyError, OptionError
+from tdstore.errors import InvalidArgumentError, InvalidTypeError, MissingDependencyError, OptionError
 from tdstore.tensorclass.making import tensorclass
 from tdstore.tensordicts.lazystack.stack import LazyStackedTensorDict
 from tdstore.tensordicts.params import TensorDictParams
@@ -53,7 +53,7 @@ def to_tensordict(td: Any) -> Any:
     if isinstance(td, NonTensor):
         return _value_to(peer, td)
     if not isinstance(td, Container):
-        raise TypeError(f"to_tensordict takes a container of tdstore, not a {type(td).__name__}")
+        raise InvalidTypeError(f"to_tensordict takes a container of tdstore, not a {type(td).__name__}")
     if isinstance(td, Typed):
         return _theirs_of(peer, type(td)).from_tensordict(to_tensordict(td._tensordict))
     if isinstance(td, LazyStackedTensorDict):
@@ -107,7 +107,7 @@ def from_tensordict(td: Any) -> Any:
     if peer.is_non_tensor(td) or isinstance(td, peer.UnbatchedTensor):
         return _value_from(peer, td)
     if not peer.is_tensor_collection(td):
-        raise TypeError(f"from_tensordict takes a container of tensordict, not a {type(td).__name__}")
+        raise InvalidTypeError(f"from_tensordict takes a container of tensordict, not a {type(td).__name__}")
     if isinstance(td, peer.LazyStackedTensorDict):
         name = td.names[td.stack_dim]
         made: Any = LazyStackedTensorDict(
@@ -167,11 +167,13 @@ def register_tensorclass(ours: type, theirs: type) -> None:
     """
     peer = _tensordict()
     if not (isinstance(ours, type) and issubclass(ours, Typed)):
-        raise TypeError(f"{ours!r} is not a tensorclass of tdstore")
+        raise InvalidTypeError(f"{ours!r} is not a tensorclass of tdstore")
     if not (isinstance(theirs, type) and peer.is_tensorclass(theirs)):
-        raise TypeError(f"{theirs!r} is not a tensorclass of tensordict")
+        raise InvalidTypeError(f"{theirs!r} is not a tensorclass of tensordict")
     if mismatched := ours._field_names ^ _fields_of(theirs):
-        raise ValueError(f"{ours.__name__} and {theirs.__name__} differ in the fields {', '.join(sorted(mismatched))}")
+        raise InvalidArgumentError(
+            f"{ours.__name__} and {theirs.__name__} differ in the fields {', '.join(sorted(mismatched))}"
+        )
     _twins[ours], _twins[theirs] = theirs, ours
 
 

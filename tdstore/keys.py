@@ -20,7 +20,7 @@ import re
 import unicodedata
 from collections.abc import Container, Iterable
 
-from tdstore.errors import InvalidKeyError
+from tdstore.errors import InvalidArgumentError, InvalidKeyError
 from tdstore.types import NestedKey, Path, path_text
 
 MAX_NAME_BYTES = 200
@@ -87,7 +87,7 @@ def check_key(key: NestedKey) -> Path:
     """
     path = unravel(key)
     if not path:
-        raise ValueError("an empty tuple is not the key of an entry: it stands for the root")
+        raise InvalidArgumentError("an empty tuple is not the key of an entry: it stands for the root")
     for part in path:
         if not part.isascii():
             _utf8(part, path)
@@ -99,7 +99,9 @@ def _utf8(key: str, path: Path | None = None) -> bytes:
         return key.encode()
     except UnicodeEncodeError:
         where = f" (in {path_text(path)})" if path is not None and len(path) > 1 else ""
-        raise ValueError(f"the key {key!r}{where} has a lone surrogate and cannot be written as UTF-8") from None
+        raise InvalidArgumentError(
+            f"the key {key!r}{where} has a lone surrogate and cannot be written as UTF-8"
+        ) from None
 
 
 # -- file names -----------------------------------------------------------------------------
@@ -164,9 +166,9 @@ def decode_file_name(name: str) -> str:
     if name == "%":
         return ""
     if is_hashed(name):
-        raise ValueError(f"{name!r} is the hash of a long key: the key itself is kept elsewhere")
+        raise InvalidArgumentError(f"{name!r} is the hash of a long key: the key itself is kept elsewhere")
     if not name or "/" in name or "\0" in name:
-        raise ValueError(f"{name!r} is not a file name")
+        raise InvalidArgumentError(f"{name!r} is not a file name")
     data = bytearray()
     end = 0
     for match in _ESCAPE.finditer(name):
@@ -177,13 +179,13 @@ def decode_file_name(name: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise ValueError(f"the escapes in {name!r} are not UTF-8") from None
+        raise InvalidArgumentError(f"the escapes in {name!r} are not UTF-8") from None
 
 
 def _plain(name: str, start: int, stop: int) -> bytes:
     text = name[start:stop]
     if "%" in text:
-        raise ValueError(f"{name!r} has a '%' that does not begin an escape such as '%2F'")
+        raise InvalidArgumentError(f"{name!r} has a '%' that does not begin an escape such as '%2F'")
     return _utf8(text)
 
 
@@ -223,7 +225,7 @@ def encode_names(
             if fold(name) not in used:
                 break
         else:
-            raise ValueError(f"no free file name for the key {key!r}: is it among the names taken already?")
+            raise InvalidArgumentError(f"no free file name for the key {key!r}: is it among the names taken already?")
         used.add(fold(name))
         names[key] = name
     return names

@@ -23,6 +23,8 @@ from tdstore.engine import Engine
 from tdstore.errors import (
     AmbiguousBackendError,
     BrokenPluginError,
+    InvalidArgumentError,
+    InvalidTypeError,
     MissingDependencyError,
     OptionError,
     PluginError,
@@ -181,7 +183,7 @@ class Registry:
             ValueError: the name is one of ours.
         """
         if codec.name == PICKLE:
-            raise ValueError(f"the codec {PICKLE!r} is what trust=True writes; give yours another name")
+            raise InvalidArgumentError(f"the codec {PICKLE!r} is what trust=True writes; give yours another name")
         self._codecs = [c for c in self._codecs if c.name != codec.name] + [codec]
 
     def unregister_codec(self, name: str) -> None:
@@ -323,7 +325,7 @@ class Registry:
             try:
                 name = impl.function(location)
                 if not isinstance(name, str | None):
-                    raise TypeError(f"tdstore_guess_backend must return a name or None, not {name!r}")
+                    raise InvalidTypeError(f"tdstore_guess_backend must return a name or None, not {name!r}")
             except Exception as error:
                 self.plugins.keep_error(impl.plugin_name, "tdstore_guess_backend", error)
                 continue

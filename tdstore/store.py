@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from torch import Tensor
 
 from tdstore import lifetime
-from tdstore.errors import UnsupportedError
+from tdstore.errors import InvalidArgumentError, UnsupportedError
 from tdstore.header import Header
 from tdstore.index.ranges import check_writes as check_writes  # for backends, whose `write` calls it
 from tdstore.index.rows import check_indices as check_indices  # for backends, whose `read` and `write` call it
@@ -227,7 +227,7 @@ class Store(ABC):
         """
         specs = dict(zip(moves, self.specs(list(moves)), strict=True))
         if len(set(moves.values())) < len(moves):
-            raise ValueError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
+            raise InvalidArgumentError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
         moves = {old: new for old, new in moves.items() if old != new}
         # Where a new name is also an old one, its values must be taken before they are overwritten.
         taken = [old for old in moves if old in set(moves.values())]

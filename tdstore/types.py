@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tdstore.dtypes import as_dtype, dtype_name
+from tdstore.errors import InvalidArgumentError
 
 Path = tuple[str, ...]
 """A leaf's or group's place: `("next", "obs")`; `()` is the root."""
@@ -76,7 +77,7 @@ class LeafSpec:
     def __init__(self, shape: Iterable[int], dtype: object, *, fill_value: Any = 0, **options: Any) -> None:
         self.shape = tuple(map(operator.index, shape))
         if any(n < 0 for n in self.shape):
-            raise ValueError(f"a leaf cannot have a negative dimension: {self.shape}")
+            raise InvalidArgumentError(f"a leaf cannot have a negative dimension: {self.shape}")
         self.dtype = as_dtype(dtype)
         self.fill_value = fill_value
         self.options = options

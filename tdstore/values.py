@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from tdstore.dtypes import as_dtype, dtype_name
-from tdstore.errors import TDStoreError
+from tdstore.errors import InvalidArgumentError, InvalidTypeError, TDStoreError
 
 JSON = Any
 MAX_DEPTH = 256
@@ -62,12 +62,12 @@ def encode_value(value: object, _depth: int = 0, other: Encoder | None = None) -
     try:
         return _encode(value, _depth, other)
     except RecursionError as error:
-        raise ValueError("nested too deep for the stack of this thread") from error
+        raise InvalidArgumentError("nested too deep for the stack of this thread") from error
 
 
 def _encode(value: object, _depth: int, other: Encoder | None) -> JSON:
     if _depth > MAX_DEPTH:
-        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+        raise InvalidArgumentError(f"nested more than {MAX_DEPTH} levels deep")
     kind = type(value)
     if value is None or kind is bool:
         return value
@@ -83,7 +83,9 @@ def _encode(value: object, _depth: int, other: Encoder | None) -> JSON:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"the string {value!r} has a lone surrogate and cannot be written as UTF-8") from None
+            raise InvalidArgumentError(
+                f"the string {value!r} has a lone surrogate and cannot be written as UTF-8"
+            ) from None
         return value
     if kind is list:
         return [_encode(v, _depth + 1, other) for v in value]  # type: ignore[attr-defined]
@@ -104,7 +106,7 @@ def _encode(value: object, _depth: int, other: Encoder | None) -> JSON:
         return {"$tensor": _tensor_to_json(value)}  # type: ignore[arg-type]
     if other is not None and (found := other(value)) is not None:
         return {"$codec": [found[0], _encode(found[1], _depth + 1, other)]}
-    raise TypeError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be stored as data")
+    raise InvalidTypeError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be stored as data")
 
 
 def pickled_form(data: bytes, key: str | None = None) -> JSON:
@@ -124,7 +126,7 @@ def decode_value(data: JSON, _depth: int = 0, other: Decoder | None = None) -> A
     try:
         return _decode(data, _depth, other)
     except RecursionError as error:
-        raise ValueError("nested too deep for the stack of this thread") from error
+        raise InvalidArgumentError("nested too deep for the stack of this thread") from error
 
 
 def decode_number(data: JSON) -> bool | int | float | complex:
@@ -134,16 +136,16 @@ def decode_number(data: JSON) -> bool | int | float | complex:
         ValueError: anything else.
     """
     if isinstance(data, list):
-        raise ValueError("a list is no number")
+        raise InvalidArgumentError("a list is no number")
     value = decode_value(data)
     if not isinstance(value, bool | int | float | complex):
-        raise ValueError(f"a value of type {type(value).__name__} is no number")
+        raise InvalidArgumentError(f"a value of type {type(value).__name__} is no number")
     return value
 
 
 def _decode(data: JSON, _depth: int, other: Decoder | None) -> Any:
     if _depth > MAX_DEPTH:
-        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+        raise InvalidArgumentError(f"nested more than {MAX_DEPTH} levels deep")
     if isinstance(data, list):
         return [_decode(v, _depth + 1, other) for v in data]
     if not isinstance(data, dict):
@@ -184,7 +186,9 @@ def _refuse_collisions(values: list[Hashable]) -> None:
         return
     ((_, most),) = Counter(map(hash, values)).most_common(1)
     if most > MAX_COLLISIONS:
-        raise ValueError(f"{most} of its {len(values)} elements have the same hash, more than {MAX_COLLISIONS}")
+        raise InvalidArgumentError(
+            f"{most} of its {len(values)} elements have the same hash, more than {MAX_COLLISIONS}"
+        )
 
 
 def _listed(values: set[Hashable] | frozenset[Hashable]) -> list[Hashable]:
@@ -205,16 +209,16 @@ def _frozenset(values: list[Hashable]) -> frozenset[Hashable]:
 
 def _digits(value: int) -> str:
     if value.bit_length() > 4 * MAX_DIGITS:  # `str` would raise, but not where that limit was lifted
-        raise ValueError(f"an integer of more than {MAX_DIGITS} digits")
+        raise InvalidArgumentError(f"an integer of more than {MAX_DIGITS} digits")
     text = str(value)
     if len(text) - (value < 0) > MAX_DIGITS:
-        raise ValueError(f"an integer of more than {MAX_DIGITS} digits")
+        raise InvalidArgumentError(f"an integer of more than {MAX_DIGITS} digits")
     return text
 
 
 def _int(text: str) -> int:
     if not isinstance(text, str) or len(text) > MAX_DIGITS + 1:
-        raise ValueError(f"no integer of at most {MAX_DIGITS} digits")
+        raise InvalidArgumentError(f"no integer of at most {MAX_DIGITS} digits")
     return int(text)
 
 
@@ -224,7 +228,7 @@ _NUMPY_DTYPE = re.compile(r"[<>|=]?[biufcSUMm][0-9]{0,10}(\[[0-9]{0,10}[A-Za-z]{
 def _numpy_dtype(text: Any) -> np.dtype[Any]:
     """Return the dtype of plain data; numpy's own parser of longer texts is not asked."""
     if not isinstance(text, str) or _NUMPY_DTYPE.fullmatch(text) is None:
-        raise ValueError(f"numpy dtype {str(text)[:80]!r} is not that of plain data")
+        raise InvalidArgumentError(f"numpy dtype {str(text)[:80]!r} is not that of plain data")
     return np.dtype(text)
 
 
@@ -235,7 +239,7 @@ def _complex(pair: Any) -> complex:
 
 def _size(sizes: list[int]) -> torch.Size:
     if not all(type(n) is int and 0 <= n < 2**63 for n in sizes):
-        raise ValueError(f"no size: {sizes!r}")
+        raise InvalidArgumentError(f"no size: {sizes!r}")
     return torch.Size(sizes)
 
 
@@ -259,7 +263,9 @@ def _from_datetime(value: datetime.datetime) -> JSON:
     if isinstance(value.tzinfo, zoneinfo.ZoneInfo) and value.tzinfo.key:
         return [value.replace(tzinfo=None).isoformat(), value.tzinfo.key, value.fold]
     if type(value.tzinfo) not in (type(None), datetime.timezone):
-        raise TypeError(f"a datetime with a tzinfo of type {type(value.tzinfo).__name__} cannot be stored as data")
+        raise InvalidTypeError(
+            f"a datetime with a tzinfo of type {type(value.tzinfo).__name__} cannot be stored as data"
+        )
     return value.isoformat()
 
 
@@ -272,7 +278,7 @@ def _to_datetime(body: JSON) -> datetime.datetime:
 
 def _from_time(value: datetime.time) -> str:
     if type(value.tzinfo) not in (type(None), datetime.timezone):
-        raise TypeError(f"a time with a tzinfo of type {type(value.tzinfo).__name__} cannot be stored as data")
+        raise InvalidTypeError(f"a time with a tzinfo of type {type(value.tzinfo).__name__} cannot be stored as data")
     return value.isoformat()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from tdstore.builtin.resident import ResidentStore, full
-from tdstore.errors import OptionError, StoreNotFoundError
+from tdstore.errors import InvalidArgumentError, OptionError, StoreNotFoundError
 from tdstore.header import Header
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Mode, Path, path_text
@@ -65,7 +65,7 @@ class MemoryStore(ResidentStore):
         self._check_writable()
         specs = self.specs(list(moves))
         if len(set(moves.values())) < len(moves):
-            raise ValueError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
+            raise InvalidArgumentError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
         values = [self._leaves.pop(old) for old in moves]
         for new, value, spec in zip(moves.values(), values, specs, strict=True):
             self._leaves[new], self._fills[new] = value, spec.fill_value
@@ -75,7 +75,9 @@ class MemoryStore(ResidentStore):
         specs = self.specs(list(lengths))
         for spec, (path, length) in zip(specs, lengths.items(), strict=True):
             if not spec.shape or length < 0:
-                raise ValueError(f"{path_text(path)} of shape {spec.shape} cannot be resized to length {length}")
+                raise InvalidArgumentError(
+                    f"{path_text(path)} of shape {spec.shape} cannot be resized to length {length}"
+                )
         for spec, (path, length) in zip(specs, lengths.items(), strict=True):
             old = self._leaves[path]
             new = full(spec.replace(shape=(length, *old.shape[1:])), self.device)

@@ -22,7 +22,7 @@ from tdstore.builtin.memmap.tensordict_layout import (
 from tdstore.bytestore.manifest import Retired
 from tdstore.bytestore.table import NOTHING, UNCHECKED, Extents, Leaf, Pieces, StoredObject, Table
 from tdstore.engine import Engine, EngineCap
-from tdstore.errors import CorruptStoreError, StoreNotFoundError
+from tdstore.errors import CorruptStoreError, InvalidArgumentError, StoreNotFoundError
 from tdstore.header import MAX_GROUPS, Header
 from tdstore.index.ranges import Range
 from tdstore.storekit.checksums import BLOCK
@@ -143,7 +143,7 @@ class _EngineReader(TensordictReader):
         raw = self._metas[folder]
         try:
             if len(raw) > MAX_META:
-                raise ValueError(f"it has {len(raw)} bytes, more than {MAX_META}")
+                raise InvalidArgumentError(f"it has {len(raw)} bytes, more than {MAX_META}")
             meta = json.loads(raw, object_pairs_hook=_unique)
         except (ValueError, RecursionError) as error:
             raise self._corrupt(f"{name} is not readable: {error}", path) from error
@@ -195,5 +195,5 @@ class _EngineReader(TensordictReader):
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise InvalidArgumentError("a key is there twice")
     return found

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from tdstore.dtypes import NAME_TO_DTYPE
-from tdstore.errors import CorruptStoreError
+from tdstore.errors import CorruptStoreError, InvalidArgumentError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
 from tdstore.index.ranges import Ints
 from tdstore.storekit.documents import MAX_DIMS, MAX_LEAVES, NAME, OBJECTS_START, fill_fault, is_objects, seal, unseal
@@ -142,13 +142,15 @@ def encode_objects(document: Document, *, url: str) -> bytes:
     )
     assert body.startswith(OBJECTS_START)
     if reason := _too_large(body):
-        raise ValueError(f"{url} would have a manifest that nobody could read: {reason}")
+        raise InvalidArgumentError(f"{url} would have a manifest that nobody could read: {reason}")
     if len(document.pieces) > MAX_ROWS or len(document.extents) > MAX_ROWS:
-        raise ValueError(f"{url} would have {len(document.extents)} extents; the limit is {MAX_ROWS}")
+        raise InvalidArgumentError(f"{url} would have {len(document.extents)} extents; the limit is {MAX_ROWS}")
     for what, paths in (("leaf", [leaf.path for leaf in document.leaves]), ("group", list(document.header.groups))):
         for path in paths:
             if len(path) > MAX_DEPTH:
-                raise ValueError(f"a {what} of {url} is nested {len(path)} levels deep; the limit is {MAX_DEPTH}")
+                raise InvalidArgumentError(
+                    f"a {what} of {url} is nested {len(path)} levels deep; the limit is {MAX_DEPTH}"
+                )
     return seal(body)
 
 

@@ -29,6 +29,7 @@ from tdstore.engine import EngineCap
 from tdstore.errors import (
     ConflictError,
     CorruptStoreError,
+    InvalidArgumentError,
     KeyNotFoundError,
     OptionError,
     ReadOnlyError,
@@ -197,7 +198,7 @@ class ByteStore(Store):
             spec = self._leaf(w.path).spec
             expected = index_shape(spec.shape, w.index)
             if tuple(w.value.shape) != expected or w.value.dtype != spec.dtype:
-                raise ValueError(
+                raise InvalidArgumentError(
                     f"{path_text(w.path)} takes shape {list(expected)} and dtype {spec.dtype} at this index, "
                     f"not {list(w.value.shape)} and {w.value.dtype}"
                 )
@@ -247,7 +248,7 @@ class ByteStore(Store):
         view = self._changing()
         for path, length in lengths.items():
             if not self._leaf(path).spec.shape or length < 0:
-                raise ValueError(f"{path_text(path)} of {self.url} cannot have length {length}")
+                raise InvalidArgumentError(f"{path_text(path)} of {self.url} cannot have length {length}")
         self._uncommitted.record_resized()
         with view.guard:
             for path, length in lengths.items():
@@ -259,7 +260,7 @@ class ByteStore(Store):
         view = self._changing()
         leaves = {path: self._leaf(path) for path in moves}
         if len(set(moves.values())) < len(moves):
-            raise ValueError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
+            raise InvalidArgumentError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
         self._uncommitted.record_renamed(moves)
         with view.guard:
             for path in leaves:

@@ -16,7 +16,7 @@ from tdstore.bytestore.manifest import Document
 from tdstore.bytestore.read import Check, Fetcher, Rounds, Want, drive, written_bytes
 from tdstore.bytestore.table import Bytes, Leaf, Table, stored_bytes
 from tdstore.engine import Engine
-from tdstore.errors import CorruptStoreError, StoreError
+from tdstore.errors import CorruptStoreError, InvalidArgumentError, StoreError
 from tdstore.header import Header
 from tdstore.index.ranges import Ints, Range, byte_ranges, index_shape
 from tdstore.index.rows import gather
@@ -326,7 +326,7 @@ class _Job:
         spec = leaf.spec
         out = read.out
         if out is not None and (tuple(out.shape) != shape or out.dtype != spec.dtype):
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"out= has shape {list(out.shape)} and dtype {out.dtype}, "
                 f"but what is read has {list(shape)} and {spec.dtype}"
             )

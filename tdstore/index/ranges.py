@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.errors import InvalidArgumentError
 from tdstore.index.rows import check_indices
 from tdstore.types import StoreIndex, Write, path_text
 
@@ -44,7 +45,7 @@ def check_writes(places: Iterable[tuple[Write, Sequence[int], torch.dtype]]) -> 
     for w, shape, dtype in places:
         expected = index_shape(shape, w.index) if w.index else tuple(shape)
         if w.value.dtype is not dtype or tuple(w.value.shape) != expected:
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"{path_text(w.path)} takes shape {list(expected)} and dtype {dtype} at this index, "
                 f"not {list(w.value.shape)} and {w.value.dtype}"
             )
@@ -179,7 +180,7 @@ class Batch(Generic[Key]):
     def want_each(self, keys: Sequence[Key], ranges: Ints) -> None:
         """Ask for one range of each object: `[n, 2]`, as many as keys; an object may come more than once."""
         if len(keys) != len(ranges):
-            raise ValueError(f"{len(keys)} keys, but {len(ranges)} ranges")
+            raise InvalidArgumentError(f"{len(keys)} keys, but {len(ranges)} ranges")
         if len(keys):
             self._objects.append(np.array([self._number(key) for key in keys], np.int64))
             self._ranges.append(ranges)

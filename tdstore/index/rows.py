@@ -14,6 +14,7 @@ from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
 from tdstore.dtypes import to_numpy
+from tdstore.errors import InvalidArgumentError, OutOfRangeError
 from tdstore.index.tracing import traced
 from tdstore.types import StoreIndex
 
@@ -98,7 +99,7 @@ def _gather_dense(leaf: Tensor, at: int, rows: Tensor, shape: Sequence[int], out
 
 def _check_out(out: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
     if out.shape != shape or out.dtype != dtype:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"out= has shape {list(out.shape)} and dtype {out.dtype}, but what is read has {list(shape)} and {dtype}"
         )
 
@@ -273,7 +274,7 @@ def as_index_tensor(index: object) -> Tensor:
         if tensor.dtype is torch.uint8:
             raise _ambiguous("a uint8 tensor")
         if tensor.is_floating_point() or tensor.is_complex():
-            raise IndexError(f"an index holds ints or bools, not {tensor.dtype}")
+            raise OutOfRangeError(f"an index holds ints or bools, not {tensor.dtype}")
         return tensor.to(torch.int64)
     if isinstance(index, range):
         return torch.from_numpy(np.arange(index.start, index.stop, index.step, dtype=np.int64))
@@ -284,10 +285,10 @@ def as_index_tensor(index: object) -> Tensor:
     try:
         array = np.asarray(index)
     except (ValueError, TypeError, RuntimeError) as error:  # ragged lists
-        raise IndexError(f"{_show(index)} cannot be an index: {error}") from None
+        raise OutOfRangeError(f"{_show(index)} cannot be an index: {error}") from None
     if array.dtype.kind not in "bui":
         if array.size or not isinstance(index, (list, tuple)):
-            raise IndexError(f"an index holds ints or bools, not {_show(index)}")
+            raise OutOfRangeError(f"an index holds ints or bools, not {_show(index)}")
         array = array.astype(np.int64)
     if array.dtype == np.uint8:
         raise _ambiguous("a uint8 array")
@@ -355,15 +356,17 @@ def check_indices(places: Iterable[tuple[StoreIndex, Sequence[int]]]) -> None:
             continue
         before, sizes = index, lead
         if len(index) > len(shape):
-            raise IndexError(f"an index with {len(index)} terms for a leaf of {len(shape)} dimensions")
+            raise OutOfRangeError(f"an index with {len(index)} terms for a leaf of {len(shape)} dimensions")
         for dim, term in enumerate(index):
             size = shape[dim]
             if type(term) is slice:
                 if not (0 <= term.start <= term.stop <= size and term.step >= 1):
-                    raise IndexError(f"{term} is out of range for dimension {dim} with size {size}")
+                    raise OutOfRangeError(f"{term} is out of range for dimension {dim} with size {size}")
             elif term is not known or size < limit:
                 if not isinstance(term, Tensor) or term.dtype is not torch.int64 or term.ndim != 1:
-                    raise IndexError(f"{_show(term)} is out of place: a store takes slices, and one tensor of rows")
+                    raise OutOfRangeError(
+                        f"{_show(term)} is out of place: a store takes slices, and one tensor of rows"
+                    )
                 if len(term) and np.maximum.reduce(term.numpy().view(np.uint64)) >= size:  # negative: the largest
                     raise out_of_range(int(term.min() if int(term.min()) < 0 else term.max()), dim, size)
                 known, limit = term, size
@@ -381,7 +384,7 @@ def as_slice(index: slice, size: int) -> range:
         ValueError: the step is not positive.
     """
     if index.step is not None and operator.index(index.step) <= 0:
-        raise ValueError(f"the step of a slice must be greater than zero, not {operator.index(index.step)}")
+        raise InvalidArgumentError(f"the step of a slice must be greater than zero, not {operator.index(index.step)}")
     return range(*index.indices(size))
 
 

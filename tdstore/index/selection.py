@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.errors import BatchSizeError, DimensionError
+from tdstore.errors import BatchSizeError, DimensionError, InvalidTypeError, OutOfRangeError
 from tdstore.index.plans import Axis, ReadPlan, Term, WritePlan, Zipped, plan_read, plan_write
 from tdstore.index.rows import (
     as_index_tensor,
@@ -199,7 +199,7 @@ def _last(term: Term) -> int:
 
 def _as_index(term: Term) -> int | slice | Tensor:
     if isinstance(term, Zipped):
-        raise TypeError("positions that go together are no index of one dimension")
+        raise InvalidTypeError("positions that go together are no index of one dimension")
     if not isinstance(term, range):
         return term
     if term.step > 0:
@@ -302,7 +302,7 @@ class _Indexing:
             )
         dots = [i for i, t in enumerate(terms) if t is Ellipsis]
         if len(dots) > 1:
-            raise IndexError("an index can hold only one Ellipsis (...)")
+            raise OutOfRangeError("an index can hold only one Ellipsis (...)")
         at = dots[0] if dots else len(terms)
         out: list[Any] = [*terms[:at], *[slice(None)] * (ndim - used), *terms[at + 1 :]]
         return out
@@ -355,7 +355,7 @@ class _Indexing:
             block = torch.Size(np.broadcast_shapes(*(t.shape for t in self.tensors.values())))
         except ValueError:
             shapes = ", ".join(str(list(t.shape)) for t in self.tensors.values())
-            raise IndexError(f"index tensors of shapes {shapes} cannot be broadcast together") from None
+            raise OutOfRangeError(f"index tensors of shapes {shapes} cannot be broadcast together") from None
         taken = {place: tensor.expand(block) for place, tensor in self.tensors.items()}
         involved = [self.layout[p] for p in places]
         if all(axis.kind == "new" for axis in involved):
@@ -427,7 +427,7 @@ def _classify(term: object) -> int | bool | slice | Tensor | EllipsisType | None
     try:
         return operator.index(term)  # type: ignore[arg-type]
     except TypeError:
-        raise IndexError(
+        raise OutOfRangeError(
             f"an index holds ints, slices, None, ..., bools, lists, arrays or tensors, not {term!r} "
             f"of type {type(term).__qualname__}"
         ) from None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tdstore.errors import BatchSizeError, DimensionError
+from tdstore.errors import BatchSizeError, DimensionError, InvalidArgumentError, InvalidTypeError
 
 LENGTHS: tuple[Any, ...] = (int, torch.SymInt)
 """What a length is: symbolic ones are those of a program that torch traces."""
@@ -25,7 +25,7 @@ def as_size(value: Any) -> torch.Size:
     try:
         return torch.Size(tuple(value))
     except TypeError:
-        raise TypeError(f"a batch size is an int or a sequence of ints, not {value!r}") from None
+        raise InvalidTypeError(f"a batch size is an int or a sequence of ints, not {value!r}") from None
 
 
 def flat_args(args: tuple[Any, ...]) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ def split_sizes(length: int, size: int | Sequence[int]) -> list[int]:
     """
     if isinstance(size, int):
         if size <= 0:
-            raise ValueError(f"split_size must be at least 1, not {size}")
+            raise InvalidArgumentError(f"split_size must be at least 1, not {size}")
         return [min(size, length - i) for i in range(0, length, size)] or [0]
     if sum(size) != length or any(n < 0 for n in size):
         raise BatchSizeError(f"pieces of {list(size)} do not add up to a length of {length}")
@@ -102,7 +102,7 @@ def split_sizes(length: int, size: int | Sequence[int]) -> list[int]:
 def chunk_size(length: int, chunks: int) -> int:
     """Return the length of the pieces of `chunk(chunks)`, the last of which may be shorter."""
     if chunks < 1:
-        raise ValueError(f"chunks must be at least 1, not {chunks}")
+        raise InvalidArgumentError(f"chunks must be at least 1, not {chunks}")
     return max(1, -(-length // chunks))
 
 

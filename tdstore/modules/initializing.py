@@ -10,6 +10,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
 
 from tdstore.container.entries.uninitialized import MappedUninitialized, is_uninitialized
+from tdstore.errors import InvalidStateError
 
 
 class Initialization:
@@ -37,7 +38,7 @@ class Initialization:
             lent: what is in its place.
         """
         if not hasattr(module, "initialize_parameters"):
-            raise RuntimeError(f"{type(module).__name__} is no lazy module: its {key!r} cannot be uninitialized")
+            raise InvalidStateError(f"{type(module).__name__} is no lazy module: its {key!r} cannot be uninitialized")
         found = vars(module).get("initialize_parameters")
         if not isinstance(found, cls):
             found = vars(module)["initialize_parameters"] = cls(module)

@@ -9,6 +9,7 @@ from torch import nn
 
 from tdstore.container.core.container import Container
 from tdstore.container.entries.uninitialized import is_uninitialized
+from tdstore.errors import InvalidStateError, InvalidTypeError
 from tdstore.modules.optimizers import load_optimizer, optimizer_tree
 from tdstore.modules.swapping import Loan, load_state, stacked, state_of, tensors_of
 
@@ -47,7 +48,7 @@ class ModulesMixin(Container):
             True
         """
         if not isinstance(module, nn.Module):
-            raise TypeError(f"from_module takes a torch.nn.Module, not a {type(module).__name__}")
+            raise InvalidTypeError(f"from_module takes a torch.nn.Module, not a {type(module).__name__}")
         td = state_of(module) if use_state_dict else tensors_of(module, filter_empty)
         return cls._as_asked(td, as_module, lock)
 
@@ -91,14 +92,14 @@ class ModulesMixin(Container):
             torch.Size([2, 4])
         """
         if not modules:
-            raise RuntimeError("from_modules: there are no modules to stack")
+            raise InvalidStateError("from_modules: there are no modules to stack")
         if lazy_stack and as_module:
-            raise RuntimeError(
+            raise InvalidStateError(
                 "from_modules: a lazy stack is no module: pass lazy_stack=True or as_module=True, not both"
             )
         tds = [cls.from_module(m, lock=False, use_state_dict=use_state_dict) for m in modules]
         if lazy_stack and any(is_uninitialized(t) for td in tds for t in td._leaf_list()):
-            raise RuntimeError(
+            raise InvalidStateError(
                 "from_modules: uninitialized parameters get their shape as one stack: pass lazy_stack=False, "
                 "or call the modules first"
             )
@@ -184,7 +185,7 @@ class ModulesMixin(Container):
             0.0
         """
         if not isinstance(module, nn.Module):
-            raise TypeError(f"to_module takes a torch.nn.Module, not a {type(module).__name__}")
+            raise InvalidTypeError(f"to_module takes a torch.nn.Module, not a {type(module).__name__}")
         if swap_dest is not None and swap_dest.is_locked:
             raise swap_dest._refuse_locked("put what was in the module into swap_dest")
         if use_state_dict:

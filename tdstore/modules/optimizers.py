@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import Container
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
-from tdstore.errors import KeyNotFoundError
+from tdstore.errors import InvalidTypeError, KeyNotFoundError
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.resident.tensordict import TensorDict
@@ -49,7 +49,7 @@ def load_optimizer(td: Any, optimizer: torch.optim.Optimizer) -> None:
 
 def _check(optimizer: Any) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"expected a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+        raise InvalidTypeError(f"expected a torch.optim.Optimizer, not a {type(optimizer).__name__}")
 
 
 def _node(cls: type[TensorDict], entries: dict[str, Any]) -> TensorDict:
@@ -74,7 +74,7 @@ def _tree(cls: Any, value: Any) -> Any:
     if not isinstance(value, Mapping):
         made[KIND] = NonTensorData(type(value).__name__)
     elif [_key(name) for name in made] != list(value):
-        raise TypeError(f"the state of an optimizer has keys that are neither names nor numbers: {list(value)}")
+        raise InvalidTypeError(f"the state of an optimizer has keys that are neither names nor numbers: {list(value)}")
     return _node(cls, made)
 
 

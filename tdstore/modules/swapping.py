@@ -19,7 +19,7 @@ from tdstore.container.entries.uninitialized import (
 )
 from tdstore.container.functions.construct_and_join import stack
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
-from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.errors import BatchSizeError, InvalidStateError, InvalidTypeError, KeyNotFoundError
 from tdstore.index.tracing import traced
 from tdstore.keys import unravel
 from tdstore.modules.initializing import Initialization
@@ -108,7 +108,7 @@ def _detached(td: Any) -> Any:
 def _check_called_alike(tds: Sequence[Any]) -> None:
     waiting = [{path for path, leaf in td._flat_entries((), None) if is_uninitialized(leaf)} for td in tds]
     if mismatched := set().union(*waiting) - set.intersection(*waiting):
-        raise RuntimeError(
+        raise InvalidStateError(
             f"the parameter {'.'.join(min(mismatched))!r} is uninitialized in some of the modules only: "
             "call all of them before stacking, or none"
         )
@@ -116,7 +116,7 @@ def _check_called_alike(tds: Sequence[Any]) -> None:
 
 def _check_trained_alike(name: str, column: Sequence[Tensor]) -> None:
     if any(t.requires_grad != column[0].requires_grad for t in column):
-        raise RuntimeError(
+        raise InvalidStateError(
             f"the parameter {name!r} requires a gradient in some of the modules only: "
             "make them alike, or pass lazy_stack=True, which keeps each as it is"
         )
@@ -158,7 +158,7 @@ class Loan:
                 raise _unknown(module, (*path, key), "parameter or buffer")
             if isinstance(value, NonTensor):
                 if value.plain() is not None:
-                    raise TypeError(f"{'.'.join((*path, key))!r} takes a tensor, or None, not {value.plain()!r}")
+                    raise InvalidTypeError(f"{'.'.join((*path, key))!r} takes a tensor, or None, not {value.plain()!r}")
                 value = None
             place = (id(module), key)
             if place in self.memo:
@@ -166,7 +166,7 @@ class Loan:
                 continue
             there = slots[key]
             if isinstance(value, StackedMixin) and not isinstance(module, Container):
-                raise RuntimeError(
+                raise InvalidStateError(
                     f"{'.'.join((*path, key))!r} is a stack of uninitialized parameters: "
                     "map over it with torch.vmap, and put it into the module there"
                 )

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
+from tdstore.errors import InvalidArgumentError, InvalidStateError
 from tdstore.ops.base import OpsBase
 
 
@@ -56,9 +57,13 @@ def _in_place(fn: Callable[..., Sequence[Tensor]]) -> Callable[..., None]:
     def write(leaves: Sequence[Tensor], *operands: Any) -> None:
         for leaf, result in zip(leaves, fn(leaves, *operands), strict=True):
             if not _can_cast(result.dtype, leaf.dtype):
-                raise RuntimeError(f"a result of dtype {result.dtype} cannot be target in a leaf of dtype {leaf.dtype}")
+                raise InvalidStateError(
+                    f"a result of dtype {result.dtype} cannot be target in a leaf of dtype {leaf.dtype}"
+                )
             if result.shape != leaf.shape:
-                raise RuntimeError(f"a result of shape {list(result.shape)} does not fit a leaf of {list(leaf.shape)}")
+                raise InvalidStateError(
+                    f"a result of shape {list(result.shape)} does not fit a leaf of {list(leaf.shape)}"
+                )
             leaf.copy_(result)
 
     return write
@@ -146,7 +151,7 @@ class ArithmeticOps(OpsBase):
         `out` is a TensorDict to write the result into.
         """
         if min is None and max is None:
-            raise ValueError("clamp needs min=, max= or both")
+            raise InvalidArgumentError("clamp needs min=, max= or both")
         below: Self = self if min is None else self.clamp_min(min)
         result = below if max is None else below.clamp_max(max)
         return _unlocked(result) if out is None else out.update(result, inplace=True)

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tdstore.errors import BatchSizeError
+from tdstore.errors import BatchSizeError, InvalidArgumentError
 from tdstore.index.shapes import as_dim, as_size, chunk_size, expand_shape, flat_args, split_sizes, view_shape
 from tdstore.ops import nested
 from tdstore.ops.base import OpsBase
@@ -72,7 +72,7 @@ class MoveOps(OpsBase):
         wanted = flat_args(args) if dims is None else dims
         order = [as_dim(d, n) for d in wanted]
         if sorted(order) != list(range(n)):
-            raise ValueError(f"permute needs each of the {n} batch dimensions once, not {wanted}")
+            raise InvalidArgumentError(f"permute needs each of the {n} batch dimensions once, not {wanted}")
         if order == list(range(n)):
             return self._return_unchanged()
         names = self._dim_names()
@@ -166,7 +166,7 @@ class MoveOps(OpsBase):
         start = as_dim(0 if start_dim is None else start_dim, len(old))
         end = as_dim(len(old) - 1 if end_dim is None else end_dim, len(old))
         if end < start:
-            raise ValueError(f"flatten from dimension {start} to {end}: the end comes first")
+            raise InvalidArgumentError(f"flatten from dimension {start} to {end}: the end comes first")
         if start == end:
             return self._return_unchanged()
         names = self._dim_names()
@@ -230,7 +230,7 @@ class MoveOps(OpsBase):
             DimensionError: no such `dim`.
         """
         if out is not None and inplace:
-            raise ValueError("gather writes into `out` or in place: give one of the two")
+            raise InvalidArgumentError("gather writes into `out` or in place: give one of the two")
         old = self.batch_size
         n, k = len(old), index.ndim
         at = as_dim(dim, n)

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tdstore.errors import BatchSizeError
+from tdstore.errors import BatchSizeError, InvalidArgumentError
 from tdstore.index.shapes import as_dim, flat_args
 from tdstore.ops.move import MoveOps
 from tdstore.types import Names
@@ -183,7 +183,9 @@ class RearrangeOps(MoveOps):
         times = flat_args(repeats)
         old = self.batch_size
         if len(times) != len(old):
-            raise ValueError(f"repeat needs one number for each of the {len(old)} batch dimensions, not {list(times)}")
+            raise InvalidArgumentError(
+                f"repeat needs one number for each of the {len(old)} batch dimensions, not {list(times)}"
+            )
         return self._apply_inplace_result(self._repeated(tuple(times), self._dim_names()), "repeat", inplace)
 
     def tile(self, *args: Any, dims: Sequence[int] | None = None) -> Self:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeV
 import torch
 from torch import Tensor
 
+from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError
 from tdstore.index.shapes import as_dim
 from tdstore.ops import reductions as how
 from tdstore.ops.base import OpsBase
@@ -473,7 +474,9 @@ class ReduceOps(OpsBase):
     ) -> Any:
         """Compute the `q`-th quantile, `0 <= q <= 1`, as [`torch.quantile`][]; see `sum`. Needs all rows in memory."""
         if isinstance(q, Tensor) and q.ndim:
-            raise ValueError("quantile takes one q: several would put a dimension before the batch; call it for each")
+            raise InvalidArgumentError(
+                "quantile takes one q: several would put a dimension before the batch; call it for each"
+            )
 
         def whole(t: Tensor, dims: how.Dims, keep: bool) -> Tensor:
             return how.over_one(t, dims, keep, lambda x, k: torch.quantile(x, q, -1, k, interpolation=interpolation))
@@ -529,15 +532,15 @@ class ReduceOps(OpsBase):
         n = len(old)
         if dim is None:
             if keepdim:
-                raise TypeError("keepdim=True needs dim=: a batch dimension, or a tuple of them")
+                raise InvalidTypeError("keepdim=True needs dim=: a batch dimension, or a tuple of them")
             return Over(None, False, n), torch.Size(()), None
         if isinstance(dim, str) and dim == FEATURE:
             if keepdim:
-                raise TypeError("dim='feature' is incompatible with keepdim=True")
+                raise InvalidTypeError("dim='feature' is incompatible with keepdim=True")
             return Over(None, True, n), old, names
         dims = tuple(sorted({self._one_dim(d) for d in (dim if isinstance(dim, (tuple, list)) else (dim,))}))
         if not dims:
-            raise ValueError("dim=() reduces nothing: leave dim out to reduce everything")
+            raise InvalidArgumentError("dim=() reduces nothing: leave dim out to reduce everything")
         if keepdim:
             return Over(dims, False, n), torch.Size(1 if d in dims else s for d, s in enumerate(old)), names
         left = [d for d in range(n) if d not in dims]
@@ -547,7 +550,7 @@ class ReduceOps(OpsBase):
         if isinstance(dim, str):
             names = self._dim_names() or ()
             if dim not in names:
-                raise ValueError(f"no batch dimension is named {dim!r}; the names are {list(names)}")
+                raise InvalidArgumentError(f"no batch dimension is named {dim!r}; the names are {list(names)}")
             return names.index(dim)
         return as_dim(dim, len(self.batch_size))
 
@@ -555,7 +558,7 @@ class ReduceOps(OpsBase):
         """Reduce to one tensor over all leaves: what is reduced is concatenated first."""
         leaves = self._leaf_list()
         if not leaves:
-            raise RuntimeError("there is no leaf to reduce")
+            raise InvalidStateError("there is no leaf to reduce")
         wide = common_dtype(leaves)
         leaves = [leaf.to(wide) for leaf in leaves]
         if over.features:
@@ -575,7 +578,7 @@ class ReduceOps(OpsBase):
         """Concatenate all leaves, of one shape, along a dimension."""
         leaves = self._leaf_list()
         if len({leaf.shape for leaf in leaves}) != 1:
-            raise RuntimeError(
+            raise InvalidStateError(
                 f"reduce=True over batch dimension {dim} needs leaves of one shape, not "
                 f"{sorted({tuple(leaf.shape) for leaf in leaves})}; reduce without dim=, or with dim='feature'"
             )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tdstore.builtin.memmap.tensor import MemoryMappedTensor
+from tdstore.errors import InvalidTypeError
 
 PLAIN = (Tensor, MemoryMappedTensor)
 """The classes that travel as bytes; others know better how to be pickled."""
@@ -76,7 +77,7 @@ def pack(value: object, *, cloud_first: bool = False) -> bytes:
         else:
             return target.getvalue()
     hint = "" if cloud is not None else ". With `pip install cloudpickle` lambdas and local functions can be sent"
-    raise TypeError(f"{_description(value)} cannot be sent to another process: {error}{hint}") from error
+    raise InvalidTypeError(f"{_description(value)} cannot be sent to another process: {error}{hint}") from error
 
 
 def _description(value: object) -> str:

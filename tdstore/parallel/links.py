@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tdstore.errors import MismatchError, TDStoreError
+from tdstore.errors import InvalidArgumentError, MismatchError, TDStoreError
 from tdstore.parallel.wire import MAX_TEXT, differences, digest
 
 if TYPE_CHECKING:
@@ -53,14 +53,14 @@ class Link:
     def rank_of(self, rank: int | None, group_rank: int | None, what: str) -> int:
         """Return the rank within the group of a global one, or as given."""
         if (rank is None) == (group_rank is None):
-            raise ValueError(f"give {what} or group_{what}, one of them")
+            raise InvalidArgumentError(f"give {what} or group_{what}, one of them")
         if group_rank is None:
             assert rank is not None
             found = rank if self.group is dist.group.WORLD else dist.get_group_rank(self.group, rank)
         else:
             found = group_rank
         if not 0 <= found < self.size:
-            raise ValueError(f"{what}={found} is not a rank of a group of {self.size}")
+            raise InvalidArgumentError(f"{what}={found} is not a rank of a group of {self.size}")
         return found
 
     def global_rank(self, rank: int) -> int:

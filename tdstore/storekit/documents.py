@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from tdstore.dtypes import NAME_TO_DTYPE
-from tdstore.errors import CorruptStoreError, UnsupportedError
+from tdstore.errors import CorruptStoreError, InvalidArgumentError, UnsupportedError
 from tdstore.header import (
     MAX_BYTES,
     MAX_DEPTH,
@@ -92,14 +92,16 @@ def encode_manifest(header: Header, leaves: Iterable[LeafRecord], *, url: str) -
     records = list(leaves)
     body = msgspec.json.encode(Manifest(uuid.uuid4().hex, header_to_builtins(header), records))
     if len(body) > MAX_BYTES or len(records) > MAX_LEAVES:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"{url} would have a manifest of {len(body)} bytes and {len(records)} leaves; "
             f"the limits are {MAX_BYTES} and {MAX_LEAVES}"
         )
     for what, paths in (("leaf", [r.path for r in records]), ("group", list(header.groups))):
         for path in paths:
             if len(path) > MAX_DEPTH:
-                raise ValueError(f"a {what} of {url} is nested {len(path)} levels deep; the limit is {MAX_DEPTH}")
+                raise InvalidArgumentError(
+                    f"a {what} of {url} is nested {len(path)} levels deep; the limit is {MAX_DEPTH}"
+                )
     return seal(body)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tdstore import pickling
+from tdstore import errors, pickling
 from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.locks import LOCKED
 from tdstore.container.core.paths import entry_path, is_key
@@ -21,7 +21,6 @@ from tdstore.container.display.options import level_lines, ordered_lines
 from tdstore.container.display.text import entry_text, indent
 from tdstore.container.functions import torch_functions
 from tdstore.container.methods.access import AS_SET
-from tdstore.errors import KeyNotFoundError, LockedError, OptionError, StoreClosedError
 from tdstore.tensorclass.below import NAMING, UPDATING, check_schema, guarded, unmark
 from tdstore.tensorclass.casting import as_container, cast_of
 from tdstore.tensorclass.checks import check, check_rows
@@ -122,7 +121,9 @@ class TensorClass(Surface, metaclass=Fields):
             super().__init_subclass__()
             given = {**dataclasses.asdict(cls._flags), **flags}
             if unknown := given.keys() - dataclasses.asdict(Flags()).keys():
-                raise OptionError(f"a tensorclass has no flag {sorted(unknown)[0]!r}: {', '.join(Flags.__slots__)}")
+                raise errors.OptionError(
+                    f"no flag {sorted(unknown)[0]!r} of tensorclasses: {', '.join(Flags.__slots__)}"
+                )
             cls._setup(Flags(**given))
 
     def __class_getitem__(cls, flags: Any) -> Any:
@@ -132,7 +133,7 @@ class TensorClass(Surface, metaclass=Fields):
             generic = getattr(super(), "__class_getitem__", None)
             if generic is None:
                 known = ", ".join(Flags.__slots__)
-                raise TypeError(f"{cls.__name__}[...] takes names of flags ({known}), not {flags!r}")
+                raise errors.InvalidTypeError(f"{cls.__name__}[...] takes names of flags ({known}), not {flags!r}")
             return generic(flags)
         return type(cls.__name__, (cls,), {"__module__": cls.__module__}, **dict.fromkeys(names, True))
 
@@ -216,7 +217,7 @@ class TensorClass(Surface, metaclass=Fields):
         """Build as `from_tensordict`, without `__post_init__`."""
         td: Any = unwrap(tensordict)
         if not isinstance(td, _CONTAINERS):
-            raise RuntimeError(f"expected a TensorDict, not a {type(td).__name__}")
+            raise errors.InvalidStateError(f"expected a TensorDict, not a {type(td).__name__}")
         names, nested = cls._field_names, type(td) is not TensorDict
         if unknown := cls._extra_keys(td):
             raise cls._foreign(unknown[0])
@@ -231,7 +232,7 @@ class TensorClass(Surface, metaclass=Fields):
                 raise cls._foreign(key)
             if value is not None:
                 if td._kind(key) is not None:
-                    raise KeyError(f"{key!r} is in the TensorDict and in non_tensordict")
+                    raise errors.KeyExistsError(f"{key!r} is in the TensorDict and in non_tensordict")
                 td.set_non_tensor(key, value)
         return obj
 
@@ -454,7 +455,7 @@ class TensorClass(Surface, metaclass=Fields):
         """Return the values for fields; other keywords stay in `kwargs`."""
         source = entries_given(self, given, kwargs, UPDATING)
         if unknown := [k for k in source if entry_path(k)[0] not in self._field_names]:
-            raise ValueError(
+            raise errors.InvalidArgumentError(
                 f"{type(self).__name__} has no field {unknown[0]!r}; its fields are {', '.join(self._plan.names)}"
             )
         return source
@@ -479,7 +480,7 @@ class TensorClass(Surface, metaclass=Fields):
     # -- rows --------------------------------------------------------------------------------
     def __getitem__(self, index: Any) -> Self:
         if is_key(index):
-            raise ValueError(f"a {type(self).__name__} is indexed by rows: its fields are attributes, not {index!r}")
+            raise errors.InvalidArgumentError(f"a {type(self).__name__} is indexed by rows, not by {index!r}")
         return again(type(self), self._tensordict[index])  # type: ignore[no-any-return]
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -501,7 +502,7 @@ class TensorClass(Surface, metaclass=Fields):
         if len(keys) == 1 and isinstance(keys[0], (list, set)):
             keys = tuple(keys[0])
         if strict and (unknown := [k for k in keys if entry_path(k)[0] not in self._field_names]):
-            raise KeyNotFoundError(f"{type(self).__name__} has no field {unknown[0]!r}")
+            raise errors.KeyNotFoundError(f"{type(self).__name__} has no field {unknown[0]!r}")
         there = [k for k in keys if td._kind(entry_path(k)[0]) is not None]
         made: Self = td.select(*there, inplace=inplace, strict=strict)
         return made if as_tensordict else self if made is td else self._wrap_if_fits(made)
@@ -535,7 +536,7 @@ class TensorClass(Surface, metaclass=Fields):
             LockedError: the class is frozen.
         """
         if self._flags.frozen:
-            raise LockedError(
+            raise errors.LockedError(
                 f"a frozen {type(self).__name__} stays locked",
                 hint="dataclasses.replace(obj, field=value) makes another",
             )
@@ -556,7 +557,7 @@ class TensorClass(Surface, metaclass=Fields):
             keys = sorted(td._first_keys())
             lines = ordered_lines(f"{key}={entry_text(td, key)}" for key in keys)
             lines += [*(f"{name}=None" for name in self._plan.names if name not in keys), *level_lines(td)]
-        except StoreClosedError as error:
+        except errors.StoreClosedError as error:
             return f"{type(self).__name__}(closed: {error.url})"
         return f"{type(self).__name__}(\n" + ",\n".join(indent(line) for line in lines) + ")"
 

@@ -11,6 +11,7 @@ from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.paths import entry_path
 from tdstore.container.core.tensorclasses import Typed
 from tdstore.convert.objects.pytree import MARK
+from tdstore.errors import InvalidArgumentError
 from tdstore.tensordicts.base import TensorDictBase
 
 
@@ -50,7 +51,9 @@ def check_schema(cls: Any, schema: Mapping[Any, Any]) -> None:
     for key, spec in schema.items():
         first, *below = entry_path(key)
         if first not in cls._field_names:
-            raise ValueError(f"{cls.__name__} has no field {first!r}; its fields are {', '.join(cls._plan.names)}")
+            raise InvalidArgumentError(
+                f"{cls.__name__} has no field {first!r}; its fields are {', '.join(cls._plan.names)}"
+            )
         hint = cls._plan.hint(first)
         if _closed(hint) and (below or isinstance(spec, Mapping)):
             check_schema(hint, {tuple(below): spec} if below else spec)

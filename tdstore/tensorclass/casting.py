@@ -13,6 +13,7 @@ from tdstore.container.core.container import Container
 from tdstore.container.core.tensorclasses import Typed
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.dtypes import torch_ready
+from tdstore.errors import InvalidTypeError
 from tdstore.tensorclass.fields import Flags, Plan
 from tdstore.tensordicts.resident.tensordict import TensorDict
 
@@ -59,8 +60,8 @@ def _tensors_only(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:
         try:
             return torch.as_tensor(torch_ready(value))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"the field {name!r} of a tensor_only class takes tensors: {error}") from None
-    raise TypeError(f"the field {name!r} of a tensor_only class takes tensors, not a {type(value).__name__}")
+            raise InvalidTypeError(f"the field {name!r} of a tensor_only class takes tensors: {error}") from None
+    raise InvalidTypeError(f"the field {name!r} of a tensor_only class takes tensors, not a {type(value).__name__}")
 
 
 def _to_annotation(plan: Plan, name: str, value: Any, batch: torch.Size) -> Any:
@@ -88,7 +89,7 @@ def _to_value(hint: type[NonTensorData], name: str, value: Any, batch: torch.Siz
     try:
         return hint(value, batch)
     except TypeError as error:
-        raise TypeError(f"the field {name!r} is a {hint.__name__}: {error}") from None
+        raise InvalidTypeError(f"the field {name!r} is a {hint.__name__}: {error}") from None
 
 
 def as_container(hint: type, value: Any, batch: torch.Size) -> Container | Tensor:

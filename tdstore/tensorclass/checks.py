@@ -12,6 +12,7 @@ from torch import Tensor
 from tdstore.container.core.container import GROUP, LEAF, Container
 from tdstore.container.core.paths import is_key
 from tdstore.container.core.tensorclasses import Typed, unwrap
+from tdstore.errors import InvalidArgumentError
 from tdstore.tensorclass.fields import resolved
 from tdstore.types import Path, path_text
 
@@ -38,7 +39,7 @@ def check(self: T) -> T:
         torch.Size([2])
     """
     if wrong := list(_wrong(self, {}, ())):
-        raise ValueError(f"{type(self).__name__} is not what its annotations say: {'; '.join(wrong)}")
+        raise InvalidArgumentError(f"{type(self).__name__} is not what its annotations say: {'; '.join(wrong)}")
     return self
 
 
@@ -50,18 +51,18 @@ def check_rows(obj: Any, index: Any, value: Any) -> None:
     """
     name = type(obj).__name__
     if is_key(index):
-        raise ValueError(f"a {name} is indexed by rows: its fields are attributes, not {index!r}")
+        raise InvalidArgumentError(f"a {name} is indexed by rows: its fields are attributes, not {index!r}")
     if isinstance(value, Typed) and type(value) is not type(obj):
         mine, theirs = (set(unwrap(o)._first_keys()) for o in (obj, value))
         if mine != theirs:
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"rows of {name} take {name} or a class with the same entries; "
                 f"{type(value).__name__} differs in {sorted(mine ^ theirs)}"
             )
     elif isinstance(value, Container) and not isinstance(value, Typed) and (unknown := obj._extra_keys(value)):
-        raise ValueError(f"{name} has no field {unknown[0]!r}, which the rows have")
+        raise InvalidArgumentError(f"{name} has no field {unknown[0]!r}, which the rows have")
     elif not isinstance(value, (Container, Tensor, bool, int, float, complex)):
-        raise ValueError(
+        raise InvalidArgumentError(
             f"rows of {name} take an object of the class, a TensorDict, a number or a tensor, "
             f"not a {type(value).__name__}"
         )

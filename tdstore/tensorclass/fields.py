@@ -17,6 +17,7 @@ from torch import Tensor
 from tdstore.container.core.container import Container
 from tdstore.container.core.tensorclasses import known
 from tdstore.container.values.nontensor import NonTensor
+from tdstore.errors import InvalidArgumentError, InvalidTypeError
 from tdstore.tensordicts.resident.tensordict import TensorDict
 from tdstore.types import Entry, Names
 
@@ -34,9 +35,9 @@ class Flags:
     def __post_init__(self) -> None:
         if self.nocast and (self.autocast or self.tensor_only):
             other = "autocast" if self.autocast else "tensor_only"
-            raise TypeError(f"a tensorclass is nocast or {other}, not both")
+            raise InvalidTypeError(f"a tensorclass is nocast or {other}, not both")
         if self.autocast and self.tensor_only:
-            raise TypeError("a tensorclass is autocast or tensor_only, not both")
+            raise InvalidTypeError("a tensorclass is autocast or tensor_only, not both")
 
 
 @dataclasses.dataclass(init=False, repr=False, eq=False)
@@ -93,7 +94,7 @@ class Plan:
         elif not field.init:
             self.defaults[name] = None  # until __post_init__ sets it
         elif not field.kw_only and (early := [n for n in self.positional if not self.requires(n)]):
-            raise TypeError(f"the field {name!r} has no default, but follows {early[0]!r}, which has one")
+            raise InvalidTypeError(f"the field {name!r} has no default, but follows {early[0]!r}, which has one")
         self.order.append(name)
         if not field.init:
             self.unasked.append(name)
@@ -107,10 +108,12 @@ class Plan:
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put positional arguments among those by name."""
         if len(args) > len(self.positional):
-            raise TypeError(f"{self.owner.__name__}() takes {len(self.positional)} fields, and {len(args)} were given")
+            raise InvalidTypeError(
+                f"{self.owner.__name__}() takes {len(self.positional)} fields, and {len(args)} were given"
+            )
         for name, value in zip(self.positional, args, strict=False):
             if name in kwargs:
-                raise ValueError(f"the field {name!r} was given twice")
+                raise InvalidArgumentError(f"the field {name!r} was given twice")
             kwargs[name] = value
 
     def shadow(self, fields: dict[str, Any], **given: Any) -> Iterator[Any]:
@@ -325,7 +328,7 @@ def declare(cls: Any, flags: Flags, root: type) -> Plan:
             for part in plan.allowed(name):
                 typed = part in torch._tensor_classes  # `torch.LongTensor` and its kin
                 if part is Any or (isinstance(part, type) and not typed and not issubclass(part, _TENSORS)):
-                    raise TypeError(
+                    raise InvalidTypeError(
                         f"the field {name!r} of a tensor_only class is annotated {part.__name__}, not Tensor"
                     )
         plan.forget()  # a class that names itself is not there yet

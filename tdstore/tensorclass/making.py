@@ -10,6 +10,7 @@ from typing import Any, TypeVar, dataclass_transform, overload
 
 from tdstore.container.core.tensorclasses import Typed
 from tdstore.convert.objects import python as converting
+from tdstore.errors import InvalidTypeError
 from tdstore.tensorclass.base import TensorClass
 from tdstore.tensorclass.typeddict import TypedTensorDict
 from tdstore.tensordicts.resident.tensordict import TensorDict
@@ -50,7 +51,7 @@ def tensorclass(cls: Any = None, /, **flags: bool) -> Any:
     if cls is None:
         return lambda body: tensorclass(body, **flags)
     if not isinstance(cls, type):
-        raise TypeError(f"tensorclass decorates a class, not a {type(cls).__name__}")
+        raise InvalidTypeError(f"tensorclass decorates a class, not a {type(cls).__name__}")
     if issubclass(cls, TensorClass):
         given = {**dataclasses.asdict(cls._flags), **flags}
         cls._setup(type(cls._flags)(**given))
@@ -100,7 +101,7 @@ def from_dataclass(
         TypeError: neither a dataclass nor an object of one.
     """
     if not dataclasses.is_dataclass(obj):
-        raise TypeError(f"from_dataclass takes a dataclass or an object of one, not a {type(obj).__name__}")
+        raise InvalidTypeError(f"from_dataclass takes a dataclass or an object of one, not a {type(obj).__name__}")
     if isinstance(obj, Typed) or (isinstance(obj, type) and issubclass(obj, Typed)):
         return obj
     flags = {"autocast": autocast, "frozen": frozen, "nocast": nocast, "shadow": shadow, "tensor_only": tensor_only}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self, get_origin, 
 from tdstore.container.core.container import Container
 from tdstore.container.core.paths import is_key
 from tdstore.container.core.tensorclasses import unwrap
+from tdstore.errors import InvalidTypeError
 from tdstore.tensorclass.base import TensorClass
 from tdstore.tensorclass.fields import FieldAccess, Flags, named
 from tdstore.tensorclass.static import FieldsByName
@@ -110,9 +111,11 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
         ) -> None:
             cls = type(self)
             if unknown := kwargs.keys() - cls._field_names:
-                raise TypeError(f"{cls.__name__}() has no field {', '.join(map(repr, sorted(unknown)))}")
+                raise InvalidTypeError(f"{cls.__name__}() has no field {', '.join(map(repr, sorted(unknown)))}")
             if source is not None and not isinstance(source, (Mapping, Container)):
-                raise TypeError(f"{cls.__name__}() takes a dict, or fields by name, not a {type(source).__name__}")
+                raise InvalidTypeError(
+                    f"{cls.__name__}() takes a dict, or fields by name, not a {type(source).__name__}"
+                )
             entries = {**({} if source is None else source), **kwargs}
             for name, value in cls._plan.defaults.items():
                 if value is not None:
@@ -130,7 +133,7 @@ class TypedTensorDict(TensorClass, TensorDictBase, metaclass=FieldsByName):
     @classmethod
     def _check(cls, keys: Any) -> None:
         if lost := cls.__required_keys__ - set(keys):
-            raise TypeError(f"{cls.__name__}() is missing {', '.join(map(repr, sorted(lost)))}")
+            raise InvalidTypeError(f"{cls.__name__}() is missing {', '.join(map(repr, sorted(lost)))}")
 
     @classmethod
     def from_tensordict(cls, td: Any, *, check: bool = True) -> Self:  # type: ignore[override]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tdstore.container.core.tensorclasses import Typed, full_name, lookup, rewrap, unwrap
+from tdstore.errors import InvalidTypeError
 
 
 def unwrap_tensorclass(value: Any) -> Any:
@@ -45,7 +46,7 @@ def wrap_tensorclass(cls: type, container: Any) -> Any:
         torch.Size([3])
     """
     if not (isinstance(cls, type) and issubclass(cls, Typed)):
-        raise TypeError(f"cls is a tensorclass, not {cls!r}")
+        raise InvalidTypeError(f"cls is a tensorclass, not {cls!r}")
     return rewrap(cls, container)
 
 

@@ -16,7 +16,7 @@ from tdstore.container.core.paths import is_key
 from tdstore.container.display.text import text
 from tdstore.container.methods.access import AS_SET
 from tdstore.container.values.nontensor import NonTensor
-from tdstore.errors import UnsupportedError, UntrustedDataError
+from tdstore.errors import InvalidTypeError, KeyExistsError, UnsupportedError, UntrustedDataError
 from tdstore.tensordicts.resident.indexing import IndexedTree
 from tdstore.types import Entry, IndexType, Names, Path
 
@@ -276,7 +276,7 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         if isinstance(value, (Tensor, Container)) and not hasattr(type(self), name):
             self.set(name, value)
         elif isinstance(value, nn.Module):
-            raise TypeError("a TensorDictParams holds tensors and TensorDicts, no modules")
+            raise InvalidTypeError("a TensorDictParams holds tensors and TensorDicts, no modules")
         else:
             object.__setattr__(self, name, value)
 
@@ -392,7 +392,7 @@ class _Named(dict[str, Any]):
             if wanted(node._data[key]):
                 name = ".".join(path)
                 if name in self:
-                    raise KeyError(f"two entries of a TensorDictParams have the name {name!r}")
+                    raise KeyExistsError(f"two entries of a TensorDictParams have the name {name!r}")
                 self._nodes[name] = node, key
                 super().__setitem__(name, node._data[key])
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tdstore.errors import ReadOnlyError, TDStoreError, UnsupportedError
+from tdstore.errors import InvalidArgumentError, ReadOnlyError, TDStoreError, UnsupportedError
 from tdstore.hookspecs import Backend
 from tdstore.registry import registry
 from tdstore.store import Cap
@@ -52,7 +52,7 @@ def parse_option(text: str) -> tuple[str, object]:
     """Parse `"chunks=[1,2]"` into `("chunks", [1, 2])`; a value that is no JSON is a string."""
     name, sep, value = text.partition("=")
     if not sep:
-        raise ValueError(f"--option takes NAME=JSON, not {text!r}")
+        raise InvalidArgumentError(f"--option takes NAME=JSON, not {text!r}")
     try:
         return name, json.loads(value)
     except json.JSONDecodeError:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tdstore.errors import TransientError
+from tdstore.errors import InvalidArgumentError, TransientError
 from tdstore.header import Header
 from tdstore.store import Store
 from tdstore.types import Fault, LeafSpec, Path, Read, Write
@@ -160,7 +160,7 @@ class FlakyStore(WrappedStore):
 
     def __init__(self, inner: Store, every: int = 3) -> None:
         if every < 1:
-            raise ValueError(f"every must be 1 or more, not {every}")
+            raise InvalidArgumentError(f"every must be 1 or more, not {every}")
         super().__init__(inner)
         self.every = every
         self.count = 0

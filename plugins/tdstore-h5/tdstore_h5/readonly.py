@@ -9,6 +9,7 @@ import weakref
 import h5py
 from h5py import h5f, h5fd, h5p
 
+from tdstore.errors import StoreIOError
 from tdstore_h5.faults import h5_errors
 from tdstore_h5.file.handle import Handle
 
@@ -49,7 +50,10 @@ class CommittedBytes(io.RawIOBase):
 
     def _open(self) -> int:
         if self._fd < 0:
-            raise OSError(f"{self._url} was closed or is being changed since this h5py.File was opened: open another")
+            raise StoreIOError(
+                f"{self._url} was closed or is being changed since this h5py.File was opened: open another",
+                url=self._url,
+            )
         return self._fd
 
     def end(self) -> None:

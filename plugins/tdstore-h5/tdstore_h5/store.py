@@ -18,6 +18,7 @@ from tdstore.builtin.resident import full
 from tdstore.dtypes import to_numpy
 from tdstore.errors import (
     CorruptStoreError,
+    InvalidArgumentError,
     KeyNotFoundError,
     OptionError,
     ReadOnlyError,
@@ -415,7 +416,7 @@ class H5Store(Store):
         for leaf, w in zip(leaves, writes, strict=True):
             expected = index_shape(leaf.spec.shape, w.index)
             if tuple(w.value.shape) != expected or w.value.dtype != leaf.spec.dtype:
-                raise ValueError(
+                raise InvalidArgumentError(
                     f"{path_text(w.path)} takes shape {list(expected)} and dtype {leaf.spec.dtype} at this index, "
                     f"not {list(w.value.shape)} and {w.value.dtype}"
                 )
@@ -452,7 +453,7 @@ class H5Store(Store):
         session = self._changing()
         for path, length in lengths.items():
             if not self._leaf(path).spec.shape or length < 0:
-                raise ValueError(f"{path_text(path)} of {self.url} cannot have length {length}")
+                raise InvalidArgumentError(f"{path_text(path)} of {self.url} cannot have length {length}")
         for path, length in lengths.items():
             leaf = self._leaf(path)
             row = math.prod(leaf.spec.shape[1:])
@@ -469,7 +470,7 @@ class H5Store(Store):
         for old in moves:
             self._leaf(old)
         if len(set(moves.values())) < len(moves):
-            raise ValueError(f"two leaves of {self.url} would get the same name")
+            raise InvalidArgumentError(f"two leaves of {self.url} would get the same name")
         for new in moves.values():
             encode_path(new)
         session.begin_structure()

@@ -12,6 +12,7 @@ import numpy as np
 from h5py import h5d
 from torch import Tensor
 
+from tdstore.errors import InvalidArgumentError
 from tdstore.storekit.foreign_strings import MOST, Strings, blocks, entry, refused
 from tdstore.types import Path, path_text
 from tdstore_h5.faults import is_system_error
@@ -62,16 +63,16 @@ def check(dataset: h5py.Dataset, raw: Raw) -> None:
     if not kind.is_variable_str():
         declared = count * dataset.dtype.itemsize
         if declared > max(FREE, RATIO * stored) or declared > MOST:
-            raise ValueError(f"declares {declared} bytes of strings, of which {stored} are stored")
+            raise InvalidArgumentError(f"declares {declared} bytes of strings, of which {stored} are stored")
         return
     record = 8 + dataset.file.id.get_create_plist().get_sizes()[0]  # length, address of a heap, number in it
     if count * record > max(FREE, RATIO * stored):
-        raise ValueError(f"declares {count} strings in {stored} bytes")
+        raise InvalidArgumentError(f"declares {count} strings in {stored} bytes")
     total, size = 0, int(dataset.file.id.get_filesize())
     for records in _records(dataset, record, raw):
         total += int(records[:, :4].copy().view("<u4").sum(dtype=np.int64))
         if total > min(size, MOST):
-            raise ValueError(f"declares more than {min(size, MOST)} bytes of strings, in a file of {size}")
+            raise InvalidArgumentError(f"declares more than {min(size, MOST)} bytes of strings, in a file of {size}")
 
 
 def _records(dataset: h5py.Dataset, record: int, raw: Raw) -> Iterator[Bytes]:
@@ -79,7 +80,7 @@ def _records(dataset: h5py.Dataset, record: int, raw: Raw) -> Iterator[Bytes]:
     found, plist = dataset.id, dataset.id.get_create_plist()
     filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
     if plist.get_layout() not in (h5d.CONTIGUOUS, h5d.CHUNKED):
-        raise ValueError("has strings in a layout that is not known here")
+        raise InvalidArgumentError("has strings in a layout that is not known here")
     if plist.get_layout() == h5d.CONTIGUOUS:
         if (offset := found.get_offset()) is not None:
             for first, last in blocks(found.get_storage_size(), BLOCK * record):
@@ -89,13 +90,13 @@ def _records(dataset: h5py.Dataset, record: int, raw: Raw) -> Iterator[Bytes]:
         mask, data = found.read_direct_chunk(found.get_chunk_info(number).chunk_offset)
         used = [name for i, name in enumerate(filters) if not mask >> i & 1]
         if used not in ([], [_DEFLATE]):
-            raise ValueError("has strings with a filter that is not known here")
+            raise InvalidArgumentError("has strings with a filter that is not known here")
         size = math.prod(plist.get_chunk()) * record
         if used:
             try:
                 data = zlib.decompressobj().decompress(data, size + 1)
             except zlib.error as error:
-                raise ValueError(f"has a chunk that cannot be decompressed: {error}") from None
+                raise InvalidArgumentError(f"has a chunk that cannot be decompressed: {error}") from None
         if len(data) != size:
-            raise ValueError(f"has a chunk of {len(data)} bytes instead of {size}")
+            raise InvalidArgumentError(f"has a chunk of {len(data)} bytes instead of {size}")
         yield np.frombuffer(data, np.uint8).reshape(-1, record)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tdstore.errors import (
+    InvalidArgumentError,
     KeyNotFoundError,
     OptionError,
     ReadOnlyError,
@@ -308,7 +309,7 @@ class RedisStore(Store):
                 with allocating(r.path, shape, array.spec.dtype, self.url):
                     results.append(empty(shape, array.spec.dtype))
             elif tuple(r.out.shape) != shape or r.out.dtype != array.spec.dtype:
-                raise ValueError(
+                raise InvalidArgumentError(
                     f"out= for {path_text(r.path)} has shape {list(r.out.shape)} and dtype {r.out.dtype}, "
                     f"but what is read has {list(shape)} and {array.spec.dtype}"
                 )
@@ -347,7 +348,7 @@ class RedisStore(Store):
             for array, w in zip(arrays, writes, strict=True):
                 expected = index_shape(array.spec.shape, w.index)
                 if tuple(w.value.shape) != expected or w.value.dtype != array.spec.dtype:
-                    raise ValueError(
+                    raise InvalidArgumentError(
                         f"{path_text(w.path)} takes shape {list(expected)} and dtype {array.spec.dtype} at this index, "
                         f"not {list(w.value.shape)} and {w.value.dtype}"
                     )
@@ -369,7 +370,7 @@ class RedisStore(Store):
             writer = self._changing()
             for path, length in lengths.items():
                 if not self._array(path).spec.shape or length < 0:
-                    raise ValueError(f"{path_text(path)} of {self.url} cannot have length {length}")
+                    raise InvalidArgumentError(f"{path_text(path)} of {self.url} cannot have length {length}")
             with writer.line.errors("resizing"):
                 writer.own_structure()
                 for path, length in lengths.items():
@@ -380,7 +381,7 @@ class RedisStore(Store):
             writer = self._changing()
             held = {old: self._array(old) for old in moves}
             if len(set(moves.values())) < len(moves):
-                raise ValueError(f"two leaves of {self.url} would get the same name")
+                raise InvalidArgumentError(f"two leaves of {self.url} would get the same name")
             for new in moves.values():
                 encode_value(list(new))
             with writer.line.errors("renaming leaves"):

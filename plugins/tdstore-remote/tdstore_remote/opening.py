@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
-from tdstore.errors import MissingDependencyError, OptionError, UnsupportedError
+from tdstore.errors import InvalidTypeError, MissingDependencyError, OptionError, UnsupportedError
 from tdstore.index.ranges import Range
 from tdstore.registry import split_scheme
 from tdstore.storekit.local_engine import LocalEngine
@@ -97,7 +97,7 @@ class ForkSafeEngine(Engine):
         return repr(self._engine)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("an engine is not pickled: open it again from its URL")
+        raise InvalidTypeError("an engine is not pickled: open it again from its URL")
 
     @property
     def inner(self) -> Engine:

@@ -17,6 +17,7 @@ from tdstore.dtypes import to_numpy
 from tdstore.engine import Engine, EngineCap
 from tdstore.errors import (
     CorruptStoreError,
+    InvalidArgumentError,
     KeyNotFoundError,
     OptionError,
     ReadOnlyError,
@@ -421,7 +422,7 @@ class ZarrStore(Store):
                 target = self._room(leaf, shape)
             else:
                 if target.shape != shape or target.dtype != leaf.meta.dtype:
-                    raise ValueError(
+                    raise InvalidArgumentError(
                         f"out= has shape {list(target.shape)} and dtype {target.dtype}, but {path_text(r.path)} "
                         f"has {list(shape)} and {leaf.meta.dtype} at this index"
                     )
@@ -469,7 +470,7 @@ class ZarrStore(Store):
                 leaf = self._leaf(w.path)
                 expected = index_shape(leaf.meta.shape, w.index)
                 if tuple(w.value.shape) != expected or w.value.dtype != leaf.meta.dtype:
-                    raise ValueError(
+                    raise InvalidArgumentError(
                         f"{path_text(w.path)} takes shape {list(expected)} and dtype {leaf.meta.dtype} at this index, "
                         f"not {list(w.value.shape)} and {w.value.dtype}"
                     )
@@ -490,7 +491,7 @@ class ZarrStore(Store):
         with self._lock:
             for path, length in lengths.items():
                 if not self._leaf(path).meta.shape or length < 0:
-                    raise ValueError(f"{path_text(path)} of {self.url} cannot have length {length}")
+                    raise InvalidArgumentError(f"{path_text(path)} of {self.url} cannot have length {length}")
             session.restructure(lengths)
             for path, length in lengths.items():
                 resize(session, self._leaf(path), length)
@@ -501,7 +502,7 @@ class ZarrStore(Store):
             for old in moves:
                 self._leaf(old)
             if len(set(moves.values())) < len(moves):
-                raise ValueError(f"two leaves of {self.url} would get the same name")
+                raise InvalidArgumentError(f"two leaves of {self.url} would get the same name")
             session.rename(moves)
 
     # -- life --------------------------------------------------------------------------------

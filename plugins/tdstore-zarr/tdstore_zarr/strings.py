@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from tdstore.engine import Engine
-from tdstore.errors import StoreError
+from tdstore.errors import InvalidArgumentError, StoreError
 from tdstore.index.ranges import Range
 from tdstore.storekit.foreign_strings import MOST, Strings, blocks, entry, refused
 from tdstore.types import Path, path_text
@@ -86,20 +86,22 @@ class StringArray:
         leaf, meta = self.leaf, self.leaf.meta
         wanted = "vlen-utf8" if self.kind == VARIABLE else "bytes"
         if self.kind not in (VARIABLE, *FIXED) or self.first.get("name") != wanted or meta.pipeline is None:
-            raise ValueError(f"holds elements of type {self.kind!r} in a form that is not read here")
+            raise InvalidArgumentError(f"holds elements of type {self.kind!r} in a form that is not read here")
         if not meta.shape or not leaf.complete:
-            raise ValueError("of strings has no dimension, or is in a place that cannot be listed")
+            raise InvalidArgumentError("of strings has no dimension, or is in a place that cannot be listed")
         stored = leaf.stored
         if not local and stored > MOST_REMOTE:
-            raise ValueError(f"has {stored} bytes of strings, more than {MOST_REMOTE}: copy the store here first")
+            raise InvalidArgumentError(
+                f"has {stored} bytes of strings, more than {MOST_REMOTE}: copy the store here first"
+            )
         sizes = [_SPAN * math.prod(meta.shape), _SPAN * math.prod(meta.chunks)]
         if self.kind != VARIABLE:
             letter = FIXED[self.kind]
             if type(self.width) is not int or self.width < letter or self.width % letter:
-                raise ValueError(f"has strings of {self.width!r} bytes")
+                raise InvalidArgumentError(f"has strings of {self.width!r} bytes")
             sizes += [self.width * math.prod(meta.shape), self.width * math.prod(meta.chunks)]
         if max(sizes) > max(FREE, RATIO * stored):
-            raise ValueError(f"declares {max(sizes)} bytes of strings, of which {stored} are stored")
+            raise InvalidArgumentError(f"declares {max(sizes)} bytes of strings, of which {stored} are stored")
 
     def _fill(self) -> bytes:
         if not isinstance(self.fill, str):
@@ -119,7 +121,7 @@ class StringArray:
         assert pipeline is not None
         size = _declared(pipeline, data) if self.kind == VARIABLE else count * self.width
         if size > max(FREE, RATIO * len(data)) or size > MOST:
-            raise ValueError(f"has a chunk that declares {size} bytes in {len(data)}")
+            raise InvalidArgumentError(f"has a chunk that declares {size} bytes in {len(data)}")
         out = np.empty(size, np.uint8)
         pipeline.decoder(size)(data, out)
         if self.kind == VARIABLE:
@@ -144,27 +146,27 @@ def _declared(pipeline: Pipeline, data: memoryview) -> int:
     if name is None:
         return len(body)
     if len(body) < 16:
-        raise ValueError(f"has a chunk of {len(body)} bytes, too few for {name}")
+        raise InvalidArgumentError(f"has a chunk of {len(body)} bytes, too few for {name}")
     if name == "blosc":
         return int.from_bytes(body[4:8], "little")
     if name == "gzip":
         return int.from_bytes(body[-4:], "little")
     size = zstd_size(body)
     if size is None:
-        raise ValueError("has a chunk that does not say how much it holds")
+        raise InvalidArgumentError("has a chunk that does not say how much it holds")
     return size
 
 
 def _variable(data: bytes, count: int) -> list[bytes]:
     """Decode strings, each after its length, all after their number."""
     if len(data) < 4 + 4 * count or int.from_bytes(data[:4], "little") != count:
-        raise ValueError(f"has a chunk that does not hold {count} strings")
+        raise InvalidArgumentError(f"has a chunk that does not hold {count} strings")
     found = []
     at, take = 4, struct.Struct("<I").unpack_from
     for _ in range(count):
         end = at + 4 + take(data, at)[0] if at + 4 <= len(data) else len(data) + 1
         if end > len(data):
-            raise ValueError("has a string that reaches beyond its chunk")
+            raise InvalidArgumentError("has a string that reaches beyond its chunk")
         found.append(data[at + 4 : end])
         at = end
     return found

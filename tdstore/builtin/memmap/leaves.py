@@ -16,12 +16,7 @@ from tdstore.builtin.memmap.resources import Hold
 from tdstore.builtin.memmap.tensor import MemoryMappedTensor
 from tdstore.builtin.memmap.writing import LeafWriter, read_runs
 from tdstore.builtin.resident import ResidentStore, rows_of
-from tdstore.errors import (
-    KeyNotFoundError,
-    OptionError,
-    StoreClosedError,
-    UnsupportedError,
-)
+from tdstore.errors import InvalidArgumentError, KeyNotFoundError, OptionError, StoreClosedError, UnsupportedError
 from tdstore.header import Header
 from tdstore.index.ranges import check_writes
 from tdstore.index.rows import check_indices, runs
@@ -214,7 +209,7 @@ class MemmapLeaves(ResidentStore):
                     f"{self.url} has no leaf option {sorted(unknown)[0]!r}; its option is preallocate", url=self.url
                 )
             if not path:
-                raise ValueError(f"a leaf of {self.url} needs a name")
+                raise InvalidArgumentError(f"a leaf of {self.url} needs a name")
         with files.io_errors(self.url, "making leaves"):
             for path, spec in leaves.items():
                 self._discard(path)
@@ -247,7 +242,7 @@ class MemmapLeaves(ResidentStore):
         self._check_writable()
         for path, length in lengths.items():
             if not self._leaf(path).shape or length < 0:
-                raise ValueError(f"leaf {path_text(path)} of {self.url} cannot be resized to {length} rows")
+                raise InvalidArgumentError(f"leaf {path_text(path)} of {self.url} cannot be resized to {length} rows")
         with files.io_errors(self.url, "resizing"):
             for path, length in lengths.items():
                 old = self._files[path]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdstore.errors import InvalidArgumentError, InvalidTypeError
 from tdstore.index.rows import nested_over
 
 
@@ -24,13 +25,13 @@ def parse_size(shape: tuple[Any, ...], named: Any, fill_value: Any) -> tuple[Any
     """
     if fill_value is None:
         if len(shape) != (2 if named is None else 1):
-            raise TypeError("full() needs a shape and a fill_value")
+            raise InvalidTypeError("full() needs a shape and a fill_value")
         *rest, fill_value = shape
         shape = tuple(rest)
     if named is not None:
         return named, fill_value
     if not shape:
-        raise TypeError("a memory-mapped tensor needs a size: (3, 4) or shape=(3, 4)")
+        raise InvalidTypeError("a memory-mapped tensor needs a size: (3, 4) or shape=(3, 4)")
     return (shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape), fill_value
 
 
@@ -39,7 +40,9 @@ def storage_size(shape: Sequence[int] | Tensor) -> torch.Size:
     if not isinstance(shape, Tensor):
         return torch.Size(shape)
     if shape.ndim != 2 or shape.dtype is not torch.int64 or bool((shape < 0).any()):
-        raise ValueError("the shapes of the rows of a nested tensor are an int64 tensor [rows, dims], none negative")
+        raise InvalidArgumentError(
+            "the shapes of the rows of a nested tensor are an int64 tensor [rows, dims], none negative"
+        )
     return torch.Size((int(shape.prod(1).sum()),))
 
 

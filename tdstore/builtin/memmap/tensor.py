@@ -19,7 +19,15 @@ from torch import Tensor
 
 from tdstore.builtin.memmap.sizes import as_rows, parse_size, shape_text, storage_size
 from tdstore.builtin.tensorbytes import write_tensor
-from tdstore.errors import BatchSizeError, CorruptStoreError, StoreExistsError, StoreNotFoundError
+from tdstore.errors import (
+    BatchSizeError,
+    CorruptStoreError,
+    InvalidArgumentError,
+    InvalidStateError,
+    InvalidTypeError,
+    StoreExistsError,
+    StoreNotFoundError,
+)
 from tdstore.index.rows import nested_over
 from tdstore.pickling import rebuild
 from tdstore.storekit import files
@@ -128,7 +136,7 @@ class MemoryMappedTensor(Tensor):
             RuntimeError: the tensor is anonymous (made without a file name).
         """
         if self._filename is None:
-            raise RuntimeError("this memory-mapped tensor has no file name: it is anonymous")
+            raise InvalidStateError("this memory-mapped tensor has no file name: it is anonymous")
         return self._filename
 
     def is_shared(self) -> bool:
@@ -161,22 +169,24 @@ class MemoryMappedTensor(Tensor):
             RuntimeError: the tensor is mapped from another file, and `copy_existing` is False.
         """
         if not isinstance(input, Tensor):
-            raise TypeError(f"from_tensor takes a tensor, not a {type(input).__name__}: torch.as_tensor() makes one")
+            raise InvalidTypeError(
+                f"from_tensor takes a tensor, not a {type(input).__name__}: torch.as_tensor() makes one"
+            )
         if input.is_nested and input.layout is torch.strided and shape is None and not input.is_meta:
             return cls._from_nested(input, filename, existsok=existsok, copy_existing=copy_existing, copy=copy_data)
         if input.layout is not torch.strided or input.is_nested or input.is_meta:
-            raise TypeError(f"a tensor of layout {input.layout} on {input.device} cannot be memory-mapped")
+            raise InvalidTypeError(f"a tensor of layout {input.layout} on {input.device} cannot be memory-mapped")
         name = None if filename is None else os.path.abspath(os.fspath(filename))
         if isinstance(input, MemoryMappedTensor) and input._filename is not None:
             if name == input._filename and shape is None and _is_whole(input):
                 return input
             if not copy_existing:
-                raise RuntimeError(
+                raise InvalidStateError(
                     f"the tensor is mapped from {input._filename} already; pass copy_existing=True to copy it"
                 )
         size = torch.Size(input.shape if shape is None else shape)
         if copy_data and size.numel() != input.numel():
-            raise ValueError(f"a tensor of shape {list(input.shape)} does not fit the shape {list(size)}")
+            raise InvalidArgumentError(f"a tensor of shape {list(input.shape)} does not fit the shape {list(size)}")
         source = input.detach() if copy_data else None
         return cls._make(size, input.dtype, name, existsok=existsok, source=source)
 
@@ -237,7 +247,9 @@ class MemoryMappedTensor(Tensor):
         own = handler if type(handler) is int else getattr(handler, "fd", None)
         fd = handler.fileno() if hasattr(handler, "fileno") else own
         if type(fd) is not int:
-            raise TypeError(f"from_handler needs an open file, not a {type(handler).__name__}; see from_filename")
+            raise InvalidTypeError(
+                f"from_handler needs an open file, not a {type(handler).__name__}; see from_filename"
+            )
         name = _name_of(handler, fd)
         mapped: Tensor = _map_existing(fd, name or "the open file", dtype, shape, shared=True)
         made = cls.wrap(mapped, name)
@@ -272,18 +284,20 @@ class MemoryMappedTensor(Tensor):
             RuntimeError: the storage is not that of the file.
         """
         if handler is not None:
-            raise TypeError("a storage is memory already; to map an open file, use from_handler(file, dtype, shape)")
+            raise InvalidTypeError(
+                "a storage is memory already; to map an open file, use from_handler(file, dtype, shape)"
+            )
         dtype = dtype or (storage.dtype if isinstance(storage, torch.TypedStorage) else None)
         if dtype is None:
-            raise TypeError("an untyped storage does not say what its elements are: from_storage needs dtype=")
+            raise InvalidTypeError("an untyped storage does not say what its elements are: from_storage needs dtype=")
         for place in (device, storage.device):
             if place is not None and torch.device(place).type != "cpu":
-                raise ValueError(f"a memory-mapped tensor lives on the CPU, not on {place}")
+                raise InvalidArgumentError(f"a memory-mapped tensor lives on the CPU, not on {place}")
         plain = storage.untyped() if isinstance(storage, torch.TypedStorage) else storage
         mapped = None if plain.filename is None else os.path.abspath(plain.filename)
         name = mapped if filename is None else os.path.abspath(os.fspath(filename))
         if name != mapped:
-            raise RuntimeError(f"the storage is not that of the file {name}, but of {mapped or 'memory'}")
+            raise InvalidStateError(f"the storage is not that of the file {name}, but of {mapped or 'memory'}")
         if plain.nbytes() % dtype.itemsize:
             raise BatchSizeError(f"a storage of {plain.nbytes()} bytes does not hold elements of {dtype}")
         flat = torch.empty(0, dtype=dtype).set_(plain, 0, (plain.nbytes() // dtype.itemsize,), (1,))
@@ -367,9 +381,9 @@ class MemoryMappedTensor(Tensor):
         """
         sizes, fill_value = parse_size(shape, kw.pop("shape", None), fill_value)
         if kw:
-            raise TypeError(f"a memory-mapped tensor is not made with {next(iter(kw))}=")
+            raise InvalidTypeError(f"a memory-mapped tensor is not made with {next(iter(kw))}=")
         if device is not None and torch.device(device).type != "cpu":
-            raise ValueError(f"a memory-mapped tensor lives on the CPU, not on {device}")
+            raise InvalidArgumentError(f"a memory-mapped tensor lives on the CPU, not on {device}")
         if isinstance(sizes, Tensor) and sizes.ndim == 2:
             flat = cls.full(
                 storage_size(sizes), fill_value, dtype=dtype, device=device, filename=filename, existsok=existsok

@@ -16,7 +16,7 @@ import torch
 
 from tdstore.builtin.memmap.layout import SUFFIX, Layout, LeafFile
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
-from tdstore.errors import CorruptStoreError, StoreError, UnsupportedError, UntrustedDataError
+from tdstore.errors import CorruptStoreError, InvalidArgumentError, StoreError, UnsupportedError, UntrustedDataError
 from tdstore.header import MAX_DEPTH, MAX_GROUPS, NESTED_SHAPES, NESTED_VALUES, Group, Header
 from tdstore.storekit import files
 from tdstore.storekit.documents import MAX_DIMS, is_plain_name
@@ -293,7 +293,7 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build an object of a JSON document; `ValueError` if it has a key twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise InvalidArgumentError("a key is there twice")
     return found
 
 

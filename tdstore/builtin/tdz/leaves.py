@@ -17,7 +17,7 @@ from tdstore.builtin.tdz.reading import LeafEntry, Member, as_entry, load_member
 from tdstore.builtin.tdz.writing import ArchiveFiles, new_file, new_info
 from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.builtin.window import Window
-from tdstore.errors import ConflictError, KeyNotFoundError, OptionError
+from tdstore.errors import ConflictError, InvalidArgumentError, KeyNotFoundError, OptionError
 from tdstore.header import Header
 from tdstore.index.ranges import check_writes
 from tdstore.index.rows import check_indices
@@ -179,7 +179,7 @@ class TdzLeaves(ResidentStore):
             if spec.options:
                 raise OptionError(f"{self.url} has no leaf option {next(iter(spec.options))!r}", url=self.url)
             if not path:
-                raise ValueError(f"a leaf of {self.url} needs a name")
+                raise InvalidArgumentError(f"a leaf of {self.url} needs a name")
         with files.io_errors(self.url, "making leaves"):
             for path, spec in leaves.items():
                 self._fill(self._make(path, spec))
@@ -234,7 +234,7 @@ class TdzLeaves(ResidentStore):
     def rename(self, moves: Mapping[Path, Path]) -> None:
         self._check_writable()
         if len(set(moves.values())) < len(moves):
-            raise ValueError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
+            raise InvalidArgumentError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
         moved = {new: self._entry(old) for old, new in moves.items() if old != new}
         for leaf in moved.values():
             self._entries.pop(leaf.path, None)
@@ -246,7 +246,7 @@ class TdzLeaves(ResidentStore):
         self._check_writable()
         for path, length in lengths.items():
             if not self._entry(path).shape or length < 0:
-                raise ValueError(f"leaf {path_text(path)} of {self.url} cannot be resized to {length} rows")
+                raise InvalidArgumentError(f"leaf {path_text(path)} of {self.url} cannot be resized to {length} rows")
         with files.io_errors(self.url, "resizing"):
             for path, length in lengths.items():
                 old = self._entries[path]

@@ -26,7 +26,7 @@ from tdstore.container.entries.structured_arrays import fields_of
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.dtypes import torch_ready
-from tdstore.errors import BatchSizeError, KeyNotFoundError, ReadOnlyError
+from tdstore.errors import BatchSizeError, InvalidArgumentError, InvalidStateError, KeyNotFoundError, ReadOnlyError
 from tdstore.header import Group
 from tdstore.index.shapes import as_dim, as_size
 from tdstore.ops.arithmetic import ArithmeticOps
@@ -137,7 +137,7 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
         return self._batch_size[0] if self._batch_size else 0
 
     def __bool__(self) -> bool:
-        raise RuntimeError("the truth of a TensorDict is ambiguous: use is_empty(), len(), all() or any()")
+        raise InvalidStateError("the truth of a TensorDict is ambiguous: use is_empty(), len(), all() or any()")
 
     @property
     def depth(self) -> int:
@@ -185,7 +185,7 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
 
     @device.setter
     def device(self, value: Any) -> None:
-        raise RuntimeError("the device cannot be set in place: use td.to(device)")
+        raise InvalidStateError("the device cannot be set in place: use td.to(device)")
 
     # -- values ------------------------------------------------------------------------------
     def _groups(self) -> list[Any]:
@@ -291,7 +291,7 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
         if self._names is not None and (value._names or ())[: len(batch)] != self._names:
             for mine, theirs in zip(self._names, value._names or (), strict=False):
                 if None not in (mine, theirs) and mine != theirs:
-                    raise ValueError(
+                    raise InvalidArgumentError(
                         f"the TensorDict under {key!r} has the dimension names {value.names}, this one {self.names}"
                     )
             value = value._shallow()
@@ -314,7 +314,7 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
     def __enter__(self) -> Self:
         offered, *running = self._undo if isinstance(self._undo, list) else (self._undo,)
         if offered is None:
-            raise RuntimeError(
+            raise InvalidStateError(
                 "with td: needs an operation that can be undone, such as td.unlock_(), td.view(...) or td.unsqueeze(0)"
             )
         self._undo = [None, *running, offered]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
+from tdstore.errors import InvalidArgumentError, InvalidStateError
 from tdstore.ops.base import OpsBase
 from tdstore.types import Names
 
@@ -19,12 +20,12 @@ def as_names(names: Sequence[str | None] | None, ndim: int) -> Names:
         return None
     out = tuple(names)
     if len(out) != ndim:
-        raise ValueError(f"{len(out)} names {list(out)} for {ndim} batch dimensions")
+        raise InvalidArgumentError(f"{len(out)} names {list(out)} for {ndim} batch dimensions")
     named = [n for n in out if n is not None]
     if not all(isinstance(n, str) for n in named):
-        raise ValueError(f"dimension names are strings or None, not {list(out)}")
+        raise InvalidArgumentError(f"dimension names are strings or None, not {list(out)}")
     if len(set(named)) != len(named):
-        raise ValueError(f"dimension names must differ: {list(out)}")
+        raise InvalidArgumentError(f"dimension names must differ: {list(out)}")
     return out if named else None
 
 
@@ -89,13 +90,13 @@ class NamesMixin(OpsBase):
         old = self.names
         wanted: list[Any] = list(names)
         if wanted.count(Ellipsis) > 1:
-            raise ValueError(f"refine_names takes one ellipsis at most, not {names}")
+            raise InvalidArgumentError(f"refine_names takes one ellipsis at most, not {names}")
         if Ellipsis in wanted:
             at = wanted.index(Ellipsis)
             wanted[at : at + 1] = old[at : len(old) - (len(wanted) - at - 1)]
         for have, want in zip(old, wanted, strict=False):
             if have is not None and have != want:
-                raise RuntimeError(f"cannot refine the name {have!r} to {want!r}: use rename")
+                raise InvalidStateError(f"cannot refine the name {have!r} to {want!r}: use rename")
         self.names = wanted
         return self
 
@@ -106,11 +107,11 @@ class NamesMixin(OpsBase):
 
     def _renamed(self, names: tuple[Any, ...], rename_map: dict[str, str]) -> Any:
         if names and rename_map:
-            raise ValueError("give names by position or as old=new, not both")
+            raise InvalidArgumentError("give names by position or as old=new, not both")
         if rename_map:
             unknown = set(rename_map) - set(self.names)
             if unknown:
-                raise ValueError(f"no dimension is named {sorted(unknown)[0]!r}; the names are {self.names}")
+                raise InvalidArgumentError(f"no dimension is named {sorted(unknown)[0]!r}; the names are {self.names}")
             names = tuple(rename_map.get(n, n) if n is not None else None for n in self.names)
         elif len(names) == 1 and isinstance(names[0], (list, tuple)):
             names = tuple(names[0])

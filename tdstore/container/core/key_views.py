@@ -8,6 +8,7 @@ from typing import Any
 
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.paths import entry_path
+from tdstore.errors import InvalidTypeError
 
 IsLeaf = Callable[[type], bool]
 
@@ -55,7 +56,9 @@ class FirstKeys(abc.KeysView[str]):
             return key in self._mapping
         path = entry_path(key)  # type: ignore[arg-type]
         if len(path) > 1:
-            raise TypeError("`key in td.keys()` takes a string; use td.keys(include_nested=True) for nested keys")
+            raise InvalidTypeError(
+                "`key in td.keys()` takes a string; use td.keys(include_nested=True) for nested keys"
+            )
         return path[0] in self._mapping
 
     def __repr__(self) -> str:
@@ -83,7 +86,9 @@ class KeysView(abc.KeysView[Any]):
         path = entry_path(key)  # type: ignore[arg-type]
         include_nested, leaves_only, is_leaf, _ = self._args
         if len(path) > 1 and not include_nested:
-            raise TypeError("`key in td.keys()` takes a string; use td.keys(include_nested=True) for nested keys")
+            raise InvalidTypeError(
+                "`key in td.keys()` takes a string; use td.keys(include_nested=True) for nested keys"
+            )
         node = self._td
         for part in path[:-1]:
             if node._kind(part) != GROUP:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tdstore.errors import InvalidKeyError
+from tdstore.errors import InvalidKeyError, InvalidTypeError
 from tdstore.keys import unravel
 from tdstore.types import NestedKey, Path
 
@@ -47,7 +47,7 @@ def unravel_key_list(keys: list[Any] | tuple[Any, ...]) -> list[Any]:
         TypeError: neither a list nor a tuple, or an element that is no key.
     """
     if not isinstance(keys, (list, tuple)):
-        raise TypeError(f"expected a list or tuple of keys, not {keys!r}")
+        raise InvalidTypeError(f"expected a list or tuple of keys, not {keys!r}")
     return [unravel_key(key) for key in keys]
 
 

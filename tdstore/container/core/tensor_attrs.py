@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, Container
 from tdstore.container.values.nontensor import MetaData
+from tdstore.errors import InvalidArgumentError
 from tdstore.index.shapes import as_size
 
 if TYPE_CHECKING:
@@ -53,11 +54,11 @@ class TensorAttrs(MetaData):
             ValueError: it is something else.
         """
         if not isinstance(data, dict) or tuple(data) != FIELDS or not isinstance(data["dtype"], torch.dtype | None):
-            raise ValueError(f"not the attributes of a tensor: {str(data)[:80]}")
+            raise InvalidArgumentError(f"not the attributes of a tensor: {str(data)[:80]}")
         try:
             return cls(*data.values(), batch_size=batch_size)
         except (TypeError, RuntimeError) as error:
-            raise ValueError(f"not the attributes of a tensor: {error}") from None
+            raise InvalidArgumentError(f"not the attributes of a tensor: {error}") from None
 
     def to_json(self) -> dict[str, Any]:
         """Return the record of `MetaData`, marked as this class."""
@@ -99,7 +100,7 @@ def asked(fields: Sequence[str]) -> tuple[str, ...]:
     """Check the names of attributes, and return them."""
     names = (fields,) if isinstance(fields, str) else tuple(fields)
     if mismatched := [name for name in names if name not in FIELDS]:
-        raise ValueError(f"a tensor's attributes are {', '.join(FIELDS)}, not {mismatched[0]!r}")
+        raise InvalidArgumentError(f"a tensor's attributes are {', '.join(FIELDS)}, not {mismatched[0]!r}")
     return names
 
 

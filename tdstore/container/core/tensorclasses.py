@@ -16,6 +16,7 @@ import msgspec
 from torch.serialization import add_safe_globals
 
 from tdstore.container.core.container import Container
+from tdstore.errors import InvalidTypeError
 from tdstore.types import Path
 
 PREFIX = "tensorclass:"
@@ -173,7 +174,7 @@ def unwrap_all(tds: list[Any]) -> tuple[type[Typed] | None, list[Any]]:
         return None, tds
     kinds = list(dict.fromkeys(type(td) for td in tds))
     if len(kinds) > 1:
-        raise TypeError(f"cannot join {' and '.join(kind.__name__ for kind in kinds)}: all must be of one class")
+        raise InvalidTypeError(f"cannot join {' and '.join(kind.__name__ for kind in kinds)}: all must be of one class")
     return kinds[0], [td._tensordict for td in tds]
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from contextlib import ContextDecorator
 from typing import Any, Self
 
+from tdstore.errors import InvalidTypeError
+
 _DEFAULTS: dict[str, Any] = {
     "show_batch_size": True,
     "show_device": True,
@@ -55,7 +57,7 @@ class set_printoptions(ContextDecorator):  # noqa: N801  # the name that users k
 
     def __init__(self, *, verbose: bool = True, **kwargs: Any) -> None:
         if unknown := set(kwargs) - set(_DEFAULTS):
-            raise TypeError(f"no print options: {sorted(unknown)}; there are {sorted(_DEFAULTS)}")
+            raise InvalidTypeError(f"no print options: {sorted(unknown)}; there are {sorted(_DEFAULTS)}")
         self._options = {**({} if verbose else dict.fromkeys(_TERSE, False)), **kwargs}
         self._before: list[dict[str, Any]] = []
 

@@ -23,7 +23,7 @@ from tdstore.container.distribute.row_tasks import (
     place_of,
     write_rows,
 )
-from tdstore.errors import BatchSizeError
+from tdstore.errors import BatchSizeError, InvalidArgumentError, InvalidStateError
 from tdstore.index.shapes import as_dim
 from tdstore.parallel.byvalue import Packed
 from tdstore.parallel.executors import Crew, InlineExecutor, bar, cpus, crew_for, crosses_by_multiprocessing, width_of
@@ -150,7 +150,7 @@ pbar, mp_start_method: as `map`.
             [6, 9]
         """
         if shuffle and not index_with_generator:
-            raise RuntimeError("shuffle=True needs index_with_generator=True: rows are drawn as they are sent")
+            raise InvalidStateError("shuffle=True needs index_with_generator=True: rows are drawn as they are sent")
         plan = _Plan(self, dim, num_workers, pool, executor, chunksize, num_chunks)
         plan.warn_of_ignored(None if shuffle else generator, max_tasks_per_child, mp_start_method)
         if shuffle and plan.length:
@@ -185,14 +185,14 @@ class _Plan:
         num_chunks: int | None,
     ) -> None:
         if chunksize is not None and num_chunks is not None:
-            raise ValueError("give chunksize or num_chunks, not both")
+            raise InvalidArgumentError("give chunksize or num_chunks, not both")
         if pool is not None and executor is not None:
-            raise ValueError("give pool or executor, not both")
+            raise InvalidArgumentError("give pool or executor, not both")
         for name, value, least in (("chunksize", chunksize, 0), ("num_chunks", num_chunks, 1)):
             if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value}")
+                raise InvalidArgumentError(f"{name} must be at least {least}, not {value}")
         if num_workers is not None and num_workers < 0:
-            raise ValueError(f"num_workers must be at least 0, not {num_workers}")
+            raise InvalidArgumentError(f"num_workers must be at least 0, not {num_workers}")
         self.td = td
         self.dim = as_dim(dim, td.batch_dims)
         self.length: int = td.batch_size[self.dim]

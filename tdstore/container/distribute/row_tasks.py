@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import Container
 from tdstore.container.storage.handle import StoreHandle
-from tdstore.errors import StoreError
+from tdstore.errors import InvalidArgumentError, InvalidTypeError, StoreError
 from tdstore.parallel.byvalue import PLAIN, Packed, plain
 from tdstore.store import Cap
 
@@ -266,7 +266,7 @@ def join(results: list[Any], dim: int, how: Any) -> Any:
     mismatched = next((r for r in results if not isinstance(r, (Tensor, Container, NoneType))), None)
     if mismatched is not None or len(kinds) > 1:
         what = f"a {type(mismatched).__name__}" if mismatched is not None else " for some rows and ".join(sorted(kinds))
-        raise TypeError(f"fn must return TensorDicts, or tensors, or None, for all rows; it returned {what}")
+        raise InvalidTypeError(f"fn must return TensorDicts, or tensors, or None, for all rows; it returned {what}")
     return None if kinds == {"None"} else how(results, dim)
 
 
@@ -303,12 +303,14 @@ def write_rows(out: Any, at: tuple[Any, ...], made: Any) -> None:
     """
     if isinstance(out, Tensor):
         if not isinstance(made, Tensor) or made.shape != out[at].shape:
-            raise ValueError(f"fn returned {_shape(made)} for rows of out of shape {list(out[at].shape)}")
+            raise InvalidArgumentError(f"fn returned {_shape(made)} for rows of out of shape {list(out[at].shape)}")
         out[at].copy_(made)
         return
     window = out._at(at)
     if isinstance(made, Tensor) or made.batch_size[: window.batch_dims] != window.batch_size:
-        raise ValueError(f"fn returned {_shape(made)} for rows of out of batch size {list(window.batch_size)}")
+        raise InvalidArgumentError(
+            f"fn returned {_shape(made)} for rows of out of batch size {list(window.batch_size)}"
+        )
     window.update_(made)
 
 

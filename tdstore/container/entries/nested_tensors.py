@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdstore.errors import UnevenError
+from tdstore.errors import InvalidArgumentError, UnevenError
 
 
 def leaf_shape(tensor: Tensor) -> torch.Size:
@@ -48,7 +48,7 @@ def padded(parts: list[Tensor], side: str, value: float) -> list[Tensor]:
         ValueError: no such side. UnevenError: they differ in rank.
     """
     if side not in ("right", "left"):
-        raise ValueError(f"padding_side is 'right' or 'left', not {side!r}")
+        raise InvalidArgumentError(f"padding_side is 'right' or 'left', not {side!r}")
     if len({p.ndim for p in parts}) > 1:
         raise UnevenError(f"tensors of different rank cannot be padded: {forms(parts)}")
     size = [max(c) for c in zip(*(p.shape for p in parts), strict=True)]

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from tdstore.errors import InvalidStateError
+
 
 def is_uninitialized(value: object) -> bool:
     """Check whether a tensor belongs to a lazy module that was not called yet."""
@@ -100,7 +102,7 @@ def stack_uninitialized(column: Sequence[Any]) -> Tensor:
     """
     first = column[0]
     if len({(t.device, t.dtype) for t in column}) > 1:
-        raise RuntimeError("uninitialized parameters of several devices or dtypes cannot be stacked")
+        raise InvalidStateError("uninitialized parameters of several devices or dtypes cannot be stacked")
     parameter = isinstance(first, UninitializedParameter)
     kind: Any = StackedUninitializedParameter if parameter else StackedUninitializedBuffer
     made: Tensor = kind(len(column), first.requires_grad, first.device, first.dtype)

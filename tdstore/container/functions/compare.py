@@ -12,7 +12,7 @@ from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.paths import entry_path
 from tdstore.container.values.equality import alike
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
-from tdstore.errors import KeyNotFoundError
+from tdstore.errors import InvalidTypeError, KeyNotFoundError
 from tdstore.types import Path, path_text
 
 
@@ -91,7 +91,7 @@ def assert_close(
     """
     if not isinstance(actual, Container) or not isinstance(expected, Container):
         kinds = f"a {type(actual).__name__} and a {type(expected).__name__}"
-        raise TypeError(f"assert_close compares TensorDicts, not {kinds}")
+        raise InvalidTypeError(f"assert_close compares TensorDicts, not {kinds}")
     if (rtol is None) != (atol is None):
         rtol, atol = rtol or 0.0, atol or 0.0
     path = entry_path(prefix) if prefix else ()

@@ -14,7 +14,14 @@ from tdstore.container.core.paths import entry_path
 from tdstore.container.core.tensorclasses import Typed, rewrap, unwrap, unwrap_all
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.values.nontensor import NonTensor, merge
-from tdstore.errors import BatchSizeError, DifferentKeysError, KeyNotFoundError
+from tdstore.errors import (
+    BatchSizeError,
+    DifferentKeysError,
+    InvalidArgumentError,
+    InvalidStateError,
+    InvalidTypeError,
+    KeyNotFoundError,
+)
 from tdstore.index.shapes import as_dim, as_size
 from tdstore.settings import Switch
 from tdstore.types import LeafSpec, Names, Path, path_text
@@ -41,12 +48,12 @@ def flat_schema(schema: Mapping[Any, Any], prefix: Path = ()) -> dict[Path, Leaf
         found = flat_schema(value, path) if isinstance(value, Mapping) else {path: _leaf_spec(path, value)}
         for leaf, spec in found.items():
             if leaf in out:
-                raise ValueError(f"the schema has the key {path_text(leaf)} twice")
+                raise InvalidArgumentError(f"the schema has the key {path_text(leaf)} twice")
             out[leaf] = spec
     for path in out:
         for i in range(1, len(path)):
             if path[:i] in out:
-                raise ValueError(f"the schema has {path_text(path[:i])} as a leaf and as a group")
+                raise InvalidArgumentError(f"the schema has {path_text(path[:i])} as a leaf and as a group")
     return out
 
 
@@ -59,7 +66,7 @@ def _leaf_spec(path: Path, value: Any) -> LeafSpec:
             return LeafSpec(shape, value[1])
         return LeafSpec((), value)
     except (TypeError, ValueError) as error:
-        raise TypeError(
+        raise InvalidTypeError(
             f"schema entry {path_text(path)}: expected (shape, dtype), a dtype or a LeafSpec, not {value!r} ({error})"
         ) from None
 
@@ -94,7 +101,7 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
             try:
                 data[key] = fn(column, dim)
             except (RuntimeError, TypeError) as error:
-                raise RuntimeError(f"cannot {what} the entries {path_text((*path, key))}: {error}") from error
+                raise InvalidStateError(f"cannot {what} the entries {path_text((*path, key))}: {error}") from error
         elif _all_plain(column):
             below = value._batch_size  # the common case, without a look at each
             wide = new if len(below) == n else torch.Size((*new, *below[n:]))
@@ -108,11 +115,11 @@ def _join(tds: Sequence[Any], fn: Any, dim: int, new: torch.Size, names: Names, 
             )
         elif isinstance(value, NonTensor):
             if not all(isinstance(v, NonTensor) for v in column):
-                raise RuntimeError(f"cannot {what} {path_text((*path, key))}: some are tensors, some are not")
+                raise InvalidStateError(f"cannot {what} {path_text((*path, key))}: some are tensors, some are not")
             data[key] = merge(column, lambda parts: fn(parts, dim), collapse=fn is torch.cat)
         else:
             if len(set(map(type, column))) > 1 and not all(isinstance(v, Container) for v in column):
-                raise RuntimeError(f"cannot {what} {path_text((*path, key))}: some are TensorDicts, some are not")
+                raise InvalidStateError(f"cannot {what} {path_text((*path, key))}: some are TensorDicts, some are not")
             tensorclass, column = unwrap_all(column)
             if any(isinstance(v, Container._stack_class) for v in column):
                 data[key] = rewrap(tensorclass, (stack if fn is torch.stack else cat)(column, dim))
@@ -175,7 +182,7 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
             return _stack_elements(together, dim, out)
         parts = [td._resident() for td in parts]
     if not parts:
-        raise RuntimeError("stack needs at least one TensorDict")
+        raise InvalidStateError("stack needs at least one TensorDict")
     batch, names = parts[0]._batch_size, parts[0]._names
     for part in parts:
         if part._batch_size != batch:
@@ -209,7 +216,7 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
             return _cat_elements(parts, lazy, dim, out)
         parts = [td._resident() for td in parts]
     if not parts:
-        raise RuntimeError("cat needs at least one TensorDict")
+        raise InvalidStateError("cat needs at least one TensorDict")
     batch = parts[0]._batch_size
     at = as_dim(dim, len(batch))
     length = 0
@@ -229,7 +236,7 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
 def _check_all(tds: Sequence[Any], what: str) -> None:
     mismatched = next((td for td in tds if not isinstance(td, (Container, Typed))), None)
     if mismatched is not None:
-        raise TypeError(
+        raise InvalidTypeError(
             f"{what} takes TensorDicts together with TensorDicts only, not with a {type(mismatched).__name__}"
         )
 
@@ -332,7 +339,7 @@ def lazy_stack(
     """
     tds = list(input)
     if not tds:
-        raise RuntimeError("lazy_stack needs at least one TensorDict")
+        raise InvalidStateError("lazy_stack needs at least one TensorDict")
     if all(isinstance(td, Tensor) for td in tds):
         return torch.stack(tds, dim, out=out)
     tensorclass, tds = unwrap_all(tds)
@@ -426,7 +433,7 @@ def from_dict(
         ValueError: both `batch_size` and `batch_dims`.
     """
     if batch_size is not None and batch_dims is not None:
-        raise ValueError("give batch_size or batch_dims, not both")
+        raise InvalidArgumentError("give batch_size or batch_dims, not both")
     new: Any = cls
     td: Any = new(source, batch_size=as_size(batch_size), device=device)
     if batch_size is None and (batch_dims is not None if auto is None else auto):

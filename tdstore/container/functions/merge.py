@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.paths import entry_path
+from tdstore.errors import InvalidStateError
 from tdstore.types import Path
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def merge_tensordicts(*tensordicts: Any, callback_exist: Callback | Mapping[Any,
         {'x': tensor([1, 2]), 'n': {'y': tensor(1), 'z': tensor(2)}}
     """
     if len(tensordicts) < 2:
-        raise RuntimeError(f"merge_tensordicts needs at least two TensorDicts, not {len(tensordicts)}")
+        raise InvalidStateError(f"merge_tensordicts needs at least two TensorDicts, not {len(tensordicts)}")
     if isinstance(callback_exist, Mapping):
         callback_exist = {entry_path(key): fn for key, fn in callback_exist.items()}
     return _merged([td._resident() for td in tensordicts], len(tensordicts), callback_exist, ())

@@ -13,7 +13,7 @@ from tdstore.container.core.paths import entry_path
 from tdstore.container.core.tensorclasses import Typed, rewrap, unwrap, unwrap_all
 from tdstore.container.functions.construct_and_join import stack
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, merge
-from tdstore.errors import BatchSizeError
+from tdstore.errors import BatchSizeError, InvalidArgumentError, InvalidStateError, OutOfRangeError
 from tdstore.types import Path, path_text
 
 C = TypeVar("C", bound=Container)
@@ -59,9 +59,9 @@ def pad_sequence(
     tensorclass, tds = unwrap_all(list(list_of_tensordicts))
     tds = [td._resident() for td in tds]
     if not tds:
-        raise RuntimeError("pad_sequence needs at least one TensorDict")
+        raise InvalidStateError("pad_sequence needs at least one TensorDict")
     if pad_dim < 0:
-        raise IndexError(f"pad_dim counts from the left, where all tensors begin alike: {pad_dim} is not possible")
+        raise OutOfRangeError(f"pad_dim counts from the left, where all tensors begin alike: {pad_dim} is not possible")
     masks = Container._resident_class(batch_size=_batch(tds, pad_dim), device=tds[0].device)
     made = _padded(tds, pad_dim, padding_value, masks, ())
     if return_mask is not False:
@@ -102,7 +102,7 @@ def _padded(tds: Sequence[Any], dim: int, value: float, masks: Any, path: Path) 
         elif all(isinstance(entry, NonTensor) for entry in column):
             made.set(key, _values(column, dim, batch))
         else:
-            raise RuntimeError(f"the entries {path_text(here)} are tensors in some of the TensorDicts only")
+            raise InvalidStateError(f"the entries {path_text(here)} are tensors in some of the TensorDicts only")
     return made
 
 
@@ -110,7 +110,7 @@ def _stacked(tensors: Sequence[Tensor], dim: int, value: float, path: Path) -> t
     shapes = [tensor.shape for tensor in tensors]
     others = {(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}
     if len(others) > 1 or any(len(shape) <= dim for shape in shapes):
-        raise RuntimeError(
+        raise InvalidStateError(
             f"cannot pad the entries {path_text(path)} along dimension {dim}: their shapes are {[*map(list, shapes)]}"
         )
     longest = max(shape[dim] for shape in shapes)
@@ -167,5 +167,5 @@ def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
         dim = td_list.stack_dim if dim is None else dim
         td_list = td_list._tds
     if dim is None:
-        raise ValueError("dense_stack_tds of a list of TensorDicts needs dim=")
+        raise InvalidArgumentError("dense_stack_tds of a list of TensorDicts needs dim=")
     return stack(td_list, dim)

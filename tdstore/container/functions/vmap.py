@@ -21,7 +21,7 @@ from tdstore.container.core.tensorclasses import Typed
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
 from tdstore.container.entries.uninitialized import MappedUninitialized, StackedMixin, is_uninitialized
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
-from tdstore.errors import UnsupportedError
+from tdstore.errors import InvalidArgumentError, UnsupportedError
 from tdstore.index.shapes import as_dim
 from tdstore.index.tracing import mapping
 from tdstore.types import Path
@@ -180,13 +180,15 @@ def _boxed(tree: Any, dims: Any, inward: bool) -> Any:
         return tree, dims
     spread = pytree._broadcast_to_and_flatten(dims, spec)
     if spread is None:
-        raise ValueError(f"vmap: the dimensions {dims} do not have the structure of what they are for, {spec}")
+        raise InvalidArgumentError(
+            f"vmap: the dimensions {dims} do not have the structure of what they are for, {spec}"
+        )
     for i, value in enumerate(values):
         if isinstance(value, (Container, UnbatchedTensor)):
             dim = spread[i]
             if dim is not None:
                 if not inward and dim < 0:
-                    raise ValueError(f"vmap: out_dims={dim} of a TensorDict cannot be negative")
+                    raise InvalidArgumentError(f"vmap: out_dims={dim} of a TensorDict cannot be negative")
                 if inward and isinstance(value, Container) and _is_batchless(value):
                     values[i] = box = _box(value, dim, inward)
                     box.dim = None  # of the leaves, which is none of the batch

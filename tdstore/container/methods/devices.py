@@ -14,7 +14,7 @@ from tdstore.container.core.container import Container
 from tdstore.container.core.one_buffer import is_one_buffer, moved
 from tdstore.container.core.tensor_attrs import FIELDS, TensorAttrs, asked, converted, described, recorded
 from tdstore.container.entries.unbatched import is_batched
-from tdstore.errors import BatchSizeError, UnsupportedError
+from tdstore.errors import BatchSizeError, InvalidStateError, InvalidTypeError, UnsupportedError
 from tdstore.index.shapes import as_size
 
 if TYPE_CHECKING:
@@ -176,7 +176,9 @@ class PlacingMixin(Container):
         leaves = self._leaf_list()
         mismatched = {leaf.dtype for leaf in leaves if not (leaf.is_floating_point() or leaf.is_complex())}
         if requires_grad and mismatched:
-            raise RuntimeError(f"only floating-point and complex leaves can require gradients, not {mismatched.pop()}")
+            raise InvalidStateError(
+                f"only floating-point and complex leaves can require gradients, not {mismatched.pop()}"
+            )
         for leaf in leaves:
             leaf.requires_grad_(requires_grad)
         return self
@@ -232,11 +234,11 @@ def _asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device 
     given = dict(zip(names, args, strict=False))
     mismatched = [*(set(kwargs) - {"device", "dtype", "non_blocking"}), *(set(kwargs) & set(given))]
     if mismatched or len(args) > len(names):
-        raise TypeError(f"to() takes a device, a dtype and non_blocking, once each, not {args} and {kwargs}")
+        raise InvalidTypeError(f"to() takes a device, a dtype and non_blocking, once each, not {args} and {kwargs}")
     given.update(kwargs)
     device, dtype = given.get("device"), given.get("dtype")
     if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"to() takes a torch.dtype, not {dtype!r}")
+        raise InvalidTypeError(f"to() takes a torch.dtype, not {dtype!r}")
     return None if device is None else torch.device(device), dtype, bool(given.get("non_blocking", False))
 
 

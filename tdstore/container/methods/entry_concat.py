@@ -11,6 +11,7 @@ from torch import Tensor
 from tdstore.container.core.container import Container
 from tdstore.container.core.paths import entry_path
 from tdstore.container.methods.access import NO_DEFAULT
+from tdstore.errors import InvalidArgumentError
 from tdstore.types import NestedKey
 
 
@@ -44,7 +45,7 @@ class ColumnsMixin(Container):
 
     def _joined(self, fn: Any, keys: tuple[NestedKey, ...], out_key: NestedKey, dim: int, keep: bool) -> Self:
         if not keys:
-            raise ValueError("name the entries that are to become one")
+            raise InvalidArgumentError("name the entries that are to become one")
         self.set(out_key, fn([self[key] for key in keys], dim))
         if not keep:
             for key in dict.fromkeys(keys):

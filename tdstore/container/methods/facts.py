@@ -11,6 +11,7 @@ from torch import Tensor
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.paths import entry_path
 from tdstore.container.methods.access import NO_DEFAULT
+from tdstore.errors import InvalidStateError, InvalidTypeError
 from tdstore.keys import key_text
 from tdstore.ops.reduce import Over
 
@@ -162,17 +163,17 @@ class MeasureMixin(Container):
         """
         roots = {k: v for k, v in self._resident().items(True, True) if v.requires_grad}
         if not roots:
-            raise RuntimeError("backward: no entry of this TensorDict requires a gradient")
+            raise InvalidStateError("backward: no entry of this TensorDict requires a gradient")
         if gradient is not None:
             if not isinstance(gradient, (Container, Mapping)):
-                raise TypeError(
+                raise InvalidTypeError(
                     "backward: the gradient of a TensorDict is a TensorDict with its keys, "
                     f"not a {type(gradient).__name__}"
                 )
             given: Any = gradient
             grads = [given.get(key, NO_DEFAULT) for key in roots]
         elif large := next((k for k, v in roots.items() if v.numel() != 1), None):
-            raise RuntimeError(
+            raise InvalidStateError(
                 f"backward: entry {key_text(large)} has {roots[large].numel()} elements; only for single numbers "
                 "can the gradient be left out"
             )

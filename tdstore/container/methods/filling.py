@@ -17,7 +17,7 @@ from tdstore.container.functions.compare import keys_compared
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.storage.block_writer import into, rows_of
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
-from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.errors import BatchSizeError, InvalidTypeError, KeyNotFoundError
 from tdstore.index.shapes import as_size, flat_args
 from tdstore.keys import unravel
 from tdstore.types import NestedKey, Path, path_text
@@ -57,7 +57,7 @@ class FillingMixin(Container):
     def masked_select(self, mask: Tensor) -> Self:
         """The rows where `mask` is true, as one batch dimension: `td[mask]`."""
         if mask.dtype != torch.bool:
-            raise TypeError(f"a mask is a bool tensor, not one of {mask.dtype}")
+            raise InvalidTypeError(f"a mask is a bool tensor, not one of {mask.dtype}")
         made: Self = self._at(mask)._resident()
         return made
 

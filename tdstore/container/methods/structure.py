@@ -17,7 +17,7 @@ from tdstore.container.functions.broadcast import uneven, widened
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.methods.apply import Mapper, writes_in_place
 from tdstore.container.values.nontensor import NonTensor, NonTensorStack
-from tdstore.errors import OptionError
+from tdstore.errors import InvalidArgumentError, KeyExistsError, OptionError
 from tdstore.index.shapes import as_size
 from tdstore.types import NestedKey, Path, path_text
 
@@ -171,7 +171,7 @@ class StructureMixin(Container):
             if a is None or b is None:
                 if isinstance(default, str):
                     if default != "intersection":
-                        raise ValueError(f"default is a number, a tensor or 'intersection', not {default!r}")
+                        raise InvalidArgumentError(f"default is a number, a tensor or 'intersection', not {default!r}")
                     continue
                 a, b = (_filled(b, default), b) if a is None else (a, _filled(a, default))
             elif isinstance(a, Container) and isinstance(b, Container):
@@ -218,7 +218,7 @@ class StructureMixin(Container):
         for path, value in td._flat_entries((), is_leaf):
             key = separator.join(path)
             if key in flat:
-                raise KeyError(f"flattening with {separator!r} makes the key {key!r} twice")
+                raise KeyExistsError(f"flattening with {separator!r} makes the key {key!r} twice")
             flat[key] = value
         return self._restructured(flat, inplace, lambda v: v.unflatten_keys(separator))
 
@@ -260,12 +260,12 @@ class StructureMixin(Container):
                     elif isinstance(inner, Container):
                         inner = inner._resident()._shallow()
                     else:
-                        raise KeyError(f"unflattening {separator.join(parts)!r}: {part!r} is already an entry")
+                        raise KeyExistsError(f"unflattening {separator.join(parts)!r}: {part!r} is already an entry")
                     mine.add(id(inner))
                     node[part] = inner
                 node = inner._data
             if parts[-1] in node:
-                raise KeyError(f"unflattening {separator.join(parts)!r}: {parts[-1]!r} is already there")
+                raise KeyExistsError(f"unflattening {separator.join(parts)!r}: {parts[-1]!r} is already there")
             node[parts[-1]] = value
         return self._restructured(tree, inplace, lambda v: v.flatten_keys(separator))
 

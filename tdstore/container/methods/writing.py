@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from tdstore import errors
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.key_views import IsLeaf, walk
 from tdstore.container.core.paths import entry_path, is_key
@@ -18,7 +19,6 @@ from tdstore.container.functions.uneven_stacks import differs, merged
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.storage.change_plan import Changes
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
-from tdstore.errors import BatchSizeError, KeyNotFoundError, NotAGroupError
 from tdstore.index.index_terms import as_terms, spelled_out
 from tdstore.index.selection import index_shape
 from tdstore.keys import key_text
@@ -72,7 +72,7 @@ class WritingMixin(Container):
             if kind is None:
                 return node, path[i:]
             if kind != GROUP:
-                raise NotAGroupError(f"cannot set {path_text(path)}: {path_text(path[: i + 1])} is not a TensorDict")
+                raise errors.NotAGroupError(f"cannot set {path_text(path)}: {part!r} is not a TensorDict")
             node = node._raw(part)
         return node, path[-1:]
 
@@ -92,13 +92,13 @@ class WritingMixin(Container):
             if isinstance(value, NonTensor):
                 value = getattr(value, "wrapped", value)  # of an unbatched tensor
             if not isinstance(value, Tensor):
-                raise ValueError(f"entry {key!r} is a tensor; cannot write a {type(item).__name__} into it in place")
+                raise errors.InvalidArgumentError(f"entry {key!r} is a tensor: a {type(item).__name__} does not fit")
             if value.is_nested:
                 if leaf_shape(value) != self._leaf_shape(key):
-                    raise BatchSizeError(f"cannot write a nested tensor into entry {key!r}, which has other shapes")
+                    raise errors.BatchSizeError(f"a nested tensor for entry {key!r}, which has other shapes")
             elif value.shape != self._leaf_shape(key):
                 if whole and value.shape[: len(self._batch_size)] != self._batch_size:
-                    raise BatchSizeError(
+                    raise errors.BatchSizeError(
                         f"batch dimension mismatch: shape {list(value.shape)} for entry {key!r} "
                         f"in a batch of {list(self._batch_size)}",
                         hint="to set every row alike: td[:] = value, or fill_",
@@ -106,12 +106,12 @@ class WritingMixin(Container):
                 try:
                     value = value.expand(self._leaf_shape(key))
                 except RuntimeError:
-                    raise BatchSizeError(
+                    raise errors.BatchSizeError(
                         f"cannot write shape {list(value.shape)} into entry {key!r} "
                         f"of shape {list(self._leaf_shape(key))} in place"
                     ) from None
         elif kind == GROUP and not isinstance(value, Container):
-            raise ValueError(f"entry {key!r} is a TensorDict; cannot write a {type(item).__name__} into it in place")
+            raise errors.InvalidArgumentError(f"entry {key!r} is a TensorDict: a {type(item).__name__} does not fit")
         elif kind == VALUE and not isinstance(value, NonTensor):
             value = NonTensorData(item, self._batch_size)
         return value
@@ -126,7 +126,7 @@ class WritingMixin(Container):
         value = node._coerce_existing(last, item, whole=True)
         shape = leaf_shape(item) if isinstance(item, Tensor) and node._kind(last) == LEAF else None
         if shape is not None and shape != node._leaf_shape(last):
-            raise BatchSizeError(
+            raise errors.BatchSizeError(
                 f"cannot write shape {list(shape)} into entry {key_text(key)} of shape {list(node._leaf_shape(last))}"
             )
         node._write({last: value})
@@ -232,13 +232,13 @@ class WritingMixin(Container):
         """
         pairs = _unlike(self, source)
         if pairs and not wanted:
-            raise BatchSizeError(
+            raise errors.BatchSizeError(
                 f"update: a TensorDict of batch size {list(source.batch_size)} for one of {list(self.batch_size)}",
                 hint="pass update_batch_size=True to take over the batch size of the source",
             )
         if pairs and (inplace or some_keys):
             how = "inplace=True" if inplace else "keys_to_update="
-            raise BatchSizeError(f"update: with {how}, the batch size stays {list(self.batch_size)}")
+            raise errors.BatchSizeError(f"update: with {how}, the batch size stays {list(self.batch_size)}")
         for mine, theirs in pairs:
             if mine.is_locked and not ignore_lock:
                 raise mine._refuse_locked("update the batch size")
@@ -248,7 +248,7 @@ class WritingMixin(Container):
                 if key not in known and kind != VALUE:
                     shape = mine._leaf_shape(key) if kind == LEAF else mine._raw(key).batch_size
                     if shape[: len(new)] != new:
-                        raise BatchSizeError(f"entry {key!r} of shape {list(shape)} does not fit {list(new)}")
+                        raise errors.BatchSizeError(f"entry {key!r} of shape {list(shape)} does not fit {list(new)}")
         for mine, theirs in pairs:
             known = set(theirs._first_keys())
             mine._drop([key for key in list(mine._first_keys()) if key in known and mine._kind(key) != GROUP])
@@ -351,7 +351,7 @@ class WritingMixin(Container):
         """Remove the last first-level entry and return `(key, entry)`."""
         keys = list(self._first_keys())
         if not keys:
-            raise KeyNotFoundError("popitem: the TensorDict is empty")
+            raise errors.KeyNotFoundError("popitem: the TensorDict is empty")
         return keys[-1], self.pop(keys[-1])
 
     def _detached(self) -> Any:
@@ -379,7 +379,7 @@ class WritingMixin(Container):
             return self
         target: Any = self._node(new[:-1])
         if safe and target is not None and target._kind(new[-1]) is not None:
-            raise KeyError(f"key {new_key!r} is already there")
+            raise errors.KeyExistsError(f"key {new_key!r} is already there")
         if target is not None and target is node:
             node._rename(last, new[-1])
             return self
@@ -398,7 +398,7 @@ class WritingMixin(Container):
 
     def __delitem__(self, key: Any) -> None:
         if not is_key(key):
-            raise TypeError(f"del td[...] takes a key, not the index {key!r}")
+            raise errors.InvalidTypeError(f"del td[...] takes a key, not the index {key!r}")
         self.del_(key)
 
     def _set_rows(self, index: Any, value: Any) -> None:
@@ -418,7 +418,7 @@ class WritingMixin(Container):
         at = spelled_out(as_terms(index), len(self._batch_size))
         shape = index_shape(self._batch_size, at)
         if value is None:
-            raise ValueError("td[index] = None: write a TensorDict, a dict, a tensor or a number")
+            raise errors.InvalidArgumentError("td[index] = None: write a TensorDict, a dict, a tensor or a number")
         if not isinstance(value, (Container, Mapping)):
             spread = dict.fromkeys(_batched_keys(self), value)
             self._plan_in_place(changes, spread, at, None)
@@ -428,8 +428,8 @@ class WritingMixin(Container):
         elif value.batch_size != shape:
             try:
                 value = value.expand(shape)
-            except BatchSizeError:
-                raise BatchSizeError(
+            except errors.BatchSizeError:
+                raise errors.BatchSizeError(
                     f"cannot write a TensorDict of batch size {list(value.batch_size)} "
                     f"at an index of batch size {list(shape)}"
                 ) from None
@@ -530,7 +530,7 @@ def _source(given: Any, kwargs: Mapping[str, Any]) -> Any:
 def _pairs(source: Any) -> Any:
     if hasattr(source, "items") and not isinstance(source, NonTensor):
         return source.items()
-    raise TypeError(f"update takes a TensorDict or a dict, not a {type(source).__name__}")
+    raise errors.InvalidTypeError(f"update takes a TensorDict or a dict, not a {type(source).__name__}")
 
 
 def _flat_pairs(source: Any, prefix: Path = (), *, stacks: bool = True) -> Iterator[tuple[Path, Any]]:

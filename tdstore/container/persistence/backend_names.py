@@ -18,7 +18,7 @@ from tdstore.container.storage.describe import describe
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import allocate, open_container, over
 from tdstore.container.varlen.nested_leaves import places_among
-from tdstore.errors import UnsupportedError
+from tdstore.errors import InvalidStateError, InvalidTypeError, UnsupportedError
 from tdstore.index.shapes import flat_args
 from tdstore.io.opening import Location
 from tdstore.keys import key_text
@@ -220,7 +220,7 @@ class NamedStorageMixin(Container):
         """Read the dataset again: entries that other processes added appear, removed ones go."""
         binding = self._place()
         if binding is None:
-            raise RuntimeError("memmap_refresh_: this TensorDict is not over memory-mapped files")
+            raise InvalidStateError("memmap_refresh_: this TensorDict is not over memory-mapped files")
         handle, path = binding
         fresh = open_container(
             handle.location,
@@ -345,7 +345,7 @@ def _opened(
     location: Location, storage: str, mode: Mode, auto: bool, batch_dims: int | None, batch_size: Any, device: Any
 ) -> Any:
     if batch_size is not None and auto:
-        raise TypeError("give batch_size or auto_batch_size=True, not both")
+        raise InvalidTypeError("give batch_size or auto_batch_size=True, not both")
     refuse_new(mode, f"from_{storage}")
     locking = Container._stored_class.LOCKING if storage == "h5" else None
     td = open_container(location, storage=storage, mode=mode, **({} if locking is None else {"locking": locking}))
@@ -383,7 +383,7 @@ def _files_of(td: Any) -> str | None:
 def _refuse_copy(td: Any, files: str | None, prefix: str) -> None:
     part = td._state & MAPPED and getattr(td, "_binding", None) is None  # rows, or some of the keys, of a dataset
     if part or (files is not None and os.path.realpath(files) != os.path.realpath(prefix)):
-        raise RuntimeError(
+        raise InvalidStateError(
             f"the entries are mapped from {files or 'files'} already: pass copy_existing=True to copy them to {prefix}"
         )
 

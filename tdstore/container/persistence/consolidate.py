@@ -18,7 +18,7 @@ from tdstore.container.persistence.saving import later
 from tdstore.container.storage.describe import describe
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import over
-from tdstore.errors import CorruptStoreError, OptionError
+from tdstore.errors import CorruptStoreError, InvalidStateError, OptionError
 from tdstore.header import Header
 from tdstore.io.blocks import leaf_batches
 from tdstore.io.consolidated import layout
@@ -114,7 +114,7 @@ class ConsolidatingMixin(Container):
             16
         """
         if filename is not None and device is not None and torch.device(device).type != "cpu":
-            raise RuntimeError("consolidate takes a filename or a device, not both: move the result with to()")
+            raise InvalidStateError("consolidate takes a filename or a device, not both: move the result with to()")
 
         place = None if filename is None else os.path.abspath(filename)
 

@@ -15,7 +15,7 @@ import torch
 from tdstore.container.core.container import LEAF, Container
 from tdstore.container.storage.growth import Growth, check_owner, place_of, step_of
 from tdstore.container.values.nontensor import NonTensor
-from tdstore.errors import BatchSizeError, LockedError, UnsupportedError
+from tdstore.errors import BatchSizeError, InvalidArgumentError, InvalidTypeError, LockedError, UnsupportedError
 from tdstore.store import Cap
 
 
@@ -85,7 +85,7 @@ class GrowingMixin(Container):
         """
         length = operator.index(n)
         if length < 0:
-            raise ValueError(f"resize_ takes a length of 0 or more, not {length}")
+            raise InvalidArgumentError(f"resize_ takes a length of 0 or more, not {length}")
         self._check_may_grow("resize_")
         if length != self._batch_size[0]:
             step_of(self, Growth(self, None, length)).do()
@@ -138,7 +138,7 @@ def _one_row(td: Any, row: Any) -> Any:
     if isinstance(row, Mapping) and not isinstance(row, Container):
         row = td._resident_class._from_mapping(row, batch, None, None)
     elif not isinstance(row, Container):
-        raise TypeError(f"a row is a TensorDict or a dict, not a {type(row).__name__}")
+        raise InvalidTypeError(f"a row is a TensorDict or a dict, not a {type(row).__name__}")
     elif _are_rows(td, row):
         return row
     return row.unsqueeze(0)
@@ -166,7 +166,7 @@ def _many_rows(td: Any, rows: Any) -> Any:
     if isinstance(rows, Sequence) and not isinstance(rows, str):
         singles = [_one_row(td, row) for row in rows]
         return td._resident_class.cat(singles) if singles else ()
-    raise TypeError(f"rows are a TensorDict, a dict or a list of rows, not a {type(rows).__name__}")
+    raise InvalidTypeError(f"rows are a TensorDict, a dict or a list of rows, not a {type(rows).__name__}")
 
 
 def _lengths(td: Any) -> list[int]:

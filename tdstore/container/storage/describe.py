@@ -18,7 +18,7 @@ from tdstore.container.storage.value_records import from_json
 from tdstore.container.values.codecs import codec_value, to_plain
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.varlen.columns import specs_of, stored_leaves
-from tdstore.errors import UnsupportedError, UntrustedDataError
+from tdstore.errors import InvalidArgumentError, UnsupportedError, UntrustedDataError
 from tdstore.header import Group
 from tdstore.storekit.foreign_strings import Refusal
 from tdstore.types import LeafSpec, Names, Path, path_text
@@ -176,7 +176,7 @@ def decoded(envelope: Any, batch_size: torch.Size) -> NonTensor:
     if isinstance(envelope, Refusal):
         raise UnsupportedError(envelope["refused"], hint=envelope["hint"])
     if isinstance(envelope, dict) and "refused" in envelope:
-        raise ValueError("the header has a refusal in its place")
+        raise InvalidArgumentError("the header has a refusal in its place")
     if not isinstance(envelope, dict) or "codec" not in envelope:
         return from_json(envelope, batch_size)
     return NonTensorData(codec_value(str(envelope["codec"]), decode_value(envelope["data"])), batch_size)

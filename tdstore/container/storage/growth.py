@@ -21,7 +21,7 @@ from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, merge
 from tdstore.container.varlen.columns import column_leaves
 from tdstore.container.varlen.nested_leaves import leaf_below
-from tdstore.errors import BatchSizeError, KeyNotFoundError, TDStoreError, UnsupportedError
+from tdstore.errors import BatchSizeError, InvalidTypeError, KeyNotFoundError, TDStoreError, UnsupportedError
 from tdstore.header import Group
 from tdstore.store import Cap
 from tdstore.types import LeafSpec, Path, Write, path_text
@@ -125,7 +125,7 @@ class Growth:
         for key in keys:
             kind = node._kind(key)
             if rows is not None and rows._kind(key) != kind:
-                raise TypeError(_kinds((*path, key), kind, rows._kind(key)))
+                raise InvalidTypeError(_kinds((*path, key), kind, rows._kind(key)))
             if kind == GROUP:
                 self._walk(node._raw(key), None if rows is None else rows._raw(key), (*path, key))
             elif kind == LEAF:

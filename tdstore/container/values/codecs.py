@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tdstore.errors import TDStoreError, UntrustedDataError
+from tdstore.errors import InvalidArgumentError, InvalidTypeError, TDStoreError, UntrustedDataError
 from tdstore.hookspecs import Codec
 from tdstore.registry import registry
 from tdstore.values import PICKLE, decode_value, encode_value
@@ -74,7 +74,7 @@ def _pickled(value: object) -> bytes:
     try:
         return pickle.dumps(value)
     except Exception as error:  # whatever the methods of its class raise
-        raise TypeError(f"it cannot be pickled: {error}") from error
+        raise InvalidTypeError(f"it cannot be pickled: {error}") from error
 
 
 def codec_value(name: str, data: Any) -> Any:
@@ -108,14 +108,14 @@ def _by(codec: Codec) -> Iterator[None]:
     except TDStoreError:
         raise
     except Exception as error:
-        raise ValueError(f"its codec {codec.name!r} failed: {type(error).__name__}: {error}") from error
+        raise InvalidArgumentError(f"its codec {codec.name!r} failed: {type(error).__name__}: {error}") from error
 
 
 def _refuse_another(name: str, kind: type) -> None:
     """Raise if a codec of that name is for another class, whose values could then be neither saved nor read."""
     known = next((c for c in registry().codecs() if c.name == name), None)
     if known is not None and known.kind is not kind and known.kind.__qualname__ != kind.__qualname__:
-        raise ValueError(f"{known.kind.__qualname__} is registered as {name!r} already; give another name=")
+        raise InvalidArgumentError(f"{known.kind.__qualname__} is registered as {name!r} already; give another name=")
 
 
 def register_codec(codec: Codec) -> None:
@@ -139,7 +139,7 @@ def register_codec(codec: Codec) -> None:
         ... )
     """
     if not isinstance(codec.kind, type):
-        raise TypeError(f"the kind of the codec {codec.name!r} is a class, not {codec.kind!r}")
+        raise InvalidTypeError(f"the kind of the codec {codec.name!r} is a class, not {codec.kind!r}")
     _refuse_another(codec.name, codec.kind)
     registry().register_codec(codec)
 

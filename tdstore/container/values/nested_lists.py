@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tdstore.errors import InvalidArgumentError
+
 
 def nested(values: list[Any], shape: Sequence[int]) -> Any:
     """Reshape a flat list to nested lists; return its one value if the shape is empty."""
@@ -51,7 +53,7 @@ def levels(values: list[Any], ndim: int | None) -> tuple[list[int], list[Any]]:
         if any(not isinstance(part, list) or len(part) != width for part in pool) or (ndim is None and not width):
             if ndim is None:
                 break
-            raise ValueError(f"expected {ndim} levels of lists of equal length")
+            raise InvalidArgumentError(f"expected {ndim} levels of lists of equal length")
         shape.append(width)
         pool = [v for part in pool for v in part]
     return shape, pool

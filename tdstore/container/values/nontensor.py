@@ -23,7 +23,7 @@ from tdstore.container.values.linked_lists import LinkedList
 from tdstore.container.values.methods import ValueMethods
 from tdstore.container.values.nested_lists import as_text, levels, nested, stack_text
 from tdstore.container.values.shapes import ValueShapes
-from tdstore.errors import BatchSizeError, DimensionError
+from tdstore.errors import BatchSizeError, DimensionError, InvalidStateError, KeyNotFoundError
 from tdstore.index.shapes import as_dim, as_size
 from tdstore.ops.rearrange import Padding
 from tdstore.settings import capture_non_tensor_stack
@@ -488,7 +488,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
     # -- writing -----------------------------------------------------------------------------
     def __setitem__(self, index: Any, value: Any) -> None:
         if assign(self, index, value) is not self:
-            raise RuntimeError("this stack shows one value at several positions and cannot be written: clone() it")
+            raise InvalidStateError("this stack shows one value at several positions and cannot be written: clone() it")
 
     def update(self, other: Any, inplace: bool = False, **kwargs: Any) -> Self:
         """Take over the values of another, position by position."""
@@ -525,7 +525,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
     def _raw(self, key: str) -> Tensor:
         """Return one of the two leaves that a store holds for many values, as `describe` made them."""
         if self._held is None:
-            raise KeyError(key)
+            raise KeyNotFoundError(key)
         return self._held[key]
 
     def __copy__(self) -> Self:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tdstore import pickling
+from tdstore.errors import InvalidTypeError
 
 if TYPE_CHECKING:
     from tdstore.container.values.nontensor import NonTensorData
@@ -31,7 +32,7 @@ def class_for(base: Any, kind: Any) -> type[Any]:
         TypeError: `base` is such a subclass already.
     """
     if base._kind is not None:
-        raise TypeError(f"{base.__name__} has a type already")
+        raise InvalidTypeError(f"{base.__name__} has a type already")
     found = _MADE.get((base, kind))
     if found is None:
         name = f"{base.__name__}[{getattr(kind, '__name__', kind)}]"
@@ -48,7 +49,9 @@ def check(cls: Any, value: Any) -> None:
     """
     (kind,) = cls._kind
     if not _fits(kind, value):
-        raise TypeError(f"{cls.__name__} takes a {getattr(kind, '__name__', kind)}, not a {type(value).__name__}")
+        raise InvalidTypeError(
+            f"{cls.__name__} takes a {getattr(kind, '__name__', kind)}, not a {type(value).__name__}"
+        )
 
 
 def _fits(kind: Any, value: Any) -> bool:

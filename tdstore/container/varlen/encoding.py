@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from tdstore.container.values.codecs import from_plain, to_plain
+from tdstore.errors import InvalidArgumentError
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -68,7 +69,9 @@ def _utf8(value: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"the string {value!r} has a lone surrogate and cannot be written as UTF-8") from None
+        raise InvalidArgumentError(
+            f"the string {value!r} has a lone surrogate and cannot be written as UTF-8"
+        ) from None
 
 
 def decode_rows(pairs: Ints, text: Bytes, base: int = 0) -> list[Any]:
@@ -86,7 +89,7 @@ def decode_rows(pairs: Ints, text: Bytes, base: int = 0) -> list[Any]:
     inside = np.flatnonzero(last)
     lowest = int(first[inside].min()) if len(inside) else base
     if low < 0 or lowest < base or high - base > len(text) or (first > last).any():
-        raise ValueError(f"a span reaches beyond the {len(text)} bytes of its text")
+        raise InvalidArgumentError(f"a span reaches beyond the {len(text)} bytes of its text")
     used, room = int((last - first).sum()), max(0, high - lowest)
     begins, ends = pairs[:, 0].tolist(), pairs[:, 1].tolist()
     if used > room:  # else all values together are no larger than the text
@@ -141,7 +144,7 @@ def _decode_shared(begins: list[int], ends: list[int], text: Bytes, base: int, r
             continue
         room -= abs(pair[1] - pair[0])
         if room < 0:
-            raise ValueError("its spans overlap")
+            raise InvalidArgumentError("its spans overlap")
         made[pair] = _decode([pair[0]], [pair[1]], data, base)[0]
     return [made[pair] for pair in zip(begins, ends, strict=True)]
 
@@ -156,7 +159,7 @@ def bounds(pairs: Ints) -> tuple[Ints, Ints]:
     if len(pairs) and np.minimum.reduce(pairs, None) >= 0 and (ends != begins).all():
         return begins, ends
     if ((begins < 0) != (ends < 0)).any():
-        raise ValueError("a span has one negative end")
+        raise InvalidArgumentError("a span has one negative end")
     first, last = np.where(begins < 0, ~begins, begins), np.where(ends < 0, ~ends, ends)
     return np.where(first == last, 0, first), np.where(first == last, 0, last)
 

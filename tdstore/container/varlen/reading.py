@@ -14,7 +14,7 @@ from tdstore.container.varlen.columns import PackedStack, Text, column_leaves, i
 from tdstore.container.varlen.encoding import Ints, bounds, in_order, moved, pieces
 from tdstore.container.varlen.nested_leaves import check_nested, is_nested
 from tdstore.container.varlen.rounds import Rounds
-from tdstore.errors import CorruptStoreError
+from tdstore.errors import CorruptStoreError, InvalidArgumentError
 from tdstore.store import Cap, Store
 from tdstore.storekit.foreign_strings import HEAD, TEXT, mark_of
 from tdstore.types import Path, Read, path_text
@@ -45,7 +45,7 @@ def _text_reads(spans: Tensor, path: Path, length: int, *, whole: bool) -> _Want
     found = bounds(spans.reshape(-1, 2).numpy())
     first, last = found
     if len(first) and (np.maximum.reduce(last) > length or np.minimum.reduce(last - first) < 0):
-        raise ValueError(f"a span reaches beyond the {length} bytes of its text")
+        raise InvalidArgumentError(f"a span reaches beyond the {length} bytes of its text")
     order = in_order(first, last)
     starts, stops = pieces(*order, _GAP)
     if not len(starts):

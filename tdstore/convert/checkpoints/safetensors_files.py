@@ -14,7 +14,7 @@ from tdstore.container.storage.describe import describe
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import over
 from tdstore.convert import packages
-from tdstore.errors import CorruptStoreError, UnsupportedError
+from tdstore.errors import CorruptStoreError, InvalidArgumentError, UnsupportedError
 from tdstore.header import Header, header_from_builtins, header_to_builtins
 from tdstore.io.opening import open_store
 from tdstore.keys import join
@@ -37,9 +37,9 @@ def to_safetensors(td: Any, path: Any, separator: str, metadata: Mapping[str, st
     for leaf, value in zip(specs, values, strict=True):
         name = join(leaf, separator)
         if name in tensors:
-            raise ValueError(f"two entries would be called {name!r}: choose another separator")
+            raise InvalidArgumentError(f"two entries would be called {name!r}: choose another separator")
         if name == _RESERVED:
-            raise ValueError(f"no tensor of a safetensors file can be called {name!r}: rename the entry")
+            raise InvalidArgumentError(f"no tensor of a safetensors file can be called {name!r}: rename the entry")
         tensors[name], paths[name] = value, leaf
     note = json.dumps({"leaves": paths, **header_to_builtins(Header(groups))})
     try:

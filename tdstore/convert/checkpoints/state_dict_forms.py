@@ -13,7 +13,7 @@ from torch import Tensor
 from tdstore.container.core.container import GROUP
 from tdstore.container.core.tensor_attrs import TensorAttrs
 from tdstore.container.values.nontensor import MetaData, NonTensor, NonTensorData, NonTensorStack
-from tdstore.errors import StateDictError
+from tdstore.errors import InvalidTypeError, StateDictError
 from tdstore.index.shapes import as_size
 
 BATCH, DEVICE = "__batch_size", "__device"
@@ -139,7 +139,7 @@ def write_legacy(tree: Tree, out: Any, prefix: str, flatten: bool) -> None:
 def read(state: Mapping[str, Any], target: Any, from_flatten: bool | None) -> Tree:
     """Read a state dict of any form; `target` is what it is for."""
     if not isinstance(state, Mapping):
-        raise TypeError(f"load_state_dict takes a dict, not a {type(state).__name__}")
+        raise InvalidTypeError(f"load_state_dict takes a dict, not a {type(state).__name__}")
     notes: Mapping[str, Any] = getattr(state, "_metadata", None) or {}
     nested = any(isinstance(value, Mapping) for value in state.values())
     if nested or from_flatten is False:

@@ -14,7 +14,7 @@ from tdstore.container.functions.construct_and_join import from_dict
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.convert.tables.row_blocks import refuse_ragged, row_blocks
 from tdstore.dtypes import is_bit_pattern, numpy_dtype
-from tdstore.errors import OptionError
+from tdstore.errors import InvalidTypeError, OptionError
 from tdstore.types import path_text
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def from_struct_array(
     """
     array = np.asarray(struct_array)
     if array.dtype.names is None:
-        raise TypeError(f"expected a structured array, not one of dtype {array.dtype}")
+        raise InvalidTypeError(f"expected a structured array, not one of dtype {array.dtype}")
     auto = batch_size is None and auto_batch_size
     if batch_size is not None and auto_batch_size:
         raise OptionError("give batch_size or auto_batch_size=True, not both")
@@ -121,7 +121,7 @@ def _struct_dtype(td: Any, n: int) -> np.dtype[Any]:
 
 def _number_dtype(dtype: torch.dtype, key: str) -> np.dtype[Any]:
     if is_bit_pattern(dtype):
-        raise TypeError(f"entry {key!r}: numpy has no {dtype}; cast it first, such as with td.float()")
+        raise InvalidTypeError(f"entry {key!r}: numpy has no {dtype}; cast it first, such as with td.float()")
     return numpy_dtype(dtype)
 
 

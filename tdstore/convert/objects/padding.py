@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, Container
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
-from tdstore.errors import UnevenError
+from tdstore.errors import InvalidStateError, UnevenError
 from tdstore.index.shapes import as_size
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def to_padded_tensor(td: Any, padding: float, mask_key: Any) -> TensorDict:
     """See `TensorDict.to_padded_tensor`."""
     if mask_key is not None and -1 not in td.batch_size:
-        raise RuntimeError(
+        raise InvalidStateError(
             f"mask_key tells real positions of the batch from padding, and in a batch of {list(td.batch_size)} all are"
         )
     made: TensorDict = _padded(td, padding, None)

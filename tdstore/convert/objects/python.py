@@ -20,7 +20,7 @@ from tdstore.convert.objects.arrays import from_struct_array
 from tdstore.convert.opened import place_of_group
 from tdstore.convert.tables.arrow import from_arrow
 from tdstore.convert.tables.pandas import from_pandas, series_column
-from tdstore.errors import OptionError, UnsupportedError
+from tdstore.errors import InvalidStateError, InvalidTypeError, OptionError, UnsupportedError
 from tdstore.index.shapes import as_size
 from tdstore.io.opening import Location
 
@@ -76,7 +76,7 @@ def from_any(
             found.auto_batch_size_(batch_dims)
         return found if device is None else found.to(device)  # type: ignore[attr-defined]
     if strict:
-        raise TypeError(f"a {type(obj).__name__} cannot become a TensorDict")
+        raise InvalidTypeError(f"a {type(obj).__name__} cannot become a TensorDict")
     return Container._resident_class({"it": found}).get("it") if isinstance(found, list) else found
 
 
@@ -218,7 +218,7 @@ def from_dataclass(
         made: TensorDictBase = as_tensorclass_of(dataclass, dest_cls=dest_cls, **options)
         return made
     if isinstance(dataclass, type) or not dataclasses.is_dataclass(dataclass):
-        raise TypeError(f"expected an instance of a dataclass, not {_what(dataclass)}")
+        raise InvalidTypeError(f"expected an instance of a dataclass, not {_what(dataclass)}")
     found: TensorDictBase = from_any(dataclass, **options)
     return found
 
@@ -237,7 +237,7 @@ def from_namedtuple(
         TypeError: no named tuple (a dict will do).
     """
     if not hasattr(named_tuple, "_asdict") and not isinstance(named_tuple, Mapping):
-        raise TypeError(f"expected a named tuple, not {_what(named_tuple)}")
+        raise InvalidTypeError(f"expected a named tuple, not {_what(named_tuple)}")
     made: TensorDictBase = from_any(
         named_tuple, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
     )
@@ -258,7 +258,7 @@ def from_tuple(
         TypeError: neither a tuple nor a list.
     """
     if not isinstance(obj, (tuple, list)):
-        raise TypeError(f"expected a tuple, not {_what(obj)}")
+        raise InvalidTypeError(f"expected a tuple, not {_what(obj)}")
     made: TensorDictBase = from_any(
         {str(i): value for i, value in enumerate(obj)},
         auto_batch_size=auto_batch_size,
@@ -290,9 +290,9 @@ def from_list(
     """
     values = list(input)
     if not values:
-        raise RuntimeError("from_list needs at least one element")
+        raise InvalidStateError("from_list needs at least one element")
     if not _is_records(values):
-        raise TypeError(
+        raise InvalidTypeError(
             "from_list takes a list of dicts, dataclasses, named tuples or TensorDicts, or of lists of them"
         )
     below = None if batch_size is None else as_size(batch_size)[1:]
@@ -323,7 +323,7 @@ def _what(obj: Any) -> str:
 def to_list(td: Any, convert_nodes: bool, convert_tensors: Any, tolist_first: bool) -> Any:
     """Return nested lists over the batch dimensions, of dicts or of TensorDicts; without any, the row itself."""
     if convert_tensors and not convert_nodes:
-        raise TypeError("convert_tensors=True makes numbers of tensors in dicts: it needs convert_nodes=True")
+        raise InvalidTypeError("convert_tensors=True makes numbers of tensors in dicts: it needs convert_nodes=True")
     if td.batch_dims:
         return [to_list(row, convert_nodes, convert_tensors, tolist_first) for row in td]
     return td.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first) if convert_nodes else td

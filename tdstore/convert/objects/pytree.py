@@ -8,7 +8,7 @@ from typing import Any
 from tdstore.container.core.container import Container
 from tdstore.container.functions.construct_and_join import from_dict
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
-from tdstore.errors import StoreError
+from tdstore.errors import InvalidArgumentError, StoreError
 
 MARK = "_pytree_type"
 """The entry that says what a level was: plain data, so that it can be stored."""
@@ -35,7 +35,7 @@ def from_pytree(
         [tensor([0., 0.]), {'a': (tensor([1., 1.]),), 5: None}]
     """
     if batch_size is not None and auto_batch_size:
-        raise ValueError("give batch_size or auto_batch_size=True, not both")
+        raise InvalidArgumentError("give batch_size or auto_batch_size=True, not both")
     entries = _entries(pytree)
     if isinstance(entries, dict):
         return from_dict(Container._resident_class, entries, batch_size, auto_batch_size, batch_dims, None, None)

@@ -9,6 +9,7 @@ import torch
 
 from tdstore.container.core.container import Container
 from tdstore.dtypes import as_dtype
+from tdstore.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.resident.tensordict import TensorDict
@@ -34,7 +35,7 @@ def parse_tensor_dict_string(s: str) -> TensorDict:
     """
     end = s.rfind("batch_size=")
     if end < 0 or "fields={" not in s:
-        raise ValueError("no batch_size and fields in the text: it is not what a TensorDict prints")
+        raise InvalidArgumentError("no batch_size and fields in the text: it is not what a TensorDict prints")
     body = s[s.index("fields={") + len("fields={") : end]
     made = Container._resident_class(batch_size=_sizes(s[end:]), device=_device(s[end:]))
     at = 0
@@ -55,13 +56,13 @@ def _closing(text: str, start: int) -> int:
         depth += {"(": 1, ")": -1}.get(text[at], 0)
         if not depth:
             return at
-    raise ValueError("a bracket is not closed: the text is not all of what a TensorDict printed")
+    raise InvalidArgumentError("a bracket is not closed: the text is not all of what a TensorDict printed")
 
 
 def _sizes(text: str) -> list[int]:
     found = _SIZES.search(text)
     if found is None:
-        raise ValueError(f"no sizes in {text.strip()[:80]!r}")
+        raise InvalidArgumentError(f"no sizes in {text.strip()[:80]!r}")
     return [int(n) for n in found[1].split(",") if n.strip()]
 
 

@@ -16,7 +16,7 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTens
 from tdstore.convert import packages
 from tdstore.convert.tables.row_blocks import refuse_ragged, with_rows
 from tdstore.dtypes import is_bit_pattern
-from tdstore.errors import OptionError, UnsupportedError
+from tdstore.errors import InvalidArgumentError, OptionError, UnsupportedError
 from tdstore.types import Path, path_text
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def refuse_twice(names: Iterable[str]) -> None:
     names = list(names)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"two columns have the same name, {twice!r}: rename one of {names}")
+        raise InvalidArgumentError(f"two columns have the same name, {twice!r}: rename one of {names}")
 
 
 def _named_column(name: str, column: Any) -> Any:

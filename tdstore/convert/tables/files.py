@@ -23,7 +23,7 @@ from tdstore.convert.tables.arrow import from_arrow, to_arrow, value_types
 from tdstore.convert.tables.pandas import columns_of, from_pandas, needs_separator, to_pandas
 from tdstore.convert.tables.row_blocks import TEXT_BLOCK, refuse_ragged, row_blocks, with_rows
 from tdstore.convert.tables.streaming import into_store
-from tdstore.errors import CorruptStoreError, OptionError, StoreError, UnsupportedError
+from tdstore.errors import CorruptStoreError, InvalidArgumentError, OptionError, StoreError, UnsupportedError
 from tdstore.io.opening import Location, Storage
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def to_csv(td: Any, path: Any, separator: str | None, options: dict[str, Any]) -
     td = _table(td, separator)
     for node, key in td._leaf_places():
         if len(node._leaf_shape(key)) > 1:
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"entry {key!r} of shape {list(node._leaf_shape(key))}: a cell of a csv file holds one number; "
                 "use to_parquet or to_json, or split it into columns"
             )

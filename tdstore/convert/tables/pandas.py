@@ -13,6 +13,7 @@ from tdstore.convert import packages
 from tdstore.convert.tables.arrow import column_twice, exactly, joined, of_columns, row_values
 from tdstore.convert.tables.row_blocks import refuse_ragged, with_rows
 from tdstore.dtypes import torch_ready
+from tdstore.errors import InvalidArgumentError
 from tdstore.types import Path, path_text
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def from_pandas(
     """
     columns = {_name(name): series_column(dataframe.iloc[:, i]) for i, name in enumerate(dataframe.columns)}
     if len(columns) < dataframe.shape[1]:
-        raise ValueError(f"two columns have the same name: {[str(c) for c in dataframe.columns]}")
+        raise InvalidArgumentError(f"two columns have the same name: {[str(c) for c in dataframe.columns]}")
     return of_columns(columns, len(dataframe), auto_batch_size, batch_dims, device, batch_size, separator, dtype)
 
 

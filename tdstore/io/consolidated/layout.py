@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
-from tdstore.errors import CorruptStoreError
+from tdstore.errors import CorruptStoreError, InvalidArgumentError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, MAX_GROUPS, Group, Header, header_from_builtins
 from tdstore.io.consolidated.buffer import Slot
 from tdstore.io.consolidated.sums import Placed, aligned, blank
@@ -213,7 +213,7 @@ def split_tail(tail: bytes, total: int, url: str) -> tuple[int, int]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise InvalidArgumentError("a key is there twice")
     return found
 
 

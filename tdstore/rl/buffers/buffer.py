@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError
 from tdstore.rl.buffers import dimensions
 from tdstore.rl.buffers.checkpoints import dump_parts, load_parts
 from tdstore.rl.buffers.parts import (
@@ -92,11 +93,11 @@ class ReplayBuffer:
         if batch_size is not None:
             check_size(batch_size)
         if batch_size is None and getattr(self._sampler, "drop_last", False):
-            raise ValueError("a sampler with drop_last needs batch_size= in the constructor of the buffer")
+            raise InvalidArgumentError("a sampler with drop_last needs batch_size= in the constructor of the buffer")
         if prefetch is not None and (not isinstance(prefetch, int) or prefetch < 0):
-            raise ValueError(f"prefetch is a number of batches, not {prefetch!r}")
+            raise InvalidArgumentError(f"prefetch is a number of batches, not {prefetch!r}")
         if dim_extend is not None and dim_extend < 0:
-            raise ValueError(f"dim_extend is a dimension counted from the first one, not {dim_extend}")
+            raise InvalidArgumentError(f"dim_extend is a dimension counted from the first one, not {dim_extend}")
         self._collate = collate_fn
         self._pin, self._prefetch = pin_memory, prefetch or 0
         self._batch_size = batch_size
@@ -243,7 +244,7 @@ class ReplayBuffer:
             RuntimeError: there are no rows, or they do not fit the storage. Nothing has changed then.
         """
         if isinstance(data, list) and not data:
-            raise RuntimeError("extend needs at least one row")
+            raise InvalidStateError("extend needs at least one row")
         data = inverted(self._transforms, data)
         if self.dim_extend:
             data = dimensions.rows_first(data, self.dim_extend)
@@ -341,7 +342,7 @@ class ReplayBuffer:
         with self._lock:
             storage, sampler = self._storage, self._sampler
             if not len(storage):
-                raise RuntimeError("this buffer has no rows to sample")
+                raise InvalidStateError("this buffer has no rows to sample")
             if self._marked or self._follows:
                 self._rank_marked()
             if self._direct:
@@ -387,7 +388,7 @@ class ReplayBuffer:
                 break
             storage, sampler = self._storage, self._sampler
             if not len(storage):
-                raise RuntimeError("this buffer has no rows to sample")
+                raise InvalidStateError("this buffer has no rows to sample")
             self._rank_marked()
             if self._direct:
                 slots, info = sampler.slots(storage, size)
@@ -416,7 +417,7 @@ class ReplayBuffer:
             RuntimeError: the constructor was given no batch size.
         """
         if self._batch_size is None:
-            raise RuntimeError("iteration needs batch_size= in the constructor of the buffer")
+            raise InvalidStateError("iteration needs batch_size= in the constructor of the buffer")
         while True:
             sampler = self._sampler
             if isinstance(sampler, Sampler) and not self._pending:
@@ -471,7 +472,7 @@ class ReplayBuffer:
         with self._lock:
             if is_key(index):
                 if not isinstance(self._storage, TabularStorage):
-                    raise TypeError(f"a {type(self._storage).__name__} has no entries to set by a key")
+                    raise InvalidTypeError(f"a {type(self._storage).__name__} has no entries to set by a key")
                 dim = self.dim_extend
                 self._storage.put_column(index, torch.as_tensor(value).transpose(0, dim) if dim else value)
             elif self.dim_extend:

@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 
 import tdstore
 from tdstore import TensorDict
+from tdstore.errors import StoreNotFoundError
 from tdstore.rl.storages.tabular import is_collection
 from tdstore.values import decode_value, encode_value
 
@@ -68,10 +69,12 @@ def load_parts(folder: FilePath, parts: Mapping[str, Any]) -> tuple[dict[str, An
         The metadata, the state of the generator, and the prefetched batches.
 
     Raises:
-        FileNotFoundError: there is no checkpoint.
+        StoreNotFoundError: there is no checkpoint.
     """
     if not (folder / _METADATA).exists():
-        raise FileNotFoundError(f"{folder} is no checkpoint of a replay buffer: there is no {_METADATA}")
+        raise StoreNotFoundError(
+            f"{folder} is no checkpoint of a replay buffer: there is no {_METADATA}", url=str(folder)
+        )
     about: dict[str, Any] = json.loads((folder / _METADATA).read_text())
     for name, part in parts.items():
         part.loads(folder / name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tdstore.errors import InvalidTypeError
 from tdstore.rl.storages.lists import stacked
 
 
@@ -29,7 +30,7 @@ def write(storage: Any, index: Any, value: Any, dim: int) -> None:
     rows, index = _narrowed(index, dim)
     found = storage.get(rows)
     if not hasattr(found, "transpose"):
-        raise TypeError(f"rows that are a {type(found).__name__} are set by index with dim_extend=0 alone")
+        raise InvalidTypeError(f"rows that are a {type(found).__name__} are set by index with dim_extend=0 alone")
     found = found.clone()
     found.transpose(0, dim)[index] = value
     storage.set(range(*rows.indices(storage.shape[0])), found, set_cursor=False)

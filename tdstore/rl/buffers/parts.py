@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import tdstore
-from tdstore.errors import TDStoreError
+from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, TDStoreError
 from tdstore.interop import from_tensordict, to_tensordict
 from tdstore.rl.buffers.samplers import Sampler
 from tdstore.rl.buffers.slices import SliceSampler
@@ -55,14 +55,16 @@ def made_part(name: str, part: Any, default: Callable[[], Any], fits: Callable[[
         made = part()
         if fits(made):
             return made
-        raise TypeError(f"{name}= is a function that makes a {type(made).__name__}, and no {name}")
-    raise TypeError(f"{name}= is a {name}, or a function without arguments that makes one, not {type(part).__name__}")
+        raise InvalidTypeError(f"{name}= is a function that makes a {type(made).__name__}, and no {name}")
+    raise InvalidTypeError(
+        f"{name}= is a {name}, or a function without arguments that makes one, not {type(part).__name__}"
+    )
 
 
 def check_size(batch_size: Any) -> None:
     """Raise ValueError unless this is a number of rows."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise ValueError(f"batch_size is a number of rows, at least 1, not {batch_size!r}")
+        raise InvalidArgumentError(f"batch_size is a number of rows, at least 1, not {batch_size!r}")
 
 
 def asked_size(asked: int | None, own: int | None) -> int:
@@ -73,7 +75,7 @@ def asked_size(asked: int | None, own: int | None) -> int:
     """
     if asked is None:
         if own is None:
-            raise RuntimeError("no batch size: give one to sample(), or to the constructor of the buffer")
+            raise InvalidStateError("no batch size: give one to sample(), or to the constructor of the buffer")
         return own
     check_size(asked)
     if own is not None and asked != own:

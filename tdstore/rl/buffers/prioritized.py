@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tdstore.errors import InvalidArgumentError, InvalidStateError, OutOfRangeError
 from tdstore.rl.buffers.samplers import Info, Sampler, as_slots
 from tdstore.rl.buffers.segment_tree import SegmentTree
 from tdstore.rl.storages.table import Ints, State
@@ -56,15 +57,15 @@ class PrioritizedSampler(Sampler):
         super().__init__()
         for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps)):
             if not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"{name} is a number of 0 or more, not {value!r}")
+                raise InvalidArgumentError(f"{name} is a number of 0 or more, not {value!r}")
         if isinstance(max_capacity, bool) or operator.index(max_capacity) < 1:
-            raise ValueError(f"max_capacity is a number of slots, at least 1, not {max_capacity!r}")
+            raise InvalidArgumentError(f"max_capacity is a number of slots, at least 1, not {max_capacity!r}")
         if max_capacity > _MOST:
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"max_capacity={max_capacity}: priorities need a storage with a limit, give its max_size a number"
             )
         if reduction not in get_args(Reduction):
-            raise ValueError(f"reduction is one of {', '.join(get_args(Reduction))}, not {reduction!r}")
+            raise InvalidArgumentError(f"reduction is one of {', '.join(get_args(Reduction))}, not {reduction!r}")
         self.max_capacity = int(max_capacity)
         self.alpha, self.beta, self.eps = float(alpha), float(beta), float(eps)
         self.dtype, self.reduction = dtype, reduction
@@ -91,7 +92,7 @@ class PrioritizedSampler(Sampler):
         """Choose slots by their priorities."""
         total = self._tree.total
         if not total > 0 or not math.isfinite(total):
-            raise RuntimeError(
+            raise InvalidStateError(
                 f"the priorities add up to {total}: none of the rows can be chosen; "
                 "write rows through the buffer, or set priorities with update_priority"
             )
@@ -99,7 +100,7 @@ class PrioritizedSampler(Sampler):
         slots = self._tree.find(masses)
         length = len(storage)
         if slots.max(initial=0) >= length:
-            raise RuntimeError(
+            raise InvalidStateError(
                 f"slot {int(slots.max())} has a priority, and the storage has {length} rows: "
                 "both are restored together, by the buffer's dumps and loads"
             )
@@ -163,11 +164,13 @@ class PrioritizedSampler(Sampler):
         slots = as_slots(index, storage)
         values = torch.as_tensor(priority).detach().reshape(-1).cpu().to(torch.float64).numpy()
         if len(values) not in (1, len(slots)):
-            raise ValueError(f"there are {len(values)} priorities for {len(slots)} rows")
+            raise InvalidArgumentError(f"there are {len(values)} priorities for {len(slots)} rows")
         # All is looked at before anything is set; the minimum of numbers with a NaN among them is NaN.
         if len(values) and not (values.min() >= 0 and values.max() < np.inf):
             wrong = int(np.flatnonzero(~((values >= 0) & (values < np.inf)))[0])
-            raise ValueError(f"priority {values[wrong]} at position {wrong}: priorities are finite and not negative")
+            raise InvalidArgumentError(
+                f"priority {values[wrong]} at position {wrong}: priorities are finite and not negative"
+            )
         if len(slots) and slots.view(np.uint64).max() >= self.max_capacity:  # beyond the end, or below 0
             named = slots != -1
             slots = slots[named]
@@ -180,7 +183,9 @@ class PrioritizedSampler(Sampler):
     def _check(self, slots: Ints) -> None:
         if len(slots) and slots.view(np.uint64).max() >= self.max_capacity:
             wrong = int(slots.max()) if slots.max() >= self.max_capacity else int(slots.min())
-            raise IndexError(f"index {wrong} is beyond the {self.max_capacity} slots of this {type(self).__name__}")
+            raise OutOfRangeError(
+                f"index {wrong} is beyond the {self.max_capacity} slots of this {type(self).__name__}"
+            )
 
     def empty(self) -> None:
         """Forget all priorities."""
@@ -202,7 +207,9 @@ class PrioritizedSampler(Sampler):
         """
         weights = state_dict["_weights"].numpy().astype(np.float64)
         if len(weights) > self.max_capacity and weights[self.max_capacity :].any():
-            raise ValueError(f"priorities of {len(weights)} slots do not fit the {self.max_capacity} of this sampler")
+            raise InvalidArgumentError(
+                f"priorities of {len(weights)} slots do not fit the {self.max_capacity} of this sampler"
+            )
         self.alpha, self.beta = float(state_dict["_alpha"]), float(state_dict["_beta"])
         self.eps, self._largest = float(state_dict["_eps"]), float(state_dict["_largest"])
         self._tree.clear()

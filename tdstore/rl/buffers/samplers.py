@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.errors import InvalidArgumentError, InvalidStateError, OutOfRangeError
 from tdstore.rl.storages.table import Ints
 
 _FILE = "sampler_metadata.json"
@@ -46,7 +47,7 @@ class Sampler(ABC):
             RuntimeError: the storage is empty.
         """
         if not len(storage):
-            raise RuntimeError("the storage is empty: there is nothing to sample")
+            raise InvalidStateError("the storage is empty: there is nothing to sample")
         slots, info = self.slots(storage, batch_size)
         return as_index(slots, storage), info
 
@@ -140,7 +141,7 @@ class SamplerWithoutReplacement(Sampler):
         """Choose the next slots of the pass."""
         length = len(storage)
         if self.drop_last and batch_size > length:
-            raise ValueError(f"drop_last leaves nothing of {length} rows in batches of {batch_size}")
+            raise InvalidArgumentError(f"drop_last leaves nothing of {length} rows in batches of {batch_size}")
         if length != self._length or self._at >= length:
             self._begin(length)
         stop = min(length, self._at + batch_size)
@@ -211,5 +212,5 @@ def as_slots(index: Any, storage: Any) -> Ints:
         index = index[0]
     found = np.asarray(torch.as_tensor(index).cpu()).reshape(-1)
     if found.dtype.kind not in "iu":
-        raise IndexError(f"index is of integers, not {found.dtype}")
+        raise OutOfRangeError(f"index is of integers, not {found.dtype}")
     return found.astype(np.int64)

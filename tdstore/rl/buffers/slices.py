@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError
 from tdstore.rl.buffers.prioritized import PrioritizedSampler, Reduction
 from tdstore.rl.buffers.samplers import Info, Sampler
 from tdstore.rl.buffers.trajectories import ParallelTrajectories, RowMarks, Trajectories, row_marks
@@ -21,7 +22,7 @@ def _span_of(span: Span) -> tuple[bool | int, bool | int]:
     """Return how many rows a piece may lack at its beginning, and at its end; True: as many as it can."""
     made = span if isinstance(span, tuple) else (span, span)
     if len(made) != 2 or any(not isinstance(most, int) or most < 0 for most in made):
-        raise ValueError(f"span is a bool, a number of rows, or a pair of these, not {span!r}")
+        raise InvalidArgumentError(f"span is a bool, a number of rows, or a pair of these, not {span!r}")
     return made
 
 
@@ -79,7 +80,7 @@ class SliceSampler(Sampler):
     def _set_markers(self, trajectories: Any, ends: Any) -> None:
         """Take trajectories from a tensor, and not from an entry of the rows."""
         if trajectories is not None and ends is not None:
-            raise TypeError("give one of trajectories and ends")
+            raise InvalidTypeError("give one of trajectories and ends")
         self._marks = None if trajectories is None and ends is None else row_marks(trajectories, ends)
         self._trajectories: Lanes = Trajectories(self.end_key, self.traj_key, self._marks)
 
@@ -90,10 +91,12 @@ class SliceSampler(Sampler):
         self, num_slices: Any, slice_len: Any, end_key: Any, traj_key: Any, truncated_key: Any, strict: bool
     ) -> None:
         if (num_slices is None) == (slice_len is None):
-            raise TypeError("give exactly one of num_slices and slice_len")
+            raise InvalidTypeError("give exactly one of num_slices and slice_len")
         size = num_slices if slice_len is None else slice_len
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{'num_slices' if slice_len is None else 'slice_len'} is at least 1, not {size!r}")
+            raise InvalidArgumentError(
+                f"{'num_slices' if slice_len is None else 'slice_len'} is at least 1, not {size!r}"
+            )
         self.num_slices, self.slice_len = num_slices, slice_len
         self.traj_key = traj_key
         self.end_key = ("next", "done") if end_key is None else end_key
@@ -105,7 +108,7 @@ class SliceSampler(Sampler):
         assert size is not None
         if batch_size % size:
             name = "num_slices" if self.slice_len is None else "slice_len"
-            raise RuntimeError(f"batch_size {batch_size} is not a multiple of {name}={size}")
+            raise InvalidStateError(f"batch_size {batch_size} is not a multiple of {name}={size}")
         other = batch_size // size
         return (size, other) if self.slice_len is None else (other, size)
 
@@ -147,7 +150,7 @@ class SliceSampler(Sampler):
         some, sizes = found.spans()
         enough = np.flatnonzero(sizes >= length)
         if not len(enough):
-            raise RuntimeError(
+            raise InvalidStateError(
                 f"no trajectory has {length} rows, the longest has {int(sizes.max())}: "
                 "ask for shorter pieces, or pass strict_length=False"
             )
@@ -230,7 +233,9 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         begins, lengths = found.spans()
         long = np.flatnonzero(lengths >= length) if self.strict_length else np.arange(len(begins))
         if not len(long):
-            raise RuntimeError(f"no trajectory has {length} rows: ask for shorter pieces, or pass strict_length=False")
+            raise InvalidStateError(
+                f"no trajectory has {length} rows: ask for shorter pieces, or pass strict_length=False"
+            )
         if self.shuffle:
             long = long[torch.randperm(len(long), generator=self._rng).numpy()]
         self._begins, self._lengths, self._at = begins[long], lengths[long], 0
@@ -305,7 +310,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         good = np.flatnonzero(ends - positions >= length)
         weights = self._tree[good]
         if not len(good) or not weights.sum() > 0:
-            raise RuntimeError(f"no row with a priority has {length} rows of its trajectory from there on")
+            raise InvalidStateError(f"no row with a priority has {length} rows of its trajectory from there on")
         drawn = torch.rand(pieces, dtype=torch.float64, generator=self._rng).numpy() * weights.sum()
         picked = good[np.minimum(weights.cumsum().searchsorted(drawn, side="right"), len(good) - 1)]
         return positions[picked], ends[picked]

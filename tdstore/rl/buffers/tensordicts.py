@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import tdstore
+from tdstore.errors import KeyNotFoundError
 from tdstore.rl.buffers.buffer import ReplayBuffer
 from tdstore.rl.buffers.parts import collated, is_storage, made_part
 from tdstore.rl.buffers.prioritized import PrioritizedSampler
@@ -103,7 +104,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         index, priority = data.get("index", None), data.get(self.priority_key, None)
         if index is None or priority is None:
             missing = "index" if index is None else self.priority_key
-            raise KeyError(f"the sample has no entry {missing!r}, which tells the priorities of its rows")
+            raise KeyNotFoundError(f"the sample has no entry {missing!r}, which tells the priorities of its rows")
         if index.ndim == 2 and self._storage.ndim == 1:
             index = index[:, 0]
         self.update_priority(index, self._reduced(priority, len(index)))

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tdstore.errors import InvalidArgumentError, KeyNotFoundError
 from tdstore.rl.storages.table import Ints
 
 _BLOCK = 1 << 18
@@ -63,7 +64,7 @@ class RowMarks(NamedTuple):
         """
         if len(slots) and int(slots.max()) >= len(self.values):
             name = "ends" if self.are_ends else "trajectories"
-            raise ValueError(f"{name}= has values for {len(self.values)} rows, and the storage has more")
+            raise InvalidArgumentError(f"{name}= has values for {len(self.values)} rows, and the storage has more")
         return self.values[torch.from_numpy(slots)]
 
 
@@ -141,7 +142,7 @@ class Trajectories:
         key = self.end_key if self.traj_key is None else self.traj_key
         column = storage.column(key, slots) if self.marks is None else self.marks.at(slots)
         if column is None:
-            raise KeyError(f"the rows have no entry {key!r}, which tells where trajectories end")
+            raise KeyNotFoundError(f"the rows have no entry {key!r}, which tells where trajectories end")
         values = column.reshape(len(slots), -1).cpu()
         first = np.empty(len(slots), bool)
         if self.traj_key is None if self.marks is None else self.marks.are_ends:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.errors import InvalidArgumentError, InvalidStateError, KeyNotFoundError
 from tdstore.rl.storages.lists import ListStorage, stacked
 from tdstore.rl.storages.structure import length_of
 from tdstore.rl.storages.table import Ints
@@ -44,7 +45,7 @@ class Writer(ABC):
             RuntimeError: none is.
         """
         if self._storage is None:
-            raise RuntimeError(f"this {type(self).__name__} has no storage: give it to a ReplayBuffer")
+            raise InvalidStateError(f"this {type(self).__name__} has no storage: give it to a ReplayBuffer")
         return self._storage
 
     @abstractmethod
@@ -151,7 +152,7 @@ class RoundRobinWriter(Writer):
         data = stacked(data) if isinstance(data, list) else data
         n = length_of(data)[0]
         if not n:
-            raise RuntimeError("there are no rows in the data that is to be written")
+            raise InvalidStateError("there are no rows in the data that is to be written")
         cursor, count = self._foreign
         rows = torch.arange(cursor, cursor + n) % int(storage.max_size)
         keep = min(n, storage.max_size)
@@ -180,7 +181,9 @@ class RoundRobinWriter(Writer):
         cursor, count = int(state_dict["_cursor"]), int(state_dict.get("_write_count", 0))
         if self._ours:
             if not 0 <= cursor < self._storage.capacity:
-                raise ValueError(f"cursor {cursor} is beyond the {self._storage.capacity} rows of the storage")
+                raise InvalidArgumentError(
+                    f"cursor {cursor} is beyond the {self._storage.capacity} rows of the storage"
+                )
             self._storage.set_counters(cursor, count)
         self._foreign = (cursor, count)
 
@@ -202,11 +205,11 @@ class ImmutableDatasetWriter(Writer):
 
     def add(self, data: Any) -> NoReturn:
         """Refuse."""
-        raise RuntimeError("this buffer has an ImmutableDatasetWriter: its rows cannot be changed")
+        raise InvalidStateError("this buffer has an ImmutableDatasetWriter: its rows cannot be changed")
 
     def extend(self, data: Any) -> NoReturn:
         """Refuse."""
-        raise RuntimeError("this buffer has an ImmutableDatasetWriter: its rows cannot be changed")
+        raise InvalidStateError("this buffer has an ImmutableDatasetWriter: its rows cannot be changed")
 
 
 class TensorDictMaxValueWriter(Writer):
@@ -227,7 +230,7 @@ class TensorDictMaxValueWriter(Writer):
     def __init__(self, rank_key: Any = None, reduction: str = "sum", compilable: bool = False) -> None:
         super().__init__(compilable)
         if reduction not in ("sum", "max", "min", "mean", "median"):
-            raise ValueError(f"reduction is 'sum', 'max', 'min', 'mean' or 'median', not {reduction!r}")
+            raise InvalidArgumentError(f"reduction is 'sum', 'max', 'min', 'mean' or 'median', not {reduction!r}")
         self.rank_key = ("next", "reward") if rank_key is None else rank_key
         self.reduction = reduction
         self._ranks = np.zeros(0)
@@ -242,10 +245,10 @@ class TensorDictMaxValueWriter(Writer):
     def _values(self, data: Any, rows: int) -> Any:
         value = data.get(self.rank_key)
         if value is None:
-            raise KeyError(f"the rows have no entry {self.rank_key!r}, by which this writer ranks them")
+            raise KeyNotFoundError(f"the rows have no entry {self.rank_key!r}, by which this writer ranks them")
         flat = torch.as_tensor(value).detach().cpu().double().reshape(rows, -1)
         if flat.isnan().any():
-            raise ValueError(f"{self.rank_key!r} is NaN in some rows, which therefore have no rank")
+            raise InvalidArgumentError(f"{self.rank_key!r} is NaN in some rows, which therefore have no rank")
         made = getattr(flat, self.reduction)(dim=1)
         return (made if isinstance(made, Tensor) else made.values).numpy()
 
@@ -264,7 +267,7 @@ class TensorDictMaxValueWriter(Writer):
         data = stacked(data) if isinstance(data, list) else only_collections(data)
         n = int(data.batch_size[0])
         if not n:
-            raise RuntimeError("there are no rows in the data that is to be written")
+            raise InvalidStateError("there are no rows in the data that is to be written")
         ranks, length = self._values(data, n), len(storage)
         if len(self._ranks) != length:
             self._ranks = self._values(storage.get(slice(None)), length) if length else np.zeros(0)
@@ -317,7 +320,7 @@ class TensorDictMaxValueWriter(Writer):
 def only_collections(data: V) -> V:
     """Refuse what is no TensorDict."""
     if not is_collection(data):
-        raise ValueError(f"this buffer takes TensorDicts, not {type(data).__name__}")
+        raise InvalidArgumentError(f"this buffer takes TensorDicts, not {type(data).__name__}")
     return data
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
 import tdstore
+from tdstore.errors import InvalidArgumentError, KeyNotFoundError
 from tdstore.rl.scores.ifeval import IFEvalScoreData
 from tdstore.rl.scores.scoring import score_from_checks
 
@@ -49,10 +50,12 @@ def verify(rows: Any, response: str | Sequence[str], checkers: Mapping[str, Chec
         return _verify_one(rows, response, checkers)
     each = list(rows)
     if len(each) != len(response):
-        raise ValueError(f"{len(each)} rows and {len(response)} responses: verify takes one response for each row")
+        raise InvalidArgumentError(
+            f"{len(each)} rows and {len(response)} responses: verify takes one response for each row"
+        )
     scores = [_verify_one(row, text, checkers) for row, text in zip(each, response, strict=True)]
     if not scores:
-        raise ValueError("verify takes at least one row, and there is none")
+        raise InvalidArgumentError("verify takes at least one row, and there is none")
     stack: IFEvalScoreData = tdstore.lazy_stack(scores)
     return stack
 
@@ -69,15 +72,17 @@ def _calls(row: Any, checkers: Mapping[str, Checker]) -> list[tuple[Checker, dic
     """Yield the checker and the arguments of each instruction of a row."""
     ids, given = _plain(row["instruction_id_list"]), _plain(row.get("kwargs"))
     if not isinstance(ids, list):
-        raise ValueError(f"'instruction_id_list' is a list of identifiers, not a {type(ids).__name__}")
+        raise InvalidArgumentError(f"'instruction_id_list' is a list of identifiers, not a {type(ids).__name__}")
     given = [None] * len(ids) if given is None else list(given)
     if len(given) < len(ids):
-        raise ValueError(f"'kwargs' has {len(given)} entries for {len(ids)} instructions: each needs one, None or {{}}")
+        raise InvalidArgumentError(
+            f"'kwargs' has {len(given)} entries for {len(ids)} instructions: each needs one, None or {{}}"
+        )
     calls = []
     for name, kwargs in zip(ids, given, strict=False):
         if name not in checkers:
             known = ", ".join(sorted(map(str, checkers))) or "none"
-            raise KeyError(f"no checker for the instruction {name!r}; checkers were given for: {known}")
+            raise KeyNotFoundError(f"no checker for the instruction {name!r}; checkers were given for: {known}")
         calls.append((checkers[name], {key: value for key, value in (kwargs or {}).items() if value is not None}))
     return calls
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdstore.errors import UnevenError
+from tdstore.errors import InvalidArgumentError, UnevenError
 from tdstore.rl.scores.ifeval import FIELDS, IFEvalScoreData
 
 Blocks = int | Tensor | Sequence[str] | Sequence[Sequence[str]] | None
@@ -37,7 +37,9 @@ def score_from_checks(strict: Sequence[bool], loose: Sequence[bool], batch_size:
         (False, True)
     """
     if len(strict) != len(loose):
-        raise ValueError(f"{len(strict)} strict checks and {len(loose)} loose ones: each instruction has one of both")
+        raise InvalidArgumentError(
+            f"{len(strict)} strict checks and {len(loose)} loose ones: each instruction has one of both"
+        )
     fields = []
     for checks in (strict, loose):
         one = torch.tensor([bool(check) for check in checks], dtype=torch.bool)
@@ -65,7 +67,7 @@ def accuracies(scores: IFEvalScoreData | Iterable[IFEvalScoreData]) -> dict[str,
     parts = [scores] if isinstance(scores, IFEvalScoreData) else list(scores)
     columns = {name: [row for part in parts for row in _rows(part, name)] for name in FIELDS}
     if not columns[FIELDS[0]]:
-        raise ValueError("accuracies needs at least one score, and there is none")
+        raise InvalidArgumentError("accuracies needs at least one score, and there is none")
     out = {}
     for name, rows in columns.items():
         pooled = torch.cat(rows).double()
@@ -103,7 +105,9 @@ def default_reward(
         tensor([[1.1000]])
     """
     if len(weights) != len(FIELDS):
-        raise ValueError(f"default_reward takes {len(FIELDS)} weights, one for each field, not {len(weights)}")
+        raise InvalidArgumentError(
+            f"default_reward takes {len(FIELDS)} weights, one for each field, not {len(weights)}"
+        )
     batch = torch.Size(score.batch_size)
     total = torch.zeros(batch, dtype=torch.float64, device=score.device)
     for weight, name in zip(weights, FIELDS, strict=True):
@@ -143,7 +147,9 @@ def _one_block(argument: str, blocks: Blocks, batch: torch.Size) -> Tensor:
         counts = blocks
     elif len(blocks) and not any(isinstance(block, str) for block in blocks):
         if batch != (len(blocks),):
-            raise ValueError(f"{argument} has lists for {len(blocks)} answers, and the scores have batch size {batch}")
+            raise InvalidArgumentError(
+                f"{argument} has lists for {len(blocks)} answers, and the scores have batch size {batch}"
+            )
         counts = [len(block) for block in blocks]
     else:
         counts = len(blocks)

@@ -16,7 +16,7 @@ from torch import Tensor
 import tdstore
 from tdstore import StoreHandle, TensorDict
 from tdstore.dtypes import dtype_name
-from tdstore.errors import BatchSizeError
+from tdstore.errors import BatchSizeError, InvalidStateError, InvalidTypeError
 from tdstore.rl.storages.cached import CachedTable, StoredTable
 from tdstore.rl.storages.places import (
     Found,
@@ -45,7 +45,7 @@ BLOCK = 8 << 20
 def dump(storage: LazyStorage, path: str) -> None:
     """Write a checkpoint of a storage into a folder."""
     if storage._table is None and not storage.shared_init:
-        raise RuntimeError(f"this {type(storage).__name__} has no rows yet: there is nothing to write to {path}")
+        raise InvalidStateError(f"this {type(storage).__name__} has no rows yet: there is nothing to write to {path}")
     table = storage._ready()
     with storage._lock, storage._alone():
         if _is_own_place(storage, path):
@@ -182,7 +182,7 @@ def _adopted_with_length(handle: StoreHandle, storage: LazyStorage, path: str) -
 
 def _load_through_hooks(storage: LazyStorage, found: Found) -> None:
     if found.structure.is_pytree:
-        raise RuntimeError("load hooks take TensorDicts and tensors, and the rows here are dicts or tuples")
+        raise InvalidStateError("load hooks take TensorDicts and tensors, and the rows here are dicts or tuples")
     state = found.table.state
     slots = torch.arange(state.length * found.table.slots_per_row).numpy()
     data = found.structure.build(found.table.gather(slots), (len(slots),))
@@ -389,7 +389,9 @@ def state_of(storage: LazyStorage) -> dict[str, Any]:
         return {"_storage": {}, "initialized": False, "_len": 0}
     structure, table = storage._structure, storage._table
     if structure.is_pytree:
-        raise TypeError("a state dict has TensorDicts and tensors, and these rows are dicts or tuples: use dumps(path)")
+        raise InvalidTypeError(
+            "a state dict has TensorDicts and tensors, and these rows are dicts or tuples: use dumps(path)"
+        )
     columns = [column.clone() for column in table.look(slice(0, table.capacity))]
     data = structure.build(columns, (table.capacity, *structure.inner))
     rows = data if isinstance(data, Tensor) else data.state_dict()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tdstore.errors import OutOfRangeError
 from tdstore.rl.storages.table import Ints
 
 
@@ -40,7 +41,7 @@ def as_ints(index: Any) -> Ints:
     if array.size == 0:
         return array.astype(np.int64)
     if array.dtype.kind not in "iu":
-        raise IndexError(f"rows are integers, not {array.dtype}")
+        raise OutOfRangeError(f"rows are integers, not {array.dtype}")
     return array.astype(np.int64)
 
 
@@ -67,7 +68,7 @@ def check(index: Ints, size: int, what: str) -> Ints:
         return index
     low, high = int(index.min()), int(index.max())
     if low < -size or high >= size:
-        raise IndexError(f"index {low if low < -size else high} is out of range: {what}")
+        raise OutOfRangeError(f"index {low if low < -size else high} is out of range: {what}")
     return np.where(index < 0, index + size, index)
 
 
@@ -108,7 +109,7 @@ def select(index: Any, length: int, inner: tuple[int, ...], what: str) -> Select
 def _masked(mask: Any, length: int, inner: tuple[int, ...], what: str) -> Selection:
     visible = (length, *inner)
     if mask.shape != visible[: mask.ndim]:
-        raise IndexError(f"a mask of shape {list(mask.shape)} does not fit the slots {list(visible)}: {what}")
+        raise OutOfRangeError(f"a mask of shape {list(mask.shape)} does not fit the slots {list(visible)}: {what}")
     if mask.ndim < len(visible):
         return select(np.nonzero(mask)[0], length, inner, what) if mask.ndim == 1 else _masked_rest(mask, inner)
     slots = np.flatnonzero(mask)
@@ -131,11 +132,11 @@ def _over_dimensions(index: tuple[Any, ...], length: int, inner: tuple[int, ...]
         slots = np.ravel_multi_index(tuple(checked), sizes) if terms[0].size else np.zeros(0, np.int64)
         return Selection(None, np.asarray(slots, np.int64).reshape(-1), terms[0].shape)
     if sum(term is not Ellipsis and term is not None for term in index) > len(sizes):
-        raise IndexError(f"an index of {len(index)} terms for slots of {len(sizes)} dimensions: {what}")
+        raise OutOfRangeError(f"an index of {len(index)} terms for slots of {len(sizes)} dimensions: {what}")
     grid = np.arange(math.prod(sizes)).reshape(sizes)
     terms = tuple(term.cpu().numpy() if isinstance(term, Tensor) else term for term in index)
     try:
         picked = np.asarray(grid[terms])
     except IndexError as error:
-        raise IndexError(f"{error}: {what}") from None
+        raise OutOfRangeError(f"{error}: {what}") from None
     return Selection(None, picked.reshape(-1), picked.shape)

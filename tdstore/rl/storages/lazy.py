@@ -17,10 +17,13 @@ import torch
 from tdstore import StoreHandle
 from tdstore.errors import (
     BatchSizeError,
+    InvalidArgumentError,
+    InvalidStateError,
     OptionError,
     StoreError,
     StoreExistsError,
     StoreNotFoundError,
+    StoreTimeoutError,
     UnsupportedError,
 )
 from tdstore.rl.storages import checkpoints
@@ -102,17 +105,17 @@ class LazyStorage(TabularStorage):
         **options: Any,
     ) -> None:
         if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
-            raise ValueError(f"max_size is a number of slots, at least 1, not {max_size!r}")
+            raise InvalidArgumentError(f"max_size is a number of slots, at least 1, not {max_size!r}")
         if not isinstance(ndim, int) or ndim < 1:
-            raise ValueError(f"ndim is a number of dimensions, at least 1, not {ndim!r}")
+            raise InvalidArgumentError(f"ndim is a number of dimensions, at least 1, not {ndim!r}")
         if on_mismatch not in ("raise", "peer"):
-            raise ValueError(f"on_mismatch is 'raise' or 'peer', not {on_mismatch!r}")
+            raise InvalidArgumentError(f"on_mismatch is 'raise' or 'peer', not {on_mismatch!r}")
         if shared_init and compilable:
-            raise RuntimeError("shared_init and compilable cannot be combined: a compiled program takes no lock")
+            raise InvalidStateError("shared_init and compilable cannot be combined: a compiled program takes no lock")
         if write_buffer and shared_init:
-            raise RuntimeError("write_buffer and shared_init cannot be combined: others would not see what waits")
+            raise InvalidStateError("write_buffer and shared_init cannot be combined: others would not see what waits")
         if isinstance(write_buffer, bool) or not isinstance(write_buffer, int) or write_buffer < 0:
-            raise ValueError(f"write_buffer is a number of rows, not {write_buffer!r}")
+            raise InvalidArgumentError(f"write_buffer is a number of rows, not {write_buffer!r}")
         super().__init__(max_size, ndim)
         self._write_buffer = write_buffer
         self.on_mismatch = on_mismatch
@@ -129,7 +132,7 @@ class LazyStorage(TabularStorage):
         if consolidated and not in_memory:
             raise OptionError("consolidated is for tensors in the memory: a backend lays its leaves out itself")
         if in_memory and shared_init:
-            raise RuntimeError(
+            raise InvalidStateError(
                 "tensors in the memory of one process cannot be made by another one: "
                 "shared_init needs a backend, for example storage='memmap'"
             )
@@ -228,7 +231,9 @@ class LazyStorage(TabularStorage):
         capacity = -(-self.max_size // max(1, math.prod(structure.inner)))
         if self._place.location is None and self._place.storage in (None, "cuda"):
             if self._consolidated and (structure.is_pytree or structure.is_tensor):
-                raise ValueError("consolidated puts the tensors of a TensorDict in one buffer, and this is none")
+                raise InvalidArgumentError(
+                    "consolidated puts the tensors of a TensorDict in one buffer, and this is none"
+                )
             if self._follows_data and structure.device is not None:
                 self._device = structure.device
             device = self._device if isinstance(self._device, torch.device) else torch.device("cpu")
@@ -334,7 +339,8 @@ class LazyStorage(TabularStorage):
             end = time.monotonic() + self.init_timeout
             while not self._open_shared():
                 if time.monotonic() > end:
-                    raise TimeoutError(f"no process wrote into {self.place} within {self.init_timeout:g} seconds")
+                    message = f"no process wrote into {self.place} within {self.init_timeout:g} seconds"
+                    raise StoreTimeoutError(message, hint="start the process that writes, or raise init_timeout")
                 time.sleep(0.01)
         return super()._ready()
 
@@ -351,7 +357,7 @@ class LazyStorage(TabularStorage):
         stored = isinstance(self._table, STORED)
         spawning = multiprocessing.context.get_spawning_popen() is not None
         if self._table is None and not self.shared_init and spawning:
-            raise RuntimeError(
+            raise InvalidStateError(
                 "this storage has no rows yet, and each process would make rows of its own: write a row first, or "
                 "make the storage with shared_init=True"
             )
@@ -419,7 +425,9 @@ class LazyStorage(TabularStorage):
 
     def _refuse_removed(self) -> None:
         if self._removed:
-            raise RuntimeError(f"the rows in {self.place} were removed or closed: this storage cannot be used any more")
+            raise InvalidStateError(
+                f"the rows in {self.place} were removed or closed: this storage cannot be used any more"
+            )
 
     # -- checkpoints -------------------------------------------------------------------------------
     def dumps(self, path: str | os.PathLike[str]) -> None:

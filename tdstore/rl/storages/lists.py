@@ -17,7 +17,7 @@ from torch import Tensor
 
 import tdstore
 from tdstore import NonTensorStack, TensorDict
-from tdstore.errors import BatchSizeError, UnsupportedError
+from tdstore.errors import BatchSizeError, InvalidArgumentError, InvalidStateError, OutOfRangeError, UnsupportedError
 from tdstore.interop import from_tensordict
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.indices import as_ints, is_int, select
@@ -49,7 +49,7 @@ class ListStorage(Storage):
     def __init__(self, max_size: int | None = None, *, compilable: bool = False, device: Any = None) -> None:
         super().__init__()
         if max_size is not None and (isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1):
-            raise ValueError(f"max_size is a number of objects, at least 1, or None, not {max_size!r}")
+            raise InvalidArgumentError(f"max_size is a number of objects, at least 1, or None, not {max_size!r}")
         self.max_size = _UNLIMITED if max_size is None else max_size
         self.device = None if device is None else torch.device(device)
         self.initialized = True
@@ -90,7 +90,7 @@ class ListStorage(Storage):
                 else:
                     rows, items = as_ints(list(cursor) if isinstance(cursor, range) else cursor).tolist(), _items(data)
                 if len(rows) != len(items):
-                    raise RuntimeError(f"{len(items)} objects were given for {len(rows)} rows")
+                    raise InvalidStateError(f"{len(items)} objects were given for {len(rows)} rows")
             self._write(rows, items)
             if set_cursor and rows:
                 self.filled_directly = True
@@ -104,9 +104,11 @@ class ListStorage(Storage):
         for row in rows:
             at = row + length if row < 0 else row
             if at > end or at < 0:
-                raise RuntimeError(f"row {row} is not next to the {length} objects that are there: no gaps in a list")
+                raise InvalidStateError(
+                    f"row {row} is not next to the {length} objects that are there: no gaps in a list"
+                )
             if at >= self.max_size:
-                raise RuntimeError(
+                raise InvalidStateError(
                     f"row {row} is beyond the {self.max_size} objects that this ListStorage has room for"
                 )
             end = max(end, at + 1)
@@ -122,7 +124,7 @@ class ListStorage(Storage):
         """Write objects at the cursor, which wraps at `max_size`; return their rows."""
         items = _items(data)
         if not items:
-            raise RuntimeError("there are no rows in the data that is to be written")
+            raise InvalidStateError("there are no rows in the data that is to be written")
         with self._lock:
             start = self.cursor
             rows = (start + np.arange(len(items))) % self.max_size
@@ -159,7 +161,7 @@ class ListStorage(Storage):
         with self._lock:
             if isinstance(index, tuple):
                 if len(index) != 1:
-                    raise IndexError(f"a list has one dimension, and the index has {len(index)}")
+                    raise OutOfRangeError(f"a list has one dimension, and the index has {len(index)}")
                 index = index[0]
             found = select(index, len(self._items), (), f"{len(self._items)} objects are in this {type(self).__name__}")
             if found.single:
@@ -218,7 +220,9 @@ class ListStorage(Storage):
         about = json.loads((folder / _FILE).read_text())
         listed = about["items"]
         if len(listed) > self.max_size:
-            raise RuntimeError(f"{folder} has {len(listed)} objects, and this storage has room for {self.max_size}")
+            raise InvalidStateError(
+                f"{folder} has {len(listed)} objects, and this storage has room for {self.max_size}"
+            )
         items = [
             tdstore.open(folder / str(int(one["dataset"]))).clone() if "dataset" in one else decode_value(one["value"])
             for one in listed
@@ -248,7 +252,7 @@ class ListStorage(Storage):
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy; another process cannot see a list."""
         if multiprocessing.context.get_spawning_popen() is not None:
-            raise RuntimeError(
+            raise InvalidStateError(
                 f"a {type(self).__name__} is a list of this process, which others cannot see: use a LazyMemmapStorage"
             )
         return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_attached")}

@@ -20,7 +20,14 @@ import torch
 
 import tdstore
 from tdstore import StoreHandle
-from tdstore.errors import CorruptStoreError, DirtyStoreError, OptionError, StoreError, UnsupportedError
+from tdstore.errors import (
+    CorruptStoreError,
+    DirtyStoreError,
+    InvalidArgumentError,
+    OptionError,
+    StoreError,
+    UnsupportedError,
+)
 from tdstore.header import Group
 from tdstore.hookspecs import Backend
 from tdstore.lifetime import Ending
@@ -96,7 +103,7 @@ def device_of(asked: Any, default: torch.device, *, in_memory: bool) -> torch.de
     kind = text.split(":")[0]
     if not in_memory:
         if kind != "cpu":
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"device={text!r}: rows in a backend are read to the CPU; move batches with "
                 f"transform=lambda td: td.to({text!r})"
             )
@@ -105,7 +112,7 @@ def device_of(asked: Any, default: torch.device, *, in_memory: bool) -> torch.de
         return default
     device = torch.device(asked)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={text!r}: this machine has no CUDA device")
+        raise InvalidArgumentError(f"device={text!r}: this machine has no CUDA device")
     return device
 
 

@@ -19,7 +19,14 @@ from torch import Tensor
 import tdstore
 from tdstore import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from tdstore.dtypes import dtype_name
-from tdstore.errors import BatchSizeError, CorruptStoreError, DifferentKeysError, UnsupportedError
+from tdstore.errors import (
+    BatchSizeError,
+    CorruptStoreError,
+    DifferentKeysError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnsupportedError,
+)
 from tdstore.interop import from_tensordict
 from tdstore.types import LeafSpec, Path, path_text
 from tdstore.values import decode_value, encode_value
@@ -122,7 +129,7 @@ class Collection(Node):
         if is_foreign(data):
             return self._opened(from_tensordict(data))
         where = f" {path_text(self.path)}" if self.path else ""
-        raise TypeError(f"the rows of this storage are TensorDicts, and data{where} is a {type(data).__name__}")
+        raise InvalidTypeError(f"the rows of this storage are TensorDicts, and data{where} is a {type(data).__name__}")
 
     def _different(self, data: Any) -> DifferentKeysError:
         given = {key for key, value in data.items() if value is not None}
@@ -378,7 +385,7 @@ def structure_of(data: Any, lead: int, inner: Sequence[int] = ()) -> Structure:
     found.root = _part_of(data, lead, (), found.columns)
     found.device = _device_in(data)
     if not found.columns:
-        raise ValueError("the data has no entries: the first rows say which ones a storage has")
+        raise InvalidArgumentError("the data has no entries: the first rows say which ones a storage has")
     return found
 
 
@@ -405,7 +412,7 @@ def _device_in(data: Any) -> torch.device | None:
 
 def _part_of(data: Any, lead: int, path: Path, columns: list[Column]) -> Part:
     if path and path[0] in RESERVED:
-        raise ValueError(f"the name {path[0]} is taken by the storage itself: rename this entry")
+        raise InvalidArgumentError(f"the name {path[0]} is taken by the storage itself: rename this entry")
     if is_foreign(data):
         data = from_tensordict(data)
     if is_container(data):
@@ -442,7 +449,7 @@ def _part_of(data: Any, lead: int, path: Path, columns: list[Column]) -> Part:
         return Fields(path, (), tuple(made), type(data))
     if isinstance(data, (np.ndarray, int, float, bool, complex, np.generic)):
         return _part_of(torch.as_tensor(data), lead, path, columns)
-    raise TypeError(
+    raise InvalidTypeError(
         f"rows are TensorDicts, tensorclasses, tensors, or dicts and tuples of these, not {type(data).__name__}"
     )
 
@@ -556,7 +563,7 @@ def length_of(data: Any, dims: int = 1) -> tuple[int, ...]:
         return next((length_of(value, dims) for value in data), ())
     if hasattr(data, "batch_size"):
         return tuple(data.batch_size[:dims])
-    raise TypeError(f"rows are TensorDicts, tensors, or dicts and tuples of these, not {type(data).__name__}")
+    raise InvalidTypeError(f"rows are TensorDicts, tensors, or dicts and tuples of these, not {type(data).__name__}")
 
 
 def prepared(structure: Structure, data: Any, lead: Sequence[int]) -> list[Tensor]:

@@ -16,7 +16,14 @@ from torch import Tensor
 
 from tdstore import TensorDict
 from tdstore.dtypes import dtype_name
-from tdstore.errors import BatchSizeError, StoreError
+from tdstore.errors import (
+    BatchSizeError,
+    InvalidStateError,
+    InvalidTypeError,
+    KeyNotFoundError,
+    OutOfRangeError,
+    StoreError,
+)
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.indices import Selection, as_ints, check, is_int, select
 from tdstore.rl.storages.lists import stacked
@@ -70,7 +77,7 @@ class TabularStorage(Storage):
             RuntimeError: nothing was ever written.
         """
         if self._table is None:
-            raise RuntimeError(f"nothing was written into this {type(self).__name__} yet: it has no rows to read")
+            raise InvalidStateError(f"nothing was written into this {type(self).__name__} yet: it has no rows to read")
         return self._table
 
     def _widen(self, columns: list[Column]) -> None:
@@ -213,7 +220,7 @@ class TabularStorage(Storage):
     def _cast(self, value: Tensor, column: Column) -> Tensor:
         if self.on_mismatch == "peer" or torch.promote_types(value.dtype, column.dtype) == column.dtype:
             return value.to(column.dtype)
-        raise TypeError(
+        raise InvalidTypeError(
             f"{path_text(column.path)} is {dtype_name(value.dtype)}, and the storage holds {dtype_name(column.dtype)}: "
             "values would be cut"
         )
@@ -281,7 +288,7 @@ class TabularStorage(Storage):
             data = stacked(data)
         lead = length_of(data, self.ndim)
         if not lead or not lead[0]:
-            raise RuntimeError("there are no rows in the data that is to be written")
+            raise InvalidStateError("there are no rows in the data that is to be written")
         with self._lock, self._alone():
             fresh = self._table is None
             try:
@@ -423,7 +430,7 @@ class TabularStorage(Storage):
                 rows = np.where(rows < 0, rows + length, rows)
         if len(rows) and (rows.min() < 0 or rows.max() >= limit):
             wrong = int(rows.max()) if rows.max() >= limit else int(rows.min())
-            raise IndexError(
+            raise OutOfRangeError(
                 f"index {wrong} is out of range: this {type(self).__name__} has room for {limit} rows, "
                 f"of which {length} are written"
             )
@@ -444,7 +451,7 @@ class TabularStorage(Storage):
         found = select(index, state.length, table.inner, self._what())
         slots = found.slots
         if slots is None:
-            raise IndexError("slots of several dimensions are named by a tuple of as many tensors, slices or ints")
+            raise OutOfRangeError("slots of several dimensions are named by a tuple of as many tensors, slices or ints")
         columns = self._structure.take(data, peer=self.on_mismatch == "peer")
         unique, inverse = np.unique(slots // table.slots_per_row, return_inverse=True)
         whole = (unique.reshape(-1, 1) * table.slots_per_row + np.arange(table.slots_per_row)).reshape(-1)
@@ -505,7 +512,7 @@ class TabularStorage(Storage):
             table, state = self._ready(), self._state
             whole = self.get(slice(None))
             if not is_container(whole):
-                raise TypeError("the rows of this storage are no TensorDicts: there is no entry to set")
+                raise InvalidTypeError("the rows of this storage are no TensorDicts: there is no entry to set")
             made: Any = TensorDict({}, batch_size=whole.batch_size)
             made.set(key, value)
             columns = self._structure.columns
@@ -513,7 +520,7 @@ class TabularStorage(Storage):
             path = (key,) if isinstance(key, str) else tuple(key)
             number = next((i for i, c in enumerate(columns) if c.path == path), None)
             if number is None:
-                raise KeyError(f"no entry {path_text(path)} in this {type(self).__name__}")
+                raise KeyNotFoundError(f"no entry {path_text(path)} in this {type(self).__name__}")
             given = made.get(key)
             if columns[number].values:
                 values[number] = self._texts(number, given, (state.length,), single=False)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tdstore import PersistentTensorDict
+from tdstore.errors import InvalidArgumentError, InvalidTypeError
 from tdstore.interop import from_tensordict
 from tdstore.rl.storages.lazy import LazyTensorStorage
 from tdstore.rl.storages.structure import Column, Structure, is_foreign, length_of, prepared, structure_of
@@ -49,10 +50,10 @@ class TensorStorage(LazyTensorStorage):
             storage = from_tensordict(storage)
         lead = length_of(storage, ndim)
         if len(lead) < ndim or not lead[0]:
-            raise ValueError(f"the data has the leading shape {list(lead)}: no rows for ndim={ndim}")
+            raise InvalidArgumentError(f"the data has the leading shape {list(lead)}: no rows for ndim={ndim}")
         slots = torch.Size(lead).numel()
         if max_size is not None and max_size not in (slots, lead[0]):
-            raise ValueError(f"max_size={max_size}, and the data has {slots} slots")
+            raise InvalidArgumentError(f"max_size={max_size}, and the data has {slots} slots")
         super().__init__(slots, device="auto", ndim=ndim, compilable=compilable, on_mismatch=on_mismatch)
         if device not in (None, "auto", "cpu"):
             storage = storage.to(device)
@@ -74,7 +75,7 @@ def _table_of(data: Any, structure: Structure, lead: tuple[int, ...]) -> Table:
     if isinstance(data, PersistentTensorDict):
         table = ContainerTable(data, structure, lead)
     elif structure.has_values:
-        raise TypeError(
+        raise InvalidTypeError(
             "a TensorStorage is over tensors, and this data has values that are none: "
             "write it into a LazyTensorStorage, which keeps them as bytes"
         )
@@ -83,7 +84,7 @@ def _table_of(data: Any, structure: Structure, lead: tuple[int, ...]) -> Table:
         device = next((t.device.type for t in tensors), "cpu")
         loose = [c.path for c, t in zip(structure.columns, tensors, strict=True) if not t.is_contiguous()]
         if loose:
-            raise ValueError(f"{'/'.join(loose[0])} is not contiguous: pass data.contiguous()")
+            raise InvalidArgumentError(f"{'/'.join(loose[0])} is not contiguous: pass data.contiguous()")
         kind = ArrayTable if device == "cpu" else DeviceTable
         table = kind(structure.columns, lead[0], lead[1:], tensors)
     table.commit(State(length=lead[0]))

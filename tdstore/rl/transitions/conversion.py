@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import tdstore
+from tdstore.errors import InvalidTypeError
 
 if TYPE_CHECKING:
     from tdstore import TensorDictBase
@@ -42,8 +43,8 @@ def to_torch_tensor(data: Any, dtype: torch.dtype = torch.float32) -> Tensor:
         try:
             return _of_sequence(data, dtype)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"Cannot convert data of type {type(data).__name__} to a tensor: {error}") from error
-    raise TypeError(f"Cannot convert data of type {type(data).__name__} to a tensor")
+            raise InvalidTypeError(f"Cannot convert data of type {type(data).__name__} to a tensor: {error}") from error
+    raise InvalidTypeError(f"Cannot convert data of type {type(data).__name__} to a tensor")
 
 
 def _of_sequence(data: Sequence[Any], dtype: torch.dtype) -> Tensor:
@@ -78,12 +79,16 @@ def to_tensordict(data: Any, dtype: torch.dtype = torch.float32) -> TensorDictBa
         result: TensorDictBase = tdstore.lazy_stack([to_tensordict(part, dtype) for part in data])
         return result
     if not isinstance(data, Mapping):
-        raise TypeError(f"Cannot convert data of type {type(data).__name__} to a TensorDict: it is no dict or tuple")
+        raise InvalidTypeError(
+            f"Cannot convert data of type {type(data).__name__} to a TensorDict: it is no dict or tuple"
+        )
     convert = _of_prompt if _is_prompt(data) else _part
     made = tdstore.TensorDict({})
     for key, value in data.items():
         if not isinstance(key, str):
-            raise TypeError(f"Cannot convert data of type {type(data).__name__} with the key {key!r}: keys are strings")
+            raise InvalidTypeError(
+                f"Cannot convert data of type {type(data).__name__} with the key {key!r}: keys are strings"
+            )
         found = convert(value, dtype)
         if found is not None:
             made[key] = found

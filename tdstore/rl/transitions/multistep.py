@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.errors import MissingEntryError
+from tdstore.errors import InvalidArgumentError, InvalidStateError, MissingEntryError
 from tdstore.rl.transitions.replay import ReplayBuffer
 
 DONE_KEYS = ("done", "termination", "terminated")
@@ -54,7 +54,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
         **options: Any,
     ) -> None:
         if n_step < 1:
-            raise ValueError(f"n_step is at least 1, not {n_step}")
+            raise InvalidArgumentError(f"n_step is at least 1, not {n_step}")
         super().__init__(max_size, device, dtype, storage=storage, path=path, **options)
         self.n_step = n_step
         self.gamma = gamma
@@ -79,7 +79,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
                 raise MissingEntryError(f"a step has an entry {name!r}, and this one has none")
         _done_key(step)
         if self._queue and self._queue[0][1].batch_size != step.batch_size:
-            raise RuntimeError(
+            raise InvalidStateError(
                 f"a step of {step.batch_size[0]} environments follows steps of {self._queue[0][1].batch_size[0]}: "
                 "flush() or clear() before their number changes"
             )

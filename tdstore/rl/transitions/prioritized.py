@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tdstore import TensorDict
+from tdstore.errors import InvalidArgumentError
 from tdstore.rl.buffers.segment_tree import SegmentTree
 from tdstore.rl.storages.table import State
 from tdstore.rl.transitions.replay import Ints, ReplayBuffer
@@ -56,7 +57,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         **options: Any,
     ) -> None:
         if not alpha >= 0:
-            raise ValueError(f"alpha is at least 0, not {alpha}")
+            raise InvalidArgumentError(f"alpha is at least 0, not {alpha}")
         super().__init__(max_size, device, dtype, storage=storage, path=path, **options)
         self.alpha = alpha
         self.max_priority = 1.0
@@ -102,7 +103,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     def _append(self, rows: Any) -> Ints:
         if KEY in rows:
-            raise ValueError(f"the name {KEY} is taken by the buffer itself: rename this entry")
+            raise InvalidArgumentError(f"the name {KEY} is taken by the buffer itself: rename this entry")
         self._write_priorities()
         slots = super()._append(rows.set(KEY, torch.full((len(rows),), self.max_priority, dtype=torch.float64)))
         self._unwritten.clear()
@@ -159,7 +160,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             EmptyBufferError: there is no row. ValueError: `beta` is negative.
         """
         if not beta >= 0:
-            raise ValueError(f"beta is at least 0, not {beta}")
+            raise InvalidArgumentError(f"beta is at least 0, not {beta}")
         self._check_size(batch_size)
         self._follow()
         share = self._tree.total / batch_size
@@ -187,11 +188,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         slots = torch.as_tensor(idxs, dtype=torch.int64).reshape(-1).cpu().numpy()
         given = torch.as_tensor(priorities).detach().reshape(-1).cpu().double().numpy()
         if len(slots) != len(given):
-            raise ValueError(f"{len(given)} priorities for {len(slots)} rows")
+            raise InvalidArgumentError(f"{len(given)} priorities for {len(slots)} rows")
         if not len(slots):
             return
         if not np.isfinite(given).all():
-            raise ValueError(f"priorities are finite numbers, and one is {given[~np.isfinite(given)][0]}")
+            raise InvalidArgumentError(f"priorities are finite numbers, and one is {given[~np.isfinite(given)][0]}")
         slots = self._rows.check_slots(slots)
         self._follow()
         given = np.maximum(given, SMALLEST)

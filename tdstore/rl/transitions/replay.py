@@ -14,7 +14,7 @@ from torch import Tensor
 
 import tdstore
 from tdstore import TensorDict
-from tdstore.errors import EmptyBufferError
+from tdstore.errors import EmptyBufferError, InvalidArgumentError, InvalidStateError, InvalidTypeError
 from tdstore.rl.storages import LazyStorage
 
 if TYPE_CHECKING:
@@ -141,9 +141,9 @@ class ReplayBuffer:
     def _ready(self, data: Any) -> Any:
         """Return rows in their stored form."""
         if not tdstore.is_tensor_collection(data):
-            raise TypeError(f"a buffer takes TensorDicts and tensorclasses, not a {type(data).__name__}")
+            raise InvalidTypeError(f"a buffer takes TensorDicts and tensorclasses, not a {type(data).__name__}")
         if not data.batch_size:
-            raise RuntimeError("data has no batch dimension: add data.unsqueeze(0), a batch of one row")
+            raise InvalidStateError("data has no batch dimension: add data.unsqueeze(0), a batch of one row")
         if tdstore.is_tensorclass(data):
             data = data.to_tensordict()
         return data.apply(self._leaf, batch_size=data.batch_size[:1])
@@ -201,7 +201,7 @@ class ReplayBuffer:
 
     def _check_size(self, batch_size: int) -> int:
         if batch_size < 1:
-            raise ValueError(f"batch_size is at least 1, not {batch_size}")
+            raise InvalidArgumentError(f"batch_size is at least 1, not {batch_size}")
         size = self.size
         if not size:
             raise EmptyBufferError("the buffer is empty: add transitions before sampling")
@@ -261,7 +261,7 @@ class ReplayBuffer:
     def _check_facts(self, facts: Any) -> None:
         missing = [key for key in self._facts().keys(True, True) if facts.get(key, None) is None]
         if missing:
-            raise ValueError(f"this is no checkpoint of a {type(self).__name__}: it has no {missing[0]!r}")
+            raise InvalidArgumentError(f"this is no checkpoint of a {type(self).__name__}: it has no {missing[0]!r}")
 
     def _take_facts(self, facts: Any) -> None:
         self._before = int(facts["before"])

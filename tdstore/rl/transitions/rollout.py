@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import tdstore
-from tdstore.errors import EmptyBufferError
+from tdstore.errors import EmptyBufferError, InvalidArgumentError, InvalidTypeError, OutOfRangeError
 from tdstore.rl.storages import LazyStorage
 from tdstore.rl.transitions.conversion import to_torch_tensor
 
@@ -69,10 +69,12 @@ class RolloutBuffer:
         **options: Any,
     ) -> None:
         if num_envs < 1:
-            raise ValueError(f"num_envs is at least 1, not {num_envs}")
+            raise InvalidArgumentError(f"num_envs is at least 1, not {num_envs}")
         self.capacity, self.num_envs = capacity, num_envs
         if isinstance(observation_space, int):
-            raise TypeError(f"observation_space is a space, not a number: did you mean num_envs={observation_space}?")
+            raise InvalidTypeError(
+                f"observation_space is a space, not a number: did you mean num_envs={observation_space}?"
+            )
         self.observation_space, self.action_space = observation_space, action_space
         self.gamma, self.gae_lambda = gamma, gae_lambda if use_gae else 1.0
         self._in_memory = storage is None and path is None
@@ -120,7 +122,7 @@ class RolloutBuffer:
             IndexError: the buffer is full. RuntimeError: an entry does not start with `num_envs`.
         """
         if self.is_full:
-            raise IndexError(f"all {self.capacity} steps are taken: reset() before the next rollout")
+            raise OutOfRangeError(f"all {self.capacity} steps are taken: reset() before the next rollout")
         given = {"obs": obs, "action": action, "log_prob": log_prob, "next_obs": next_obs, **more}
         spaces = {"obs": self.observation_space, "next_obs": self.observation_space, "action": self.action_space}
         entries = {
@@ -250,7 +252,7 @@ class RolloutBuffer:
 
 def _check_rows(batch_size: int) -> None:
     if batch_size < 1:
-        raise ValueError(f"batch_size is at least 1, not {batch_size}")
+        raise InvalidArgumentError(f"batch_size is at least 1, not {batch_size}")
 
 
 def _batched(entry: Any, num_envs: int, space: Any = None) -> Any:

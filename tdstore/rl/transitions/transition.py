@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 import tdstore
+from tdstore.errors import InvalidTypeError
 from tdstore.rl.transitions.conversion import to_tensordict, to_torch_tensor
 
 
@@ -88,7 +89,7 @@ class MultiAgentTransition(tdstore.TensorClass):
             if value is None or isinstance(value, tdstore.TensorDictBase):
                 continue
             if isinstance(value, (Tensor, str)) or not isinstance(value, Mapping):
-                raise TypeError(f"{name!r} is a dict from agents to values, not a {type(value).__name__}")
+                raise InvalidTypeError(f"{name!r} is a dict from agents to values, not a {type(value).__name__}")
             _put(self, name, to_tensordict(value))
 
 

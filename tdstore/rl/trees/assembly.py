@@ -6,6 +6,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Iterator
 
+from tdstore.errors import InvalidArgumentError
 from tdstore.rl.trees.maps import DataMap, NodeMap
 
 SPARE = 10_000
@@ -69,7 +70,7 @@ class Planner:
                 if fresh:
                     queue.append(number)
             if len(self.plans) > limit:
-                raise ValueError(
+                raise InvalidArgumentError(
                     f"the observations of this forest form loops with more than {limit} paths: pass max_depth"
                 )
 

@@ -10,6 +10,7 @@ import torch
 
 import tdstore
 from tdstore import unwrap_tensorclass
+from tdstore.errors import InvalidArgumentError, KeyNotFoundError
 from tdstore.rl.trees import links, maps
 from tdstore.rl.trees.assembly import Plan, Planner
 from tdstore.rl.trees.links import Key
@@ -85,9 +86,9 @@ class MCTSForest:
     ) -> None:
         given = {"max_size": max_size, "storage": storage, "path": path, "consolidated": consolidated}
         if data_map is not None and (passed := [name for name, value in given.items() if value is not None]):
-            raise ValueError(f"{passed[0]} is a matter of the data_map, and both were given")
+            raise InvalidArgumentError(f"{passed[0]} is a matter of the data_map, and both were given")
         if max_size is not None and node_map is not None:
-            raise ValueError("max_size makes new maps, and a node_map was given")
+            raise InvalidArgumentError("max_size makes new maps, and a node_map was given")
         options = {} if consolidated is None else {"consolidated": consolidated}
         if data_map is None:
             data_map = DataMap(MAX_SIZE if max_size is None else max_size, storage=storage, path=path, **options)
@@ -160,14 +161,16 @@ class MCTSForest:
         if not len(rollout.batch_size):
             rollout = rollout.unsqueeze(0)
         if len(rollout.batch_size) != 1:
-            raise ValueError(f"a rollout has the batch size [T], not {list(rollout.batch_size)}: extend one by one")
+            raise InvalidArgumentError(
+                f"a rollout has the batch size [T], not {list(rollout.batch_size)}: extend one by one"
+            )
         if not len(rollout):
             if return_node:
-                raise ValueError("a rollout without steps has no tree")
+                raise InvalidArgumentError("a rollout without steps has no tree")
             return None
         after = rollout.get("next", None)
         if after is None:
-            raise KeyError("a rollout has an entry 'next', with the observations after each step")
+            raise KeyNotFoundError("a rollout has an entry 'next', with the observations after each step")
         observations = row_hashes(rollout, self.observation_keys)
         pairs = row_hashes(rollout, [*self.observation_keys, *self.action_keys])
         reached = row_hashes(after, self.observation_keys)
@@ -193,7 +196,7 @@ class MCTSForest:
         """
         (pair,) = row_hashes(step.unsqueeze(0), [*self.observation_keys, *self.action_keys])
         if pair not in self.data_map:
-            raise KeyError("the forest has no step with this observation and this action")
+            raise KeyNotFoundError("the forest has no step with this observation and this action")
         made: TensorDictBase | None = self.data_map.read([self.data_map.rows[pair]])[0]
         return made
 
@@ -216,7 +219,9 @@ class MCTSForest:
         """
         observation = self._observation(root)
         if observation not in self.node_map:
-            raise KeyError(f"the forest has no step that leaves this observation; it knows {len(self.node_map)} others")
+            raise KeyNotFoundError(
+                f"the forest has no step that leaves this observation; it knows {len(self.node_map)} others"
+            )
         plans = Planner(self.data_map, self.node_map, observation, max_depth, compact).plans
         return self._build(plans, root)
 
@@ -249,7 +254,7 @@ class MCTSForest:
 
     def _observation(self, root: Any) -> int:
         if len(root.batch_size):
-            raise ValueError(f"a root has the batch size [], not {list(root.batch_size)}")
+            raise InvalidArgumentError(f"a root has the batch size [], not {list(root.batch_size)}")
         return row_hashes(root.unsqueeze(0), self.observation_keys)[0]
 
     def valid_paths(self, tree: Tree | Any) -> Iterator[Path]:
@@ -298,7 +303,7 @@ def _keys(argument: str, given: Any) -> tuple[Key, ...]:
     """
     keys = [given] if isinstance(given, (str, tuple)) else given
     if not isinstance(keys, list) or not all(_is_key(key) for key in keys):
-        raise ValueError(f"{argument} is a key or a list of keys, not {given!r}")
+        raise InvalidArgumentError(f"{argument} is a key or a list of keys, not {given!r}")
     return tuple(tdstore.unravel_key(key) for key in keys)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import tdstore
+from tdstore.errors import InvalidArgumentError, KeyNotFoundError, OutOfRangeError
 from tdstore.rl.storages import LazyStorage
 from tdstore.rl.trees.links import Key
 
@@ -37,7 +38,7 @@ def row_hashes(data: Any, keys: Sequence[Key]) -> list[int]:
     for key in sorted(keys, key=_parts):
         value = data.get(key, None)
         if value is None:
-            raise KeyError(f"no entry {key!r}; there are {', '.join(map(repr, data.keys()))}")
+            raise KeyNotFoundError(f"no entry {key!r}; there are {', '.join(map(repr, data.keys()))}")
         head, rows = _row_bytes(key, value, count)
         for number, digest in enumerate(hashes):
             digest.update(head)
@@ -137,7 +138,7 @@ class DataMap:
         """
         fresh = list(dict.fromkeys(pair for pair in pairs if pair not in self.rows))
         if len(self) + len(fresh) > self.max_size:
-            raise IndexError(
+            raise OutOfRangeError(
                 f"a forest of {len(self)} of at most {self.max_size} steps has no room for {len(fresh)} more: "
                 "make it with a larger max_size"
             )
@@ -218,13 +219,15 @@ def load(data: DataMap, nodes: NodeMap, path: Any, **options: Any) -> dict[str, 
     """
     with tdstore.open(path, **options) as saved:
         if "layout" not in saved.keys() or "observations" not in saved.keys():  # noqa: SIM118
-            raise ValueError(f"{path} holds no forest: it was not written by MCTSForest.dumps")
+            raise InvalidArgumentError(f"{path} holds no forest: it was not written by MCTSForest.dumps")
         layout: dict[str, Any] = json.loads(saved["layout"])
         if layout["version"] != 1:
-            raise ValueError(f"the forest of {path} has version {layout['version']}, and this tdstore reads 1")
+            raise InvalidArgumentError(
+                f"the forest of {path} has version {layout['version']}, and this tdstore reads 1"
+            )
         pairs = saved["pairs"].tolist()
         if len(pairs) > data.max_size:
-            raise IndexError(f"the forest of {path} has {len(pairs)} steps, and there is room for {data.max_size}")
+            raise OutOfRangeError(f"the forest of {path} has {len(pairs)} steps, and there is room for {data.max_size}")
         found = saved.to_tensordict()
     data.replace(pairs, found["reached"].tolist(), found["steps"] if pairs else None)
     nodes.nodes.clear()

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdstore.errors import KeyNotFoundError
+
 
 def ucb_score(wins: Tensor, visits: Tensor, total_visits: Tensor | float, c: float = math.sqrt(2.0)) -> Tensor:
     """Return `wins / visits + c * sqrt(log(total_visits) / visits)`: UCB1, the upper confidence bound of a mean.
@@ -86,7 +88,7 @@ class PUCTScore:
         for number, child in enumerate(node.children()):
             prior = None if child.node_data is None else child.node_data.get(self.prior_key, None)
             if prior is None:
-                raise KeyError(f"the child {number} has no entry {self.prior_key!r} in its node_data")
+                raise KeyNotFoundError(f"the child {number} has no entry {self.prior_key!r} in its node_data")
             priors.append(prior.reshape(()))
         return puct_score(wins, visits, total, torch.stack(priors), self.c)
 

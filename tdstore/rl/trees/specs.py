@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from tdstore.errors import KeyNotFoundError
+
 GROUPS = {"state": "input_spec", "action": "input_spec"}
 """Where a specification is found; those that are not named here are in `output_spec`."""
 
@@ -24,7 +26,7 @@ def full_spec(specs: Any, kind: str) -> Any:
     for found in _candidates(specs, group, name):
         if found is not None:
             return found
-    raise KeyError(f"the specs of this tree have no {name!r}, neither in {group!r} nor by itself")
+    raise KeyNotFoundError(f"the specs of this tree have no {name!r}, neither in {group!r} nor by itself")
 
 
 def _candidates(specs: Any, group: str, name: str) -> Iterator[Any]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import tdstore
-from tdstore.errors import CorruptStoreError
+from tdstore.errors import CorruptStoreError, InvalidTypeError, OutOfRangeError
 
 VERSION = 1
 _SCALARS = ("count", "wins", "hash", "node_id")
@@ -173,7 +173,7 @@ def unflatten(table: Any, make: Callable[[dict[str, Any]], Any]) -> tuple[list[A
         children: list[list[int]] = [[] for _ in nodes]
         for parent, child in table.edges.tolist():
             if not 0 <= child < len(nodes):
-                raise IndexError(f"node {child}")
+                raise OutOfRangeError(f"node {child}")
             children[parent].append(child)
     except IndexError as error:
         raise CorruptStoreError(f"the tables of a tree do not fit one another: {error}") from error
@@ -186,7 +186,7 @@ def _kind(name: str, value: Any) -> str:
     for kind in ("bool", "int", "float"):  # a bool is an int, so in this order
         if isinstance(value, _NUMBERS[kind]):  # type: ignore[arg-type]
             return kind
-    raise TypeError(f"the {name} of a node is a tensor or a number, not a {type(value).__name__}")
+    raise InvalidTypeError(f"the {name} of a node is a tensor or a number, not a {type(value).__name__}")
 
 
 def _signature(td: Any, rows: int) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import tdstore
 from tdstore import unwrap_tensorclass
+from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError, OutOfRangeError
 from tdstore.rl.trees import links, plots, walks
 from tdstore.rl.trees.scores import UCBScore
 from tdstore.rl.trees.specs import full_spec, spec_keys
@@ -302,7 +303,7 @@ class Tree(StoredTree, nocast=True):
         if key_type == "path":
             return {path: node for path, node, _ in walks.paths_by_breadth(self, Tree.children)}
         if key_type not in ("id", "hash"):
-            raise ValueError(f"key_type is 'hash', 'path' or 'id', not {key_type!r}")
+            raise InvalidArgumentError(f"key_type is 'hash', 'path' or 'id', not {key_type!r}")
         found: dict[Any, Tree] = {}
         for number, node in enumerate(self._nodes()):
             found.setdefault(_id(node, number) if key_type == "id" else _number(node.hash), node)
@@ -340,7 +341,7 @@ class Tree(StoredTree, nocast=True):
             below = found[-1].children()
             if not 0 <= number < len(below):
                 at = tuple(path[:depth])
-                raise IndexError(f"the node at {at} has {len(below)} children, and none with the number {number}")
+                raise OutOfRangeError(f"the node at {at} has {len(below)} children, and none with the number {number}")
             found.append(below[number])
         return found
 
@@ -358,7 +359,7 @@ class Tree(StoredTree, nocast=True):
         for number, node in enumerate(self._nodes()):
             if _id(node, number) == id:
                 return node
-        raise ValueError(f"no node of the tree has the id {id}")
+        raise InvalidArgumentError(f"no node of the tree has the id {id}")
 
     def get_vertex_by_hash(self, hash: Tensor | int) -> Tree:
         """Return the first node of a hash, by breadth-first search. Raises ValueError where there is none."""
@@ -366,7 +367,7 @@ class Tree(StoredTree, nocast=True):
         for node in self._nodes():
             if _number(node.hash) == wanted:
                 return node
-        raise ValueError(f"no node of the tree has the hash {wanted}")
+        raise InvalidArgumentError(f"no node of the tree has the hash {wanted}")
 
     def __contains__(self, other: object) -> bool:
         """Check whether a node of the tree has the hash of another; of a root, which has none, its `node_data`."""
@@ -397,10 +398,10 @@ class Tree(StoredTree, nocast=True):
     def best_index(self, score_fn: Callable[[Tree], Tensor] | None = None) -> int:
         """Return the number of the child with the highest score; see `best_child`."""
         if not self.num_children:
-            raise ValueError("a leaf has no best child")
+            raise InvalidArgumentError("a leaf has no best child")
         scores = (UCBScore() if score_fn is None else score_fn)(self)
         if scores.shape != (self.num_children,):
-            raise ValueError(f"score_fn gave the shape {list(scores.shape)} for {self.num_children} children")
+            raise InvalidArgumentError(f"score_fn gave the shape {list(scores.shape)} for {self.num_children} children")
         return int(scores.argmax())
 
     def backpropagate(self, path: Sequence[int], value: float | Tensor, *, discount: float = 1.0) -> None:
@@ -472,9 +473,9 @@ def _stable(stack: Tree) -> Tree:
         TypeError: not a Tree. ValueError: not a stack.
     """
     if not isinstance(stack, Tree):
-        raise TypeError(f"subtree is a stack of trees, not a {type(stack).__name__}")
+        raise InvalidTypeError(f"subtree is a stack of trees, not a {type(stack).__name__}")
     if not stack.batch_size:
-        raise ValueError("subtree is a stack of trees: pass tdstore.lazy_stack([child]) for a single child")
+        raise InvalidArgumentError("subtree is a stack of trees: pass tdstore.lazy_stack([child]) for a single child")
     children, again = list(stack.unbind(0)), stack.unbind(0)
     if is_stack(stack) and all(identity(a) == identity(b) for a, b in zip(children, again, strict=True)):
         return stack
@@ -496,7 +497,7 @@ def _entry(data: Any, keys: tuple[links.Key, ...]) -> Any:
     """Return the entry of a single key, or those of several as a TensorDict."""
     for key in keys:
         if data.get(key, None) is None:
-            raise KeyError(f"no entry {key!r}; there are {', '.join(map(repr, data.keys()))}")
+            raise KeyNotFoundError(f"no entry {key!r}; there are {', '.join(map(repr, data.keys()))}")
     return data.get(keys[0]) if len(keys) == 1 else data.select(*keys)
 
 

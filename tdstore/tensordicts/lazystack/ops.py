@@ -16,7 +16,7 @@ from tdstore.container.core.tensorclasses import without_classes
 from tdstore.container.functions.broadcast import uneven, widened
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.methods.apply import Mapper
-from tdstore.errors import BatchSizeError, UnevenError
+from tdstore.errors import BatchSizeError, InvalidTypeError, UnevenError
 from tdstore.index.shapes import as_dim, as_size, flat_args, split_sizes, view_shape
 from tdstore.index.tracing import mapped, one_by_one
 from tdstore.ops.reduce import Over
@@ -135,7 +135,7 @@ class LazyOps(LazyWrites):
 
     def masked_select(self, mask: Tensor) -> Self:
         if mask.dtype != torch.bool:
-            raise TypeError(f"a mask is a bool tensor, not one of {mask.dtype}")
+            raise InvalidTypeError(f"a mask is a bool tensor, not one of {mask.dtype}")
         found: Self = self._at(mask)
         try:
             dense: Self = found._resident()

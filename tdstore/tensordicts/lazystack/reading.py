@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from tdstore import errors
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.dim_names import extend_names
 from tdstore.container.core.locks import LOCKED
@@ -19,7 +20,6 @@ from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.storage.describe import STACK_KIND
 from tdstore.container.values.linked_lists import LinkedList
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, merge
-from tdstore.errors import BatchSizeError, UnevenError, UnsupportedError
 from tdstore.header import Group
 from tdstore.index.index_terms import as_terms, indexed_names, spelled_out
 from tdstore.index.selection import index_shape
@@ -86,7 +86,9 @@ class LazyTree(TensorDictBase):
             if size is not first and size != first:
                 merged = _merged([td._batch_size for td in tds])
                 if merged is None:
-                    raise BatchSizeError("an element of this lazy stack was given a batch size of another length")
+                    raise errors.BatchSizeError(
+                        "an element of this lazy stack was given a batch size of another length"
+                    )
                 return merged
         return first
 
@@ -122,7 +124,7 @@ class LazyTree(TensorDictBase):
 
     def _even(self, what: str) -> None:
         if self._ragged:
-            raise UnevenError(
+            raise errors.UnevenError(
                 f"{what}: the elements of this lazy stack have different batch sizes, {list(self._batch_size)}",
                 hint="index the stack dimension first, or go over td.tensordicts",
             )
@@ -176,7 +178,7 @@ class LazyTree(TensorDictBase):
                 ):
                     return made
                 # the others are told below
-        raise UnevenError(
+        raise errors.UnevenError(
             f"the entries {key_text(key)} of this lazy stack cannot be stacked: {forms(parts)}",
             hint=f"td.get({key!r}, as_list=True), or as_padded_tensor=True, or as_nested_tensor=True",
         )
@@ -264,7 +266,7 @@ class LazyTree(TensorDictBase):
                 below = [v._resident() for v in bare]
                 inner = _merged([b._batch_size for b in below])
                 if inner is None or -1 in inner or len(inner) < d:
-                    raise UnevenError(f"the TensorDicts {path_text((*path, key))} have different batch sizes")
+                    raise errors.UnevenError(f"the TensorDicts {path_text((*path, key))} have different batch sizes")
                 wide = torch.Size((*inner[:d], len(parts), *inner[d:]))
                 made = self._dense(below, (*path, key), wide, extend_names(names, len(wide)), d)
                 data[key] = rewrap(tensorclass, made)
@@ -282,7 +284,7 @@ class LazyTree(TensorDictBase):
         """The entry in the form asked for; nested TensorDicts stay lazy stacks."""
         mismatched = set(form) - _FORMS - {"padding_side", "padding_value", "layout"}
         if mismatched or sum(bool(form.get(name)) for name in _FORMS) > 1:
-            raise TypeError(f"get takes one of {', '.join(sorted(_FORMS))}, not {form}")
+            raise errors.InvalidTypeError(f"get takes one of {', '.join(sorted(_FORMS))}, not {form}")
         as_list, as_padded_tensor, as_nested_tensor = (
             form.get(n, False) for n in ("as_list", "as_padded_tensor", "as_nested_tensor")
         )
@@ -296,7 +298,7 @@ class LazyTree(TensorDictBase):
         if as_list:
             return [p.plain() if isinstance(p, NonTensor) else p for p in parts]
         if not all(is_batched(p) for p in parts):
-            raise UnevenError(f"the entries {key!r} are not all tensors", hint=f"td.get({key!r}, as_list=True)")
+            raise errors.UnevenError(f"the entries {key!r} are not all tensors", hint=f"td.get({key!r}, as_list=True)")
         if as_nested_tensor:
             return nested(parts, form.get("layout") or torch.jagged)
         made = padded(parts, form.get("padding_side", "right"), form.get("padding_value", 0.0))
@@ -314,7 +316,7 @@ class LazyTree(TensorDictBase):
                 another dimension than the first.
         """
         if self._stack_dim:
-            raise UnsupportedError(
+            raise errors.UnsupportedError(
                 f"the components of a nested tensor are stacked along its first dimension, not along {self._stack_dim}",
                 hint=f"td.get({key!r}, as_nested_tensor=True) has the elements as components",
             )
@@ -329,7 +331,7 @@ class LazyTree(TensorDictBase):
                 return self._tds[index]
             except IndexError:
                 n = len(self._tds)
-                raise IndexError(f"index {index} is out of bounds for dimension 0 with size {n}") from None
+                raise errors.OutOfRangeError(f"index {index} is out of bounds for dimension 0 with size {n}") from None
         if not self._stack_dim and (quick := self._quick_rows(index)) is not None:
             return quick
         ndim = len(self._inner) + 1
@@ -350,7 +352,7 @@ class LazyTree(TensorDictBase):
         """Elements at a slice or at rows of the first dimension; None for any other index."""
         if type(index) is slice:
             if index.step is not None and index.step <= 0:
-                raise ValueError("slice step must be positive")
+                raise errors.InvalidArgumentError("slice step must be positive")
             rows = self._tds[index]
             if len(rows) == len(self._tds):
                 return self
@@ -577,11 +579,11 @@ def check_elements(tds: Sequence[Any], dim: int, strict_shape: bool) -> int:
     """
     for td in tds:
         if not isinstance(td, TensorDictBase):
-            raise TypeError(f"a lazy stack is made of TensorDicts, not of a {type(td).__name__}")
+            raise errors.InvalidTypeError(f"a lazy stack is made of TensorDicts, not of a {type(td).__name__}")
     sizes = [td.batch_size for td in tds]
     if len({len(s) for s in sizes}) > 1 or (strict_shape and len(set(sizes)) > 1):
         shown = ", ".join(str(list(s)) for s in dict.fromkeys(sizes))
-        raise BatchSizeError(f"cannot stack TensorDicts of batch sizes {shown}")
+        raise errors.BatchSizeError(f"cannot stack TensorDicts of batch sizes {shown}")
     check_same_names(tds)
     return as_dim(dim, (len(sizes[0]) if sizes else 0) + 1)
 
@@ -594,4 +596,4 @@ def check_same_names(tds: Sequence[Any]) -> None:
     """
     if any(td._names != tds[0]._names for td in tds):
         shown = " and ".join(str(list(names)) for names in dict.fromkeys(tuple(td.names) for td in tds))
-        raise ValueError(f"the elements of a lazy stack have the same dimension names, not {shown}")
+        raise errors.InvalidArgumentError(f"the elements of a lazy stack have the same dimension names, not {shown}")

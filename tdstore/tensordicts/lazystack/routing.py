@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.errors import DimensionError
+from tdstore.errors import DimensionError, InvalidArgumentError, OutOfRangeError
 from tdstore.index.index_terms import dims_used
 from tdstore.index.rows import as_rows
 
@@ -55,7 +55,7 @@ def _plain(term: Any) -> Any:
     try:
         return operator.index(term)
     except TypeError:
-        raise IndexError(
+        raise OutOfRangeError(
             f"a TensorDict is indexed with ints, slices, lists, tensors and masks, not with {term!r}"
         ) from None
 
@@ -84,12 +84,12 @@ def route(terms: tuple[Any, ...], dim: int, count: int, ndim: int) -> Route | No
     before = sum(1 for t in full[:at] if t is None or isinstance(t, slice))
     if isinstance(hit, int):
         if not -count <= hit < count:
-            raise IndexError(f"index {hit} is out of bounds for dimension {dim} with size {count}")
+            raise OutOfRangeError(f"index {hit} is out of bounds for dimension {dim} with size {count}")
         return Route(hit % count, others, 0, False)
     if isinstance(hit, slice):
         start, stop, step = hit.indices(count)
         if step <= 0:
-            raise ValueError("slice step must be positive")
+            raise InvalidArgumentError("slice step must be positive")
         rows = torch.arange(start, max(start, stop), step)
         if not arrays:
             return Route(rows, others, before, False)
@@ -154,7 +154,7 @@ def pick(value: Tensor, place: int, block: Sequence[int], number: int, ndim: int
         if dim < 0:
             continue
         if value.shape[dim] not in (1, block[k]):
-            raise IndexError(f"a value of shape {list(value.shape)} does not fit {block[k]} elements")
+            raise OutOfRangeError(f"a value of shape {list(value.shape)} does not fit {block[k]} elements")
         value = value.select(dim, int(at[k]) if value.shape[dim] != 1 else 0)
     return value
 

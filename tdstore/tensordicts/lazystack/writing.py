@@ -22,7 +22,7 @@ from tdstore.container.storage.change_plan import Changes, together
 from tdstore.container.storage.growth import Growth, check_owner, step_of
 from tdstore.container.storage.open_and_save import over
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
-from tdstore.errors import BatchSizeError, UnevenError, UnsupportedError
+from tdstore.errors import BatchSizeError, InvalidArgumentError, KeyExistsError, UnevenError, UnsupportedError
 from tdstore.index.index_terms import as_terms, spelled_out
 from tdstore.index.rows import put
 from tdstore.index.selection import index_shape
@@ -400,7 +400,7 @@ class LazyWrites(LazyTree):
         self._existing(old_key)
         self._free(f"rename {old_key!r}")
         if safe and self._find(entry_path(new_key)) is not None:
-            raise KeyError(f"key {new_key!r} is already there")
+            raise KeyExistsError(f"key {new_key!r} is already there")
         for td in self._tds:
             td.rename_key_(old_key, new_key, safe)
         return self
@@ -519,7 +519,7 @@ class LazyWrites(LazyTree):
     def _check_names(self, names: Names) -> None:
         name = names[self._stack_dim] if names else None
         if name is not None and any(name in node.names for td in self._tds for node in _with_groups(td)):
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"the dimension name {name!r} is already taken by an element of this lazy stack; "
                 "set names = None first to give it to another dimension"
             )

@@ -22,7 +22,14 @@ from tdstore.container.varlen.columns import column_leaves, stored_leaves
 from tdstore.container.varlen.nested_leaves import Nested, parts_of_nested, specs_of_nested
 from tdstore.container.varlen.reading import column_rounds
 from tdstore.container.varlen.rounds import Rounds, drive, together
-from tdstore.errors import BatchSizeError, KeyNotFoundError, UnsupportedError, UntrustedDataError
+from tdstore.errors import (
+    BatchSizeError,
+    InvalidStateError,
+    InvalidTypeError,
+    KeyNotFoundError,
+    UnsupportedError,
+    UntrustedDataError,
+)
 from tdstore.index.selection import Selection
 from tdstore.io.blocks import row_ranges
 from tdstore.ops.reduce import Over, common_dtype
@@ -325,7 +332,7 @@ class StoredTree(WindowTree):
 
     def __iter__(self) -> Iterator[Any]:
         if not self._batch_size:
-            raise TypeError("iteration over a TensorDict without batch dimensions; use td.keys()")
+            raise InvalidTypeError("iteration over a TensorDict without batch dimensions; use td.keys()")
         for start, stop in self._row_blocks():
             yield from self._at(slice(start, stop))._resident().unbind(0)
 
@@ -414,7 +421,7 @@ class StoredTree(WindowTree):
                 part = kind.part(leaf.flatten().to(wide), (0,), False)
                 total = part if total is None else kind.merge(total, part)
         if total is None:
-            raise RuntimeError("there is no leaf to reduce")
+            raise InvalidStateError("there is no leaf to reduce")
         return kind.finish(total)
 
     def _without_columns(self) -> Any:

@@ -23,7 +23,7 @@ from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, spread_over
 from tdstore.container.varlen.columns import column_leaves
 from tdstore.container.varlen.nested_leaves import leaf_below
-from tdstore.errors import BatchSizeError, UnsupportedError
+from tdstore.errors import BatchSizeError, InvalidArgumentError, UnsupportedError
 from tdstore.index.index_terms import as_terms, spelled_out
 from tdstore.index.rows import scatter
 from tdstore.index.selection import Selection
@@ -267,7 +267,9 @@ class StoredWrites(StoredTree):
                 raise self._missing(key)
             if kind == GROUP:
                 if not isinstance(value, (Container, Mapping)):
-                    raise ValueError(f"entry {key!r} is a TensorDict; cannot write a {type(value).__name__} into it")
+                    raise InvalidArgumentError(
+                        f"entry {key!r} is a TensorDict; cannot write a {type(value).__name__} into it"
+                    )
                 pairs: Any = value
                 child = self._child(key)
                 if isinstance(child, self._stack_class) and isinstance(value, self._stack_class):

@@ -21,7 +21,7 @@ from tdstore.container.storage.change_plan import Changes, Prepared, Undo
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, assign
 from tdstore.container.values.shapes import constant
 from tdstore.container.varlen.nested_rows import row_of
-from tdstore.errors import BatchSizeError, KeyNotFoundError
+from tdstore.errors import BatchSizeError, InvalidTypeError, KeyNotFoundError
 from tdstore.index.index_terms import as_terms, spelled_out, torch_terms
 from tdstore.index.rows import put
 from tdstore.index.selection import index_shape
@@ -485,7 +485,7 @@ class ResidentTree(TensorDictBase):
         if isinstance(other, Tensor):
             return [other] * len(leaves)
         if isinstance(other, (list, tuple, dict, str)):
-            raise TypeError(f"a TensorDict cannot be combined with a {type(other).__name__}")
+            raise InvalidTypeError(f"a TensorDict cannot be combined with a {type(other).__name__}")
         return other
 
     def _match(self, other: Any, out: list[Tensor], path: tuple[str, ...], exact: bool) -> None:
@@ -526,7 +526,7 @@ class ResidentTree(TensorDictBase):
         for key, value in self._data.items():
             new = rename(key)
             if not isinstance(new, str):
-                raise TypeError(f"key_transform gave {new!r} for key {key!r}; keys are strings")
+                raise InvalidTypeError(f"key_transform gave {new!r} for key {key!r}; keys are strings")
             if new in data:
                 raise KeyNotFoundError(f"key_transform gives two entries the key {new!r}")
             data[new] = value._resident()._with_keys(rename) if isinstance(value, Container) else value

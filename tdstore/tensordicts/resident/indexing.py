@@ -14,7 +14,7 @@ from tdstore.container.core.tensorclasses import Typed, unwrap
 from tdstore.container.entries.unbatched import UnbatchedTensor, is_batched
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.container.varlen.nested_rows import rows_at
-from tdstore.errors import DimensionError
+from tdstore.errors import DimensionError, InvalidArgumentError, OutOfRangeError
 from tdstore.index.index_terms import indexed_names, spelled_out
 from tdstore.index.rows import check_rows, put_rows, take
 from tdstore.index.selection import as_rows, index_shape
@@ -53,12 +53,12 @@ class IndexedTree(BindingMixin):
         n = batch[0]
         if kind is int:
             if not -n <= index < n:
-                raise IndexError(f"index {index} is out of bounds for dimension 0 with size {n}")
+                raise OutOfRangeError(f"index {index} is out of bounds for dimension 0 with size {n}")
             return self._view_at(index, batch[1:], self._names and self._names[1:], len(batch))
         if kind is slice:
             start, stop, step = index.indices(n)
             if step <= 0:
-                raise ValueError("slice step must be positive")
+                raise InvalidArgumentError("slice step must be positive")
             if index == _ALL:
                 return self  # and only then: whether a part is the whole must not depend on the data
             new = torch.Size((max(0, -(-(stop - start) // step)), *batch[1:]))
@@ -147,7 +147,7 @@ class IndexedTree(BindingMixin):
                 used += 1
             elif term is Ellipsis:
                 if dots >= 0:
-                    raise IndexError("an index can hold only one Ellipsis (...)")
+                    raise OutOfRangeError("an index can hold only one Ellipsis (...)")
                 dots = i
             elif term is not None:
                 basic = False

@@ -22,7 +22,7 @@ from tdstore.container.core.tensorclasses import unwrap
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.methods.access import AS_SET
 from tdstore.container.values.nontensor import NonTensor
-from tdstore.errors import KeyNotFoundError
+from tdstore.errors import InvalidArgumentError, InvalidTypeError, KeyNotFoundError
 from tdstore.index.shapes import as_size
 from tdstore.storekit.sparse import HOLES, reserve
 from tdstore.tensordicts.resident.indexing import IndexedTree
@@ -71,7 +71,7 @@ class TensorDict(IndexedTree):
         self._data = {}
         if source is not None:
             if kwargs:
-                raise ValueError(
+                raise InvalidArgumentError(
                     f"a TensorDict is made of a mapping, or of keywords: {next(iter(kwargs))!r} is neither in "
                     "the mapping nor an argument (batch_size, device, names, non_blocking, lock)"
                 )
@@ -90,7 +90,7 @@ class TensorDict(IndexedTree):
         try:
             items = source.items()
         except AttributeError:
-            raise TypeError(
+            raise InvalidTypeError(
                 f"a TensorDict is made from a dict or a TensorDict, not a {type(source).__name__}"
             ) from None
         for key, value in items:

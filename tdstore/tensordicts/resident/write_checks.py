@@ -13,7 +13,7 @@ from tdstore.container.storage.inline_values import KeptStack
 from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.varlen.columns import PackedStack
-from tdstore.errors import BatchSizeError
+from tdstore.errors import BatchSizeError, InvalidStateError
 from tdstore.index.tracing import mapped, traced
 from tdstore.storekit.sparse import HOLES, reserve
 
@@ -80,14 +80,14 @@ def check_copies(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 def _check_grad(leaf: Tensor) -> None:
     base = leaf._base if leaf._is_view() else leaf
     if torch.is_grad_enabled() and base is not None and base.is_leaf and base.requires_grad:
-        raise RuntimeError(
+        raise InvalidStateError(
             "a leaf that requires grad cannot be written in place: do it under torch.no_grad(), or detach() it first"
         )
 
 
 def _check_apart(leaf: Tensor) -> None:
     if any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True)):
-        raise RuntimeError(
+        raise InvalidStateError(
             "an expanded tensor cannot be written in place, several of its elements are one: contiguous() it first"
         )
 

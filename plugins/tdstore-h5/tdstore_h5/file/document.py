@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from tdstore.dtypes import NAME_TO_DTYPE, dtype_name
-from tdstore.errors import CorruptStoreError
+from tdstore.errors import CorruptStoreError, InvalidArgumentError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
 from tdstore.storekit.checksums import BLOCK
 from tdstore.storekit.documents import seal, unseal
@@ -74,7 +74,7 @@ def encode_document(
     plain = msgspec.to_builtins(_Body(generation, header_to_builtins(header), records))
     body = json.dumps(plain, separators=(",", ":")).encode("ascii")
     if len(body) > MAX_BYTES or len(records) > MAX_LEAVES:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"{url} would have a manifest of {len(body)} bytes and {len(records)} leaves; "
             f"the limits are {MAX_BYTES} and {MAX_LEAVES}"
         )

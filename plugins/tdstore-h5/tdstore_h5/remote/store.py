@@ -20,6 +20,7 @@ from tdstore.engine import Engine
 from tdstore.errors import (
     CorruptStoreError,
     DirtyStoreError,
+    InvalidArgumentError,
     KeyNotFoundError,
     OptionError,
     ReadOnlyError,
@@ -333,7 +334,9 @@ class RemoteH5Store(Store):
         if r.out is None:
             return value
         if r.out.shape != value.shape or r.out.dtype != value.dtype:
-            raise ValueError(f"out= has shape {list(r.out.shape)} and dtype {r.out.dtype}, not those of what is read")
+            raise InvalidArgumentError(
+                f"out= has shape {list(r.out.shape)} and dtype {r.out.dtype}, not those of what is read"
+            )
         return r.out.copy_(value)
 
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:

@@ -13,7 +13,14 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
-from tdstore.errors import ConflictError, CorruptStoreError, MissingDependencyError, ReadOnlyError, StoreNotFoundError
+from tdstore.errors import (
+    ConflictError,
+    CorruptStoreError,
+    InvalidTypeError,
+    MissingDependencyError,
+    ReadOnlyError,
+    StoreNotFoundError,
+)
 from tdstore.index.ranges import Range
 from tdstore_remote.faults import Again, Call, TooShort, of_fsspec
 from tdstore_remote.libraries import load_fsspec, pip_line
@@ -62,7 +69,7 @@ class FsspecEngine(Engine):
         return f"FsspecEngine({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("an engine is not pickled: open it again from its URL")
+        raise InvalidTypeError("an engine is not pickled: open it again from its URL")
 
     def _open(self, url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         fsspec = load_fsspec()

@@ -15,6 +15,7 @@ from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
 from tdstore.errors import (
     ConflictError,
     CorruptStoreError,
+    InvalidTypeError,
     ReadOnlyError,
     StoreNotFoundError,
     TDStoreError,
@@ -80,7 +81,7 @@ class ObstoreEngine(Engine):
         return f"ObstoreEngine({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("an engine is not pickled: open it again from its URL")
+        raise InvalidTypeError("an engine is not pickled: open it again from its URL")
 
     def _store(self, target: Target, *, reading: bool) -> Any:
         stores, place, settings = self._obstore.store, self._place, self.settings

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tdstore.dtypes import DTYPE_TO_NAME, NAME_TO_DTYPE, is_bit_pattern, numpy_dtype, to_numpy
-from tdstore.errors import CorruptStoreError, OptionError, StoreError, UnsupportedError
+from tdstore.errors import CorruptStoreError, InvalidArgumentError, OptionError, StoreError, UnsupportedError
 from tdstore.types import LeafSpec
 from tdstore_zarr.codec.codecs import ChunkError, Pipeline, configuration, parse_pipeline
 
@@ -199,7 +199,7 @@ def _fill_bytes(value: Any, data_type: np.dtype[Any]) -> bytes:
     kind, size = data_type.kind, data_type.itemsize
     if kind == "c":
         if not isinstance(value, list) or len(value) != 2:
-            raise ValueError("a complex fill value is a list of two")
+            raise InvalidArgumentError("a complex fill value is a list of two")
         part = np.dtype(f"f{size // 2}")
         return _fill_bytes(value[0], part) + _fill_bytes(value[1], part)
     if kind == "f":
@@ -208,9 +208,9 @@ def _fill_bytes(value: Any, data_type: np.dtype[Any]) -> bytes:
                 return int(value, 16).to_bytes(size, "little")
             value = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(value)
         if type(value) not in (int, float):
-            raise ValueError("not a number")
+            raise InvalidArgumentError("not a number")
     elif type(value) is not (bool if kind == "b" else int):
-        raise ValueError("not an integer")
+        raise InvalidArgumentError("not an integer")
     return np.array(value, data_type).tobytes()
 
 
@@ -243,39 +243,41 @@ def parse_array(data: Any, where: str, url: str, *, trust: bool = False) -> Arra
 def _parse(data: Any, where: str, url: str, trust: bool) -> ArrayMeta:
     shape = _ints(data["shape"], 0)
     if len(shape) > MAX_DIMS or math.prod(shape) >= 2**60:
-        raise ValueError(f"the shape {shape[:8]} is impossible")
+        raise InvalidArgumentError(f"the shape {shape[:8]} is impossible")
     if data.get("storage_transformers"):
         raise UnsupportedError(f"{url}: {where} has storage transformers, which are not supported", url=url)
     attributes = data.get("attributes", {})
     if not isinstance(attributes, dict):
-        raise ValueError("its attributes are not an object")
+        raise InvalidArgumentError("its attributes are not an object")
     dtype, data_type = _types(data["data_type"], attributes, where, url)
     grid, keys = data["chunk_grid"], data["chunk_key_encoding"]
     if grid["name"] != "regular":
         raise UnsupportedError(f"{url}: {where} has a chunk grid of kind {grid['name']!r:.100}", url=url)
     chunks = _ints(configuration(grid)["chunk_shape"], 1)
     if len(chunks) != len(shape):
-        raise ValueError(f"chunks {chunks[:8]} do not fit the shape {shape}")
+        raise InvalidArgumentError(f"chunks {chunks[:8]} do not fit the shape {shape}")
     encoding = (keys["name"], configuration(keys).get("separator", "/" if keys["name"] == "default" else "."))
     if encoding not in KEY_ENCODINGS:
-        raise ValueError(f"its chunk keys are encoded as {encoding}")
+        raise InvalidArgumentError(f"its chunk keys are encoded as {encoding}")
     codecs = data["codecs"]
     if not isinstance(codecs, list) or not codecs or len(codecs) > 32:
-        raise ValueError("its codecs are not a list")
+        raise InvalidArgumentError("its codecs are not a list")
     codecs = [{"name": c} if isinstance(c, str) else dict(c) for c in codecs]
     names = data.get("dimension_names")
     if names is not None and (len(names) != len(shape) or not all(isinstance(n, str | None) for n in names)):
-        raise ValueError("its dimension names do not fit its shape")
+        raise InvalidArgumentError("its dimension names do not fit its shape")
     stored = numpy_dtype(dtype)
     meta = ArrayMeta(
         shape, dtype, data_type, _fill_bytes(data["fill_value"], np.dtype(data_type)), chunks, chunks,
         codecs=codecs, keys=encoding, attributes=attributes, names=None if names is None else tuple(names),
     )  # fmt: skip
     if len(meta.fill) != stored.itemsize:
-        raise ValueError(f"the fill value {data['fill_value']!r} has the wrong size")
+        raise InvalidArgumentError(f"the fill value {data['fill_value']!r} has the wrong size")
     _parse_codecs(meta, where, url, trust)
     if meta.inner_bytes > MAX_CHUNK:
-        raise ValueError(f"a chunk of shape {meta.inner} has {meta.inner_bytes} bytes; the limit is {MAX_CHUNK}")
+        raise InvalidArgumentError(
+            f"a chunk of shape {meta.inner} has {meta.inner_bytes} bytes; the limit is {MAX_CHUNK}"
+        )
     return meta
 
 
@@ -292,7 +294,7 @@ def _types(data_type: Any, attributes: Mapping[str, Any], where: str, url: str) 
     if claimed is not None:
         wanted = NAME_TO_DTYPE.get(claimed) if isinstance(claimed, str) else None
         if wanted is None or not is_bit_pattern(wanted) or numpy_dtype(wanted) != np.dtype(DTYPE_TO_NAME[found]):
-            raise ValueError(f"elements of type {name!r} claim to be {claimed!r}")
+            raise InvalidArgumentError(f"elements of type {name!r} claim to be {claimed!r}")
         found = wanted
     return found, str(numpy_dtype(found))
 
@@ -303,12 +305,12 @@ def _parse_codecs(meta: ArrayMeta, where: str, url: str, trust: bool) -> None:
         settings = configuration(meta.codecs[0])
         inner = _ints(settings["chunk_shape"], 1)
         if len(inner) != len(meta.chunks) or any(c % i for c, i in zip(meta.chunks, inner, strict=True)):
-            raise ValueError(f"inner chunks {inner[:8]} do not divide shards {meta.chunks}")
+            raise InvalidArgumentError(f"inner chunks {inner[:8]} do not divide shards {meta.chunks}")
         flat = [{"name": c} if isinstance(c, str) else dict(c) for c in settings["codecs"]]
         index = [c if isinstance(c, str) else c.get("name") for c in settings.get("index_codecs", ["bytes", "crc32c"])]
         where_index = settings.get("index_location", "end")
         if where_index not in ("start", "end"):
-            raise ValueError(f"its shards' index is at {where_index!r}")
+            raise InvalidArgumentError(f"its shards' index is at {where_index!r}")
         endian = [
             configuration(c).get("endian", "little") for c in settings.get("index_codecs", []) if isinstance(c, dict)
         ]
@@ -317,7 +319,9 @@ def _parse_codecs(meta: ArrayMeta, where: str, url: str, trust: bool) -> None:
         plain_index = index in (["bytes"], ["bytes", "crc32c"]) and "big" not in endian
         meta.pipeline = parse_pipeline(flat) if plain_index else None
         if math.prod(meta.per_object) > MAX_INNER:
-            raise ValueError(f"a shard has {math.prod(meta.per_object)} inner chunks; the limit is {MAX_INNER}")
+            raise InvalidArgumentError(
+                f"a shard has {math.prod(meta.per_object)} inner chunks; the limit is {MAX_INNER}"
+            )
     else:
         meta.pipeline = parse_pipeline(flat)
     if meta.pipeline is None:
@@ -342,7 +346,7 @@ def _check_codecs(codecs: Sequence[Mapping[str, Any]], where: str, url: str, tru
 
 def _ints(value: Any, least: int) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(n) is int and least <= n < 2**60 for n in value):
-        raise ValueError(f"{str(value)[:60]} is not a list of integers >= {least}")
+        raise InvalidArgumentError(f"{str(value)[:60]} is not a list of integers >= {least}")
     return tuple(value)
 
 

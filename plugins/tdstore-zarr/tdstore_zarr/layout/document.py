@@ -21,7 +21,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from tdstore.errors import CorruptStoreError, UnsupportedError
+from tdstore.errors import CorruptStoreError, InvalidArgumentError, UnsupportedError
 from tdstore.header import MAX_BYTES, MAX_DEPTH, Header, header_from_builtins, header_to_builtins
 from tdstore.storekit.checksums import crc32c
 from tdstore.storekit.documents import seal, unseal
@@ -179,7 +179,7 @@ def encode_root(
     name = generation or uuid.uuid4().hex
     body = msgspec.json.encode(_Body(name, metadata, header_to_builtins(header), records, groups, copies))
     if len(body) > MAX_BYTES or len(document.metadata) > MAX_NODES:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"{url} would have a manifest of {len(body)} bytes and {len(document.metadata)} nodes; "
             f"the limits are {MAX_BYTES} and {MAX_NODES}"
         )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tdstore.errors import InvalidArgumentError
 from tdstore.types import LeafSpec, Path
 from tdstore_zarr.codec.codecs import Bytes, Pipeline
 from tdstore_zarr.codec.metadata import RATIO, ArrayMeta
@@ -113,10 +114,10 @@ def parse_index(data: memoryview | bytes, leaf: Leaf, size: int) -> np.ndarray[t
     pairs = np.frombuffer(data, "<u8").reshape(-1, 2)
     absent = (pairs == np.uint64(2**64 - 1)).all(1)
     if (pairs[~absent] >= np.uint64(2**62)).any():
-        raise ValueError("its index points outside of it")
+        raise InvalidArgumentError("its index points outside of it")
     found = pairs.astype(np.int64)
     found[:, 1] += found[:, 0]
     found[absent] = -1
     if len(found) and found[:, 1].max(initial=-1) > size:
-        raise ValueError("its index points outside of it")
+        raise InvalidArgumentError("its index points outside of it")
     return found
