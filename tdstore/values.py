@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from tdstore.dtypes import as_dtype, dtype_name
-from tdstore.errors import InvalidArgumentError, InvalidTypeError, TDStoreError
+from tdstore.errors import InvalidArgumentError, InvalidTypeError, PluginError, StoreError
 
 JSON = Any
 MAX_DEPTH = 256
@@ -174,7 +174,7 @@ def _decode_tagged(tag: str, body: JSON, depth: int, other: Decoder | None) -> A
         for _, known, _, from_json in _TAGGED:
             if tag == known:
                 return from_json(_decode(body, depth, other))
-    except (_Malformed, RecursionError, TDStoreError):
+    except (_Malformed, RecursionError, StoreError, PluginError):
         raise
     except (TypeError, ValueError, LookupError, RuntimeError, AttributeError, ArithmeticError, OSError) as error:
         raise _Malformed(f"the tagged value {tag!r} is malformed: {error}") from error

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tdstore.errors import InvalidArgumentError, InvalidTypeError, TDStoreError, UntrustedDataError
+from tdstore.errors import InvalidArgumentError, InvalidTypeError, PluginError, StoreError, UntrustedDataError
 from tdstore.hookspecs import Codec
 from tdstore.registry import registry
 from tdstore.values import PICKLE, decode_value, encode_value
@@ -105,7 +105,7 @@ def _by(codec: Codec) -> Iterator[None]:
     """Name the codec in the error of its functions; the caller adds the key."""
     try:
         yield
-    except TDStoreError:
+    except (StoreError, PluginError):
         raise
     except Exception as error:
         raise InvalidArgumentError(f"its codec {codec.name!r} failed: {type(error).__name__}: {error}") from error
