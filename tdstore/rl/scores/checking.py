@@ -11,7 +11,7 @@ from tdstore.rl.scores.ifeval import IFEvalScoreData
 from tdstore.rl.scores.scoring import score_from_checks
 
 Checker = Callable[..., bool]
-"""Tells whether an answer follows an instruction: `checker(response, **kwargs)`."""
+"""Returns whether an answer follows an instruction: `checker(response, **kwargs)`."""
 
 
 @overload
@@ -29,7 +29,7 @@ def verify(rows: Any, response: str | Sequence[str], checkers: Mapping[str, Chec
     Args:
         rows: a mapping or TensorDict with `instruction_id_list`, a list of identifiers, and `kwargs`, a list with
             a mapping (or None) for each identifier; arguments that are None are not passed on. Or several of them.
-        response: the text; as many texts as there are rows, where `rows` are several.
+        response: the text; for several rows, one text for each.
         checkers: for each identifier, a function `checker(response, **kwargs) -> bool`.
 
     Returns:
@@ -69,17 +69,17 @@ def _verify_one(row: Any, response: str, checkers: Mapping[str, Checker]) -> IFE
 
 
 def _calls(row: Any, checkers: Mapping[str, Checker]) -> list[tuple[Checker, dict[str, Any]]]:
-    """Yield the checker and the arguments of each instruction of a row."""
-    ids, given = _plain(row["instruction_id_list"]), _plain(row.get("kwargs"))
+    """Return the checker and the arguments of each instruction of a row."""
+    ids, arguments = _plain(row["instruction_id_list"]), _plain(row.get("kwargs"))
     if not isinstance(ids, list):
         raise InvalidArgumentError(f"'instruction_id_list' is a list of identifiers, not a {type(ids).__name__}")
-    given = [None] * len(ids) if given is None else list(given)
-    if len(given) < len(ids):
+    arguments = [None] * len(ids) if arguments is None else list(arguments)
+    if len(arguments) < len(ids):
         raise InvalidArgumentError(
-            f"'kwargs' has {len(given)} entries for {len(ids)} instructions: each needs one, None or {{}}"
+            f"'kwargs' has {len(arguments)} entries for {len(ids)} instructions: each needs one, None or {{}}"
         )
     calls = []
-    for name, kwargs in zip(ids, given, strict=False):
+    for name, kwargs in zip(ids, arguments, strict=False):
         if name not in checkers:
             known = ", ".join(sorted(map(str, checkers))) or "none"
             raise KeyNotFoundError(f"no checker for the instruction {name!r}; checkers were given for: {known}")
@@ -88,12 +88,12 @@ def _calls(row: Any, checkers: Mapping[str, Checker]) -> list[tuple[Checker, dic
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value of a TensorDict to plain lists and mappings; other values stay as they are."""
+    """Convert a value of a TensorDict to plain lists and mappings; return other values unchanged."""
     return value.tolist() if tdstore.is_non_tensor(value) else value
 
 
 def loose_variants(response: str) -> list[str]:
-    """Return the variants of an answer of which one must follow an instruction, for it to be followed loosely.
+    """Return the variants of an answer for the loose check, which one of them must pass.
 
     They are the text, and the text without its first line, its last line, and both; then each without asterisks.
     The shortened ones are stripped. Blank variants are left out, so there are at most eight.
@@ -104,5 +104,5 @@ def loose_variants(response: str) -> list[str]:
     """
     lines = response.split("\n")
     shortened = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
-    texts = [response, *shortened]
-    return [text for text in [*texts, *(text.replace("*", "") for text in texts)] if text.strip()]
+    variants = [response, *shortened]
+    return [text for text in [*variants, *(text.replace("*", "") for text in variants)] if text.strip()]

@@ -16,7 +16,7 @@ Blocks = int | Tensor | Sequence[str] | Sequence[Sequence[str]] | None
 
 
 def score_from_checks(strict: Sequence[bool], loose: Sequence[bool], batch_size: Sequence[int] = ()) -> IFEvalScoreData:
-    """Make the score of one answer from whether it follows each instruction.
+    """Make the score of one answer from its checks, one for each instruction.
 
     The prompt level is True when all instructions are followed, so also when there is none.
 
@@ -81,7 +81,7 @@ def default_reward(
     answer_blocks: Blocks = None,
     weights: Sequence[float] = (0.4, 0.3, 0.2, 0.1),
 ) -> Tensor:
-    """Turn scores into rewards: a weighted sum of the fields, and a bonus for well-formed answers.
+    """Convert scores to rewards: a weighted sum of the fields, and a bonus for well-formed answers.
 
     `w[0] * prompt_strict + w[1] * mean(inst_strict) + w[2] * prompt_loose + w[3] * mean(inst_loose)`, plus 0.1 for
     exactly one answer block and 0.05 for exactly one think block. With the default weights it is between 0 and 1.15.
@@ -118,7 +118,7 @@ def default_reward(
 
 
 def _means(score: IFEvalScoreData, name: str) -> Tensor:
-    """Return the mean of a field over its last dimension, float64 `[*B]`; 1 where there is no instruction."""
+    """Average a field over its last dimension, float64 `[*B]`; 1 where there is no instruction."""
     batch = torch.Size(score.batch_size)
     try:
         values = score.get(name)

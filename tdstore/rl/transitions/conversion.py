@@ -19,7 +19,7 @@ _NUMBERS = (bool, int, float)
 
 
 def to_torch_tensor(data: Any, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return numbers as a tensor of a dtype.
+    """Convert numbers to a tensor of a dtype.
 
     Args:
         data: a tensor, which is cast, and is the same object if it has the dtype already; or an array, a number or
@@ -27,7 +27,7 @@ def to_torch_tensor(data: Any, dtype: torch.dtype = torch.float32) -> Tensor:
         dtype: of the result.
 
     Raises:
-        TypeError: neither of these.
+        TypeError: `data` is none of these.
 
     Example:
         >>> to_torch_tensor([1, 2])
@@ -54,7 +54,7 @@ def _of_sequence(data: Sequence[Any], dtype: torch.dtype) -> Tensor:
 
 
 def to_tensordict(data: Any, dtype: torch.dtype = torch.float32) -> TensorDictBase:
-    """Return an observation with several parts as a TensorDict of batch size `[]`.
+    """Convert an observation with several parts to a TensorDict of batch size `[]`.
 
     Args:
         data: a tuple, whose parts get the names `tuple_obs_0`, `tuple_obs_1` and so on; a dict with names of its own;
@@ -64,7 +64,7 @@ def to_tensordict(data: Any, dtype: torch.dtype = torch.float32) -> TensorDictBa
         dtype: of all tensors.
 
     Raises:
-        TypeError: anything else, or a key that is no string.
+        TypeError: `data` is none of these, or a key is not a string.
 
     Example:
         >>> td = to_tensordict((torch.zeros(3), 5))

@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 V = TypeVar("V")
-
-if TYPE_CHECKING:
-    pass
 
 
 class ReplayDataset(IterableDataset[Any]):
@@ -23,9 +20,9 @@ class ReplayDataset(IterableDataset[Any]):
     of those in memory, or the store, which it opens for itself. Workers draw different rows.
 
     Args:
-        buffer: anything with `sample(batch_size)`.
-        batch_size: number of rows of a batch; may be set later.
-        num_batches: batches of one iteration; default: 1. For each worker.
+        buffer: an object with `sample(batch_size)`.
+        batch_size: number of rows of a batch; a plain attribute, which may be changed.
+        num_batches: number of batches of one iteration, in each worker; default: 1.
 
     Raises:
         AssertionError: `batch_size` is not positive.
@@ -55,28 +52,38 @@ class ReplayDataset(IterableDataset[Any]):
             yield self.buffer.sample(self.batch_size)
 
     def create_dataloader(self, batch_size: int | None = None, **kwargs: Any) -> DataLoader[Any]:
-        """Make a `DataLoader`; see the function `create_dataloader`."""
+        """Create a `DataLoader`; see the function `create_dataloader`."""
         return create_dataloader(self, batch_size, **kwargs)
 
 
 def create_dataloader(dataset: ReplayDataset, batch_size: int | None = None, **kwargs: Any) -> DataLoader[Any]:
-    """Make a `DataLoader` of a dataset of batches.
+    """Create a `DataLoader` of a dataset of batches.
 
     Args:
-        dataset: gives TensorDicts of batch size `[n]`.
-        batch_size: None gives them as they are; a number stacks as many: as an iteration of the dataset is one batch
-            unless `num_batches` says more, the result is `[1, n]`.
+        dataset: a dataset that yields TensorDicts of batch size `[n]`.
+        batch_size: None yields the batches unchanged; a number stacks up to so many of them. An iteration of the
+            dataset is one batch by default, so that the result is of batch size `[1, n]`; see `num_batches`.
         **kwargs: of `DataLoader`, such as `num_workers`.
+
+    Example:
+        >>> from tdstore.rl.transitions import ReplayBuffer
+        >>> buffer = ReplayBuffer(100)
+        >>> buffer.add(tdstore.TensorDict({"obs": torch.zeros(20, 4)}, [20]))
+        >>> dataset = ReplayDataset(buffer, batch_size=4, num_batches=2)
+        >>> [batch.batch_size for batch in create_dataloader(dataset)]
+        [torch.Size([4]), torch.Size([4])]
+        >>> [batch.batch_size for batch in create_dataloader(dataset, 2)]
+        [torch.Size([2, 4])]
     """
     kwargs.setdefault("collate_fn", as_it_is if batch_size is None else stacked)
     return DataLoader(dataset, batch_size=batch_size, **kwargs)
 
 
 def as_it_is(batch: V) -> V:
-    """Return a batch."""
+    """Return a batch unchanged."""
     return batch
 
 
-def stacked(batches: list[Any]) -> Any:
-    """Return batches as one, with a dimension more."""
-    return torch.stack(batches)
+def stacked(batches: list[V]) -> V:
+    """Stack batches along a new first dimension."""
+    return cast("V", torch.stack(cast("list[torch.Tensor]", batches)))

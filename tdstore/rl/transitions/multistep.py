@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,8 +14,11 @@ from tdstore import TensorDict
 from tdstore.errors import InvalidArgumentError, InvalidStateError, MissingEntryError
 from tdstore.rl.transitions.replay import ReplayBuffer
 
+if TYPE_CHECKING:
+    from tdstore import TensorDictBase
+
 DONE_KEYS = ("done", "termination", "terminated")
-"""The entries that say whether an episode ended; the first that is there counts."""
+"""The entries that mark the end of an episode; the first one that exists is used."""
 
 
 class MultiStepReplayBuffer(ReplayBuffer):
@@ -61,8 +64,8 @@ class MultiStepReplayBuffer(ReplayBuffer):
         self._queue: deque[tuple[Any, Any]] = deque()
         """Steps as they came, and as they are stored."""
 
-    def add(self, data: Any) -> Any:
-        """Queue a step; with `n_step` of them, store the folded one, and return the oldest as it came.
+    def add(self, data: Any) -> TensorDictBase | None:
+        """Queue a step; with `n_step` steps, store the folded transition and return the oldest step unchanged.
 
         Args:
             data: a TensorDict or tensorclass of batch size `[n]`: one step of n environments.
@@ -91,17 +94,18 @@ class MultiStepReplayBuffer(ReplayBuffer):
         except BaseException:
             self._queue.pop()
             raise
-        return self._queue.popleft()[0]
+        oldest: TensorDictBase = self._queue.popleft()[0]
+        return oldest
 
     def flush(self) -> None:
-        """Store what is queued as transitions of fewer steps, and make what was written durable."""
+        """Store the queued steps as transitions of fewer steps, and make all rows durable."""
         while self._queue:
             self._append(self._folded())
             self._queue.popleft()
         super().flush()
 
     def clear(self) -> None:
-        """Forget all rows and all queued steps; `counter` goes on."""
+        """Remove all rows and all queued steps. `counter` is not reset."""
         self._queue.clear()
         super().clear()
 
@@ -120,7 +124,7 @@ class MultiStepReplayBuffer(ReplayBuffer):
         self._queue = deque((step, self._ready(step)) for step in steps)
 
     def _folded(self) -> Any:
-        """Fold all queued steps into one."""
+        """Fold all queued steps into one transition."""
         steps = [step for _, step in self._queue]
         there = steps[-1].keys()
         names = [name for name in (*DONE_KEYS, "truncation", "truncated", "next_obs") if name in there]
@@ -141,14 +145,14 @@ def _done_key(step: Any) -> str:
 
 
 def _discounted(now: Any, later: Any, ended: Any, gamma: float) -> Any:
-    """Return the reward of now, and that of later unless the episode ended; TensorDicts by agent."""
+    """Add the discounted later reward to the present one, unless the episode ended; TensorDicts are by agent."""
     if isinstance(now, Tensor):
         return now + gamma * torch.where(_mask(ended, now), torch.zeros_like(later), later)
     return _by_entry(lambda mask, a, b: _discounted(a, b, mask, gamma), ended, now, later)
 
 
 def _chosen(ended: Any, now: Any, later: Any) -> Any:
-    """Select what is now where the episode ended, else what is later; TensorDicts by agent."""
+    """Select the present entry where the episode ended, else the later one; TensorDicts are by agent."""
     if isinstance(now, Tensor):
         return torch.where(_mask(ended, now), now, later)
     if isinstance(now, tdstore.TensorDictBase):
@@ -166,7 +170,7 @@ def _by_entry(fn: Any, ended: Any, now: Any, later: Any) -> Any:
 
 
 def _mask(ended: Any, like: Tensor) -> Tensor:
-    """Return a mask of the rows whose episode ended, in a shape that broadcasts with `like`."""
+    """Build a mask of the rows whose episode ended, in a shape that broadcasts with `like`."""
     if not isinstance(ended, Tensor):
         raise MissingEntryError("the done flags are by agent, and another entry is not")
     flags = ended.bool().reshape(len(ended), -1)

@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 SMALLEST = 1e-5
 """The smallest priority."""
 KEY = "_priority"
-"""The entry of the rows that has their priorities."""
+"""The entry of the rows that holds their priorities."""
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
     """A replay buffer whose rows are sampled with probabilities proportional to `priority ** alpha`.
 
-    New rows have the largest priority that was seen, 1.0 at first. Priorities lie beside the rows, as the entry
-    `_priority` of their place, and `open` finds them there. Where each write is a request (h5, zarr, servers), those
-    that `update_priorities` sets are written with the next rows, at `flush` and at `close`.
+    New rows have the largest priority so far, 1.0 at first. Priorities are stored beside the rows, as the entry
+    `_priority`, and `open` reads them there. Where each write is a request (h5, zarr, servers), the priorities that
+    `update_priorities` sets are written with the next rows, at `flush` and at `close`.
 
     Args:
         max_size: number of rows.
-        alpha: how much priorities count; 0 is uniform.
+        alpha: the exponent of priorities; 0 samples uniformly.
         device, dtype, storage, path, **options: as for `ReplayBuffer`.
 
     Example:
@@ -79,7 +79,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self._rows.put_values(KEY, slots, torch.ones(len(slots), dtype=torch.float64))
 
     def _take_from_place(self, slots: Ints) -> None:
-        """Set the priorities of rows to those that lie beside them."""
+        """Set the priorities of rows to the stored ones."""
         found = self._rows.column(KEY, slots)
         assert found is not None
         there = found.cpu().numpy()
@@ -88,7 +88,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self.max_priority = max(self.max_priority, float(there.max(initial=0.0)))
 
     def _follow(self, written: Ints | None = None) -> None:
-        """Take the priorities of rows that other processes wrote, all but those of `written`."""
+        """Read the priorities of rows that other processes wrote, except those of `written`."""
         if not self._rows.others_write or (now := self._rows.counters) == self._seen:
             return
         rows = now.rows_since(self._seen, self.max_size)
@@ -112,7 +112,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return slots
 
     def _write_priorities(self) -> None:
-        """Write priorities beside their rows, those that are newer."""
+        """Store the priorities that are newer than the stored ones."""
         if self._unwritten:
             newer = sorted(self._unwritten.items())
             slots = np.array([slot for slot, _ in newer])
@@ -124,13 +124,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return self._rows.all_slots().exclude(KEY) if self.size else None
 
     def sample_from_indices(self, idxs: Tensor | list[int]) -> TensorDictBase:
-        """Return rows by their places, as a copy.
+        """Return rows by their positions, as a copy.
 
         Args:
             idxs: int64 `[n]` or `[n, 1]`.
 
         Raises:
-            EmptyBufferError: there is no row. IndexError: a place that has none.
+            EmptyBufferError: there are no rows. IndexError: a position has no row.
         """
         return super().sample_from_indices(idxs).exclude(KEY, inplace=True)
 
@@ -144,20 +144,20 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """The stored `priority ** alpha` of each row, float64 `[size]`."""
         return torch.from_numpy(self._tree.weights(self.size))
 
-    def sample(self, batch_size: int, return_idx: bool = True, *, beta: float = 0.4) -> Any:
-        """Return exactly `batch_size` rows, one from each equal share of the priorities, as a copy.
+    def sample(self, batch_size: int, return_idx: bool = True, *, beta: float = 0.4) -> TensorDictBase:
+        """Sample exactly `batch_size` rows, one from each equal share of the priorities, as a copy.
 
         Args:
             batch_size: number of rows.
-            return_idx: has no effect; the places are always there.
-            beta: how much the weights correct for the priorities; 1 in full.
+            return_idx: no effect; `idxs` is always part of the result.
+            beta: how far the weights correct for the priorities; 1 corrects in full.
 
         Returns:
             A TensorDict `[batch_size]` with `weights`, float32 `[batch_size, 1]`, 1 at most, and `idxs`, int64
             `[batch_size, 1]`.
 
         Raises:
-            EmptyBufferError: there is no row. ValueError: `beta` is negative.
+            EmptyBufferError: there are no rows. ValueError: `beta` is negative.
         """
         if not beta >= 0:
             raise InvalidArgumentError(f"beta is at least 0, not {beta}")
@@ -167,7 +167,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         masses = (torch.arange(batch_size, dtype=torch.float64) + torch.rand(batch_size, dtype=torch.float64)) * share
         slots = np.minimum(self._tree.find(masses.numpy()), self.size - 1)
         weights = (self._tree[slots] / self._tree.smallest) ** -beta
-        batch = self._rows.take_slots(slots)
+        batch: TensorDictBase = self._rows.take_slots(slots)
         del batch[KEY]
         device = batch.device or "cpu"
         batch.set("weights", torch.from_numpy(weights).float().unsqueeze(-1).to(device))
@@ -175,33 +175,33 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return batch
 
     def update_priorities(self, idxs: Tensor | list[int], priorities: Tensor | list[float]) -> None:
-        """Set the priorities of rows; of a row that is named twice, the last one.
+        """Set the priorities of rows; for a row that occurs twice, the last priority counts.
 
         Args:
-            idxs: int64 `[n]` or `[n, 1]`, as `sample` gives them.
-            priorities: `[n]` or `[n, 1]`; those below 1e-5 count as that.
+            idxs: int64 `[n]` or `[n, 1]`, as in the result of `sample`.
+            priorities: `[n]` or `[n, 1]`; at least 1e-5 is stored.
 
         Raises:
-            IndexError: a place that has no row. ValueError: not one priority for each, or one that is no number.
-                Nothing is changed then.
+            IndexError: a position has no row. ValueError: the numbers of positions and priorities differ, or a
+                priority is not finite. After an error nothing is changed.
         """
         slots = torch.as_tensor(idxs, dtype=torch.int64).reshape(-1).cpu().numpy()
-        given = torch.as_tensor(priorities).detach().reshape(-1).cpu().double().numpy()
-        if len(slots) != len(given):
-            raise InvalidArgumentError(f"{len(given)} priorities for {len(slots)} rows")
+        values = torch.as_tensor(priorities).detach().reshape(-1).cpu().double().numpy()
+        if len(slots) != len(values):
+            raise InvalidArgumentError(f"{len(values)} priorities for {len(slots)} rows")
         if not len(slots):
             return
-        if not np.isfinite(given).all():
-            raise InvalidArgumentError(f"priorities are finite numbers, and one is {given[~np.isfinite(given)][0]}")
+        if not np.isfinite(values).all():
+            raise InvalidArgumentError(f"priorities are finite numbers, and one is {values[~np.isfinite(values)][0]}")
         slots = self._rows.check_slots(slots)
         self._follow()
-        given = np.maximum(given, SMALLEST)
+        values = np.maximum(values, SMALLEST)
         if self._rows.by_request:
-            self._unwritten.update(zip(slots.tolist(), given.tolist(), strict=True))
+            self._unwritten.update(zip(slots.tolist(), values.tolist(), strict=True))
         else:
-            self._rows.put_values(KEY, slots, torch.from_numpy(given))
-        self._tree.update(slots, given**self.alpha)
-        self.max_priority = max(self.max_priority, float(given.max()))
+            self._rows.put_values(KEY, slots, torch.from_numpy(values))
+        self._tree.update(slots, values**self.alpha)
+        self.max_priority = max(self.max_priority, float(values.max()))
 
     def _facts(self) -> Any:
         facts = super()._facts()
@@ -220,24 +220,24 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._seen = self._rows.counters
 
     def clear(self) -> None:
-        """Forget all rows and their priorities; `counter` goes on."""
+        """Remove all rows and their priorities. `counter` is not reset."""
         super().clear()
         self._tree.clear()
         self._unwritten.clear()
         self.max_priority, self._seen = 1.0, None
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint into a folder: rows, priorities, and all else that the buffer knows."""
+        """Write a checkpoint to a folder: the rows, their priorities and the state of the buffer."""
         self._write_priorities()
         super().dumps(path)
 
     def flush(self) -> None:
-        """Make rows and priorities durable, where the backend is."""
+        """Make rows and priorities durable, if the backend can."""
         self._write_priorities()
         super().flush()
         self._unwritten.clear()
 
     def close(self) -> None:
-        """Commit, and let go of the rows."""
+        """Commit, and close the storage."""
         self._write_priorities()
         super().close()

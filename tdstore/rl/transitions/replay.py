@@ -27,13 +27,13 @@ UNIQUE_BELOW = 16_384
 
 
 class ReplayBuffer:
-    """A ring of transitions in any place: the newest `max_size` rows, sampled uniformly.
+    """A ring buffer of transitions in any place: the newest `max_size` rows, sampled uniformly.
 
     Args:
         max_size: number of rows.
         device: of the rows, and of batches: a device for rows in memory, "cpu" for a backend.
-        dtype: what floating-point entries are cast to; None keeps them as they are.
-        storage: where the rows lie: None for memory, the name of a backend, or a URL; see `LazyStorage`.
+        dtype: the dtype to cast floating-point entries to; None leaves them unchanged.
+        storage: where the rows are: None for memory, the name of a backend, or a URL; see `LazyStorage`.
         path: the place, for a backend that is named.
         **options: of `LazyStorage`.
 
@@ -66,15 +66,15 @@ class ReplayBuffer:
 
     @classmethod
     def open(cls, place: str | os.PathLike[str], *, storage: str | None = None, **kwargs: Any) -> Self:
-        """Open the rows that a buffer left in a place, and go on where it stopped, also after it was killed.
+        """Open the rows of an earlier buffer, and continue from its last row, also after it was killed.
 
         Args:
             place: path or URL.
-            storage: name of the backend, where the place does not tell.
+            storage: name of the backend, if the place does not determine it.
             **kwargs: further arguments of the class.
 
         Raises:
-            StoreNotFoundError: nothing is there.
+            StoreNotFoundError: there is nothing at this place.
         """
         rows = LazyStorage.open(place, storage=storage)
         made = cls(rows.capacity, storage=storage, path=place, existsok=True, **kwargs)
@@ -83,25 +83,25 @@ class ReplayBuffer:
         return made
 
     def _reopened(self) -> None:
-        """Take note of rows that were there before."""
+        """Read the facts of rows that `open` found. A subclass overrides this."""
 
-    # -- how full ----------------------------------------------------------------------------------
+    # -- counters ----------------------------------------------------------------------------------
     def __len__(self) -> int:
         return len(self._rows)
 
     @property
     def size(self) -> int:
-        """The number of rows that are there."""
+        """The present number of rows."""
         return len(self._rows)
 
     @property
     def counter(self) -> int:
-        """The number of rows that were ever added."""
+        """The number of all rows that were ever added."""
         return self._before + self._rows.write_count
 
     @property
     def cursor(self) -> int:
-        """The row that is written next."""
+        """The position of the next row."""
         return self._rows.cursor
 
     @property
@@ -123,23 +123,24 @@ class ReplayBuffer:
         return self._rows.all_slots() if self.size else None
 
     # -- rows in -----------------------------------------------------------------------------------
-    def add(self, data: Any) -> Any:
-        """Add rows, in the places of the oldest when the buffer is full.
+    def add(self, data: Any) -> TensorDictBase | None:
+        """Add rows; a full buffer overwrites its oldest rows.
 
-        A leaf of shape `[n]` becomes `[n, 1]`. Of more rows than `max_size`, the last are kept. An entry that earlier
-        rows lack is zero in them.
+        A leaf of shape `[n]` becomes `[n, 1]`. Of more than `max_size` rows, only the last are stored. An entry that
+        earlier rows lack is zero in them.
 
         Args:
             data: a TensorDict or tensorclass of batch size `[n]`; it is not changed.
 
         Raises:
-            RuntimeError: `data` has no batch dimension. KeyError: it lacks an entry. TypeError: a cast would cut
-                values. UnsupportedError: it has an entry more, and other processes write the rows too.
+            RuntimeError: `data` has no batch dimension. KeyError: it lacks an entry. TypeError: a cast would lose
+                digits. UnsupportedError: it has an additional entry, and other processes write the rows too.
         """
         self._append(self._ready(data))
+        return None
 
     def _ready(self, data: Any) -> Any:
-        """Return rows in their stored form."""
+        """Convert rows to their stored form."""
         if not tdstore.is_tensor_collection(data):
             raise InvalidTypeError(f"a buffer takes TensorDicts and tensorclasses, not a {type(data).__name__}")
         if not data.batch_size:
@@ -160,22 +161,22 @@ class ReplayBuffer:
 
     def _adds_entries(self, rows: Any) -> bool:
         """Check whether rows have more entries than earlier ones; raise an error if one is missing."""
-        known, given = self._rows.entries, set(rows.keys(True, True))
-        return given > known
+        known, added = self._rows.entries, set(rows.keys(True, True))
+        return added > known
 
     # -- rows out ----------------------------------------------------------------------------------
-    def sample(self, batch_size: int, return_idx: bool = False, *, beta: float = 0.4) -> Any:
-        """Return `min(batch_size, size)` random rows, as a copy.
+    def sample(self, batch_size: int, return_idx: bool = False, *, beta: float = 0.4) -> TensorDictBase:
+        """Sample `min(batch_size, size)` random rows, as a copy.
 
-        Each row comes at most once while there are fewer than 16,384.
+        With fewer than 16,384 rows each row occurs at most once; with more, rows are drawn with replacement.
 
         Args:
             batch_size: number of rows.
-            return_idx: add `idxs`, int64 `[n]`, the places of the rows.
-            beta: of prioritized sampling; here it has no effect.
+            return_idx: whether to add `idxs`, int64 `[n]`, the positions of the rows.
+            beta: no effect; for prioritized buffers.
 
         Raises:
-            EmptyBufferError: there is no row.
+            EmptyBufferError: there are no rows.
         """
         size = self._check_size(batch_size)
         number = min(batch_size, size)
@@ -186,13 +187,13 @@ class ReplayBuffer:
         return batch
 
     def sample_from_indices(self, idxs: Tensor | list[int]) -> TensorDictBase:
-        """Return rows by their places, as a copy.
+        """Return rows by their positions, as a copy.
 
         Args:
             idxs: int64 `[n]` or `[n, 1]`.
 
         Raises:
-            EmptyBufferError: there is no row. IndexError: a place that has none.
+            EmptyBufferError: there are no rows. IndexError: a position has no row.
         """
         self._check_size(1)
         slots = torch.as_tensor(idxs, dtype=torch.int64).reshape(-1).cpu().numpy()
@@ -209,9 +210,9 @@ class ReplayBuffer:
 
     # -- checkpoints -------------------------------------------------------------------------------
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint into a folder: the rows in `storage/`, and beside them all else that the buffer knows.
+        """Write a checkpoint to a folder: the rows to `storage/`, the state of the buffer beside it.
 
-        Rows that lie in `storage/` already are committed, not copied.
+        Rows that are in `storage/` already are committed, not copied.
         """
         folder = FilePath(path)
         folder.mkdir(parents=True, exist_ok=True)
@@ -221,11 +222,14 @@ class ReplayBuffer:
         facts.save(folder / _FACTS, mode="w").close()
 
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Go on where a checkpoint was written.
+        """Restore the rows and the state of a checkpoint.
+
+        Args:
+            path: the folder of `dumps`.
 
         Raises:
-            StoreNotFoundError: there is none. RuntimeError: its rows are more, or others, than this buffer takes.
-            ValueError: it is that of another kind of buffer.
+            StoreNotFoundError: there is no checkpoint. RuntimeError: it has too many rows, or rows of another form.
+            ValueError: it belongs to another kind of buffer.
         """
         folder = FilePath(path)
         with tdstore.open(folder / _FACTS) as found:
@@ -238,15 +242,15 @@ class ReplayBuffer:
         self._take_facts(facts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all rows, and all else that the buffer knows, as tensors and plain data."""
+        """Return the rows and the state of the buffer, as tensors and plain data."""
         return {"rows": self._rows.state_dict(), "facts": self._facts().to_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copy the result of `state_dict`.
+        """Restore the rows and the state of the buffer from a copy of the result of `state_dict`.
 
         Raises:
-            RuntimeError: its rows are more, or others, than this buffer takes. ValueError: it is that of another kind
-                of buffer.
+            RuntimeError: it has too many rows, or rows of another form. ValueError: it belongs to another kind of
+                buffer.
         """
         facts = TensorDict.from_dict(state_dict["facts"], batch_size=[])
         self._check_facts(facts)
@@ -270,7 +274,7 @@ class ReplayBuffer:
 
     # -- the end -----------------------------------------------------------------------------------
     def clear(self) -> None:
-        """Forget all rows; `counter` goes on."""
+        """Remove all rows. `counter` is not reset."""
         self._before = self.counter
         if self._in_memory:
             self._rows = self._make()
@@ -278,11 +282,11 @@ class ReplayBuffer:
             self._rows.empty()
 
     def flush(self) -> None:
-        """Make what was written durable, where the backend is."""
+        """Make all rows durable, if the backend can."""
         self._rows.flush()
 
     def close(self) -> None:
-        """Commit, and let go of the rows."""
+        """Commit, and close the storage."""
         self._rows.close()
 
     def __repr__(self) -> str:

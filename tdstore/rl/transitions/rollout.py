@@ -27,7 +27,7 @@ _NUMBERS = {"reward", "done", "value", "log_prob", "advantages", "returns"}
 
 
 class RolloutBuffer:
-    """Steps of several environments, in the order in which they were taken, for on-policy learning.
+    """Steps of several environments, in their order, for on-policy learning.
 
     Args:
         capacity: number of steps.
@@ -109,24 +109,26 @@ class RolloutBuffer:
         """Add a step of all environments.
 
         Args:
-            obs: what was seen, a tensor or array `[num_envs, ...]`, or a dict or TensorDict of them.
-            action: what was done.
-            reward: what it brought, `[num_envs]`.
+            obs: the observation, a tensor or array `[num_envs, ...]`, or a dict or TensorDict of them.
+            action: the action, `[num_envs, ...]`.
+            reward: the reward, `[num_envs]`.
             done: whether the episode ended with this step, `[num_envs]`.
-            value: what the critic expected of `obs`, `[num_envs]`.
+            value: the value of `obs` by the critic, `[num_envs]`.
             log_prob: the log-probability of the action.
-            next_obs: what was seen after the step.
+            next_obs: the observation after the step.
             **more: further entries, such as hidden states.
 
         Raises:
             IndexError: the buffer is full. RuntimeError: an entry does not start with `num_envs`.
         """
         if self.is_full:
-            raise OutOfRangeError(f"all {self.capacity} steps are taken: reset() before the next rollout")
-        given = {"obs": obs, "action": action, "log_prob": log_prob, "next_obs": next_obs, **more}
+            raise OutOfRangeError(f"all {self.capacity} steps are in use: reset() before the next rollout")
+        fields = {"obs": obs, "action": action, "log_prob": log_prob, "next_obs": next_obs, **more}
         spaces = {"obs": self.observation_space, "next_obs": self.observation_space, "action": self.action_space}
         entries = {
-            name: _batched(entry, self.num_envs, spaces.get(name)) for name, entry in given.items() if entry is not None
+            name: _batched(entry, self.num_envs, spaces.get(name))
+            for name, entry in fields.items()
+            if entry is not None
         }
         for name, entry in (("reward", reward), ("done", done), ("value", value)):
             entries[name] = to_torch_tensor(entry).reshape(self.num_envs)
@@ -140,8 +142,8 @@ class RolloutBuffer:
         """Compute generalized advantage estimates, and returns, which are advantages plus values.
 
         Args:
-            last_value: what the critic expects after the last step, `[num_envs]`.
-            last_done: whether the episode ended with the last step, `[num_envs]`; default: as it was added.
+            last_value: the value after the last step by the critic, `[num_envs]`.
+            last_done: whether the episode ended with the last step, `[num_envs]`; default: the `done` of that step.
 
         Raises:
             EmptyBufferError: there is no step.
@@ -168,8 +170,8 @@ class RolloutBuffer:
     def get(self, batch_size: int | None = None) -> TensorDictBase:
         """Return all steps of all environments as a TensorDict `[steps * num_envs]`, a copy.
 
-        Leaves of shape `[steps, num_envs]` become `[steps * num_envs, 1]`. `advantages` and `returns` are there once
-        they were computed.
+        Leaves of shape `[steps, num_envs]` become `[steps * num_envs, 1]`. `advantages` and `returns` are included
+        once they were computed.
 
         Args:
             batch_size: number of rows to draw of them, without repetition; default: all, in order.
@@ -215,12 +217,12 @@ class RolloutBuffer:
         made: TensorDictBase = flat.apply(lambda leaf: leaf.unsqueeze(-1) if leaf.ndim == 1 else leaf)
         return made
 
-    def minibatches(self, batch_size: int, epochs: int = 1) -> Iterator[Any]:
+    def minibatches(self, batch_size: int, epochs: int = 1) -> Iterator[TensorDictBase]:
         """Yield all rows in random order, in batches; the last one of an epoch may be shorter.
 
         Args:
             batch_size: number of rows of a batch.
-            epochs: how often each row comes.
+            epochs: the number of times that each row occurs.
 
         Raises:
             EmptyBufferError: there is no step.
@@ -232,7 +234,7 @@ class RolloutBuffer:
                 yield rows[part.to(rows.device or "cpu")]
 
     def reset(self) -> None:
-        """Forget all steps."""
+        """Remove all steps."""
         self._learned = None
         if self._in_memory:
             self._steps = self._make()
@@ -242,11 +244,11 @@ class RolloutBuffer:
     clear = reset
 
     def flush(self) -> None:
-        """Make what was written durable, where the backend is."""
+        """Make all steps durable, if the backend can."""
         self._steps.flush()
 
     def close(self) -> None:
-        """Commit, and let go of the steps."""
+        """Commit, and close the storage."""
         self._steps.close()
 
 
@@ -256,7 +258,7 @@ def _check_rows(batch_size: int) -> None:
 
 
 def _batched(entry: Any, num_envs: int, space: Any = None) -> Any:
-    """Return an entry as a tensor, or a TensorDict of batch size `[num_envs]`; tensors keep their dtype."""
+    """Convert an entry to a tensor, or to a TensorDict of batch size `[num_envs]`; tensors keep their dtype."""
     if isinstance(entry, (tdstore.TensorDictBase, dict)):
         made = tdstore.TensorDict({}, batch_size=[num_envs])
         for key, value in entry.items():

@@ -1,4 +1,4 @@
-"""Step of an agent: observation, action, result."""
+"""Transitions: one step of an agent, or of several agents."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Transition(tdstore.TensorClass):
     """A step of an agent, or a batch of steps.
 
     Args:
-        obs: what was seen. A dict or tuple becomes a TensorDict of float32; arrays, tensors and numbers keep their
-            dtype; strings and None are as they are.
-        action: what was done, as float32.
-        next_obs: what was seen after it, as `obs`.
-        reward: as float32; a single number gets the shape `[1]`.
+        obs: the observation. A dict or tuple becomes a TensorDict of float32; arrays, tensors and numbers keep their
+            dtype; strings and None are unchanged.
+        action: the action, as float32.
+        next_obs: the observation after it, as `obs`.
+        reward: the reward, as float32; a single number gets the shape `[1]`.
         done: whether the episode ended, as float32; a single number gets the shape `[1]`.
 
     Raises:
@@ -61,10 +61,10 @@ class MultiAgentTransition(tdstore.TensorClass):
     Values are converted to float32; dicts and tuples among them become TensorDicts. No dimensions are added.
 
     Args:
-        obs: what each agent saw.
-        action: what each did.
-        reward: of each.
-        next_obs: what each saw after it.
+        obs: the observation of each agent.
+        action: the action of each.
+        reward: the reward of each.
+        next_obs: the observation of each after its action.
         done: whether the episode of each ended.
 
     Raises:
@@ -100,6 +100,6 @@ def _put(step: Any, name: str, value: Any) -> None:
 
 
 def transition_to_tensordict(transition: Transition | MultiAgentTransition) -> tdstore.TensorDict:
-    """Return a step as a TensorDict without a class, with copies of its tensors."""
+    """Convert a step to a TensorDict without a class, with copies of its tensors."""
     made: tdstore.TensorDict = transition.to_tensordict()
     return made

@@ -32,9 +32,9 @@ class Plan:
 
 
 class Planner:
-    """Plans the tree below one observation.
+    """Planner of the tree below one observation.
 
-    What lies below a node depends on the observations on the path to it, as far as they can be reached again: those of
+    The tree below a node depends on the observations on the path to it, as far as they can be reached again: those of
     its own strongly connected component. So nodes are shared by paths that agree in these, which in a graph without
     loops are all paths.
     """
@@ -75,7 +75,7 @@ class Planner:
                 )
 
     def _child(self, parent: Plan, row: int) -> tuple[int, bool]:
-        """Return the number of the node that a step leads to, and whether it is new."""
+        """Return the number of the node at the end of a step, and whether it is new."""
         inside = parent.inside if self._joined(parent.observation, self._data.reached[row]) else frozenset[int]()
         key = (row, inside, -1 if self._max_depth is None else parent.depth + 1)
         number = self._known.get(key)

@@ -84,8 +84,8 @@ class MCTSForest:
         storage: Any = None,
         path: Any = None,
     ) -> None:
-        given = {"max_size": max_size, "storage": storage, "path": path, "consolidated": consolidated}
-        if data_map is not None and (passed := [name for name, value in given.items() if value is not None]):
+        map_options = {"max_size": max_size, "storage": storage, "path": path, "consolidated": consolidated}
+        if data_map is not None and (passed := [name for name, value in map_options.items() if value is not None]):
             raise InvalidArgumentError(f"{passed[0]} is a matter of the data_map, and both were given")
         if max_size is not None and node_map is not None:
             raise InvalidArgumentError("max_size makes new maps, and a node_map was given")
@@ -133,7 +133,7 @@ class MCTSForest:
         return self._of("excluded_keys")
 
     def get_keys_from_env(self, env: Any) -> None:
-        """Take the keys that were not given from an environment: its `*_keys`, or the keys of its `*_spec`."""
+        """Take keys that the constructor did not get from an environment: its `*_keys`, or the keys of its `*_spec`."""
         for name in ("done_keys", "reward_keys", "observation_keys", "action_keys"):
             if name in self._keys:
                 continue
@@ -183,9 +183,9 @@ class MCTSForest:
         """Add one step, of batch size `[]`; see `extend`."""
         return self.extend(step.unsqueeze(0), return_node=return_node)
 
-    # -- asking ----------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------
     def node(self, root: Any) -> Node | None:
-        """Return what is known of an observation: rows, hashes, number of passes; None where no step leaves it."""
+        """Return the rows, hashes and number of passes of an observation; None where no step leaves it."""
         return self.node_map.get(self._observation(root))
 
     def get_child(self, step: Any) -> TensorDictBase | None:
@@ -201,7 +201,7 @@ class MCTSForest:
         return made
 
     def get_tree(self, root: Any, *, max_depth: int | None = None, compact: bool = True) -> Tree:
-        """Return the tree of what followed an observation.
+        """Build the tree of the steps that follow an observation.
 
         An observation that is met again on the same path is a leaf, with `is_cycle` in its `node_data`. A node that
         several paths lead to is one node with several parents.
@@ -258,7 +258,7 @@ class MCTSForest:
         return row_hashes(root.unsqueeze(0), self.observation_keys)[0]
 
     def valid_paths(self, tree: Tree | Any) -> Iterator[Path]:
-        """Yield the paths to the leaves of a tree, or of that of an observation."""
+        """Yield the paths to the leaves of a tree, or of the tree of an observation."""
         return (tree if isinstance(tree, Tree) else self.get_tree(tree)).valid_paths()
 
     def to_string(self, root: Any, node_format_fn: Callable[[Tree], Any] | None = None) -> str:
@@ -278,15 +278,15 @@ class MCTSForest:
         )
 
     def loads(self, path: str | os.PathLike[str], **options: Any) -> None:
-        """Become the forest that `dumps` saved. What was in this one is forgotten.
+        """Replace the contents of this forest by those that `dumps` saved.
 
         Args:
             path: a path or URL.
             **options: of `tdstore.open`.
 
         Raises:
-            ValueError: what lies there is no forest. IndexError: it has more steps than `max_size`. KeyError: its steps
-                have other entries than those that lie in the `path` of this one. This forest is as it was then.
+            ValueError: there is no forest. IndexError: it has more steps than `max_size`. KeyError: its steps have
+                other entries than those in the `path` of this forest. After an error this forest is unchanged.
         """
         keys = maps.load(self.data_map, self.node_map, path, **options)
         self._keys = {
@@ -295,15 +295,15 @@ class MCTSForest:
         }
 
 
-def _keys(argument: str, given: Any) -> tuple[Key, ...]:
+def _keys(argument: str, value: Any) -> tuple[Key, ...]:
     """Return the keys of an argument, a key or a list of them.
 
     Raises:
         ValueError: neither.
     """
-    keys = [given] if isinstance(given, (str, tuple)) else given
+    keys = [value] if isinstance(value, (str, tuple)) else value
     if not isinstance(keys, list) or not all(_is_key(key) for key in keys):
-        raise InvalidArgumentError(f"{argument} is a key or a list of keys, not {given!r}")
+        raise InvalidArgumentError(f"{argument} is a key or a list of keys, not {value!r}")
     return tuple(tdstore.unravel_key(key) for key in keys)
 
 

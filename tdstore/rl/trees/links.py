@@ -29,13 +29,13 @@ _LINKS: dict[int, Links] = {}
 
 
 def find(container: Any) -> Links | None:
-    """Return the facts of a container, None where there are none."""
+    """Return the facts of a container; None where it has none."""
     links = _LINKS.get(id(container))
     return links if links is not None and links.owner() is container else None
 
 
 def make(container: Any) -> Links:
-    """Return the facts of a container; new and empty where there were none."""
+    """Return the facts of a container, which are created where it has none."""
     links = find(container)
     if links is None:
         key = id(container)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def row_hashes(data: Any, keys: Sequence[Key]) -> list[int]:
-    """Return a hash of each row of some entries: an int64 that is the same in every process.
+    """Hash each row of some entries to an int64 that is the same in every process.
 
     It is the 8-byte blake2b of the names, dtypes, shapes and bytes of the entries.
 
@@ -90,7 +90,7 @@ class DataMap:
         return len(self.pairs)
 
     def __contains__(self, pair: object) -> bool:
-        """Check whether a pair, given by its hash, has a row."""
+        """Check whether a pair has a row, by its hash."""
         return pair in self.rows
 
     def clear(self) -> None:
@@ -99,7 +99,7 @@ class DataMap:
         self.storage.empty()
 
     def replace(self, pairs: Sequence[int], reached: Sequence[int], steps: Any) -> None:
-        """Have these steps instead of those that are there; what fails leaves them as they were.
+        """Replace all steps. After an error the old ones are unchanged.
 
         Args:
             pairs, reached, steps: as for `write`; no steps where `pairs` is empty.
@@ -121,12 +121,12 @@ class DataMap:
             raise
 
     def read(self, rows: Sequence[int]) -> TensorDictBase:
-        """Return steps as a TensorDict `[len(rows)]`, by one read of the storage."""
+        """Read steps as a TensorDict `[len(rows)]`, by one read of the storage."""
         made: TensorDictBase = self.storage.get(torch.tensor(rows, dtype=torch.int64))
         return made
 
     def write(self, pairs: Sequence[int], reached: Sequence[int], steps: Any) -> list[int]:
-        """Write steps, known ones to the row that they have, and return their rows.
+        """Write steps, known ones to their existing rows, and return the rows.
 
         Args:
             pairs: the hash of the observation and action of each step.
@@ -175,15 +175,21 @@ class NodeMap:
         return len(self.nodes)
 
     def __contains__(self, observation: object) -> bool:
-        """Check whether an observation, given by its hash, was left by a step."""
+        """Check whether a step leaves an observation, by its hash."""
         return observation in self.nodes
 
     def get(self, observation: int) -> Node | None:
-        """Return what is known of an observation, given by its hash; None for nothing."""
+        """Return the facts of an observation by its hash; None where it is unknown."""
         return self.nodes.get(observation)
 
     def count(self, observations: Iterable[int], rows: Iterable[int], pairs: Iterable[int]) -> None:
-        """Take note of steps: the hash of the observation, the row, and the hash of the pair of each."""
+        """Count steps.
+
+        Args:
+            observations: the hash of the observation of each step.
+            rows: the row of each step.
+            pairs: the hash of the observation and action of each step.
+        """
         for observation, row, pair in zip(observations, rows, pairs, strict=True):
             node = self.nodes.setdefault(observation, Node())
             node.passes += 1
@@ -211,11 +217,11 @@ def dump(data: DataMap, nodes: NodeMap, keys: dict[str, Any], path: Any, **optio
 
 
 def load(data: DataMap, nodes: NodeMap, path: Any, **options: Any) -> dict[str, Any]:
-    """Fill two maps with what `dump` saved instead of what they have, and return its keys.
+    """Replace the contents of two maps by those that `dump` saved, and return the saved keys.
 
     Raises:
-        ValueError: what lies there is no forest. IndexError: it has more steps than there is room for.
-        KeyError: its steps have other entries than those of a place that is named. The maps are as they were then.
+        ValueError: there is no forest. IndexError: it has more steps than there is room for. KeyError: its steps
+            have other entries than those in the place of `data`. After an error the maps are unchanged.
     """
     with tdstore.open(path, **options) as saved:
         if "layout" not in saved.keys() or "observations" not in saved.keys():  # noqa: SIM118

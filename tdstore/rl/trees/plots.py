@@ -1,14 +1,17 @@
-"""Pictures of trees, by plotly, which is imported when one is drawn."""
+"""Figures of trees, drawn by plotly, which is imported on first use."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdstore.errors import MissingDependencyError
 from tdstore.rl.trees import walks
 from tdstore.rl.trees.walks import Path
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 FIGURES = ("tree", "box")
 INFO = ("node_id", "count", "wins")
@@ -21,8 +24,16 @@ def plot(
     info: Sequence[str] | None,
     make_labels: Callable[[Any, Path], str] | None,
     show: bool,
-) -> Any:
+) -> Figure:
     """Draw a tree; see `Tree.plot`.
+
+    Args:
+        tree: the tree.
+        backend: "plotly".
+        figure: "tree" or "box".
+        info: names of the attributes that are shown when the pointer is over a node.
+        make_labels: returns the label of a node; default: `label`.
+        show: whether to open the figure as well.
 
     Raises:
         NotImplementedError: another backend or figure. MissingDependencyError: plotly is not installed.
@@ -35,7 +46,7 @@ def plot(
     labels = [(make_labels or label)(node, path) for path, node in nodes]
     hover = [_hover(node, INFO if info is None else info) for _, node in nodes]
     draw = _draw_tree if figure == "tree" else _draw_box
-    made = draw(nodes, labels, hover)
+    made: Figure = draw(nodes, labels, hover)
     if show:
         made.show()
     return made
@@ -50,10 +61,10 @@ def label(node: Any, path: Path) -> str:
 
 
 def layout(paths: Sequence[Path]) -> dict[Path, tuple[float, int]]:
-    """Return the place `(x, depth)` of each node: leaves side by side, others in the middle above their children.
+    """Return the position `(x, depth)` of each node: leaves side by side, others centred above their children.
 
     Args:
-        paths: of all nodes, a node before its children.
+        paths: the paths of all nodes, a node before its children.
     """
     below: dict[Path, list[Path]] = {path: [] for path in paths}
     for path in paths:

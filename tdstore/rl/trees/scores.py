@@ -13,13 +13,13 @@ from tdstore.errors import KeyNotFoundError
 
 
 def ucb_score(wins: Tensor, visits: Tensor, total_visits: Tensor | float, c: float = math.sqrt(2.0)) -> Tensor:
-    """Return `wins / visits + c * sqrt(log(total_visits) / visits)`: UCB1, the upper confidence bound of a mean.
+    """Compute the upper confidence bound of a mean (UCB1): `wins / visits + c * sqrt(log(total_visits) / visits)`.
 
     Args:
         wins: sums of values, of any shape.
-        visits: numbers of visits, of the same shape; what was never visited scores infinity.
+        visits: numbers of visits, of the same shape; without visits the score is infinite.
         total_visits: the number of visits of the parent, a number or of a shape that broadcasts.
-        c: how much is explored.
+        c: the weight of exploration.
 
     Example:
         >>> ucb_score(torch.tensor([1.0, 3.0, 0.0]), torch.tensor([1, 4, 0]), 5.0, c=1.0)
@@ -32,14 +32,14 @@ def ucb_score(wins: Tensor, visits: Tensor, total_visits: Tensor | float, c: flo
 
 
 def puct_score(wins: Tensor, visits: Tensor, total_visits: Tensor | float, prior: Tensor, c: float = 1.25) -> Tensor:
-    """Return `wins / visits + c * prior * sqrt(total_visits) / (1 + visits)`, with 0 as the mean of no visits.
+    """Compute `wins / visits + c * prior * sqrt(total_visits) / (1 + visits)`, with 0 as the mean of no visits.
 
     Args:
         wins: sums of values, of any shape.
         visits: numbers of visits, of the same shape.
         total_visits: the number of visits of the parent, a number or of a shape that broadcasts.
         prior: probabilities of a policy, of the same shape.
-        c: how much is explored.
+        c: the weight of exploration.
 
     Example:
         >>> puct_score(torch.tensor([1.0, 0.0]), torch.tensor([2, 0]), 4.0, torch.tensor([0.25, 0.75]), c=1.0)
@@ -55,13 +55,19 @@ class UCBScore:
     """The UCB1 score of each child of a node, `[n_children]`.
 
     Args:
-        c: how much is explored.
+        c: the weight of exploration.
+
+    Example:
+        >>> root = Tree(count=5, wins=0.0)
+        >>> root.subtree = tdstore.lazy_stack([Tree(count=1, wins=1.0), Tree(count=4, wins=3.0)])
+        >>> UCBScore(c=1.0)(root)
+        tensor([2.2686, 1.3843])
     """
 
     c: float = math.sqrt(2.0)
 
     def __call__(self, node: Any) -> Tensor:
-        """Return the scores of the children of a node."""
+        """Compute the scores of the children of a node."""
         wins, visits, total = statistics(node)
         return ucb_score(wins, visits, total, self.c)
 
@@ -71,18 +77,26 @@ class PUCTScore:
     """The PUCT score of each child of a node, `[n_children]`.
 
     Args:
-        c: how much is explored.
+        c: the weight of exploration.
         prior_key: the entry of the children's `node_data` with the probability of a policy, a number for each child.
 
     Raises:
         KeyError: a child has no such entry.
+
+    Example:
+        >>> priors = [tdstore.TensorDict({"prior": torch.tensor(p)}) for p in (0.25, 0.75)]
+        >>> root = Tree(count=4, wins=0.0)
+        >>> children = [Tree(count=n, wins=w, node_data=p) for n, w, p in zip((2, 0), (1.0, 0.0), priors)]
+        >>> root.subtree = tdstore.lazy_stack(children)
+        >>> PUCTScore(c=1.0)(root)
+        tensor([0.6667, 1.5000])
     """
 
     c: float = 1.25
     prior_key: str = "prior"
 
     def __call__(self, node: Any) -> Tensor:
-        """Return the scores of the children of a node."""
+        """Compute the scores of the children of a node."""
         wins, visits, total = statistics(node)
         priors = []
         for number, child in enumerate(node.children()):
@@ -94,7 +108,7 @@ class PUCTScore:
 
 
 def statistics(node: Any) -> tuple[Tensor, Tensor, float]:
-    """Return wins and visits of the children of a node, `[n_children]`, and its own visits or theirs, if more."""
+    """Return wins and visits of the children, `[n_children]`, and those of the node or of all its children, if more."""
     dtype = torch.get_default_dtype()
     children = node.children()
     wins = torch.tensor([float(child.wins or 0) for child in children], dtype=dtype)

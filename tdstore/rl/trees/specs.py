@@ -64,7 +64,7 @@ def _walk(spec: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], A
 
 
 def _as_pair(spec: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
-    """Return the shape and dtype of a leaf, None for what has not both."""
+    """Return the shape and dtype of a leaf; None where it lacks one of them."""
     if isinstance(spec, (tuple, list)) and len(spec) == 2:
         shape, dtype = spec
     elif not isinstance(spec, Mapping) and not hasattr(spec, "items"):
@@ -82,9 +82,9 @@ def _as_pair(spec: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
 
 
 def reduce_specs(specs: Any) -> list[list[Any]] | None:
-    """Reduce specifications to `[path, shape, dtype name]`, as a store keeps them.
+    """Reduce specifications to `[path, shape, dtype name]`, their form in a store.
 
-    What has no shape and dtype is dropped, with one warning for all of it.
+    Specifications without a shape or dtype are dropped, with one warning for all of them.
     """
     if specs is None:
         return None
@@ -104,7 +104,7 @@ def reduce_specs(specs: Any) -> list[list[Any]] | None:
 
 
 def restore_specs(leaves: list[list[Any]] | None) -> dict[str, Any] | None:
-    """Make nested dicts of `(shape, dtype)` out of what `reduce_specs` returned."""
+    """Build nested dicts of `(shape, dtype)` from the result of `reduce_specs`."""
     if leaves is None:
         return None
     made: dict[str, Any] = {}

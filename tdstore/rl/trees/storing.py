@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
 
@@ -40,7 +40,7 @@ class StoredTree(tdstore.TensorClass, nocast=True):
 
     @classmethod
     def from_table(cls, table: TreeTable) -> Self:
-        """Make the tree of tables. Its tensors share memory with theirs, where those are live."""
+        """Build a tree from tables. Its tensors share memory with those of the tables, where these are live."""
         stored = isinstance(unwrap_tensorclass(table), tdstore.PersistentTensorDict)
         nodes, children, layout = unflatten(table.read() if stored else table, lambda fields: cls(**fields))
         specs = restore_specs(layout["specs"])
@@ -62,7 +62,7 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         return tree
 
     def _renew(self, made: Any) -> Any:
-        """Rebuild the tree of a stored table; of a future, a future."""
+        """Build the tree of a stored table; for a future, return a future of the tree."""
         if isinstance(made, Future):
             done: Future[Any] = Future()
             done.set_result(self._renew(made.result()))
@@ -70,7 +70,7 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         return type(self).from_table(made) if isinstance(made, TreeTable) else made  # one that was opened is a tree
 
     def _become(self, tree: StoredTree) -> Self:
-        """Take over the fields of another tree, and the store that it is in."""
+        """Take the fields and the store of another tree."""
         for field in self.fields():
             setattr(self, field.name, getattr(tree, field.name))
         if (table := tree._table()) is not None:
@@ -82,23 +82,61 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         facts = links.find(unwrap_tensorclass(self))
         return None if facts is None else facts.table
 
+    @overload
+    def save(
+        self, prefix: Any = None, copy_existing: bool = False, *, return_early: Literal[False] = False, **kwargs: Any
+    ) -> Self: ...
+    @overload
+    def save(
+        self, prefix: Any = None, copy_existing: bool = False, *, return_early: Literal[True], **kwargs: Any
+    ) -> Future[tdstore.TensorDictBase]: ...
     def save(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
-        """Save flat tables as `TensorDict.save`; return the stored tree."""
+        """Save the tree as flat tables, as `TensorDict.save` does, and return the stored tree.
+
+        Args:
+            prefix: a path or URL; None for a temporary place.
+            copy_existing: whether to copy tensors that are mapped from files already.
+            **kwargs: of `TensorDict.save`; with `return_early=True` the result is a future of the tree.
+        """
         return self._renew(self.to_table().save(prefix, copy_existing, **kwargs))
 
     dumps = save
 
+    @overload
+    def memmap(
+        self, prefix: Any = None, copy_existing: bool = False, *, return_early: Literal[True], **kwargs: Any
+    ) -> Future[Self]: ...
+    @overload
+    def memmap(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Self: ...
     def memmap(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
-        """Save flat tables as `TensorDict.memmap`; return a tree over memory-mapped tensors."""
+        """Save the tree as flat tables, as `TensorDict.memmap` does; return a tree over memory-mapped tensors.
+
+        Args:
+            prefix: a path; None for temporary files.
+            copy_existing: whether to copy tensors that are mapped from files already.
+            **kwargs: of `TensorDict.memmap`; with `return_early=True` the result is a future of the tree.
+        """
         return self._renew(self.to_table().memmap(prefix, copy_existing, **kwargs))
 
     def memmap_(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Self:
-        """Save flat tables as `TensorDict.memmap_`; this tree gets memory-mapped tensors."""
+        """Save the tree as flat tables, as `TensorDict.memmap_` does; this tree gets the memory-mapped tensors."""
         self._become(self._renew(self.to_table().memmap(prefix, copy_existing, **kwargs)))
         return self.lock_()
 
+    @overload
+    def memmap_like(
+        self, prefix: Any = None, copy_existing: bool = False, *, return_early: Literal[True], **kwargs: Any
+    ) -> Future[Self]: ...
+    @overload
+    def memmap_like(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Self: ...
     def memmap_like(self, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> Any:
-        """Allocate as `TensorDict.memmap_like`: the same nodes and edges, with zeros for counts, values and data."""
+        """Allocate files, as `TensorDict.memmap_like` does: the same nodes and edges, zeros for counts and data.
+
+        Args:
+            prefix: a path; None for temporary files.
+            copy_existing: whether to copy tensors that are mapped from files already.
+            **kwargs: of `TensorDict.memmap`; with `return_early=True` the result is a future of the tree.
+        """
         table = self.to_table()
         for group in table.nodes.values():
             for name in ("count", "wins", "node_data"):
@@ -109,31 +147,35 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         return self._renew(table.memmap(prefix, copy_existing, **kwargs))
 
     def share_memory_(self) -> Self:
-        """Share as `TensorDict.share_memory_`: this tree gets tensors in shared memory."""
+        """Move the tensors of this tree to shared memory, as `TensorDict.share_memory_` does."""
         self._become(self._renew(self.to_table().save(storage="shared")))
         return self.lock_()
 
     def to_h5(self, *args: Any, **kwargs: Any) -> Self:
-        """Save flat tables as `TensorDict.to_h5`."""
+        """Save the tree as flat tables, as `TensorDict.to_h5` does."""
         tree: Self = self._renew(self.to_table().to_h5(*args, **kwargs))
         return tree
 
     def to_zarr(self, *args: Any, **kwargs: Any) -> Self:
-        """Save flat tables as `TensorDict.to_zarr`."""
+        """Save the tree as flat tables, as `TensorDict.to_zarr` does."""
         tree: Self = self._renew(self.to_table().to_zarr(*args, **kwargs))
         return tree
 
     def to_store(self, *args: Any, **kwargs: Any) -> Self:
-        """Save flat tables as `TensorDict.to_store`."""
+        """Save the tree as flat tables, as `TensorDict.to_store` does."""
         tree: Self = self._renew(self.to_table().to_store(*args, **kwargs))
         return tree
 
+    @overload
+    def consolidate(self, *args: Any, return_early: Literal[False] = False, **kwargs: Any) -> Self: ...
+    @overload
+    def consolidate(self, *args: Any, return_early: Literal[True], **kwargs: Any) -> Future[Self]: ...
     def consolidate(self, *args: Any, **kwargs: Any) -> Any:
-        """Consolidate flat tables as `TensorDict.consolidate`."""
+        """Consolidate the tree as flat tables, as `TensorDict.consolidate` does."""
         return self._renew(self.to_table().consolidate(*args, **kwargs))
 
     def load_(self, prefix: Any, *args: Any, **kwargs: Any) -> Self:
-        """Take over a stored tree, whatever this one was."""
+        """Replace this tree by a stored one."""
         found: Any = type(self).load(prefix, *args, **kwargs)
         return self._become(found)
 
@@ -148,18 +190,18 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         return (table := self._table()) is not None and _is_live(table.edges)
 
     def commit(self) -> Self:
-        """Make in-place changes durable, where the tensors of the tree lie in a store."""
+        """Make in-place changes durable, if the tensors of the tree are in a store."""
         if (table := self._table()) is not None:
             table.commit()
         return self
 
     def close(self) -> None:
-        """Commit in-place changes and let go of the store, if the tree is over one. Twice is fine."""
+        """Commit in-place changes and close the store, if the tree has one. May be repeated."""
         if (table := self._table()) is not None:
             table.close()
 
     def __enter__(self) -> Self:
-        """Return the tree; at the end of the block, one that is over a store is closed."""
+        """Return the tree. The end of the block closes its store, if it has one."""
         return super().__enter__() if self._table() is None else self
 
     def __exit__(self, *error: Any) -> Any:
@@ -168,17 +210,17 @@ class StoredTree(tdstore.TensorClass, nocast=True):
         return self.close()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the state of flat tables, as `TensorDict.state_dict`."""
+        """Return the state of the flat tables, as `TensorDict.state_dict` does."""
         return self.to_table().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Self:
-        """Take over the tree of a state dict, whatever this one was."""
+        """Replace this tree by that of a state dict."""
         found = tdstore.TensorDict()
         found.load_state_dict(state_dict, False, **kwargs)
         return self._become(self.from_table(TreeTable.from_tensordict(found)))
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
-        """Convert as `TensorDict.to_dict`; `subtree` is a list of the dicts of the children."""
+        """Convert to a dict, as `TensorDict.to_dict` does; `subtree` is a list of the dicts of the children."""
         if self.batch_size:
             return super().to_dict(**kwargs)
         nodes = self._nodes()
@@ -193,19 +235,19 @@ class StoredTree(tdstore.TensorClass, nocast=True):
 
     # -- the same tree elsewhere -----------------------------------------------------------------
     def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
-        """Copy as `TensorDict.clone`; shared nodes stay shared."""
+        """Copy the tree, as `TensorDict.clone` does; shared nodes stay shared."""
         return self._each(lambda container: container.clone(recurse, **kwargs))
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Convert as `TensorDict.to`; shared nodes stay shared."""
+        """Convert device or dtype, as `TensorDict.to` does; shared nodes stay shared."""
         return self._each(lambda container: container.to(*args, **kwargs))
 
     def cpu(self, **kwargs: Any) -> Self:
-        """Move as `TensorDict.cpu`; shared nodes stay shared."""
+        """Move the tree to the CPU, as `TensorDict.cpu` does; shared nodes stay shared."""
         return self.to("cpu", **kwargs)
 
     def cuda(self, device: Any = None, **kwargs: Any) -> Self:
-        """Move as `TensorDict.cuda`; shared nodes stay shared."""
+        """Move the tree to a GPU, as `TensorDict.cuda` does; shared nodes stay shared."""
         return self.to(torch.device("cuda") if device is None else torch.device("cuda", device), **kwargs)
 
     def _each(self, fn: Callable[[Any], Any]) -> Self:

@@ -49,7 +49,7 @@ class TreeTable(tdstore.TensorClass):
     layout: str
 
     grow: ClassVar[Callable[[TreeTable], Any]]
-    """Makes the tree of a table; set by the module of the tree, which stands above this one."""
+    """Builds the tree of a table; set by the module of the tree, which imports this one."""
 
     def __opened__(self) -> Any:
         """Return the tree."""
@@ -79,7 +79,7 @@ class _Groups:
 
 
 def flatten(nodes: list[Any], children: list[list[int]], roots: Tensor, specs: Any, keys: Any) -> TreeTable:
-    """Make the table of a tree.
+    """Build the tables of a tree.
 
     Args:
         nodes: the nodes, each once, in the order of breadth-first search.
@@ -90,7 +90,7 @@ def flatten(nodes: list[Any], children: list[list[int]], roots: Tensor, specs: A
     """
     records, rollouts = _Groups(), _Groups()
     places, steps, index, ends = [], [], [], []
-    taken = 0
+    index_rows = 0
     for node in nodes:
         scalars = {name: value for name in _SCALARS if (value := getattr(node, name)) is not None}
         data, rollout, rows = node.node_data, node.rollout, node.index
@@ -111,8 +111,8 @@ def flatten(nodes: list[Any], children: list[list[int]], roots: Tensor, specs: A
             ends.append((-1, -1))
         else:
             index.append(rows.reshape(-1).cpu())
-            ends.append((taken, taken + rows.numel()))
-            taken += rows.numel()
+            ends.append((index_rows, index_rows + rows.numel()))
+            index_rows += rows.numel()
     edges = [(parent, child) for parent, below in enumerate(children) for child in below]
     layout = {
         "version": VERSION,
@@ -137,10 +137,11 @@ def flatten(nodes: list[Any], children: list[list[int]], roots: Tensor, specs: A
 
 
 def unflatten(table: Any, make: Callable[[dict[str, Any]], Any]) -> tuple[list[Any], list[list[int]], dict[str, Any]]:
-    """Make the nodes of a table again, without their children.
+    """Build the nodes of a table, without their children.
 
     Args:
-        make: makes a node of its fields.
+        table: the table, in memory.
+        make: builds a node from its fields.
 
     Returns:
         The nodes; for each node the numbers of its children; and the layout.
@@ -190,7 +191,7 @@ def _kind(name: str, value: Any) -> str:
 
 
 def _signature(td: Any, rows: int) -> Any:
-    """Return what records must share to be in one table: keys, shapes behind the first `rows` dimensions, dtypes."""
+    """Return the facts that the records of one table share: keys, shapes behind the first `rows` dimensions, dtypes."""
     found = []
     for key, value in td.items(include_nested=True, leaves_only=True):
         plain = isinstance(value, Tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from tdstore.rl.trees.table import TreeTable
 from tdstore.rl.trees.walks import Path
 
 if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
     from tdstore import TensorDictBase
 
 
@@ -101,19 +103,29 @@ class Tree(StoredTree, nocast=True):
         links.adopt(unwrap_tensorclass(self), [unwrap_tensorclass(child) for child in self.children()])
 
     def set(self, key: Any, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
-        """Set as `TensorDict.set`; a subtree gets this node as its parent."""
+        """Set an entry, as `TensorDict.set` does; a subtree gets this node as its parent.
+
+        Args:
+            key: the name of a field, or a nested key.
+            item: the value; for `subtree` a stack of trees.
+            inplace: whether to write into the existing tensor; no effect on `subtree`.
+            **kwargs: of `TensorDict.set`; no effect on `subtree`.
+
+        Raises:
+            TypeError: `subtree` is not a tree. ValueError: `subtree` is not a stack.
+        """
         if key in ("subtree", ("subtree",)):
             self.subtree = item
             return self
         return super().set(key, item, inplace, **kwargs)
 
     def children(self) -> list[Tree]:
-        """Return the children, none at a leaf."""
+        """Return the children as a list, which is empty at a leaf."""
         stack = self.subtree
         return [] if stack is None else list(stack.unbind(0))
 
     def add_child(self, child: Tree) -> Tree:
-        """Put a node behind the other children, and return it."""
+        """Append a node to the children, and return it."""
         self.subtree = tdstore.lazy_stack([*self.children(), child])
         return child
 
@@ -130,7 +142,7 @@ class Tree(StoredTree, nocast=True):
 
     @property
     def parent(self) -> Tree | None:
-        """The parent, a stack of several; None at a root, and where the parent exists no more."""
+        """The parent, a stack of several; None at a root, and after the parent was garbage collected."""
         found = [container for ref in links.parents(unwrap_tensorclass(self)) if (container := ref()) is not None]
         trees = [Tree.from_tensordict(container) for container in found]
         if len(trees) > 1:
@@ -138,7 +150,7 @@ class Tree(StoredTree, nocast=True):
             return stack
         return trees[0] if trees else None
 
-    # -- what a node says ------------------------------------------------------------------------
+    # -- facts of a node -------------------------------------------------------------------------
     @property
     def visits(self) -> Tensor | float | None:
         """The number of visits, another name of `count`."""
@@ -173,13 +185,14 @@ class Tree(StoredTree, nocast=True):
         return None if self.subtree is None else self.subtree.branching_action
 
     @property
-    def node_observation(self) -> Any:
+    def node_observation(self) -> Tensor | TensorDictBase:
         """Observation at the node: the tensor if there is one key, else a TensorDict.
 
         Raises:
             AttributeError: the node has no `node_data`. KeyError: `node_data` lacks the observation.
         """
-        return _entry(self._observed(), self._keys("observation"))
+        found: Tensor | TensorDictBase = _entry(self._observed(), self._keys("observation"))
+        return found
 
     @property
     def node_observations(self) -> TensorDictBase | None:
@@ -261,14 +274,14 @@ class Tree(StoredTree, nocast=True):
     # -- making ----------------------------------------------------------------------------------
     @classmethod
     def make_node(cls, data: Any, *, device: Any = None, batch_size: Any = None, specs: Any = None) -> Self:
-        """Make a node of an observation, or of a step with what came next.
+        """Make a node from an observation, or from a step and the observation that follows it.
 
         Args:
             data: a TensorDict. If it has `next`, it is the rollout of the node, with a time dimension of 1 where it
                 has none, and the node gets one child, made of the last `next`.
             device: of the counters; default: that of `data`.
             batch_size: of the node; default: `[]`.
-            specs: kept on the node.
+            specs: the specifications that the node gets.
         """
         rest = [key for key in ("action", "next") if data.get(key, None) is not None]
         size, device = () if batch_size is None else batch_size, data.device if device is None else device
@@ -345,24 +358,32 @@ class Tree(StoredTree, nocast=True):
             found.append(below[number])
         return found
 
-    def rollout_from_path(self, path: Sequence[int]) -> Any:
-        """Return the rollouts of all nodes on a path as one; None where no node has any.
+    def rollout_from_path(self, path: Sequence[int]) -> TensorDictBase | None:
+        """Concatenate the rollouts of all nodes on a path; None where no node has one.
 
         Raises:
             IndexError: a node on the path has no such child.
         """
         parts: list[Any] = [node.rollout for node in self.nodes_on_path(path) if node.rollout is not None]
-        return torch.cat(parts, dim=-1) if parts else None
+        return cast("TensorDictBase", torch.cat(parts, dim=-1)) if parts else None
 
     def get_vertex_by_id(self, id: int) -> Tree:
-        """Return the first node of an id, by breadth-first search. Raises ValueError where there is none."""
+        """Return the first node with an id, by breadth-first search.
+
+        Raises:
+            ValueError: no node has this id.
+        """
         for number, node in enumerate(self._nodes()):
             if _id(node, number) == id:
                 return node
         raise InvalidArgumentError(f"no node of the tree has the id {id}")
 
     def get_vertex_by_hash(self, hash: Tensor | int) -> Tree:
-        """Return the first node of a hash, by breadth-first search. Raises ValueError where there is none."""
+        """Return the first node with a hash, by breadth-first search.
+
+        Raises:
+            ValueError: no node has this hash.
+        """
         wanted = _number(hash)
         for node in self._nodes():
             if _number(node.hash) == wanted:
@@ -385,7 +406,7 @@ class Tree(StoredTree, nocast=True):
 
     # -- search ----------------------------------------------------------------------------------
     def best_child(self, score_fn: Callable[[Tree], Tensor] | None = None) -> Tree:
-        """Return the child with the highest score, the first of several.
+        """Return the child with the highest score; of several such children, the first.
 
         Args:
             score_fn: gives a score `[n_children]` for a node; default: `UCBScore()`.
@@ -396,7 +417,11 @@ class Tree(StoredTree, nocast=True):
         return self.children()[self.best_index(score_fn)]
 
     def best_index(self, score_fn: Callable[[Tree], Tensor] | None = None) -> int:
-        """Return the number of the child with the highest score; see `best_child`."""
+        """Return the number of the child with the highest score; see `best_child`.
+
+        Raises:
+            ValueError: the node has no children, or `score_fn` did not return one score for each.
+        """
         if not self.num_children:
             raise InvalidArgumentError("a leaf has no best child")
         scores = (UCBScore() if score_fn is None else score_fn)(self)
@@ -444,8 +469,8 @@ class Tree(StoredTree, nocast=True):
         make_labels: Callable[[Tree, Path], str] | None = None,
         *,
         show: bool = False,
-    ) -> Any:
-        """Draw the tree, and return the figure. Needs the package plotly.
+    ) -> Figure:
+        """Draw the tree, and return the figure. Requires the package plotly.
 
         Args:
             backend: "plotly".
@@ -467,7 +492,7 @@ class Tree(StoredTree, nocast=True):
 
 
 def _stable(stack: Tree) -> Tree:
-    """Return a stack with the same child objects each time: a lazy one, below them too.
+    """Make a stack return the same child objects at each access, at every level.
 
     Raises:
         TypeError: not a Tree. ValueError: not a stack.
