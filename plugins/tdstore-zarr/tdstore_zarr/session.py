@@ -82,12 +82,14 @@ class Session(Contents):
         self.marked = {path for path, rows in found.items() if rows is not None and path in self.leaves}
 
     def discard(self) -> None:
-        """Discard every change since the last commit."""
+        """Discard every change since the last commit, also where the storage cannot be reached any more."""
         self.buffers.clear()
         if self.place.published:
-            self.engine.abandon()
+            with contextlib.suppress(StoreError):  # the next commit removes the remains of the log
+                self.engine.abandon()
             self._as_committed()
-            self.place.release()
+            with contextlib.suppress(StoreError):  # `close` releases it
+                self.place.release()
         else:
             for path in list(self.leaves):
                 self.unlink(path)

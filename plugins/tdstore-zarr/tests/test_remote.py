@@ -24,6 +24,7 @@ from tdstore.errors import (
     StoreBusyError,
     StoreError,
     StoreExistsError,
+    StoreIOError,
     StoreNotFoundError,
     UnsupportedError,
 )
@@ -105,7 +106,6 @@ def test_commit_is_one_put_of_the_root() -> None:
     store.save_header(header_of(NEW))
     store.close()
     assert same(everything(open_on(engine, verify="full")), NEW)
-    assert CLAIM not in engine.objects
     chunks = [k for k in engine.objects if not k.endswith("zarr.json")]
     assert all("/c." in k for k in chunks), "the chunks of the store before this one are gone"
     saved(OLD, engine)
@@ -151,7 +151,6 @@ def test_rival_builders() -> None:
     first.close()
     with pytest.raises(StoreExistsError):
         open_on(engine, mode="x")
-    assert CLAIM not in engine.objects
     assert same(everything(open_on(engine)), NEW)
 
 
@@ -192,6 +191,45 @@ def test_a_lost_answer_is_read_back() -> None:
     with open_on(engine, mode="r+") as store:
         store.write([Write(("a",), (), NEW[("a",)])])
     assert torch.equal(everything(open_on(engine))[("a",)], NEW[("a",)])
+
+
+class Unreachable(MemoryEngine):
+    """A server that is lost in the middle of a change, and comes back."""
+
+    down = False
+
+    def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_match: str | None = None) -> str | None:
+        self._reach(key)
+        return super().put(key, data, if_absent=if_absent, if_match=if_match)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self._reach("objects")
+        super().delete(keys)
+
+    def _reach(self, key: str) -> None:
+        if self.down:
+            raise StoreIOError(f"{key}: the server cannot be reached", url=self.url)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_discard_needs_no_server(commits: bool) -> None:
+    """A container that is put back must not show what the server refused, nor commit it later."""
+    engine = saved(OLD, Unreachable("memory://lost"))
+    with open_on(engine, mode="r+") as store:
+        store.create({("a",): LeafSpec((3, 2), "int8", fill_value=1)})
+        store.write([Write(("c",), (), NEW[("c",)])])
+        store.flush()
+        engine.down = True
+        with pytest.raises(StoreIOError):
+            store.save_header(header_of(OLD))
+        store.discard()
+        assert same(everything(store), OLD)
+        engine.down = False
+        assert CLAIM in engine.objects
+        if commits:
+            store.write([Write(("c",), (), NEW[("c",)])])
+    assert same(everything(open_on(engine, verify="full")), {**OLD, ("c",): NEW[("c",)]} if commits else OLD)
+    assert not [key for key in engine.objects if key.startswith("tdstore.")]
 
 
 class Plain(MemoryEngine):

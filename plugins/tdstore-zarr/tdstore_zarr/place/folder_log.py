@@ -33,8 +33,8 @@ class FolderLog(LoggedEngine[FolderEngine]):
 
     def abandon(self) -> None:
         """Drop the log, as `LoggedEngine.abandon` does."""
+        self.restore({}, ())
         named = {at.split("/")[0] for _, at, _ in self.committed.puts}
         if self._count and self._folder not in named:
             self.base.remove(self._folder)
             self._count = 0
-        self.restore({}, ())

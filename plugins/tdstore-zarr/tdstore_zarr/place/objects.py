@@ -12,6 +12,7 @@ Commits are atomic all the same:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -52,6 +53,8 @@ class ObjectPlace(Place):
         self._tag: str | None = None
         self._exclusive = False
         self._token = ""
+        self._unreleased = ""
+        """Token of a claim that is not ours any more, and that the storage did not remove."""
         """Of our claim; empty while we have none."""
         self._lost = False
         """Whether another writer wrote although this one had the claim."""
@@ -144,7 +147,7 @@ class ObjectPlace(Place):
                     self.engine.base.put(CLAIM, data, if_match=tag, if_absent=tag is None)
                 except ConflictError:
                     return "another writer"
-        self._token = mark.token
+        self._token, self._unreleased = mark.token, ""
         _TOKENS.add(mark.token)
         return None
 
@@ -245,11 +248,20 @@ class ObjectPlace(Place):
             return
         token, self._token = self._token, ""
         _TOKENS.discard(token)
-        if self._lost:
-            there, _ = self._claimant()
-            if there is not None and there.token != token:
-                return
-        self.engine.base.delete([CLAIM])
+        self._unreleased = token
+        if not (self._lost and self._is_claimed_by_another(token)):
+            self.engine.base.delete([CLAIM])
+        self._unreleased = ""
+
+    def _is_claimed_by_another(self, token: str) -> bool:
+        there, _ = self._claimant()
+        return there is not None and there.token != token
+
+    def _release_again(self) -> None:
+        """Remove a claim that the storage did not remove, unless another writer has taken it over."""
+        with contextlib.suppress(StoreError):  # the process ends some day, and the claim with it
+            if not self._is_claimed_by_another(self._unreleased):
+                self.engine.base.delete([CLAIM])
 
     def _changed_error(self) -> StoreBusyError:
         return StoreBusyError(
@@ -329,6 +341,8 @@ class ObjectPlace(Place):
                 if not self.published:
                     self.engine.delete(list(self._written()))
                 self.release()
+            elif self._unreleased and self.pid == os.getpid():
+                self._release_again()
         finally:
             self.engine.close()
 

@@ -374,13 +374,17 @@ class LoggedEngine(Engine, Generic[E]):
         self._held.clear()
 
     def abandon(self) -> None:
-        """Remove uncommitted log objects."""
+        """Return to the last commit, and remove uncommitted log objects.
+
+        Raises:
+            StoreError: some objects could not be removed. A repetition, or the next commit, removes them.
+        """
+        self.restore({}, ())  # first: the storage may refuse the rest
         named = {at for _, at, _ in self.committed.puts}
         keys = [f"{self._folder}/{number}" for number in range(self._count)]
         self.base.delete([key for key in keys if key not in named])
         self._count = 0
         self._folder = f"{PREFIX}{secrets.token_hex(8)}"
-        self.restore({}, ())
 
     def close(self) -> None:
         """Close the engine below."""
