@@ -332,7 +332,7 @@ def _sort(rows: Tensor) -> tuple[Tensor, Tensor | None]:
 def _group(
     dims: Sequence[int], coords: Sequence[_Ints]
 ) -> tuple[int, list[tuple[dict[int, slice | Tensor], Tensor | None]]]:
-    """Group zipped positions so that in a group all but one dimension stay at one position.
+    """Gather zipped positions into groups in which all but one dimension stay at one position.
 
     Returns:
         The dimension whose positions vary, and for each group its index terms and its elements.

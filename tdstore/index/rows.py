@@ -237,7 +237,7 @@ def sorted_unique(rows: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def runs(rows: Tensor, gap: int = 0) -> list[tuple[int, int]]:
-    """Group strictly increasing rows into `[start, stop)` runs.
+    """Merge strictly increasing rows into `[start, stop)` runs.
 
     Args:
         rows: strictly increasing rows, int64 `[n]`.

@@ -79,7 +79,7 @@ class TensorDictBase(
         batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
     ) -> Self:
-        """A TensorDict from nested dicts; one from a TensorDict is that TensorDict, with its own batch sizes.
+        """Build a TensorDict from nested dicts. A TensorDict is returned itself, with its own batch sizes.
 
         Args:
             batch_size: of every level, whatever `auto_batch_size` says.
@@ -105,7 +105,7 @@ class TensorDictBase(
 
     @classmethod
     def fromkeys(cls, keys: Iterable[Any], value: Any = 0) -> TensorDict:
-        """A TensorDict without batch dimensions whose (nested) keys all hold `value`."""
+        """Create a TensorDict without batch dimensions whose (nested) keys all hold `value`."""
         td = cls._resident_class()
         for key in keys:
             td.set(key, value)
@@ -113,27 +113,27 @@ class TensorDictBase(
 
     @classmethod
     def stack(cls, input: Sequence[T], dim: int = 0, *, out: Any = None) -> T:
-        """`torch.stack` of TensorDicts, along a new batch dimension."""
+        """Stack TensorDicts along a new batch dimension, as `torch.stack`."""
         return construct_and_join.stack(input, dim, out=out)
 
     @classmethod
     def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> LazyStackedTensorDict:
-        """A stack that is not made, of TensorDicts that may differ: see `tdstore.lazy_stack`."""
+        """Stack TensorDicts that may differ lazily: see `tdstore.lazy_stack`."""
         made: LazyStackedTensorDict = construct_and_join.lazy_stack(input, dim, out=out, **kwargs)
         return made
 
     @classmethod
     def maybe_dense_stack(cls, input: Sequence[T], dim: int = 0, *, out: Any = None, **kwargs: Any) -> T:
-        """As `stack` where keys and shapes allow it, else as `lazy_stack`."""
+        """Stack as `stack` where keys and shapes allow it, else as `lazy_stack`."""
         return construct_and_join.maybe_dense_stack(input, dim, out=out, **kwargs)
 
     def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict:
-        """A lazy stack of the rows along `dim`, sharing memory."""
+        """Return a lazy stack of the rows along `dim`, sharing memory."""
         name = self.names[dim] if self._names is not None else None
         return self._stack_class(*self.unbind(dim), stack_dim=dim % max(1, self.batch_dims), stack_dim_name=name)
 
     def densify(self, layout: torch.layout = torch.strided) -> TensorDict:
-        """The same entries with every lazy stack below made: see `LazyStackedTensorDict.densify`."""
+        """Return the same entries with every lazy stack below made dense: see `LazyStackedTensorDict.densify`."""
         td = self._resident()
         entries: dict[str, Any] = td._data
         data = {k: v.densify(layout) if isinstance(v, _KINDS) else v for k, v in entries.items()}
@@ -142,7 +142,7 @@ class TensorDictBase(
 
     @classmethod
     def cat(cls, input: Sequence[T], dim: int = 0, *, out: Any = None) -> T:
-        """`torch.cat` of TensorDicts, along a batch dimension."""
+        """Concatenate TensorDicts along a batch dimension, as `torch.cat`."""
         return construct_and_join.cat(input, dim, out=out)
 
 

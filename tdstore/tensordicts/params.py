@@ -63,7 +63,7 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
             self.lock_()
 
     def _setup(self, td: Any, no_convert: bool) -> None:
-        """All but the entries."""
+        """Set all but the entries."""
         state = vars(nn.Module())
         del state["_parameters"], state["_buffers"]  # told from the tree
         self.__dict__.update(state, _get_post_hooks=[])
@@ -76,11 +76,11 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
     def _new(
         cls, data: dict[str, Any], batch: torch.Size, device: torch.device | None, names: Names, state: int = 0
     ) -> Any:
-        """What is computed from parameters is no module."""
+        """Create a TensorDict. What is computed from parameters is not a module."""
         return cls._resident_class._new(data, batch, device, names, state)
 
     def _of_leaves(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        """Another of this class and tree, with `fn(leaf)` for each; what was one tensor stays one."""
+        """Create another of this class and tree with `fn(leaf)` for each leaf. Shared tensors stay shared."""
         made: dict[int, Tensor] = {}
         leaves = self._leaf_list()
         for leaf in leaves:
@@ -93,7 +93,7 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         return self._around(self._with_leaves(iter([made[id(leaf)] for leaf in leaves])))
 
     def _around(self, td: Any) -> Self:
-        """One of this class around the entries of a TensorDict, as they are."""
+        """Create one of this class around the entries of a TensorDict, as they are."""
         other: Self = type(self).__new__(type(self))
         other._setup(td, self.no_convert)
         other._data = td._data
@@ -132,12 +132,12 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         return self._hooked(found) if self._get_post_hooks and is_key(index) else found
 
     def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Entry:
-        """As `TensorDict.get`."""
+        """Return the entry as `TensorDict.get` does."""
         found = super().get(key, default, **kwargs)
         return self._hooked(found) if self._get_post_hooks and self._find(key) is not None else found
 
     def get_at(self, key: Any, index: Any, default: Any = AS_SET) -> Entry:
-        """As `TensorDict.get_at`."""
+        """Return rows of the entry as `TensorDict.get_at` does."""
         found = super().get_at(key, index, default)
         return self._hooked(found) if self._get_post_hooks and self._find(key) is not None else found
 
@@ -155,18 +155,18 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         self, include_nested: bool, leaves_only: bool = False, is_leaf: IsLeaf | None = None, *, sort: bool = False
     ) -> Collection[tuple[str | Path, Entry]]: ...
     def items(self, *args: Any, **kwargs: Any) -> Any:
-        """As `TensorDict.items`."""
+        """Return a view of pairs as `TensorDict.items` does."""
         found = super().items(*args, **kwargs)
         return [(key, self._hooked(entry)) for key, entry in found] if self._get_post_hooks else found
 
     def values(self, *args: Any, **kwargs: Any) -> Collection[Entry]:
-        """As `TensorDict.values`."""
+        """Return a view of the entries as `TensorDict.values` does."""
         found = super().values(*args, **kwargs)
         return [self._hooked(entry) for entry in found] if self._get_post_hooks else found
 
     # -- entries that come in ------------------------------------------------------------------
     def _own(self, value: Any) -> Any:
-        """An entry as this TensorDict keeps it."""
+        """Convert an entry to what this TensorDict holds: a parameter or a buffer."""
         if isinstance(value, Tensor):
             # Only what is a number with a fraction, and no buffer by its class, can be trained.
             if self.no_convert or isinstance(value, (nn.Parameter, nn.Buffer)) or not value.is_floating_point():
@@ -186,7 +186,7 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         super()._assign({key: self._own(value) for key, value in entries.items()})
 
     def _convert(self, td: Any) -> None:
-        """What came in at a deeper level."""
+        """Convert what came in at a deeper level."""
         for key, value in td._data.items():
             if isinstance(value, Container):
                 self._convert(value)
@@ -216,7 +216,7 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
     _foreach_ = _unhindered(IndexedTree._foreach_)
 
     def _become(self, other: Any) -> Self:
-        """Parameters stay the objects that optimizers know, over the new memory."""
+        """Take over the new memory. Parameters stay the objects that optimizers hold."""
         before = dict(self._places())
         super()._become(other)
         for path, (node, key) in dict(self._nodes()).items():
@@ -234,13 +234,13 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         return self.lock_()
 
     def is_shared(self) -> bool:
-        """Whether other processes of this machine see writes to the tensors."""
+        """Return whether other processes of this machine see writes to the tensors."""
         leaves = self._leaf_list()
         return super().is_shared() or (bool(leaves) and all(leaf.is_shared() for leaf in leaves))
 
     # -- as a module -----------------------------------------------------------------------------
     def _nodes(self) -> Iterator[tuple[Path, tuple[Any, str]]]:
-        """`(path, (container, key))` of every tensor."""
+        """Yield `(path, (container, key))` of every tensor."""
 
         def walk(td: Any, path: Path) -> Iterator[tuple[Path, tuple[Any, str]]]:
             for key, value in td._data.items():
@@ -265,11 +265,11 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         return _Named(self, lambda leaf: not isinstance(leaf, nn.Parameter))
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """`set(name, param)`."""
+        """Set a parameter: `set(name, param)`."""
         self.set(name, param)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """`set(name, tensor)`, without making a parameter of it; buffers here are always persistent."""
+        """Set a tensor without making a parameter of it. Buffers here are always persistent."""
         self.set(name, tensor if tensor is None else nn.Buffer(tensor))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -289,7 +289,7 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         return self._around(value) if isinstance(value, Container) else value
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What `to`, `double`, `cuda` and their kin of a module around this one call: parameters stay the objects."""
+        """Apply what `to`, `double`, `cuda`, ... of a module around this one call. Parameters stay the objects."""
         shell = nn.Module()
         object.__setattr__(shell, "_parameters", self._parameters)
         object.__setattr__(shell, "_buffers", self._buffers)
@@ -301,7 +301,7 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False, from_flatten: bool | None = None
     ) -> Self:
-        """As that of every TensorDict; what is taken over by `assign` becomes a parameter."""
+        """Load as every TensorDict does. What `assign` takes over becomes a parameter."""
         super().load_state_dict(state_dict, strict, assign, from_flatten)
         self._convert(self)
         return self
@@ -316,7 +316,7 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """What `load_state_dict` of a module around this one calls."""
+        """Load as part of `load_state_dict` of a module around this one."""
         assign = local_metadata.get("assign_to_params_buffers", False)
         known = set()
         for path, (node, key) in dict(self._nodes()).items():
@@ -346,7 +346,7 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
 
     # -- copies ------------------------------------------------------------------------------
     def clone(self, recurse: bool = True) -> Self:
-        """Another `TensorDictParams`, of copied parameters and buffers, or (`recurse=False`) of the same ones."""
+        """Copy with copied parameters and buffers, or (`recurse=False`) with the same ones."""
         return self._of_leaves(lambda leaf: leaf.detach().clone() if recurse else leaf)
 
     def _to(self, device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool) -> Self:
@@ -409,7 +409,7 @@ def _rebuilt(cls: Any, td: Any, locked: bool, state: dict[str, Any]) -> TensorDi
 
 
 def _rebuilt_bare(cls: Any, td: Any, locked: bool, state: dict[str, Any]) -> TensorDictParams:
-    """What `torch.load(weights_only=True)` may call: hooks, which are code, are not taken over."""
+    """Rebuild for `torch.load(weights_only=True)`. Hooks, which are code, are not taken over."""
     flags: dict[str, Any] = {key: bool(state[key]) for key in ("training", "no_convert") if key in state}
     known = cls is None or (isinstance(cls, type) and issubclass(cls, TensorDictParams))
     if not (known and isinstance(td, Container) and type(td) is td._resident_class):

@@ -74,7 +74,7 @@ class TensorDictStore(PersistentTensorDict):
         return _printed(self._handle)[: 1 if self._path else 2]
 
     def to_local(self) -> TensorDict:
-        """The entries in memory, by one batched read."""
+        """Read the entries into memory, by one batched read."""
         return self.to_tensordict()
 
     def clear_redis(self) -> None:
@@ -115,7 +115,7 @@ class TensorDictStore(PersistentTensorDict):
         device: Any = None,
         **server: Any,
     ) -> Self:
-        """A new dataset of zeros, that takes no room until rows are written; see `TensorDict.from_schema`."""
+        """Create a dataset of zeros that takes no room until rows are written; see `TensorDict.from_schema`."""
         place = _place(backend, uuid.uuid4().hex, server)
         td: Any = TensorDict.from_schema(schema, batch_size=batch_size, **place)
         return cls._over(td._handle, device=device)
@@ -124,7 +124,7 @@ class TensorDictStore(PersistentTensorDict):
     def from_store(
         cls, *, td_id: str, backend: str = "redis", device: Any = None, tensorclass_cls: Any = None, **server: Any
     ) -> Self:
-        """The dataset of that name. With `tensorclass_cls` as one of that class.
+        """Open the dataset of that name; with `tensorclass_cls`, as one of that class.
 
         Raises:
             UnknownDatasetError: the server has no dataset of that name. This is a KeyError, too.
@@ -183,7 +183,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
 
     @classmethod
     def from_store(cls, *, td_id: str, backend: str = "redis", device: Any = None, **server: Any) -> Self:
-        """The lazy stack of that name.
+        """Open the lazy stack of that name.
 
         Raises:
             UnknownDatasetError: the server has no dataset of that name. This is a KeyError, too.
@@ -210,7 +210,7 @@ class LazyStackedTensorDictStore(LazyStackedTensorDict):
 
 
 def _on_redis(saved: Any, device: Any) -> Any:
-    """What `save` returned for a redis server, as one of the two classes."""
+    """Convert what `save` returned for a redis server to one of the two classes."""
     if isinstance(saved, Future):
         return later(lambda: _on_redis(saved.result(), device))
     tensorclass, (td,) = unwrap_all([saved])
@@ -237,7 +237,7 @@ def _existing(opener: Callable[..., T], place: dict[str, Any], name: str) -> T:
 
 
 def _printed(handle: StoreHandle) -> list[str]:
-    """The lines of `repr` that say where a dataset is, and what it is called there."""
+    """List the lines of `repr` that name the dataset and its place."""
     return [f"backend={handle.backend.name!r}", f"td_id={_name(handle)!r}"]
 
 

@@ -149,7 +149,7 @@ def _record(name: str) -> type[_Record]:
 
 
 def _filled(kind: Callable[..., Any]) -> _Call:
-    """A collection of what stands in the file: none that is made of a range or a number, which may be of any size."""
+    """Build a collection of what the file holds: never of a range or a number, which may be of any size."""
 
     def make(items: Any = (), *_: Any) -> Any:
         if not isinstance(items, (list, tuple, dict, bytes)):
@@ -192,7 +192,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _tensorclass(name: str, known: Mapping[str, type]) -> Any:
-    """The class of ours for a name: one that the caller gave, by its own name too, or one that was declared."""
+    """Return our class for a name: one that the caller gave, also by its own name, or one declared before."""
     if name in known:
         return known[name]
     same = [cls for cls in known.values() if name.endswith(f".{cls.__qualname__}")]
@@ -259,7 +259,7 @@ class _Builder:
         return made
 
     def consolidated(self, found: _Record) -> TensorDictBase:
-        """What is pickled as one buffer, and what a consolidated file says of its own."""
+        """Rebuild what was pickled as one buffer, with what a consolidated file records of itself."""
         description, buffer = (self.build(arg) for arg in found.args[:2])
         contents = layout.decode(json.dumps(description).encode(), buffer.numel(), self.place)
         return over_buffer(self.place, contents, buffer)

@@ -64,7 +64,7 @@ class AccessMixin(Container):
 
     # -- reading -----------------------------------------------------------------------------
     def get(self, key: NestedKey, default: Any = AS_SET, **kwargs: Any) -> Entry:
-        """The entry, or `default`. Non-tensor values come wrapped; `td[key]` unwraps them.
+        """Return the entry, or `default`. Non-tensor values come wrapped; `td[key]` unwraps them.
 
         `as_list=` and the like are for entries of lazy stacks: see `LazyStackedTensorDict.get`.
         """
@@ -75,11 +75,11 @@ class AccessMixin(Container):
         return node._raw_as(last, **kwargs) if kwargs else node._named(last)
 
     def _named(self, key: str) -> Any:
-        """The entry of a key; a value has the names of the dimensions."""
+        """Return the entry of a key. A value gets the names of the dimensions."""
         return self._with_names(self._raw(key))
 
     def _with_names(self, entry: Any) -> Any:
-        """An entry; a value is told the names of the dimensions."""
+        """Return an entry. A value gets the names of the dimensions."""
         if self._names is not None and isinstance(entry, (NonTensorData, NonTensorStack)):
             entry._names = self._names
         return entry
@@ -90,11 +90,11 @@ class AccessMixin(Container):
         return None if default is AS_SET else default
 
     def _raw_as(self, key: str, **form: Any) -> Any:
-        """The entry in the form that a lazy stack is asked for; here there is one only."""
+        """Return the entry in the form that a lazy stack was asked for. Here there is only one form."""
         return self._raw(key)
 
     def _find(self, key: NestedKey) -> tuple[Any, str] | None:
-        """As `_existing`, None when a part of the key is missing."""
+        """Find the parent and the last key as `_existing` does, or return None if a part of the key is missing."""
         path = entry_path(key)
         node: Any = self
         for i, part in enumerate(path[:-1]):
@@ -107,7 +107,7 @@ class AccessMixin(Container):
         return None if node._kind(path[-1]) is None else (node, path[-1])
 
     def get_at(self, key: NestedKey, index: Any, default: Any = AS_SET) -> Entry:
-        """`td.get(key)[index]`, reading no more than that; `default` if there is no such entry.
+        """Return `td.get(key)[index]` and read no more than that. If there is no such entry, return `default`.
 
         Non-tensor values come wrapped, as `get` gives them.
         """
@@ -118,12 +118,12 @@ class AccessMixin(Container):
         return node._leaf_at(last, index) if node._kind(last) == LEAF else node._raw(last)[index]
 
     def get_non_tensor(self, key: NestedKey, default: Any = NO_DEFAULT) -> Entry:
-        """The unwrapped value of a non-tensor entry (or the entry itself), or `default`."""
+        """Return the unwrapped value of a non-tensor entry (or the entry itself), or `default`."""
         found = self.get(key, default)
         return found.plain() if isinstance(found, NonTensor) else found
 
     def entry_class(self, key: NestedKey) -> type:
-        """Class of the entry, without reading its data: `Tensor` for what is stored or stacked."""
+        """Return the class of the entry without reading its data: `Tensor` for what is stored or stacked."""
         node, last = self._existing(key)
         return node._leaf_class(last) if node._kind(last) == LEAF else type(node._raw(last))
 
@@ -131,7 +131,7 @@ class AccessMixin(Container):
         return Tensor
 
     def get_item_shape(self, key: NestedKey) -> torch.Size:
-        """Shape of the entry, without reading its data."""
+        """Return the shape of the entry without reading its data."""
         node, last = self._existing(key)
         if node._kind(last) == LEAF:
             shape: torch.Size = node._leaf_shape(last)
@@ -161,7 +161,7 @@ class AccessMixin(Container):
         *,
         sort: bool = False,
     ) -> Any:
-        """A view of the keys, in insertion order; nested ones are tuples.
+        """Return a view of the keys, in insertion order. Nested keys are tuples.
 
         Args:
             include_nested: go into nested TensorDicts.
@@ -179,7 +179,7 @@ class AccessMixin(Container):
         *,
         sort: bool = False,
     ) -> Collection[Entry]:
-        """A view of the entries; see `keys`."""
+        """Return a view of the entries. Arguments are those of `keys`."""
         return ValuesView(self, include_nested, leaves_only, is_leaf, sort)
 
     @overload
@@ -203,7 +203,7 @@ class AccessMixin(Container):
         *,
         sort: bool = False,
     ) -> Any:
-        """A view of `(key, entry)` pairs; see `keys`."""
+        """Return a view of `(key, entry)` pairs. Arguments are those of `keys`."""
         return ItemsView(self, include_nested, leaves_only, is_leaf, sort)
 
     @property
@@ -212,7 +212,7 @@ class AccessMixin(Container):
         return sorted(self._first_keys())
 
     def non_tensor_items(self, include_nested: bool = False) -> list[tuple[Any, NonTensor]]:
-        """`(key, wrapped value)` of the non-tensor entries."""
+        """List `(key, wrapped value)` of the non-tensor entries."""
         found = walk(self, include_nested, False, None, False, True)  # by kind: a stored leaf is not read for this
         return [
             (key, node._raw(last))
@@ -221,7 +221,7 @@ class AccessMixin(Container):
         ]
 
     def is_empty(self) -> bool:
-        """Whether there is no leaf at any level."""
+        """Return whether there is no leaf at any level."""
         return all(self._kind(k) == GROUP and self._raw(k).is_empty() for k in self._first_keys())
 
     # -- subscripts --------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class AccessMixin(Container):
         return node._unwrapped(last, node._raw(last))
 
     def __getitems__(self, indices: list[int]) -> Any:
-        """A batch of rows, read at once: what `torch.utils.data.DataLoader` asks of a dataset."""
+        """Read a batch of rows at once, as `torch.utils.data.DataLoader` asks of a dataset."""
         return self._at(indices)._resident()
 
     def __contains__(self, key: object) -> bool:

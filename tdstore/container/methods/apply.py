@@ -17,7 +17,7 @@ from tdstore.types import Path, path_text
 
 
 def writes_in_place(out: Any, made: Any) -> bool:
-    """Whether results are written into the leaves of a container, which otherwise takes them as its leaves.
+    """Return whether results are written into the leaves of a container, rather than become its leaves.
 
     A locked one and one whose leaves lie in files or in shared memory keep their leaves; a stored one keeps leaves
     that have the shapes and dtypes of the results.
@@ -60,7 +60,7 @@ class Mapper:
         self.least: torch.Size | None = None
 
     def calls(self, entry: Any) -> bool:
-        """Whether the function is called on an entry that is no tensor."""
+        """Return whether the function is called on an entry that is not a tensor."""
         return self.call_on_nested or (self.is_leaf is not None and self.is_leaf(type(entry)))
 
     def run(self, td: Any, others: list[Any], path: Path, batch: torch.Size) -> Any:

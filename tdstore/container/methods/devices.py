@@ -93,7 +93,7 @@ class PlacingMixin(Container):
         return self
 
     def attrs(self, *, fields: Sequence[str] = FIELDS, num_threads: int | None = None) -> TensorDict:
-        """What every leaf is, as a TensorDict of `TensorAttrs` without batch dimensions. Reads no leaf.
+        """Describe every leaf in a TensorDict of `TensorAttrs` without batch dimensions. Reads no leaf.
 
         Given to `to`, it makes each leaf of another TensorDict like the one of that name here. A leaf of a lazy
         stack has -1 for sizes that differ between elements, and the dtype that all of them can be read as.
@@ -132,11 +132,11 @@ class PlacingMixin(Container):
             group._set_device(device)
 
     def cpu(self, **kwargs: Any) -> Self:
-        """`to("cpu")`."""
+        """Move to the CPU: `to("cpu")`."""
         return self.to("cpu", **kwargs)
 
     def cuda(self, device: Any = None, **kwargs: Any) -> Self:
-        """`to("cuda")`, or to `cuda:device`."""
+        """Move to a GPU: `to("cuda")`, or `to("cuda:device")`."""
         return self.to("cuda" if device is None else torch.device("cuda", device), **kwargs)
 
     def auto_device_(self) -> Self:
@@ -157,7 +157,7 @@ class PlacingMixin(Container):
         return _common_dtype(self)
 
     def detach(self) -> Self:
-        """A TensorDict of detached leaves, sharing memory."""
+        """Return a TensorDict of detached leaves that share memory with these."""
         made: Self = self._resident()._foreach(lambda leaves: [t.detach() for t in leaves])
         return made
 
@@ -184,12 +184,12 @@ class PlacingMixin(Container):
         return self
 
     def as_tensor(self) -> Self:
-        """A TensorDict of plain tensors over the same memory: of memory-mapped ones, parameters, ..."""
+        """Return a TensorDict of plain tensors over the same memory, in place of memory-mapped ones, parameters, ..."""
         made: Self = self._resident()._foreach(lambda leaves: [_plain(t) for t in leaves])
         return made
 
     def pin_memory(self, num_threads: int | None = None, inplace: bool = False) -> Self:
-        """A copy in page-locked memory, from which a GPU reads while the CPU goes on.
+        """Copy into page-locked memory, from which a GPU reads while the CPU goes on.
 
         On a machine without an accelerator there is nothing to pin for: the leaves stay as they are.
 
@@ -209,7 +209,7 @@ class PlacingMixin(Container):
         return self._apply_inplace_result(self._resident()._foreach(pin), "pin_memory", inplace)
 
     def pin_memory_(self, num_threads: int | str = 0) -> Self:
-        """As `pin_memory`, in place."""
+        """Move the leaves into page-locked memory in place; see `pin_memory`."""
         made: Self = self.pin_memory(None if num_threads == "auto" else int(num_threads), inplace=True)
         return made
 
@@ -227,7 +227,7 @@ class PlacingMixin(Container):
 
 
 def _asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device | None, torch.dtype | None, bool]:
-    """What `to` was given, as `Tensor.to` takes it; its own parser is beyond torch.compile."""
+    """Parse the arguments of `to` as `Tensor.to` does. torch.compile cannot trace torch's own parser."""
     names: tuple[str, ...] = ("device", "dtype", "non_blocking")
     if args and isinstance(args[0], (torch.dtype, bool)):
         names = names[1:] if isinstance(args[0], torch.dtype) else names[2:]

@@ -56,7 +56,7 @@ class ColumnsMixin(Container):
     def cat_from_tensordict(
         self, dim: int = 0, *, sorted: bool | Sequence[NestedKey] | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """All leaves concatenated along `dim`, in one tensor.
+        """Concatenate all leaves along `dim` into one tensor.
 
         Args:
             sorted: True for the alphabetical order of first-level keys, or the keys in the order that is wanted.
@@ -67,7 +67,7 @@ class ColumnsMixin(Container):
     def stack_from_tensordict(
         self, dim: int = 0, *, sorted: bool | Sequence[NestedKey] | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """All leaves, which have one shape, stacked along a new dimension `dim`; arguments as `cat_from_tensordict`."""
+        """Stack all leaves, which have one shape, along a new dimension `dim`. Arguments as `cat_from_tensordict`."""
         return torch.stack(self._in_order(sorted), dim, out=out)
 
     def _in_order(self, sorted: bool | Sequence[NestedKey] | None) -> list[Tensor]:

@@ -26,7 +26,7 @@ class MeasureMixin(Container):
 
     # -- sizes -------------------------------------------------------------------------------
     def bytes(self, *, count_duplicates: bool = True) -> int:
-        """Bytes of all tensor leaves, without reading them, with those of their gradients.
+        """Count the bytes of all tensor leaves and of their gradients, without reading them.
 
         Args:
             count_duplicates: False counts a tensor that several entries share once.
@@ -35,11 +35,11 @@ class MeasureMixin(Container):
         return leaves + sum(self._companion_sizes(count_duplicates))
 
     def param_count(self, *, count_duplicates: bool = True) -> int:
-        """Number of elements of all tensor leaves, without reading them; arguments as `bytes`."""
+        """Count the elements of all tensor leaves, without reading them. Arguments as `bytes`."""
         return sum(n for n, _ in self._sizes(count_duplicates))
 
     def _sizes(self, count_duplicates: bool) -> list[tuple[int, int]]:
-        """Elements and element size of each leaf."""
+        """List the number of elements and the element size of each leaf."""
         found: dict[Any, tuple[int, int]] = {}
         for node, key in self._leaf_places():
             shape, _, dtype, *_ = node._leaf_facts(key)
@@ -49,7 +49,7 @@ class MeasureMixin(Container):
         return list(found.values())
 
     def _companion_sizes(self, count_duplicates: bool) -> list[int]:
-        """Bytes of the gradients of leaves in the memory, and of the offsets and lengths of jagged leaves."""
+        """List the bytes of the gradients of in-memory leaves, and of the offsets and lengths of jagged leaves."""
         found: dict[Any, int] = {}
         for node, key in self._leaf_places():
             for part, nbytes in node._companions(key):
@@ -57,7 +57,7 @@ class MeasureMixin(Container):
         return list(found.values())
 
     def _companions(self, key: str) -> list[tuple[Any, int]]:
-        """What else of a leaf in the memory is tensors, each with its bytes. What is stored has none."""
+        """List the other tensors of an in-memory leaf, each with its bytes. A stored leaf has none."""
         return []
 
     def _leaf_places(self) -> list[tuple[Any, str]]:
@@ -75,7 +75,7 @@ class MeasureMixin(Container):
         return id(self), key
 
     def data_ptr(self, *, storage: bool = False) -> TensorDictBase:
-        """A TensorDict of the addresses of the leaves (int64 scalars), or with `storage` of their storages."""
+        """Return the addresses of the leaves as int64 scalars in a TensorDict; with `storage`, of their storages."""
 
         def address(leaf: Tensor) -> Tensor:
             return torch.tensor(leaf.untyped_storage().data_ptr() if storage else leaf.data_ptr())
@@ -102,11 +102,11 @@ class MeasureMixin(Container):
         return self._device is not None and self._device.type == "meta"
 
     def is_floating_point(self) -> bool:
-        """Whether every leaf has a floating-point dtype."""
+        """Return whether every leaf has a floating-point dtype."""
         return all(node._leaf_facts(key)[2].is_floating_point for node, key in self._leaf_places())
 
     def is_non_tensor(self, key: Any) -> bool:
-        """Whether the entry of a (nested) key is a value that is not a tensor.
+        """Return whether the entry of a (nested) key is a value that is not a tensor.
 
         Raises:
             KeyNotFoundError: no such entry.

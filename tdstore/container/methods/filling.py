@@ -51,11 +51,11 @@ class FillingMixin(Container):
         return self
 
     def masked_fill(self, mask: Tensor, value: Any) -> Self:
-        """A copy with `value` in the rows where `mask` is true."""
+        """Copy, with `value` in the rows where `mask` is true."""
         return self.clone().masked_fill_(mask, value)
 
     def masked_select(self, mask: Tensor) -> Self:
-        """The rows where `mask` is true, as one batch dimension: `td[mask]`."""
+        """Return the rows where `mask` is true, as one batch dimension: `td[mask]`."""
         if mask.dtype != torch.bool:
             raise InvalidTypeError(f"a mask is a bool tensor, not one of {mask.dtype}")
         made: Self = self._at(mask)._resident()
@@ -74,7 +74,7 @@ class FillingMixin(Container):
     def where(
         self, condition: Tensor, other: Any, *, out: Any = None, pad: Any = None, update_batch_size: bool = False
     ) -> Self:
-        """Entries of this TensorDict where `condition` is true, of `other` (TensorDict or number) elsewhere.
+        """Choose rows of this TensorDict where `condition` is true, and of `other` (TensorDict or number) elsewhere.
 
         Args:
             condition: bool, of the batch size or its leading dimensions.
@@ -93,7 +93,7 @@ class FillingMixin(Container):
         return result
 
     def _chosen(self, condition: Tensor, other: Any, pad: Any) -> Any:
-        """The result of `where`, in memory."""
+        """Compute the result of `where` in memory."""
         td = self._resident()
 
         def pick(a: Any, b: Any) -> Tensor:
@@ -144,7 +144,7 @@ class FillingMixin(Container):
 
     # -- new tensors of the same form ----------------------------------------------------------
     def new_zeros(self, *size: Any, **kwargs: Any) -> Self:
-        """Zeros with these leaves' feature shapes and dtypes, for batch size `size`.
+        """Create zeros with these leaves' feature shapes and dtypes, for batch size `size`.
 
         The last dimensions of `size` keep the names of the last batch dimensions. Values that differ from row
         to row are left out: the rows are others.
@@ -157,15 +157,15 @@ class FillingMixin(Container):
         return self._new_leaves(size, Tensor.new_zeros, kwargs)
 
     def new_ones(self, *size: Any, **kwargs: Any) -> Self:
-        """Ones, likewise."""
+        """Create ones; see `new_zeros`."""
         return self._new_leaves(size, Tensor.new_ones, kwargs)
 
     def new_empty(self, *size: Any, **kwargs: Any) -> Self:
-        """Uninitialised memory, likewise."""
+        """Create uninitialised leaves; see `new_zeros`."""
         return self._new_leaves(size, Tensor.new_empty, kwargs)
 
     def new_full(self, size: Any, fill_value: Any, **kwargs: Any) -> Self:
-        """`fill_value`, likewise."""
+        """Create leaves filled with `fill_value`; see `new_zeros`."""
         return self._new_leaves((size,), Tensor.new_full, {**kwargs, "fill_value": fill_value})
 
     def new_tensor(
@@ -177,7 +177,7 @@ class FillingMixin(Container):
         requires_grad: bool = False,
         pin_memory: bool | None = None,
     ) -> Self:
-        """A TensorDict of these entries that holds a copy of `data`, in the dtypes and on the devices of these leaves.
+        """Create a TensorDict of these entries with a copy of `data`, in these leaves' dtypes and on their devices.
 
         Args:
             data: a tensor, which every entry then holds and whose shape is the batch size; or a TensorDict that has
@@ -246,12 +246,12 @@ class FillingMixin(Container):
 
 
 def _first_leaf(td: Any) -> Path | None:
-    """The path of a tensor of a TensorDict; None if it has none."""
+    """Return the path of a tensor of a TensorDict, or None if it has none."""
     return next((unravel(key) for key in td.keys(True, True) if is_batched(td.get(key))), None)
 
 
 def _row_entries(td: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The nested lazy stacks and the values that differ from row to row, each with its path."""
+    """Yield the nested lazy stacks and the values that differ from row to row, each with its path."""
     if isinstance(td, Container._stack_class):
         yield path, td
         return
@@ -265,7 +265,7 @@ def _row_entries(td: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _empty_rows(entry: Any, batch: torch.Size) -> Any:
-    """A lazy stack of elements without entries, or a stack of None."""
+    """Create a lazy stack of elements without entries, or a stack of None."""
     if isinstance(entry, NonTensorStack):
         return NonTensorStack.from_nontensordata(NonTensorData(None, batch))
     dim = entry.stack_dim
@@ -284,7 +284,7 @@ def _without_row_values(td: Any) -> Any:
 
 
 def _values_where(condition: Tensor, td: Any, other: Any) -> dict[Any, NonTensor]:
-    """What `where` chooses, row by row, for the values of `td` from which those of `other` differ."""
+    """Apply `where` row by row to the values of `td` that differ from those of `other`."""
     rows: dict[Any, NonTensor] = {}
     for key, mine in td.non_tensor_items(True) if isinstance(other, Container) else ():
         theirs = other.get(key, None)

@@ -32,7 +32,7 @@ class StructureMixin(Container):
 
     # -- choosing ----------------------------------------------------------------------------
     def select(self, *keys: NestedKey, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
-        """A TensorDict with only these (nested) entries, in this order, sharing them.
+        """Return a TensorDict with only these (nested) entries, in this order. It shares them.
 
         `as_tensordict` concerns tensorclasses: the result is no longer one.
 
@@ -67,7 +67,7 @@ class StructureMixin(Container):
         self._raw(first)._want(tree[first], below)
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
-        """A TensorDict without these (nested) entries; keys that are not there are ignored."""
+        """Return a TensorDict without these (nested) entries. Keys that do not exist are ignored."""
         if len(keys) == 1 and isinstance(keys[0], (list, set)):
             keys = tuple(keys[0])
         return self._keep(self._all_but([entry_path(k) for k in keys]), inplace, "exclude")
@@ -110,7 +110,7 @@ class StructureMixin(Container):
         strict: bool = True,
         reproduce_struct: bool = False,
     ) -> tuple[Self, ...]:
-        """One TensorDict per set of keys, and a last one with all the others.
+        """Split into one TensorDict per set of keys, and a last one with all other keys.
 
         Args:
             key_sets: iterables of (nested) keys, or dicts that give each of these keys its name in the result.
@@ -153,7 +153,7 @@ class StructureMixin(Container):
         return (*parts, rest)
 
     def _without_values(self) -> Any:
-        """The nested TensorDicts alone, empty."""
+        """Return the nested TensorDicts alone, empty."""
         td: Any = self.empty()
         for key in self._first_keys():
             if self._kind(key) == GROUP:
@@ -161,7 +161,7 @@ class StructureMixin(Container):
         return td
 
     def _aligned(self, other: Any, default: Any) -> tuple[Any, Any]:
-        """Both with the keys that both have (`default="intersection"`), or with those that either has."""
+        """Give both the keys that both have (`default="intersection"`), or the keys that either has."""
         mine, theirs = self._resident(), other._resident()
         if uneven(mine, (theirs,)) and (wide := widened(mine, (theirs,))) is not None:
             mine, (theirs,) = wide
@@ -185,7 +185,7 @@ class StructureMixin(Container):
         return made[0], made[1]
 
     def filter_non_tensor_data(self) -> Self:
-        """A TensorDict without the entries that are not tensors, sharing the tensors."""
+        """Return a TensorDict without the entries that are not tensors. It shares the tensors."""
         return self._kept(self._tensors_only())
 
     def _tensors_only(self) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class StructureMixin(Container):
     def empty(
         self, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = None
     ) -> Self:
-        """A TensorDict of the same batch size without tensors.
+        """Return a TensorDict of the same batch size without tensors.
 
         Args:
             recurse: keep the tree: nested TensorDicts, empty of tensors, and what is no tensor.
@@ -311,7 +311,7 @@ class StructureMixin(Container):
         return made
 
     def _in_class(self, td: Any) -> Any:
-        """A TensorDict in memory that nobody else has, as one of this one's class if that is a subclass of its own."""
+        """Give an in-memory TensorDict without other owners this one's class, if that is a subclass of its own."""
         cls: Any = type(self)
         plain = self._resident_class
         if cls is plain or not issubclass(cls, plain) or type(td) is not plain:
@@ -319,7 +319,7 @@ class StructureMixin(Container):
         return cls._new({}, td._batch_size, td._device, td._names)._become(td)
 
     def clone(self, recurse: bool = True) -> Self:
-        """A copy: of leaves and values too (`recurse=True`), or of the tree around the same ones.
+        """Copy leaves and values too (`recurse=True`), or only the tree around the same ones.
 
         Values are copied as `copy.deepcopy` does it. One that it refuses, such as a lock, is in both.
         """
@@ -341,24 +341,24 @@ class StructureMixin(Container):
         return self.clone(recurse=False)
 
     def copy(self) -> Self:
-        """A copy of the tree around the same leaves."""
+        """Copy the tree around the same leaves."""
         return self.clone(recurse=False)
 
     def __copy__(self) -> Any:
         return self.clone(recurse=False)
 
     def replace(self, *args: Any, **kwargs: Any) -> Self:
-        """A shallow copy with some entries replaced; of stored data a copy in memory, the store stays as it is."""
+        """Copy shallowly, with some entries replaced. Stored data is copied into memory; the store stays as it is."""
         if not kwargs and (not args or args[0] is None or (isinstance(args[0], dict) and not args[0])):
             return self
         return self._own_copy().update(*args, **kwargs)
 
     def _own_copy(self) -> Self:
-        """A shallow copy whose changes no store hears of."""
+        """Copy shallowly. Changes of the copy do not reach a store."""
         return self._shallow()
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
-        """Leaves made contiguous; a stored TensorDict is read into memory.
+        """Make the leaves contiguous. A stored TensorDict is read into memory.
 
         Args:
             canonical: leaves also get the strides that torch gives a new tensor of their shape. A dimension
@@ -373,11 +373,11 @@ class StructureMixin(Container):
         return self._apply_inplace_result(td._with_leaves(iter(made)), "contiguous", inplace)
 
     def is_contiguous(self) -> bool:
-        """Whether every leaf is contiguous in memory."""
+        """Return whether every leaf is contiguous in memory."""
         return self._resident() is self and all(t.is_contiguous() for t in self._leaf_list())
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
-        """A plain in-memory TensorDict with copies of all entries."""
+        """Return a plain in-memory TensorDict with copies of all entries."""
         td = self._resident()
         data: dict[str, Any] = {}
         for key, value in td._data.items():
@@ -394,7 +394,7 @@ class StructureMixin(Container):
         convert_tensors: bool | Literal["numpy"] = False,
         tolist_first: bool = False,
     ) -> dict[str, Any]:
-        """Nested plain dicts.
+        """Convert to nested plain dicts.
 
         Args:
             retain_none: keep entries whose value is None.
@@ -421,7 +421,7 @@ class StructureMixin(Container):
         return out
 
     def _plain_entries(self) -> Iterable[tuple[str, Any]]:
-        """The first-level entries in memory, by one batched read."""
+        """Read the first-level entries into memory by one batched read."""
         return self._resident()._data.items()  # type: ignore[no-any-return]
 
     # -- mapping -----------------------------------------------------------------------------
@@ -475,7 +475,7 @@ class StructureMixin(Container):
         return made
 
     def named_apply(self, fn: Callable[..., Any], *others: Any, nested_keys: bool = False, **kwargs: Any) -> Self:
-        """As `apply`, with the key as first argument: the last part, or the whole path with `nested_keys`."""
+        """Apply `fn` as `apply` does, with the key first: its last part, or the whole path with `nested_keys`."""
 
         def call(path: Path, *leaves: Any) -> Any:
             key = path if nested_keys and len(path) > 1 else path[-1]
@@ -526,7 +526,7 @@ class StructureMixin(Container):
         return made
 
     def _mapped(self, plan: Mapper, others: Sequence[Any], path: Path, batch: torch.Size) -> Any:
-        """This container, at a path of the one that `apply` was called on, with `apply`'s function applied."""
+        """Apply the function of `apply` to this container, at a path of the one that `apply` was called on."""
         return plan.run(self._resident(), [o._resident() for o in others], path, batch)
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -536,7 +536,7 @@ class StructureMixin(Container):
 
 
 def _names_of(key_set: Any) -> dict[Path, Path]:
-    """The path that each key of one of `split_keys`'s sets has in the result."""
+    """Map each key of one of the sets of `split_keys` to its path in the result."""
     if not isinstance(key_set, dict):
         return {path: path for path in map(entry_path, [key_set] if isinstance(key_set, str) else key_set)}
     names = {entry_path(key): entry_path(name) for key, name in key_set.items()}
@@ -547,7 +547,7 @@ def _names_of(key_set: Any) -> dict[Path, Path]:
 
 
 def _filled(entry: Any, value: Any) -> Any:
-    """The tree of `entry` with `value` in every leaf."""
+    """Build the tree of `entry` with `value` in every leaf."""
     if isinstance(entry, NonTensor):
         return entry.apart()
     if isinstance(entry, Container):
@@ -561,5 +561,5 @@ def _compact(t: Tensor) -> Tensor:
 
 
 def _has_unusual_strides(t: Tensor) -> bool:
-    """Whether a contiguous tensor has other strides than torch gives: those of dimensions of size 1 do not matter."""
+    """Return whether a contiguous tensor has other strides than torch gives, in dimensions of size 1 above all."""
     return t.stride() != torch.empty(t.shape, device="meta").stride()

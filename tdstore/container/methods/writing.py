@@ -59,13 +59,13 @@ class WritingMixin(Container):
         return self
 
     def _wrapped(self, key: str, value: Any) -> Any:
-        """A new nested TensorDict of this batch size around a coerced entry."""
+        """Wrap a coerced entry in a new nested TensorDict of this batch size."""
         made = self._resident_class._new({key: value}, self._batch_size, self._device, self._names)
         made._name_after(value)
         return made
 
     def _descend(self, path: Path, item: Any) -> tuple[Any, Path]:
-        """The deepest container that exists on a path, and what is left of the path (at least one key)."""
+        """Find the deepest existing container on a path, and the rest of the path (at least one key)."""
         node: Any = self
         for i, part in enumerate(path[:-1]):
             kind = node._kind(part)
@@ -77,7 +77,7 @@ class WritingMixin(Container):
         return node, path[-1:]
 
     def _coerce_existing(self, key: str, item: Any, *, whole: bool = False) -> Any:
-        """A value for an in-place write: coerced, and of the entry's own kind and shape.
+        """Coerce a value for an in-place write: to the entry's own kind and shape.
 
         `whole` refuses what stands for several rows, such as a number.
         """
@@ -133,7 +133,7 @@ class WritingMixin(Container):
         return self
 
     def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
-        """`td[key][index] = value` in place, broadcast and cast as torch does.
+        """Write `td[key][index] = value` in place, broadcast and cast as torch does.
 
         Raises:
             KeyNotFoundError: no such entry.
@@ -275,7 +275,7 @@ class WritingMixin(Container):
         return self._update_in_place(_source(input_dict_or_td, kwargs), None, keys_to_update)
 
     def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
-        """Alias of `update_`."""
+        """Call `update_`, of which this is an alias."""
         return self.update_(tensordict)
 
     def update_at_(
@@ -291,7 +291,7 @@ class WritingMixin(Container):
         return self._update_in_place(input_dict_or_td, as_terms(idx), keys_to_update)
 
     def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True) -> Self:
-        """Alias of `update_at_`."""
+        """Call `update_at_`, of which this is an alias."""
         return self.update_at_(tensordict, idx)
 
     def _update_in_place(self, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> Self:
@@ -355,7 +355,7 @@ class WritingMixin(Container):
         return keys[-1], self.pop(keys[-1])
 
     def _detached(self) -> Any:
-        """What stays of a nested container when its place is removed."""
+        """Return what remains of a nested container when its place is removed."""
         return self
 
     def clear(self) -> Self:
@@ -402,7 +402,7 @@ class WritingMixin(Container):
         self.del_(key)
 
     def _set_rows(self, index: Any, value: Any) -> None:
-        """`td[index] = value`: entries of `value` are written at `index`, new ones start as zeros elsewhere."""
+        """Write `td[index] = value`. New entries start as zeros in the other rows."""
         self._check_writable()
         changes = Changes()
         made: list[tuple[Any, list[str]]] = []
@@ -443,7 +443,7 @@ class WritingMixin(Container):
         self._plan_in_place(changes, value, at, None)
 
     def _is_stack(self, key: str) -> bool:
-        """Whether an entry of a TensorDict that is no lazy stack is one."""
+        """Return whether an entry of a TensorDict that is not a lazy stack is a lazy stack."""
         own = not isinstance(self, self._stack_class)
         return own and self._kind(key) == GROUP and isinstance(self._raw(key), self._stack_class)
 
@@ -464,7 +464,7 @@ class WritingMixin(Container):
 
 
 def _batched_keys(td: Any) -> list[Any]:
-    """The keys of the tensors that have rows."""
+    """List the keys of the tensors that have rows."""
     return [key for key, node, last in walk(td, True, True, None, False, False) if node._kind(last) == LEAF]
 
 
@@ -498,12 +498,12 @@ class How(NamedTuple):
     ignore_lock: bool
 
     def below(self) -> How:
-        """What of it holds in nested TensorDicts: their own locks do."""
+        """Return the options for nested TensorDicts. Their own locks apply."""
         return self._replace(ignore_lock=False)
 
 
 def _unlike(mine: Any, theirs: Any) -> list[tuple[Any, Any]]:
-    """The containers of two trees, side by side, whose batch sizes differ in a dimension that both have."""
+    """List containers of two trees side by side, where their batch sizes differ in a dimension that both have."""
     mine, theirs = unwrap(mine), unwrap(theirs)
     if not isinstance(theirs, Container):
         groups = [(mine._raw(k), v) for k, v in theirs.items() if isinstance(k, str) and mine._kind(k) == GROUP]
@@ -534,7 +534,7 @@ def _pairs(source: Any) -> Any:
 
 
 def _flat_pairs(source: Any, prefix: Path = (), *, stacks: bool = True) -> Iterator[tuple[Path, Any]]:
-    """Entries by their paths, of lazy stacks too or (`stacks=False`) those whole: they may not be stackable."""
+    """Yield entries by their paths, of lazy stacks too. With `stacks=False` lazy stacks are yielded whole."""
     for key, value in _pairs(source):
         path = (*prefix, *entry_path(key))
         if isinstance(value, Container._stack_class) and not stacks:
@@ -546,7 +546,7 @@ def _flat_pairs(source: Any, prefix: Path = (), *, stacks: bool = True) -> Itera
 
 
 def _by_first_key(source: Any) -> Iterator[tuple[str, Any]]:
-    """The pairs of a source by first-level keys: what it has under nested keys of one TensorDict, together."""
+    """Collect the pairs of a source by first-level keys: the nested keys of one TensorDict together."""
     pairs = [(entry_path(key), value) for key, value in _pairs(source)]
     if all(len(path) == 1 for path, _ in pairs):
         yield from ((path[0], value) for path, value in pairs)
@@ -565,7 +565,7 @@ def _by_first_key(source: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _merged(into: Mapping[Any, Any], path: Sequence[str], value: Any) -> dict[Any, Any]:
-    """A copy of nested mappings with one more value."""
+    """Copy nested mappings, with one more value."""
     first, *rest = path
     out = dict(into)
     below = out.get(first)
@@ -574,7 +574,7 @@ def _merged(into: Mapping[Any, Any], path: Sequence[str], value: Any) -> dict[An
 
 
 def _as_list(keys: Any) -> list[Any]:
-    """Keys as a list: text is one key, any other sequence is one of keys, which may be nested ones."""
+    """Return keys as a list: a string is one key, any other sequence holds keys, which may be nested."""
     return [keys] if isinstance(keys, str) else list(keys)
 
 

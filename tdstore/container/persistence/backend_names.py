@@ -74,7 +74,7 @@ class NamedStorageMixin(Container):
             group._mark_mapped()
 
     def memmap_(self, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> Self:
-        """As `memmap`, and this TensorDict becomes the one over the files."""
+        """Save as `memmap` does, and make this TensorDict the one over the files."""
         early: Any = kwargs.pop("return_early", False)
         prefix = absolute(prefix) if early else prefix
 
@@ -127,20 +127,20 @@ class NamedStorageMixin(Container):
 
     @classmethod
     def load_memmap(cls, prefix: Location, *args: Any, **kwargs: Any) -> TensorDictBase:
-        """As `load`."""
+        """Load a TensorDict: `load` by its older name."""
         td: TensorDictBase = cls.load(prefix, *args, **kwargs)
         return td
 
     def load_memmap_(self, prefix: Location, *args: Any, **kwargs: Any) -> Self:
-        """As `load_`."""
+        """Load in place: `load_` by its older name."""
         return self.load_(prefix, *args, **kwargs)
 
     def is_memmap(self) -> bool:
-        """Whether the entries are views of memory-mapped files."""
+        """Return whether the entries are views of memory-mapped files."""
         return bool(self._state & MAPPED)
 
     def _place(self) -> tuple[StoreHandle, Path] | None:
-        """The store that the tensors are views of, and where in it."""
+        """Return the store that the tensors are views of, and the path in it."""
         place: tuple[StoreHandle, Path] | None = getattr(self, "_binding", None)
         return place
 
@@ -361,7 +361,7 @@ REDIS_LIKE = ("redis", "dragonfly", "valkey", "keydb")
 
 
 def on_server(backend: str, name: str, server: dict[str, Any]) -> dict[str, Any]:
-    """Location, backend and options of a dataset on a server, of the arguments by which users name one."""
+    """Build location, backend and options of a dataset on a server from the arguments that name it."""
     options = {"host": "localhost", "port": 6379, "db": 0, **server}
     prefix = options.pop("prefix", "tensordict")
     if options.get("unix_socket_path") is not None:
@@ -374,7 +374,7 @@ def on_server(backend: str, name: str, server: dict[str, Any]) -> dict[str, Any]
 
 
 def _files_of(td: Any) -> str | None:
-    """The directory that the entries of a TensorDict are mapped from, exactly these; None for temporary files."""
+    """Return the directory that exactly these entries are mapped from, or None for temporary files."""
     if not td._state & MAPPED or getattr(td, "_binding", None) is None or td._binding[0].location is None:
         return None
     return str(td.saved_path)

@@ -155,7 +155,7 @@ class ConsolidatingMixin(Container):
         return made
 
     def is_consolidated(self) -> bool:
-        """Whether all leaves are views of one buffer that `consolidate` or `from_consolidated` made."""
+        """Return whether all leaves are views of one buffer that `consolidate` or `from_consolidated` made."""
         return is_one_buffer(self)
 
     @classmethod
@@ -213,13 +213,13 @@ def written(td: Any, filename: str) -> TensorDictBase:
 
 
 def opened(filename: str, *, shared: bool, verify: Verify = "size", max_bytes: int | None = None) -> TensorDictBase:
-    """The container over a consolidated file; `shared=False` never changes the file."""
+    """Open a consolidated file as a container. With `shared=False` the file never changes."""
     url = os.path.realpath(filename)
     return over_buffer(url, *map_file(url, shared=shared, verify=verify, max_bytes=max_bytes))
 
 
 def over_buffer(url: str, contents: layout.Contents, buffer: Tensor) -> TensorDictBase:
-    """The container over the leaves in `buffer`, a uint8 tensor; errors name `url`."""
+    """Build the container over the leaves in `buffer`, a uint8 tensor. Errors name `url`."""
     groups = dict(contents.header.groups)
     for path in contents.ragged:  # no leaf of the store below: put in afterwards
         above = groups[path[:-1]]

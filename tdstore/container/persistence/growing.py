@@ -145,7 +145,7 @@ def _one_row(td: Any, row: Any) -> Any:
 
 
 def _are_rows(td: Any, given: Any) -> bool:
-    """Whether a TensorDict has one dimension more than a row: told by its batch size and by a leaf."""
+    """Return whether a TensorDict has one dimension more than a row, judged by its batch size and by a leaf."""
     if given.batch_dims != td.batch_dims or given.batch_size[1:] != td.batch_size[1:]:
         return False
     here = [k for k in td._first_keys() if td._kind(k) == LEAF and given._kind(k) == LEAF]

@@ -333,7 +333,7 @@ def _lock_stored(td: Any, handle: StoreHandle) -> None:
 
 
 def unlocked(saved: Any) -> Any:
-    """What `save` returned, unlocked: methods that name a storage give a TensorDict whose keys can change."""
+    """Unlock what `save` returned. Methods that name a storage give a TensorDict whose keys can change."""
     if isinstance(saved, Future):
         return later(lambda: unlocked(saved.result()))
     saved.unlock_()
@@ -342,7 +342,7 @@ def unlocked(saved: Any) -> Any:
 
 
 def archived(location: Location, storage: Storage, archive: bool | None) -> Storage:
-    """The storage that `archive=` asks for, unless one was named."""
+    """Return the storage that `archive=` asks for, unless one was named."""
     if storage is not None or archive is None:
         return storage
     if archive:
@@ -360,7 +360,7 @@ def refuse_new(mode: Mode, method: str) -> None:
 
 
 def absolute(location: Location, storage: Storage = None) -> Location:
-    """The location, where it is a path as an absolute one: a thread may run in another working directory."""
+    """Make a path absolute, because a thread may run in another working directory. Other locations stay."""
     text = os.fspath(location) if isinstance(location, os.PathLike) else location
     is_path = isinstance(location, os.PathLike) or storage in (None, DEFAULT_ON_DISK)
     return os.path.abspath(text) if is_path and isinstance(text, str) and "://" not in text else location

@@ -49,12 +49,12 @@ def into(td: Any, out: Any, run: Callable[[Any, slice], Any], *, exact: bool = F
 
 
 def _others(made: Any, there: dict[Path, tuple[torch.Size, torch.dtype]]) -> bool:
-    """Whether results have other dtypes than the entries that they would be written into."""
+    """Return whether results have other dtypes than the entries that they would be written into."""
     return any(dtype != there.get(path, (None, dtype))[1] for path, _, dtype in _facts(made, ()))
 
 
 def rows_of(operand: Any, rows: slice, batch: torch.Size) -> Any:
-    """The part of an operand that goes with some rows of a batch."""
+    """Return the part of an operand that belongs to some rows of a batch."""
     if isinstance(operand, Container):
         return operand._at(rows)
     if isinstance(operand, Tensor) and operand.ndim:

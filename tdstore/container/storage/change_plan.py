@@ -92,7 +92,7 @@ class StorePlan(ValuePlan):
             handle.commit(groups, {**{p: s for p, s in handle.specs.items() if p not in lost}, **self.fresh})
 
     def _put_back(self, replaced: list[Write], error: BaseException) -> None:
-        """After a failure in a store without DISCARD: write old values again, remove what is not in the catalogue."""
+        """Undo a failure in a store without DISCARD: write old values again, remove what is not in the catalogue."""
         store = self.handle.store
         try:
             if replaced:
@@ -105,7 +105,7 @@ class StorePlan(ValuePlan):
             error.add_note(f"{store.url} could not be put back ({second}): open it again")
 
     def _groups(self, gone: list[Path]) -> dict[Path, Group]:
-        """The records of the groups as they are afterwards."""
+        """Return the records of the groups after the change."""
         before = self.handle.groups
         groups = without(before, [path for path in gone if path in before])
         for path in dict.fromkeys((*self.keys, *self.values)):
@@ -147,7 +147,7 @@ Step = Callable[[], None]
 
 
 def together(steps: Sequence[Step]) -> Prepared:
-    """Many prepared writes as one."""
+    """Combine many prepared writes into one."""
 
     def begin(back: list[Undo]) -> None:
         for step in steps:
@@ -202,7 +202,7 @@ class Changes:
             node._plan_set(self, entries)
 
     def plan_of(self, handle: StoreHandle) -> StorePlan:
-        """What changes in a store."""
+        """Plan what changes in a store."""
         return self._plans.setdefault(id(handle), StorePlan(handle))
 
     def then(self, step: Step) -> None:

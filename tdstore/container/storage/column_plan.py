@@ -79,7 +79,7 @@ class ValuePlan:
         return Write(leaf, (slice(start, start + shape[0], 1),), spans)
 
     def grown(self) -> list[Path]:
-        """The texts that values were added to."""
+        """List the data leaves that values were added to."""
         return list(self._added)
 
     def _part(self, path: Path, start: int, stop: int) -> tuple[slice, ...]:
@@ -104,7 +104,7 @@ class ValuePlan:
         return added + self.writes
 
     def tidy(self) -> None:
-        """After the commit: give back what the texts that had to grow do not need."""
+        """Release, after the commit, what the data leaves that had to grow do not need."""
         give_back(self.handle, self._needs_compaction)
 
     def _add(self, path: Path, end: int, data: bytes) -> list[Write]:

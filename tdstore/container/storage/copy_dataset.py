@@ -249,7 +249,7 @@ class Job:
 
     # -- the target --------------------------------------------------------------------------
     def _open_target(self) -> tuple[Store, bool, Mark | None]:
-        """The target, whether its copy can be resumed, and the mark of a partial copy that is to be finished."""
+        """Return the target, whether its copy can be resumed, and the mark of a partial copy to finish."""
         can_resume = self.resume and self.source.handle is not None
         try:
             return self._open("x"), can_resume, None
@@ -289,7 +289,7 @@ class Job:
 def select(
     groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec], keys: Any
 ) -> tuple[dict[Path, Group], dict[Path, LeafSpec]]:
-    """The records and leaves of some keys, with the TensorDicts that lead to them.
+    """Select the records and leaves of some keys, with the TensorDicts that lead to them.
 
     Raises:
         KeyNotFoundError: one of them is not there; the hint is the nearest key.

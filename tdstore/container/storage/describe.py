@@ -36,7 +36,7 @@ _PLAINEST = (str, int, float, bool, type(None))
 def describe(
     td: Any, prefix: Path = (), jagged: dict[Path, Tensor] | None = None
 ) -> tuple[dict[Path, Group], dict[Path, LeafSpec]]:
-    """Group records and leaf specs of a container, by path under `prefix`. Reads no data.
+    """Describe a container by group records and leaf specs, by path under `prefix`. Reads no data.
 
     Args:
         jagged: for one document with all: takes the nested tensors, and no value is kept as leaves.
@@ -88,7 +88,7 @@ def _spec(path: Path, shape: Any, device: Any, dtype: torch.dtype, node: Any) ->
 
 
 def group_of(node: Any, values: dict[str, Any], tensorclass: type | None = None) -> Group:
-    """The record of one level.
+    """Build the record of one level.
 
     Raises:
         UnsupportedError: its batch size has -1, which no window of stored data could be taken of.
@@ -110,7 +110,7 @@ def group_of(node: Any, values: dict[str, Any], tensorclass: type | None = None)
 
 
 def value_json(value: NonTensor, path: Path) -> JSON:
-    """The envelope of a value; an error that names its key if it is not plain data."""
+    """Build the record of a value. If it is not plain data, the error names its key."""
     with naming(path):
         return value.to_json()
 
@@ -130,7 +130,7 @@ def check_value(value: NonTensor, path: Path) -> None:
 
 
 def stored_value(value: NonTensor, path: Path) -> tuple[Any, dict[Path, LeafSpec]]:
-    """The envelope of a value, and the specs of the leaves that hold it, if there are enough for that.
+    """Build the record of a value, and the specs of the leaves that hold it, if it has values enough for leaves.
 
     The leaves themselves are kept with the value, for whoever walks down a path to read them.
     """
@@ -167,7 +167,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def decoded(envelope: Any, batch_size: torch.Size) -> NonTensor:
-    """The entry that `value_json` described.
+    """Decode the entry that `value_json` described.
 
     Raises:
         ValueError: malformed. UntrustedDataError: no installed plugin brings its codec.
@@ -183,7 +183,7 @@ def decoded(envelope: Any, batch_size: torch.Size) -> NonTensor:
 
 
 def _nodes(td: Any, path: Path, tensorclass: type | None) -> Iterator[tuple[Path, Any, type | None]]:
-    """Every container of a tree, with its tensorclass; that of a lazy stack is its elements'."""
+    """Yield every container of a tree with its tensorclass. That of a lazy stack is its elements'."""
     yield path, td, tensorclass
     stack = isinstance(unwrap(td), Container._stack_class)
     for key, group in td._stored_groups():
@@ -191,7 +191,7 @@ def _nodes(td: Any, path: Path, tensorclass: type | None) -> Iterator[tuple[Path
 
 
 def named_groups(groups: Mapping[Path, Group], root: Path, names: Names) -> dict[Path, Group]:
-    """The records of groups after the dimensions of one of them, and of those below it, have got names.
+    """Build the records of groups after one group, and those below it, got dimension names.
 
     Args:
         root: the group whose dimensions `names` are. Further dimensions of groups below it keep their names.

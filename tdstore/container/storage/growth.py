@@ -28,7 +28,7 @@ from tdstore.types import LeafSpec, Path, Write, path_text
 
 
 def place_of(td: Any) -> Any:
-    """`(handle, path)` of a container whose entries are those of a store; None for one in memory."""
+    """Return `(handle, path)` of a container whose entries are those of a store, or None for one in memory."""
     if isinstance(td, Container._stored_class):
         return td._handle, td._path
     return getattr(td, "_binding", None)
@@ -85,7 +85,7 @@ class Growth:
 
     @classmethod
     def of_elements(cls, stack: Any, elements: list[Any]) -> Growth:
-        """New elements of a stored lazy stack, along whichever dimension."""
+        """Add new elements to a stored lazy stack, along any dimension."""
         growth = cls.__new__(cls)
         growth.old = len(stack._tds)
         growth._begin(stack, None, growth.old + len(elements))
@@ -159,7 +159,7 @@ class Growth:
             self._walk(td, part, path)
 
     def new_batch(self, node: Any) -> torch.Size:
-        """The batch size that a node gets."""
+        """Return the batch size that a node gets."""
         return torch.Size((self.length, *node._batch_size[1:]))
 
     def check_values(self, entry: Entry) -> None:
@@ -171,7 +171,7 @@ class Growth:
             )
 
     def new_value(self, entry: Entry) -> NonTensor:
-        """A value as it is afterwards."""
+        """Return a value as it is afterwards."""
         old: NonTensor = entry.node._raw(entry.key)
         if entry.rows is None:
             length = self.length
@@ -191,7 +191,7 @@ class Growth:
 
 
 def step_of(root: Any, growth: Growth) -> Step:
-    """The step that changes a whole tree: those that can fail first, and back again if one does."""
+    """Build the step that changes a whole tree: steps that can fail come first, and are undone if one fails."""
     own = _in_memory(growth) if growth.binding is None else _in_store(growth)
     steps = [*(step_of(other.root, other) for other in growth.others), own]
 
@@ -259,7 +259,7 @@ def _in_memory(growth: Growth) -> Step:
 
 
 def _relengthened(leaf: Tensor, rows: Tensor | None, length: int, room: Room | None) -> tuple[Tensor, Room | None]:
-    """A leaf with another length; rows after the old ones are `rows`, or zeros."""
+    """Give a leaf another length. Rows after the old ones are `rows`, or zeros."""
     old = leaf.shape[0]
     if length <= old:
         return leaf[:length], None
@@ -347,7 +347,7 @@ class _Plan:
         self.specs = {p: s for p, s in (self.specs | self.fresh).items() if p not in set(self.gone)}
 
     def writes(self) -> Iterator[list[Write]]:
-        """The new rows, in blocks of bounded memory where they are stored themselves."""
+        """Yield the writes of the new rows, in blocks of bounded memory where they are stored themselves."""
         yield [Write(path, (), value.detach().to("cpu", self.specs[path].dtype)) for path, value in self.made]
         rows, old = self.growth.rows, self.growth.old
         if rows is None:
@@ -418,7 +418,7 @@ def _in_store(growth: Growth) -> Step:
 
 
 def _take_back(handle: Any, plan: _Plan, error: BaseException) -> None:
-    """After a failure: the leaves get their old length again. Nothing of it was committed."""
+    """Undo after a failure: give the leaves their old length again. Nothing of it was committed."""
     store = handle.store
     try:
         made = set(store.paths())
@@ -433,7 +433,7 @@ def _take_back(handle: Any, plan: _Plan, error: BaseException) -> None:
 
 
 def _follow(growth: Growth) -> None:
-    """The containers of the tree take over what the store has now."""
+    """Make the containers of the tree take over what the store has now."""
     for node, _, elements in growth.stacks:
         node._follow_elements(growth.length if elements is None else len(node._tds) + len(elements))
     for node in growth.nodes:

@@ -126,21 +126,21 @@ class StoreHandle:
 
     # -- looking -----------------------------------------------------------------------------
     def kind(self, path: Path) -> str | None:
-        """LEAF, GROUP or VALUE; None when nothing is there."""
+        """Return LEAF, GROUP or VALUE; None when nothing is there."""
         entry = self.entries[path]
         return None if entry is None else entry.kind
 
     def batch_above(self, path: Path) -> list[torch.Size]:
-        """The batch size with which that of a group has to start, if its parent has one; elements of stacks do not."""
+        """Return the batch size that a group's must start with, if its parent has one. Elements of stacks need none."""
         above = self.groups.get(path[:-1]) if path else None
         return [] if above is None or above.kind == STACK_KIND else [torch.Size(above.batch_size or ())]
 
     def column(self, path: Path) -> bool:
-        """Whether the values at a path lie in leaves of their own."""
+        """Return whether the values at a path lie in leaves of their own."""
         return isinstance(self.entries[path], Column)
 
     def value(self, path: Path) -> NonTensor:
-        """The non-tensor entry at a path; live where leaves are."""
+        """Return the non-tensor entry at a path. It is live where leaves are."""
         entry = self.entries[path]
         if (rounds := self.value_rounds(entry)) is not None:
             return drive(rounds, self.store)
@@ -155,7 +155,7 @@ class StoreHandle:
         raise KeyNotFoundError(f"no value {path_text(path)} in {self.store.url}")
 
     def value_rounds(self, entry: Entry | None) -> Rounds[NonTensor] | None:
-        """The read of a non-tensor entry; None for a value in the header, or where leaves are live."""
+        """Return the read of a non-tensor entry; None for a value in the header, or where leaves are live."""
         if Cap.VIEW in self.store.caps:
             return None
         match entry:
@@ -183,7 +183,7 @@ class StoreHandle:
             ) from error
 
     def leaves_below(self, path: Path) -> list[Path]:
-        """Paths of the leaves at or under a path, in key order."""
+        """List the paths of the leaves at or under a path, in key order."""
         match entry := self.entries[path]:
             case None:
                 return []
@@ -294,7 +294,7 @@ class StoreHandle:
 
     # -- travelling --------------------------------------------------------------------------
     def can_be_kept(self) -> bool:
-        """Whether a pickle of this is a name that any process of this machine can open, and not memory of this one."""
+        """Return whether any process of this machine can open what a pickle names: not memory of this process."""
         try:
             pickle.dumps(self.__reduce__())
         except (StoreError, TypeError, pickle.PicklingError):
@@ -332,7 +332,7 @@ def reopened(backend: str, token: tuple[Any, Mode, dict[str, Any]]) -> StoreHand
 
 
 def without(groups: Mapping[Path, Group], gone: Iterable[Path]) -> dict[Path, Group]:
-    """Group records once the entries at those paths are removed."""
+    """Return group records with the entries at those paths removed."""
     out = dict(groups)
     for path in gone:
         out = {p: g for p, g in out.items() if p[: len(path)] != path}

@@ -64,7 +64,7 @@ class KeptStack(NonTensorStack):
 
     @classmethod
     def over(cls, handle: Any, path: Path, entry: NonTensorStack) -> KeptStack:
-        """The entry that a header has at a path."""
+        """Build the entry that a header has at a path."""
         shape = entry.batch_size
         return cls._make(_Kept(entry.flat(), handle, path, shape), torch.arange(shape.numel()).reshape(shape))
 
@@ -97,6 +97,6 @@ def rebuilt(values: list[Any], shape: torch.Size) -> NonTensorStack:
 
 
 def kept(handle: Any, path: Path, envelope: Any, batch_size: torch.Size) -> NonTensor:
-    """The entry of an envelope in the header of a store whose leaves are live tensors."""
+    """Build the entry of a value record in the header of a store whose leaves are live tensors."""
     entry = decoded(envelope, batch_size)
     return KeptStack.over(handle, path, entry) if isinstance(entry, NonTensorStack) else entry

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def over(handle: StoreHandle, path: Path = (), flags: int = 0) -> TensorDictBase:
-    """The container over an open store: live tensors where the store can give them.
+    """Build the container over an open store: of live tensors where the store can give them.
 
     `flags` are added to those that say what the store is, for tensors that other processes could see.
     """
@@ -53,7 +53,7 @@ def _flags(handle: StoreHandle) -> int:
 
 
 def stored(handle: StoreHandle, path: Path, device: torch.device | None = None) -> TensorDictBase:
-    """The container over a group of a store whose leaves are not live tensors."""
+    """Build the container over a group of a store whose leaves are not live tensors."""
     if handle.groups[path].kind == STACK_KIND:
         made: TensorDictBase = _stack(handle, path, 0, lambda below: stored(handle, below, device))
         return made
@@ -62,7 +62,7 @@ def stored(handle: StoreHandle, path: Path, device: torch.device | None = None) 
 
 
 def _stack(handle: StoreHandle, path: Path, flags: int, element: Callable[[Path], Any]) -> TensorDictBase:
-    """The lazy stack that a group is, its elements made by `element`."""
+    """Build the lazy stack that a group is. `element` makes its elements."""
     extra = handle.groups[path].extra
     dim: Any
     dim, count, name, empty_batch_size = (extra.get(k) for k in ("stack_dim", "count", "name", "batch_size"))
@@ -115,7 +115,7 @@ def _resident(handle: StoreHandle, path: Path, flags: int) -> TensorDictBase:
 
 
 def entry(handle: StoreHandle, path: Path, flags: int, view: Any = None) -> Any:
-    """One entry of a resident store as its TensorDict holds it."""
+    """Build one entry of a resident store as its TensorDict holds it."""
     match handle.entries[path]:
         case Leaf():
             return (view or handle.store.view)(path)
@@ -134,7 +134,7 @@ def _viewer(handle: StoreHandle) -> Any:
 
 
 def _real_tensors() -> AbstractContextManager[Any]:
-    """Stores deal in real tensors, whatever mode the caller is in."""
+    """Leave the caller's tensor modes: stores deal in real tensors."""
     return torch.utils._python_dispatch._disable_current_modes() if fake_mode() else nullcontext()
 
 
@@ -152,7 +152,7 @@ def _check_device(store: Store, wanted: Any) -> None:
 
 
 def _subpath(subpath: Any, handle: StoreHandle) -> Path:
-    """The path of a group: a key, or a string of names with slashes between them."""
+    """Return the path of a group from a key, or from a string of names with slashes between them."""
     path = unravel(subpath) if not isinstance(subpath, str) else (subpath,)
     if handle.kind(path) != GROUP and isinstance(subpath, str):
         path = tuple(subpath.split("/"))
@@ -186,7 +186,7 @@ def allocate(
     writes: Sequence[Write] = (),
     device: Any = None,
 ) -> StoreHandle:
-    """A new store with leaves that read as their fill value but for `writes`, and a header; all or nothing.
+    """Create a store with a header and leaves that read as their fill value but for `writes`; all or nothing.
 
     Raises:
         OptionError: its leaves are live tensors, and not on that `device`.

@@ -16,7 +16,7 @@ from tdstore.storekit.documents import MAX_DIMS
 
 
 def from_json(envelope: Any, batch_size: torch.Size) -> NonTensor:
-    """The entry that `to_json` described, in a TensorDict of that batch size.
+    """Decode the entry that `to_json` described, in a TensorDict of that batch size.
 
     Raises:
         ValueError: malformed, or a stack that does not fit the batch.

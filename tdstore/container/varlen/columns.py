@@ -45,7 +45,7 @@ _PAIR = torch.complex128
 
 
 def value_leaves(path: Path, envelope: Any) -> tuple[Path, ...]:
-    """The paths of the leaves that hold a value; none if its envelope does."""
+    """Return the paths of the leaves that hold a value. There are none if its record holds it."""
     if is_column(envelope):
         return column_leaves(path)
     if is_nested(envelope):
@@ -54,7 +54,7 @@ def value_leaves(path: Path, envelope: Any) -> tuple[Path, ...]:
 
 
 def stored_leaves(value: NonTensor) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """The envelope and the leaves of a value that leaves are to hold.
+    """Build the record and the leaves of a value that leaves are to hold.
 
     Raises:
         TypeError, ValueError: as `encode_rows`.
@@ -68,43 +68,43 @@ def stored_leaves(value: NonTensor) -> tuple[dict[str, Any], dict[str, Tensor]] 
 
 
 def is_column(envelope: Any) -> bool:
-    """Whether the envelope of a value says that it lies in two leaves."""
+    """Return whether the record of a value says that it lies in two leaves."""
     return isinstance(envelope, dict) and "column" in envelope
 
 
 def as_envelope(text: Tensor) -> dict[str, Any]:
-    """The envelope of a column with that text."""
+    """Build the record of a column with that data leaf."""
     return {"column": mark_of(text.numpy())}
 
 
 def column_leaves(path: Path) -> tuple[Path, Path]:
-    """The paths of the spans and of the text of a column."""
+    """Return the paths of the offsets and of the data of a column."""
     return (*path, SPANS), (*path, TEXT)
 
 
 def as_pairs(spans: Tensor) -> Tensor:
-    """Spans `[*B, 2]` as one element each, sharing memory."""
+    """View offsets `[*B, 2]` as one element each, sharing memory."""
     return torch.view_as_complex(spans.as_subclass(Tensor).view(torch.float64))
 
 
 def as_spans(pairs: Tensor) -> Tensor:
-    """The contrary of `as_pairs`."""
+    """View pairs as offsets again: the inverse of `as_pairs`."""
     return torch.view_as_real(pairs).view(torch.int64)
 
 
 def as_ints(pairs: Tensor) -> Ints:
-    """What `as_pairs` made as an array `[n, 2]`, sharing memory where it is contiguous."""
+    """View what `as_pairs` made as an array `[n, 2]`, sharing memory where it is contiguous."""
     return pairs.contiguous().reshape(-1).numpy().view(np.int64).reshape(-1, 2)
 
 
 # -- the text -------------------------------------------------------------------------------------
 def end_of(text: np.ndarray[Any, Any]) -> int:
-    """Where the next value goes, from the first bytes of a text."""
+    """Read where the next value goes from the first bytes of a data leaf."""
     return int.from_bytes(text[:8].tobytes(), "little", signed=True)
 
 
 def pack(values: Sequence[Any], shape: torch.Size) -> dict[str, Tensor]:
-    """The two leaves of values in C order.
+    """Encode values in C order into two leaves.
 
     Raises:
         TypeError, ValueError: as `encode_rows`.
@@ -114,7 +114,7 @@ def pack(values: Sequence[Any], shape: torch.Size) -> dict[str, Tensor]:
 
 
 def specs_of(leaves: dict[str, Tensor], path: Path) -> dict[Path, LeafSpec]:
-    """Specs for the leaves of a value at a path."""
+    """Build specs for the leaves of a value at a path."""
     return {
         (*path, name): LeafSpec(leaf.shape, leaf.dtype, fill_value=-1 if name == SPANS else 0)
         for name, leaf in leaves.items()
@@ -140,7 +140,7 @@ class Text:
         """Whether values may be unpickled."""
 
     def value(self, begin: int, end: int) -> Any:
-        """The value of one span.
+        """Decode the value of one pair of offsets.
 
         Raises:
             CorruptStoreError: as `values`.
@@ -152,7 +152,7 @@ class Text:
         return self.values(np.array([[begin, end]]))[0]
 
     def values(self, pairs: Ints) -> list[Any]:
-        """The values of spans `[n, 2]`.
+        """Decode the values of offsets `[n, 2]`.
 
         Raises:
             CorruptStoreError: they are not what was written.
@@ -169,7 +169,7 @@ class Text:
         return None
 
     def taken(self, pairs: Ints) -> Text:
-        """The text for a copy of some spans."""
+        """Return the data for a copy of some offsets."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -188,7 +188,7 @@ class LiveText(Text):
         self._handle, self._path = handle, path
 
     def is_at(self, handle: Any, path: Path) -> bool:
-        """Whether this is the text of that column."""
+        """Return whether this is the data of that column."""
         return self._handle is handle and self._path == path
 
     def values(self, pairs: Ints) -> list[Any]:
@@ -240,7 +240,7 @@ class LiveText(Text):
 
 
 def checked_end(head: Tensor, length: int, what: str, url: str | None) -> int:
-    """Where the next value goes in a text of that length, from its first bytes.
+    """Check and return where the next value goes in a data leaf of that length, from its first bytes.
 
     A crash may have left a number beyond the length that was committed: nothing that counts lies there.
 
@@ -262,7 +262,7 @@ def grow(handle: Any, path: Path, needed: int) -> None:
 
 
 def text_writes(path: Path, end: int, data: bytes) -> list[Write]:
-    """The writes that add bytes behind `end`."""
+    """Build the writes that add bytes behind `end`."""
     if not data:
         return []
     new = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -279,7 +279,7 @@ class PackedStack(NonTensorStack):
 
     @classmethod
     def over(cls, spans: Tensor, text: Text) -> PackedStack:
-        """Over spans `[*B, 2]`, sharing their memory."""
+        """Build a stack over offsets `[*B, 2]`, sharing their memory."""
         return cls._make(text, as_pairs(spans))
 
     def flat(self) -> list[Any]:

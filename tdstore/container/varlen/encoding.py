@@ -19,7 +19,7 @@ _GAP = 4096
 
 
 def encode_rows(values: Sequence[Any], start: int) -> tuple[Ints, bytes]:
-    """Spans `[n, 2]` and the bytes of values that are to lie from `start` on.
+    """Encode values that are to lie from `start` on as offsets `[n, 2]` and bytes.
 
     Neighbours that are one object may share theirs.
 
@@ -75,7 +75,7 @@ def _utf8(value: str) -> bytes:
 
 
 def decode_rows(pairs: Ints, text: Bytes, base: int = 0) -> list[Any]:
-    """The values of spans `[n, 2]`; `text[0]` is the byte number `base`.
+    """Decode the values of offsets `[n, 2]`. `text[0]` is the byte number `base`.
 
     Raises:
         ValueError: a span outside of the text, spans that overlap, or bytes that are no value.
@@ -100,7 +100,7 @@ def decode_rows(pairs: Ints, text: Bytes, base: int = 0) -> list[Any]:
 
 
 def _strings(pairs: Ints, text: Bytes, base: int) -> list[str] | None:
-    """What most columns hold, in less time: strings that lie in the text, none twice. None for anything else."""
+    """Decode strings that lie in the data, none twice, quickly: the usual column. Return None for others."""
     begins, ends = pairs[:, 0], pairs[:, 1]
     sizes = ends - begins
     if np.minimum.reduce(sizes) < 0:
@@ -136,7 +136,7 @@ def _decode(begins: list[int], ends: list[int], data: Any, shift: int) -> list[A
 
 
 def _decode_shared(begins: list[int], ends: list[int], text: Bytes, base: int, room: int) -> list[Any]:
-    """Values of which some are one: made once, or a small file could ask for any amount of memory."""
+    """Decode values of which some are one, each once. Else a small file could ask for any amount of memory."""
     made: dict[tuple[int, int], Any] = {}
     data: Any = memoryview(text)  # type: ignore[arg-type]
     for pair in zip(begins, ends, strict=True):
@@ -150,7 +150,7 @@ def _decode_shared(begins: list[int], ends: list[int], text: Bytes, base: int, r
 
 
 def bounds(pairs: Ints) -> tuple[Ints, Ints]:
-    """Where the bytes of each span begin and end, of whatever kind it is; 0 and 0 where there are none.
+    """Compute where the bytes of each value begin and end, of whatever kind it is; 0 and 0 where it has none.
 
     Raises:
         ValueError: one end of a span is of another kind than the other.
@@ -165,14 +165,14 @@ def bounds(pairs: Ints) -> tuple[Ints, Ints]:
 
 
 def in_order(first: Ints, last: Ints) -> tuple[Ints, Ints]:
-    """Bounds as begins in order, and how far the bytes of each and those before it reach; without empty ones."""
+    """Sort bounds by begin, with how far the bytes of each and those before it reach. Empty ones are left out."""
     some = np.flatnonzero(last > first)
     order = some[np.argsort(first[some], kind="stable")]
     return first[order], np.maximum.accumulate(last[order])
 
 
 def pieces(begin: Ints, end: Ints, gap: int = 0) -> tuple[Ints, Ints]:
-    """Where bytes `in_order` begin and end, pieces at most `gap` bytes apart as one."""
+    """Merge bytes `in_order` that are at most `gap` bytes apart, and return where each piece begins and ends."""
     if not len(begin):
         return begin, end
     cuts = np.flatnonzero(begin[1:] > end[:-1] + gap) + 1
@@ -180,7 +180,7 @@ def pieces(begin: Ints, end: Ints, gap: int = 0) -> tuple[Ints, Ints]:
 
 
 def moved(spans: Tensor, found: tuple[Ints, Ints], starts: Ints, stops: Ints) -> Tensor:
-    """Spans `[*B, 2]` and their bounds, once those pieces, which hold their bytes, lie behind one another."""
+    """Move offsets `[*B, 2]` and their bounds to where their bytes are once those pieces lie back to back."""
     spans = spans.clone()
     if len(starts):
         flat = spans.reshape(-1, 2).numpy()

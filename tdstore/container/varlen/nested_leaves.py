@@ -37,17 +37,17 @@ LAYOUTS = {"strided": torch.strided, "jagged": torch.jagged}
 
 
 def is_nested(envelope: Any) -> bool:
-    """Whether an envelope says that the leaves below are those of a nested tensor."""
+    """Return whether a record says that the leaves below are those of a nested tensor."""
     return isinstance(envelope, dict) and "nested" in envelope
 
 
 def nested_leaves(path: Path, envelope: Any) -> tuple[Path, ...]:
-    """The paths of the leaves of a nested tensor."""
+    """Return the paths of the leaves of a nested tensor."""
     return tuple((*path, name) for name in (VALUES, *_places_of(envelope["nested"])))
 
 
 def _places_of(about: Any) -> list[str]:
-    """The names of the leaves that tell where rows are."""
+    """Return the names of the leaves that hold the positions of rows."""
     spans = isinstance(about, dict) and about.get("spans", True)
     shapes = isinstance(about, dict) and about.get("layout") == "strided"
     return [SPANS] * bool(spans) + [SHAPES] * shapes
@@ -55,7 +55,7 @@ def _places_of(about: Any) -> list[str]:
 
 # -- taking apart ------------------------------------------------------------------------------
 def parts_of_nested(tensor: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The envelope and the leaves of a nested tensor; of one without gaps, values share its memory."""
+    """Build the record and the leaves of a nested tensor. Values of one without gaps share its memory."""
     tensor = tensor.detach()
     envelope, values, ends, shapes = (_of_jagged if tensor.layout is torch.jagged else _of_strided)(tensor)
     begins = torch.cat((ends.new_zeros(1), ends[:-1])) if len(ends) else ends
@@ -64,7 +64,7 @@ def parts_of_nested(tensor: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def leaf_below(td: Any, path: Path) -> Tensor:
-    """A leaf by its path in a store, where lazy stacks have elements, and values and nested tensors have leaves."""
+    """Return a leaf by its path in a store, where lazy stacks have elements, values and nested tensors leaves."""
     for key in path[:-1]:
         td = td._child(key)
     leaf: Tensor = parts_of_nested(td)[1][path[-1]] if is_batched(td) else td._raw(path[-1])
@@ -97,18 +97,18 @@ def _of_jagged(tensor: Tensor) -> tuple[dict[str, Any], Tensor, Tensor, None]:
 
 
 def ragged_dim(tensor: Tensor) -> int:
-    """The dimension of a jagged tensor whose length differs."""
+    """Return the dimension of a jagged tensor whose length differs."""
     found: int = tensor._ragged_idx  # type: ignore[attr-defined]
     return found
 
 
 def specs_of_nested(leaves: dict[str, Tensor]) -> dict[str, LeafSpec]:
-    """Specs for the leaves of a nested tensor."""
+    """Build specs for the leaves of a nested tensor."""
     return {name: LeafSpec(leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
 
 
 def places_among(groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec]) -> list[Path]:
-    """The leaves that tell where the rows of nested tensors are."""
+    """List the leaves that hold the positions of the rows of nested tensors."""
     return [
         path
         for path in specs
@@ -141,7 +141,7 @@ class Nested:
         self.leaves = nested_leaves(path, envelope)
 
     def shape(self, sel: Selection, store: Store) -> torch.Size:
-        """The shape of what `rounds` gives; -1 for what is ragged. That of one row is read."""
+        """Return the shape of what `rounds` gives; -1 for a ragged dimension. The shape of one row is read."""
         taken = len(sel.src_shape)
         if not self.is_row(sel):
             return torch.Size((*sel.shape, *(self.rows, *self.rest)[taken:]))
@@ -154,13 +154,13 @@ class Nested:
         return torch.Size((*sel.shape, *own[taken - 1 :]))
 
     def is_row(self, sel: Selection) -> bool:
-        """Whether a selection leaves one row, which is a plain tensor."""
+        """Return whether a selection leaves one row, which is a plain tensor."""
         terms = sel.by_dimension()
         return bool(terms) and isinstance(terms[0], int)  # type: ignore[index]
 
     # -- whole -----------------------------------------------------------------------------------
     def viewed(self, store: Store) -> Tensor:
-        """The nested tensor whose elements are those of the store, as live as its leaves are."""
+        """Build the nested tensor whose elements are those of the store, as live as its leaves are."""
         places = self._places([store.view((*self.path, name)).cpu() for name in self._places_are])
         return self._whole(store.view((*self.path, VALUES)), *places)
 
@@ -223,7 +223,7 @@ class Nested:
         return torch.empty((0, *rest), dtype=self.dtype)
 
     def _read_rows(self, index: slice | Tensor, *, partial: bool) -> Rounds[list[Tensor]]:
-        """Rows, reading their elements only: those that follow one another by one request."""
+        """Read the elements of some rows alone. Adjacent ones take one request."""
         spans, shapes = yield from self._places_at(index, partial=partial)
         path = (*self.path, VALUES)
         length = self._length
@@ -264,7 +264,7 @@ class Nested:
         return self._places([plan.finish(part) for part in found])
 
     def _places(self, found: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Spans and shapes, from the leaves that tell them."""
+        """Return offsets and shapes, from the leaves that hold them."""
         named = dict(zip(self._places_are, found, strict=True))
         shapes = named.get(SHAPES) if self.layout is torch.strided else None
         spans = named.get(SPANS)

@@ -16,7 +16,7 @@ _ALL = slice(None)
 
 
 def rows_at(tensor: Tensor, index: Any) -> Tensor:
-    """`tensor[index]` for an index whose first term chooses rows: a nested tensor of the same layout, or the one row.
+    """Return `tensor[index]` for an index of rows: a nested tensor of the same layout, or the one row.
 
     Args:
         tensor: any; one that is not nested is indexed as torch does.
@@ -47,7 +47,7 @@ def rows_at(tensor: Tensor, index: Any) -> Tensor:
 
 
 def row_of(key: str, tensor: Tensor, index: Any) -> Tensor:
-    """The row of a nested tensor that is written at an index, as a view.
+    """Return the row of a nested tensor that is written at an index, as a view.
 
     Raises:
         UnsupportedError: the index is not about one row.
@@ -63,7 +63,7 @@ def row_of(key: str, tensor: Tensor, index: Any) -> Tensor:
 
 
 def _joined(like: Tensor, rows: list[Tensor], *, ragged: bool) -> Tensor:
-    """Rows as a nested tensor of the layout of another, and ragged along the same dimension."""
+    """Join rows into a nested tensor of the layout of another, ragged along the same dimension."""
     if like.layout is not torch.jagged:
         if not rows:
             return torch.nested.nested_tensor([], dtype=like.dtype, device=like.device)

@@ -37,7 +37,7 @@ class _Wanted(NamedTuple):
 
 
 def _text_reads(spans: Tensor, path: Path, length: int, *, whole: bool) -> _Wanted:
-    """The requests for the bytes of some spans: neighbours together, so that few are left; none for no bytes.
+    """Build the requests for the bytes of some values. Neighbours are merged; no bytes need no request.
 
     Raises:
         ValueError: a span reaches beyond a text of that length.
@@ -67,14 +67,14 @@ def _with_head(starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
 
 
 def _numbers(starts: Ints, stops: Ints) -> Tensor:
-    """The numbers of all bytes of some pieces: one row index, which every store cuts up faster than many slices."""
+    """List the numbers of all bytes of some pieces as one row index, which stores split faster than many slices."""
     sizes = stops - starts
     ends = np.cumsum(sizes)
     return torch.from_numpy(np.arange(ends[-1]) + np.repeat(starts - (ends - sizes), sizes))
 
 
 def _stack(spans: Tensor, wanted: _Wanted, values: Sequence[Tensor], what: str, url: str) -> PackedStack:
-    """The stack of spans whose bytes were read."""
+    """Build the stack of offsets whose bytes were read."""
     if len(values) == 1 and len(wanted.starts) == 1:
         return PackedStack.over(spans, Text(values[0], 0, what, url))
     if len(values) == 2:

@@ -41,7 +41,7 @@ class LazyOps(LazyWrites):
 
     # -- operands ----------------------------------------------------------------------------
     def _operands(self, other: Any) -> list[Any]:
-        """The second operand of each element."""
+        """List the second operand of each element."""
         n, d = len(self._tds), self._stack_dim
         if isinstance(other, Container):
             if other.batch_size != self._batch_size and not self._ragged:
@@ -72,7 +72,7 @@ class LazyOps(LazyWrites):
         return self._of(made, self._stack_dim, self._dim_name, self._empty_batch_size)
 
     def _all_at_once(self, fn: Callable[..., Sequence[Tensor]], columns: list[list[Any]]) -> list[Any] | None:
-        """One call for the leaves of all elements; None where they are not all live tensors, or an operand is one."""
+        """Call once for the leaves of all elements. Return None unless they and the operands allow it."""
         leaves: list[Tensor] = []
         given: list[list[Any]] = [[] for _ in columns]
         for i, td in enumerate(self._tds):
@@ -197,7 +197,7 @@ class LazyOps(LazyWrites):
         return self._resident_class({str(i): td.data_ptr(storage=storage) for i, td in enumerate(self._tds)}, [])
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
-        """A plain in-memory TensorDict: the stack, made.
+        """Return a plain in-memory TensorDict: the stack, made dense.
 
         Raises:
             UnsupportedError: elements that differ in shape; `densify()` takes them, as nested tensors.
@@ -300,7 +300,7 @@ class LazyOps(LazyWrites):
 
     # -- reductions --------------------------------------------------------------------------
     def _reduced(self, kind: Reduction, over: Over, keepdim: bool, batch_size: torch.Size, names: Names) -> Any:
-        """Stacked first where that is possible and in memory; else the elements' results are merged."""
+        """Reduce: stack first where that is possible and in memory, else merge the results of the elements."""
         if all(isinstance(td, ResidentTree) for td in self._tds):
             try:
                 return self._resident()._reduced(kind, over, keepdim, batch_size, names)
@@ -375,7 +375,7 @@ class LazyOps(LazyWrites):
         return made
 
     def _move_tree(self, fn: Callable[[Tensor], Tensor], new: torch.Size, names: Names, n: int) -> Any:
-        """As part of a TensorDict of `n` batch dimensions that is moved."""
+        """Move this stack as part of a TensorDict of `n` batch dimensions."""
         if trace(fn, self._batch_size, self._stack_dim) is None and (
             wants_view(fn, self._batch_size) or self._is_flattened(fn, new)
         ):
@@ -387,20 +387,20 @@ class LazyOps(LazyWrites):
         return self._move(fn, new, names, keep_lock=False)
 
     def _is_flattened(self, fn: Callable[[Tensor], Tensor], new: torch.Size) -> bool:
-        """Whether a move makes one dimension of all of them: rows that share memory with the elements."""
+        """Return whether a move makes one dimension of all, so that rows share memory with the elements."""
         if len(new) != 1 or self._ragged or new[0] != self._batch_size.numel():
             return False
         places = torch.arange(new[0])
         return torch.equal(fn(places.reshape(self._batch_size)), places)
 
     def _row_by_row(self, places: Tensor) -> Any:
-        """Stacks of single rows that share memory with the elements; `places` are their flat positions."""
+        """Stack single rows that share memory with the elements. `places` are their flat positions."""
         numbers = torch.unravel_index(places.flatten(), self._batch_size)
         inner = (*numbers[: self._stack_dim], *numbers[self._stack_dim + 1 :])
         return self._nest(self._singly(numbers[self._stack_dim].tolist(), inner), places.shape, 0)
 
     def _view_of(self, fn: Callable[[Tensor], Any], found: Traced, names: Names) -> Self:
-        """Elements moved one by one: `fn` makes nothing but views of them."""
+        """Move elements one by one, where `fn` makes nothing but views of them."""
         rows = found.rows
         if isinstance(rows, int):
             made: Self = self._moved_element(rows, fn, found, 0)
@@ -468,7 +468,7 @@ class LazyOps(LazyWrites):
         return self._fan_out(fn, batch_sizes, names)
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """A tuple with one TensorDict per index of `dim`: along the stack dimension, the elements themselves."""
+        """Return a tuple of one TensorDict per index of `dim`: along the stack dimension, the elements themselves."""
         d = self._stack_dim
         at = as_dim(dim, len(self._inner) + 1)
         if at == d:
@@ -481,7 +481,7 @@ class LazyOps(LazyWrites):
         return tuple(self._of(column, place, self._dim_name) for column in columns)
 
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
-        """A tuple of lazy stacks along `dim`, of `split_size` rows or of the sizes listed, sharing memory."""
+        """Split into lazy stacks along `dim`, of `split_size` rows or of the sizes listed, sharing memory."""
         at = as_dim(dim, len(self._inner) + 1)
         out, start = [], 0
         for size in split_sizes(self._batch_size[at], split_size):
@@ -533,7 +533,7 @@ class LazyOps(LazyWrites):
         return result
 
     def reshape(self, *args: Any, shape: Any = None, size: Any = None, inplace: bool = False) -> Self:
-        """As `view` where that gives one dimension, or leaves the stack dimension apart; else a copy."""
+        """View where the result has one dimension or keeps the stack dimension separate; else copy."""
         old = self._batch_size
         wanted = shape if shape is not None else size if size is not None else flat_args(args)
         new = old if self._ragged else view_shape(old, as_size(wanted))

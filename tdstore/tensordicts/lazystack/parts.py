@@ -19,14 +19,14 @@ from tdstore.types import Path, path_text
 
 
 def result_ndim(inner: torch.Size, found: Route) -> int:
-    """Dimensions of the result of a route, for elements of that shape."""
+    """Return the number of dimensions of the result of a route, for elements of that shape."""
     sizes = torch.Size(2 if n < 0 else n for n in inner) if -1 in inner else inner
     ndim = len(index_shape(sizes, found.rest)) - found.lift
     return ndim + (0 if isinstance(found.rows, int) else found.rows.ndim)
 
 
 def lifted(part: Tensor, found: Route, ndim: int) -> Tensor:
-    """The part with the dimension of one that `rest` asks for."""
+    """Return the part with the dimension of size 1 that `rest` asks for."""
     if not found.lift or part.ndim <= ndim - found.place - 1 or not part.ndim:
         return part
     after = ndim - found.place
@@ -34,7 +34,7 @@ def lifted(part: Tensor, found: Route, ndim: int) -> Tensor:
 
 
 def part_at(td: Any, key: str, value: Any, found: Route, number: int, wide: int) -> Any:
-    """What of a value goes to one element at a batch index; `wide` is how many dimensions the result's batch has."""
+    """Return the part of a value for one element at a batch index whose result has `wide` batch dimensions."""
     block = () if isinstance(found.rows, int) else tuple(found.rows.shape)
     kind = td._kind(key)
     if isinstance(value, NonTensor):
@@ -54,7 +54,7 @@ def part_at(td: Any, key: str, value: Any, found: Route, number: int, wide: int)
 
 
 def flat_part(td: Any, key: str, value: Any, shape: torch.Size, mine: Tensor, several: bool) -> Any:
-    """What of a value goes to the flat positions `mine` of a result of `shape`."""
+    """Return the part of a value for the flat positions `mine` of a result of `shape`."""
     if isinstance(value, NonTensor):
         if isinstance(value, NonTensorData):
             return value
@@ -74,7 +74,7 @@ def flat_part(td: Any, key: str, value: Any, shape: torch.Size, mine: Tensor, se
 
 
 def pieces(node: Any, path: Path) -> Iterator[Tensor]:
-    """The tensors that an entry is made of: one for each element of the lazy stacks on the way."""
+    """Yield the tensors that an entry consists of: one for each element of the lazy stacks on the path."""
     if isinstance(node, Container._stack_class):
         for td in node._tds:
             yield from pieces(td, path)
@@ -85,7 +85,7 @@ def pieces(node: Any, path: Path) -> Iterator[Tensor]:
 
 
 def merge_states(kind: Reduction, path: Path, one: State, other: State) -> State:
-    """What a reduction of two parts of an entry is together.
+    """Merge the states of a reduction over two parts of an entry.
 
     Raises:
         UnevenError: the parts have different shapes.
@@ -100,14 +100,14 @@ def merge_states(kind: Reduction, path: Path, one: State, other: State) -> State
 
 
 def reduced_size(batch: torch.Size, dims: tuple[int, ...], keepdim: bool) -> torch.Size:
-    """The batch size that is left of a reduction over some dimensions."""
+    """Return the batch size that a reduction over some dimensions leaves."""
     if keepdim:
         return torch.Size(1 if i in dims else n for i, n in enumerate(batch))
     return torch.Size(n for i, n in enumerate(batch) if i not in dims)
 
 
 def reshapes(td: Any, part: Any) -> bool:
-    """Whether a tensor of `part`, of the same batch size, has another shape than that of `td` under the same key."""
+    """Return whether a tensor of `part`, of the same batch size, has another shape than the one in `td`."""
     return td.batch_size == part.batch_size and any(
         isinstance(value, Tensor) and isinstance(old := td.get(key, None), Tensor) and old.shape != value.shape
         for key, value in part.items(True, True)

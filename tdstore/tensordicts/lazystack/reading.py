@@ -60,7 +60,7 @@ class LazyTree(TensorDictBase):
         return td
 
     def _each(self, fn: Callable[[Any], Any]) -> Self:
-        """A stack of `fn(element)`, which keeps batch sizes."""
+        """Apply `fn`, which keeps batch sizes, to each element, and stack the results."""
         return self._of(map(fn, self._tds), self._stack_dim, self._dim_name, self._empty_batch_size)
 
     # -- what the elements say ---------------------------------------------------------------
@@ -161,7 +161,7 @@ class LazyTree(TensorDictBase):
         return self._stacked(key, [td._raw(key) for td in self._tds], self._stack_dim)
 
     def _stacked(self, key: NestedKey, parts: list[Any], place: int) -> Any:
-        """Entries of the elements as one."""
+        """Stack the entries of the elements into one."""
         first = parts[0]
         if isinstance(first, Container):
             if all(isinstance(p, Container) for p in parts):
@@ -197,7 +197,7 @@ class LazyTree(TensorDictBase):
         return torch.Size((*merged[:d], len(sizes), *merged[d:]))
 
     def _merged_leaf(self, key: str) -> torch.Size | None:
-        """Shape of an entry in the elements, -1 where it differs; None unless all are tensors of one rank."""
+        """Return the shape of an entry, -1 where elements differ; None unless all are tensors of one rank."""
         if any(td._kind(key) != LEAF for td in self._tds):
             return None
         return _merged([td._leaf_shape(key) for td in self._tds])
@@ -228,11 +228,11 @@ class LazyTree(TensorDictBase):
         return self._tds
 
     def _leaf_list(self) -> list[Tensor]:
-        """The elements' own tensors, one element after the other."""
+        """List the elements' own tensors, one element after the other."""
         return [leaf for td in self._tds for leaf in td._leaf_list()]
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is an entry of that key; of a TensorDict, whether it is an element of the stack."""
+        """Return whether there is an entry of that key, or whether a TensorDict is an element of the stack."""
         if isinstance(key, Container):
             element = unwrap(key)
             return any(td is element for td in self._tds)
@@ -242,7 +242,7 @@ class LazyTree(TensorDictBase):
         return max((td._leaf_depth() for td in self._tds), default=-1)
 
     def _resident(self) -> Any:
-        """Stacked for good; entries that not all elements have are left out.
+        """Stack for good. Entries that not all elements have are left out.
 
         Raises:
             UnsupportedError: the elements differ in shape.
@@ -281,7 +281,7 @@ class LazyTree(TensorDictBase):
 
     # -- get, in all its forms ---------------------------------------------------------------
     def _raw_as(self, key: str, **form: Any) -> Any:
-        """The entry in the form asked for; nested TensorDicts stay lazy stacks."""
+        """Return the entry in the form asked for. Nested TensorDicts stay lazy stacks."""
         mismatched = set(form) - _FORMS - {"padding_side", "padding_value", "layout"}
         if mismatched or sum(bool(form.get(name)) for name in _FORMS) > 1:
             raise errors.InvalidTypeError(f"get takes one of {', '.join(sorted(_FORMS))}, not {form}")
@@ -305,7 +305,7 @@ class LazyTree(TensorDictBase):
         return torch.stack(made, self._stack_dim)
 
     def get_nestedtensor(self, key: Any, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None) -> Entry:
-        """The entry as a nested tensor, one component per element.
+        """Return the entry as a nested tensor, one component per element.
 
         Args:
             default: is returned if there is no such entry.
@@ -349,7 +349,7 @@ class LazyTree(TensorDictBase):
         return self._nest(elements, found.rows.shape, found.place, empty_batch_size, name)
 
     def _quick_rows(self, index: Any) -> Any:
-        """Elements at a slice or at rows of the first dimension; None for any other index."""
+        """Select elements at a slice or at rows of the first dimension. Return None for any other index."""
         if type(index) is slice:
             if index.step is not None and index.step <= 0:
                 raise errors.InvalidArgumentError("slice step must be positive")
@@ -375,7 +375,7 @@ class LazyTree(TensorDictBase):
         return part._at((*(_ALL,) * found.place, 0)) if found.lift else part
 
     def _taken(self, rows: list[int], found: Route) -> list[Any]:
-        """Elements at rows; one that comes twice is copied, so that no change is made twice to it."""
+        """Select elements at rows. A repeated element is copied, so that no change is made twice to it."""
         seen: set[int] = set()
         out = []
         for row in rows:
@@ -392,7 +392,7 @@ class LazyTree(TensorDictBase):
         empty_batch_size: Sequence[int] = (),
         name: str | None = None,
     ) -> Any:
-        """Stacks in stacks, for elements that go through several dimensions from `place` on."""
+        """Nest stacks in stacks, for elements that span several dimensions from `place` on."""
         if not shape:
             return elements[0]
         if len(shape) > 1:
@@ -403,14 +403,14 @@ class LazyTree(TensorDictBase):
         return self._of(elements, place, name, empty_batch_size)
 
     def _scattered(self, terms: tuple[Any, ...]) -> Any:
-        """Any other index: positions are copied one by one, into a TensorDict if they can be stacked."""
+        """Apply any other index: copy positions one by one, into a TensorDict if they can be stacked."""
         self._even("this index")
         made = self._gathered(positions(self._batch_size, terms))
         made._set_names(indexed_names(self._names, terms, len(self._batch_size)))
         return made
 
     def _gathered(self, places: Tensor) -> Any:
-        """The batch positions that `places` tells, in its shape; the caller names the dimensions."""
+        """Gather the batch positions `places`, in its shape. The caller names the dimensions."""
         numbers, inner = unravel(places.flatten(), self._batch_size, self._stack_dim)
         parts, order = [], []
         for number in numbers.unique().tolist():
@@ -429,7 +429,7 @@ class LazyTree(TensorDictBase):
         return flat[torch.cat(order).argsort()].reshape(places.shape)
 
     def _singly(self, numbers: list[int], inner: tuple[Tensor, ...]) -> list[Any]:
-        """One element of each position, sharing memory."""
+        """Select one element for each position, sharing memory."""
         at = list(zip(*(i.tolist() for i in inner), strict=True)) if inner else [()] * len(numbers)
         return [self._tds[n]._at(a) if a else self._tds[n] for n, a in zip(numbers, at, strict=True)]
 
@@ -456,7 +456,7 @@ class LazyTree(TensorDictBase):
 
     # -- as a store sees it ------------------------------------------------------------------
     def _own_record(self) -> Group:
-        """A group whose groups are the elements, "0", "1", ...; their number is told, not looked for."""
+        """Describe a group whose groups are the elements, "0", "1", ..., and record how many there are."""
         extra: dict[str, Any] = {"stack_dim": self._stack_dim, "count": len(self._tds)}
         if self._dim_name is not None:
             extra["name"] = self._dim_name
@@ -516,7 +516,7 @@ class LazyTree(TensorDictBase):
         return bool(self._tds) and all(td.is_shared() for td in self._tds)
 
     def is_contiguous(self) -> bool:
-        """False: a lazy stack is not one block of memory."""
+        """Return False: a lazy stack is not one block of memory."""
         return False
 
     @property
@@ -551,14 +551,14 @@ def _leaf_cutter(key: str, found: Route) -> Callable[[Any], Tensor]:
 
 
 def _merged(shapes: Sequence[Sequence[int]]) -> torch.Size | None:
-    """One shape for several, -1 where they differ; None where even their lengths do."""
+    """Merge several shapes into one, -1 where they differ. Return None where their lengths differ."""
     if len({len(s) for s in shapes}) > 1:
         return None
     return torch.Size(c[0] if len(set(c)) == 1 else -1 for c in zip(*shapes, strict=True))
 
 
 def _lists(parts: Sequence[Any], place: int) -> NonTensorStack | None:
-    """Values of any lengths as one entry, whose values are the nested lists of what comes behind `place`."""
+    """Merge values of any lengths into one entry of nested lists, from the dimensions behind `place`."""
     leading = {part.batch_size[:place] for part in parts}
     if len(leading) > 1:
         return None
@@ -571,7 +571,7 @@ def _lists(parts: Sequence[Any], place: int) -> NonTensorStack | None:
 
 
 def check_elements(tds: Sequence[Any], dim: int, strict_shape: bool) -> int:
-    """The stack dimension, not negative, once the elements are found fit to be stacked.
+    """Check that elements can be stacked, and return the stack dimension, not negative.
 
     Raises:
         TypeError: not a TensorDict. BatchSizeError: their batch sizes differ in length (or at all, with

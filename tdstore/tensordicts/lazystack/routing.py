@@ -47,7 +47,7 @@ class Route(NamedTuple):
 
 
 def _plain(term: Any) -> Any:
-    """Ints of all kinds as ints; torch takes a 0-d tensor for one, too."""
+    """Convert ints of all kinds to int. torch takes a 0-d tensor for one, too."""
     if isinstance(term, Tensor):
         return int(term) if term.ndim == 0 and term.dtype is not torch.bool else term
     if term is None or isinstance(term, (slice, bool, np.bool_)):
@@ -124,23 +124,23 @@ def _row_numbers(term: Tensor, count: int) -> Tensor:
 
 
 def _are_separated(full: Sequence[Any], arrays: Sequence[int]) -> bool:
-    """Whether torch puts the dimensions of index tensors first, since something lies between them."""
+    """Return whether torch puts the dimensions of index tensors first, because something lies between them."""
     return bool(arrays) and any(t is None or isinstance(t, slice) for t in full[arrays[0] : arrays[-1]])
 
 
 def positions(batch: torch.Size, terms: tuple[Any, ...]) -> Tensor:
-    """The flat position that each place of the result has in the batch."""
+    """Compute the flat position in the batch of each position of the result."""
     return torch.arange(batch.numel()).reshape(batch)[terms]
 
 
 def unravel(flat: Tensor, batch: torch.Size, dim: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Flat positions as element numbers, and as an index into an element."""
+    """Split flat positions into element numbers and an index into an element."""
     found = torch.unravel_index(flat, batch)
     return found[dim], (*found[:dim], *found[dim + 1 :])
 
 
 def pick(value: Tensor, place: int, block: Sequence[int], number: int, ndim: int) -> Tensor:
-    """The part of a value that goes to one element, the value aligned to the right of a result of `ndim` dimensions.
+    """Pick the part of a value for one element, the value aligned right to a result of `ndim` dimensions.
 
     Args:
         place: where the result has the dimensions of `block`.
@@ -170,7 +170,7 @@ class Traced(NamedTuple):
 
 
 def trace(fn: Callable[[Tensor], Any], batch: Sequence[int], dim: int) -> list[Traced] | None:
-    """Where the elements of a stack along `dim` are after a function of shapes; None unless it only makes views.
+    """Trace where a shape function moves the elements of a stack along `dim`. Return None unless it makes views.
 
     The function sees a tensor without data, whose strides tell its dimensions apart.
     """
@@ -192,7 +192,7 @@ def trace(fn: Callable[[Tensor], Any], batch: Sequence[int], dim: int) -> list[T
 
 
 def wants_view(fn: Callable[[Tensor], Any], batch: Sequence[int]) -> bool:
-    """Whether a function of shapes refuses to copy, as `Tensor.view` does, where dimensions cannot be merged."""
+    """Return whether a shape function refuses to copy, as `Tensor.view` does, where dimensions cannot be merged."""
     sizes = [2 if n < 0 else n for n in batch]
     strides = [1000 ** (len(sizes) - i) for i in range(len(sizes))]
     try:

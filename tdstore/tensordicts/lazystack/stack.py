@@ -98,7 +98,7 @@ class LazyStackedTensorDict(LazyOps):
         stack_dim_name: str | None = None,
         stack_dim: int = 0,
     ) -> Self:
-        """A lazy stack of dicts: a list of them, or a dict of them by their number. Any other dict is a TensorDict.
+        """Build a lazy stack from a list of dicts, or from a dict of them by number. Other dicts give a TensorDict.
 
         Args:
             *other: more dicts to stack, after those of `input_dict`.
@@ -152,7 +152,7 @@ class LazyStackedTensorDict(LazyOps):
         return super().__getitem__(index)
 
     def get(self, key: Any, default: Any = AS_SET, **kwargs: Any) -> Entry:
-        """The entry, stacked; `default` if not all elements have it.
+        """Return the entry, stacked, or `default` if not all elements have it.
 
         Args:
             as_list: what each element has, in a list.
@@ -172,7 +172,7 @@ class LazyStackedTensorDict(LazyOps):
         return super().get(key, default, **kwargs)
 
     def _quick(self, key: str) -> Any:
-        """The stacked tensor of the commonest case; None for all others."""
+        """Return the stacked tensor of the usual case, or None for any other."""
         parts = self._tensors(key)
         try:
             return torch.stack(parts, self._stack_dim) if parts else None
@@ -229,11 +229,11 @@ class LazyStackedTensorDict(LazyOps):
         )
 
     def valid_keys(self) -> KeysView[str]:
-        """The first-level keys that all elements have."""
+        """Return the first-level keys that all elements have."""
         return self.keys()
 
     def densify(self, layout: torch.layout = torch.strided) -> TensorDict:
-        """One TensorDict: entries that cannot be stacked become nested tensors, what some lack has no rows there.
+        """Build one TensorDict. Entries that cannot be stacked become nested tensors; missing ones have no rows.
 
         Args:
             layout: of the nested tensors, `torch.strided` or `torch.jagged`, which has one ragged dimension only.
@@ -284,7 +284,7 @@ class LazyStackedTensorDict(LazyOps):
             )
 
     def to_lazystack(self, dim: int = 0) -> Self:
-        """This stack, or one along another dimension over the same memory."""
+        """Return this stack, or one along another dimension over the same memory."""
         at = as_dim(dim, len(self._inner) + 1)
         if at == self._stack_dim:
             return self
@@ -301,7 +301,7 @@ class LazyStackedTensorDict(LazyOps):
                 td.close()
 
     def verify(self) -> list[Fault]:
-        """As `TensorDict.verify`; faults of elements that lie in places of their own begin with their number."""
+        """Verify as `TensorDict.verify`. Faults of elements in places of their own begin with their number."""
         if self._binding is not None:
             return super().verify()
         return [Fault((str(i), *fault.path), fault.reason) for i, td in enumerate(self._tds) for fault in td.verify()]

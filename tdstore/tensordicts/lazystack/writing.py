@@ -51,7 +51,7 @@ class LazyWrites(LazyTree):
 
     # -- taking values apart -----------------------------------------------------------------
     def _split(self, key: Any, value: Any) -> list[Any]:
-        """One part of a value for each element."""
+        """Split a value into one part for each element."""
         tds, d = self._tds, self._stack_dim
         if isinstance(value, Parts):
             return value
@@ -110,7 +110,7 @@ class LazyWrites(LazyTree):
         return Parts(td._coerce(key, part) for td, part in zip(self._tds, parts, strict=True))
 
     def _coerce_existing(self, key: str, item: Any, *, whole: bool = False) -> Any:
-        """A part for each element, of its entry's own kind and shape."""
+        """Coerce a part for each element, to its entry's own kind and shape."""
         if self._kind(key) == LEAF and isinstance(item, (bool, int, float, complex)):
             item = torch.as_tensor(item)
         if isinstance(item, Tensor) and not item.is_nested and self._kind(key) == LEAF:
@@ -195,7 +195,7 @@ class LazyWrites(LazyTree):
         return together(ready)
 
     def _scatter(self, entries: Mapping[str, Any], terms: tuple[Any, ...]) -> list[Callable[[], None]]:
-        """Writes at positions that no route leads to."""
+        """Prepare writes at positions that no route leads to."""
         self._even("this index")
         places = positions(self._batch_size, terms)
         numbers, inner = unravel(places.flatten(), self._batch_size, self._stack_dim)
@@ -249,7 +249,7 @@ class LazyWrites(LazyTree):
         return super().set_(key, item)
 
     def _alike(self, key: str, item: Tensor) -> bool:
-        """Whether all elements hold a tensor in memory that has the shape of its part."""
+        """Return whether all elements hold a tensor in memory that has the shape of its part."""
         d = self._stack_dim
         shape = torch.Size((*item.shape[:d], *item.shape[d + 1 :]))
         for td in self._tds:
@@ -307,7 +307,7 @@ class LazyWrites(LazyTree):
 
     # -- many entries ------------------------------------------------------------------------
     def _per_element(self, source: Any) -> list[Any]:
-        """A TensorDict or a dict as one for each element."""
+        """Split a TensorDict or a dict into one for each element."""
         if isinstance(source, LazyTree) and source._stack_dim == self._stack_dim:
             parts = source._tds
         elif not isinstance(source, Container):
@@ -540,7 +540,7 @@ class LazyWrites(LazyTree):
                 handle.overlay(groups)
 
     def _is_through(self) -> bool:
-        """Whether a change of the stack is one of the store that it was read from."""
+        """Return whether a change of the stack is a change of the store that it was read from."""
         return self._binding is not None and bool(self._state & THROUGH or Cap.VIEW not in self._binding[0].store.caps)
 
     def _copy_with_names(self, names: Names) -> Any:
@@ -575,12 +575,12 @@ class LazyWrites(LazyTree):
 
 
 def _entries(values: Any) -> bool:
-    """A list of tensors that cannot be stacked, or of TensorDicts: one for each element."""
+    """Return whether values are a list of unstackable tensors, or of TensorDicts: one for each element."""
     return all(isinstance(v, (Tensor, Container, Mapping, NonTensor)) for v in values)
 
 
 def _with_groups(td: Any) -> Iterator[Any]:
-    """A TensorDict and all that are nested in it."""
+    """Yield a TensorDict and all that are nested in it."""
     yield td
     for group in td._groups():
         yield from _with_groups(group)

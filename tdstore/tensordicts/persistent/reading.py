@@ -109,7 +109,7 @@ class StoredTree(WindowTree):
         return self._value_shown(key, self._value_here(self._handle.value(entry.path)))
 
     def _value_here(self, value: NonTensor) -> NonTensor:
-        """A value of the store, for the rows and the batch dimensions of this container."""
+        """Return a value of the store, for the rows and the batch dimensions of this container."""
         if self._view is None:
             return value
         size = value.batch_size
@@ -118,7 +118,7 @@ class StoredTree(WindowTree):
         return value if self._window is None else value.move(self._sel_on_tensor)
 
     def _value_shown(self, key: str, value: NonTensor) -> NonTensor:
-        """As one value for all rows, if it was given to this view so and is so still."""
+        """Return one value for all rows, if this view was assigned it so and it has not changed."""
         if self._view is None:
             return value
         one_row = self._window is not None and self._window.is_one
@@ -130,12 +130,12 @@ class StoredTree(WindowTree):
         return value if one is None else one
 
     def _by_column(self, key: str) -> bool:
-        """Whether the rows of a value are read by themselves."""
+        """Return whether the rows of a value are read by themselves."""
         batch = self._group().batch_size or ()
         return self._handle.column((*self._path, key)) and len(self._sel.src_shape) <= len(batch)
 
     def _spans(self, key: str) -> tuple[Path, Selection]:
-        """Where the spans of a value per row are, for the rows of this window."""
+        """Return the path and the selection of the offsets of a value per row, for the rows of this window."""
         return column_leaves((*self._path, key))[0], self._sel
 
     def _value_size(self, key: str) -> torch.Size:
@@ -167,13 +167,13 @@ class StoredTree(WindowTree):
 
     # -- reading -----------------------------------------------------------------------------
     def _fetch(self, wanted: Sequence[tuple[Path, Selection]], outs: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """One batched read of leaves, each at a selection of its leading dimensions."""
+        """Read leaves in one batch, each at a selection of its leading dimensions."""
         return drive(self._leaf_rounds(wanted, outs), self._handle.store)
 
     def _leaf_rounds(
         self, wanted: Sequence[tuple[Path, Selection]], outs: Sequence[Tensor] | None = None
     ) -> Rounds[list[Tensor]]:
-        """The read of leaves, in one round."""
+        """Return the read of leaves, in one round."""
         parts = Cap.PARTIAL_READ in self._handle.store.caps
         distinct = {id(sel): sel for _, sel in wanted}
         plans = {at: (sel.read_plan(), sel.is_full) for at, sel in distinct.items()}
@@ -199,7 +199,7 @@ class StoredTree(WindowTree):
         return done
 
     def _leaves(self) -> list[tuple[Path, Selection]]:
-        """Every leaf under this container with its selection, in key order."""
+        """List every leaf under this container with its selection, in key order."""
         out: list[tuple[Path, Selection]] = []
         for key in self._first_keys():
             match self._entry(key):
@@ -210,7 +210,7 @@ class StoredTree(WindowTree):
         return out
 
     def _nested_keys(self) -> list[Path]:
-        """The paths of the nested tensors under this container, which are read by themselves."""
+        """List the paths of the nested tensors under this container, which are read by themselves."""
         out: list[Path] = []
         for key in self._first_keys():
             match self._entry(key):
@@ -221,7 +221,7 @@ class StoredTree(WindowTree):
         return out
 
     def _columns(self) -> list[tuple[Path, Selection]]:
-        """The spans of every value per row under this container that lies in leaves, in key order."""
+        """List the offsets of the var-length columns under this container, in key order."""
         out: list[tuple[Path, Selection]] = []
         for key in self._first_keys():
             match self._entry(key):
@@ -232,7 +232,7 @@ class StoredTree(WindowTree):
         return out
 
     def _column_rounds(self, key: str) -> Rounds[NonTensor]:
-        """The read of values per row, for the rows of this window."""
+        """Return the read of values per row, for the rows of this window."""
         spans = _only(self._leaf_rounds([self._spans(key)]))
         return self._value_shown(key, (yield from column_rounds(self._handle, (*self._path, key), spans)))
 
@@ -260,7 +260,7 @@ class StoredTree(WindowTree):
                         others.append(self._value_rounds(key, value))
 
     def _rounds(self) -> Rounds[Any]:
-        """The read of all entries, in as many rounds as the slowest of them needs; gives a TensorDict in memory."""
+        """Return the read of all entries into a TensorDict, in as many rounds as the slowest entry needs."""
         leaves: list[tuple[Path, Selection]] = []
         others: list[Rounds[Any]] = []
         self._collect_reads(leaves, others)
@@ -321,7 +321,7 @@ class StoredTree(WindowTree):
 
     # -- windows -----------------------------------------------------------------------------
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
-        """A tuple of windows along `dim`; nothing is read."""
+        """Split into a tuple of windows along `dim`. Nothing is read."""
         places = torch.empty((), device="meta").expand(self._batch_size).split(split_size, dim)
         at, out, start = dim % max(1, self.batch_dims), [], 0
         for piece in places:
@@ -384,7 +384,7 @@ class StoredTree(WindowTree):
         return self._resident()._foreach(fn, *operands)
 
     def _reduced(self, kind: Reduction, over: Over, keepdim: bool, batch_size: torch.Size, names: Names) -> Any:
-        """In blocks of rows of bounded memory: their results are merged, or put one after another."""
+        """Reduce in blocks of rows of bounded memory. Their results are merged, or concatenated."""
         if (td := self._without_columns()) is not self:
             return td._reduced(kind, over, keepdim, batch_size, names)
         rows = self._batch_size[0] if self._batch_size else 0
@@ -425,7 +425,7 @@ class StoredTree(WindowTree):
         return kind.finish(total)
 
     def _without_columns(self) -> Any:
-        """This container without the values per row that lie in leaves; itself if there are none."""
+        """Return this container without the values per row that lie in leaves; itself if there are none."""
         if not self._columns():
             return self
         return self._kept(self._tensor_keys())
@@ -445,14 +445,14 @@ class StoredTree(WindowTree):
 
     # -- the rest ----------------------------------------------------------------------------
     def clone(self, recurse: bool = True) -> Self:
-        """An in-memory copy, or with `recurse=False` another container over the same store."""
+        """Copy into memory, or with `recurse=False` return another container over the same store."""
         if recurse:
             made: Self = self._resident()
             return made
         return self._duplicate(self._device, lambda td: td.clone(recurse=False))
 
     def _shallow(self) -> Self:
-        """With a batch size and names of its own, for a place in another container."""
+        """Copy shallowly with a batch size and names of its own, for a place in another container."""
         return self._at(()) if self._view is None else self.clone(recurse=False)
 
     def _copy_with_names(self, names: Names) -> Any:
@@ -465,7 +465,7 @@ class StoredTree(WindowTree):
         return made
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
-        """The entries in memory, by one batched read."""
+        """Read the entries into memory, by one batched read."""
         made: TensorDict = without_classes(self._resident(), retain_none)
         return made
 
@@ -508,11 +508,11 @@ class StoredTree(WindowTree):
         return [packed[number] if number in packed else next(rest) for number in range(len(batch))]
 
     def _nested_whole(self, key: str) -> bool:
-        """Whether an entry is a nested tensor that is seen as it is stored: its leaves are those of the store."""
+        """Return whether an entry is a nested tensor seen as stored: its leaves are those of the store."""
         return self._sel.is_full and isinstance(self._handle.entries[(*self._path, key)], NestedTensor)
 
     def _packed(self, path: Path, value: Any) -> dict[str, Tensor]:
-        """The leaves of values per row, packed once for all the pieces of a copy."""
+        """Encode the leaves of values per row, once for all the pieces of a copy."""
         if self._texts is None or self._texts[0] != path:
             found = stored_leaves(value)
             assert found is not None, path  # or nobody would ask for its leaves
@@ -542,5 +542,5 @@ class StoredTree(WindowTree):
 
 
 def _only(rounds: Rounds[list[Tensor]]) -> Rounds[Tensor]:
-    """The read of one leaf."""
+    """Return the read of one leaf."""
     return (yield from rounds)[0]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def widened(entry: Any, sel: Selection, source: torch.Size, names: Names) -> TensorDictBase:
-    """A TensorDict like `entry` for all rows: values of the window's rows are there, tensors are zeros in no memory.
+    """Expand `entry` to all rows: values of the window's rows stay, tensors are zeros that take no memory.
 
     Args:
         sel: the rows of `entry` among those of the `source`, whose dimensions have these names.
@@ -54,7 +54,7 @@ def widened(entry: Any, sel: Selection, source: torch.Size, names: Names) -> Ten
 
 
 def dense(entry: Any) -> TensorDict:
-    """A container without its class; of a lazy stack, the TensorDict that it stands for."""
+    """Return a container without its class; of a lazy stack, the TensorDict that it stands for."""
     td: TensorDict = unwrap(entry)
     if not isinstance(td, Container._stack_class):
         return td
@@ -69,7 +69,7 @@ def dense(entry: Any) -> TensorDict:
 
 
 def rows_below(entry: Any, path: Path) -> Tensor:
-    """A leaf of `entry` by its path in what `widened` makes of it."""
+    """Return a leaf of `entry` by its path in what `widened` makes of it."""
     node = dense(entry)
     for key in path[:-1]:
         node = dense(node._child(key))
@@ -77,7 +77,7 @@ def rows_below(entry: Any, path: Path) -> Tensor:
 
 
 def is_of_value(widened: Any, path: Path) -> bool:
-    """Whether a leaf is one of those that hold a value, which has its rows in it already."""
+    """Return whether a leaf is one of those that hold a value, which has its rows in it already."""
     node = unwrap(widened)
     for key in path[:-1]:
         node = unwrap(node._child(key))
@@ -85,7 +85,7 @@ def is_of_value(widened: Any, path: Path) -> bool:
 
 
 def put_rows(key: str, old: NonTensor, sel: Selection, value: NonTensor) -> NonTensor:
-    """The values of all rows once those of a selection were written."""
+    """Return the values of all rows after those of a selection were written."""
     if isinstance(value, UnbatchedTensor) and not isinstance(old, UnbatchedTensor):
         raise UnsupportedError(
             f"the unbatched tensor {key!r} cannot be set through a window: it belongs to all rows",

@@ -59,11 +59,11 @@ class View:
         """Values that were given once for all rows of this view: in the store each row has its own."""
 
     def duplicate(self, nested: Callable[[Any], Any]) -> View:
-        """A copy, with copies of the nested TensorDicts."""
+        """Copy, with copies of the nested TensorDicts."""
         return View(self.keys, {k: nested(td) for k, td in self.nested.items()}, self.more, self.hidden, self.single)
 
     def parts(self) -> tuple[Any, ...]:
-        """For pickles: what `View` takes, in types that any pickle may have."""
+        """List the arguments of `View` for pickles, in types that any pickle may have."""
         keys = None if self.keys is None else list(self.keys)
         return keys, self.nested, tuple(self.more), self.hidden, sorted(self.single)
 
@@ -109,7 +109,7 @@ class WindowTree(TensorDictBase):
         device: Any = None,
         names: Names | EllipsisType = ...,
     ) -> Self:
-        """`names`: those of this view; default the store's."""
+        """Create a container over a group. `names` are those of this view, by default the store's."""
         td = cls.__new__(cls)
         td._setup(handle, path, sel, view, device, names)
         return td
@@ -139,7 +139,7 @@ class WindowTree(TensorDictBase):
         return torch.Size(shape[: len(shape) - view.hidden] if view.hidden else shape)
 
     def _source(self) -> torch.Size:
-        """The sizes by now of the dimensions that `_sel` selects from: the store may have grown."""
+        """Return the current sizes of the dimensions that `_sel` selects from: the store may have grown."""
         batch, src = self._group().batch_size or (), self._sel.src_shape
         return torch.Size((*batch[: len(src)], *src[len(batch) :]))
 
@@ -175,7 +175,7 @@ class WindowTree(TensorDictBase):
         return window
 
     def _as_wide(self, nested: Any) -> Any:
-        """A nested TensorDict with the batch dimensions of this one at least, as it can be indexed."""
+        """Return a nested TensorDict with at least the batch dimensions of this one, as it can be indexed."""
         if nested.batch_dims < len(self._batch_size):
             nested = nested.clone(recurse=False)
             unwrap(nested)._set_batch_size(self._batch_size)
@@ -190,7 +190,7 @@ class WindowTree(TensorDictBase):
         return [k for k in self._view.keys if k in there]
 
     def _entry(self, key: str) -> Entry | None:
-        """The entry of the store that a first-level key shows here; None if there is none."""
+        """Return the entry of the store that a first-level key shows here, or None."""
         view = self._view
         if view is not None and view.keys is not None and key not in view.keys:
             return None
@@ -220,7 +220,7 @@ class WindowTree(TensorDictBase):
         return child
 
     def _still(self, kept: Any, path: Path, group: Group) -> bool:
-        """Whether a nested TensorDict is one of the group that is there now: another may have been put in its place."""
+        """Return whether a nested TensorDict is that of the current group. Another may have replaced it."""
         bare = unwrap(kept)
         if not isinstance(bare, WindowTree) or bare._path != path:
             return group.kind == STACK_KIND  # a lazy stack, or an element of one
@@ -241,7 +241,7 @@ class WindowTree(TensorDictBase):
         return self._over(self._handle, path, rows, None if view is None else View(), self._device, names)
 
     def _stack_child(self, key: str) -> Any:
-        """A lazy stack as this container sees it."""
+        """Build a lazy stack as this container sees it."""
         td = stored(self._handle, (*self._path, key), self._device)
         if self._window is not None:
             terms = self._window.by_dimension()
@@ -266,7 +266,7 @@ class WindowTree(TensorDictBase):
         return self._over(self._handle, self._path, self._window, own, self._device, self._names)
 
     def _duplicate(self, device: Any, nested: Callable[[Any], Any]) -> Self:
-        """Another container of the same entries and rows; `nested` makes those of nested TensorDicts."""
+        """Create another container of the same entries and rows. `nested` makes those of nested TensorDicts."""
         view = None if self._view is None else self._view.duplicate(nested)
         return self._over(self._handle, self._path, self._window, view, device, self._names)
 
@@ -321,7 +321,7 @@ _whole_of = functools.lru_cache(256)(Selection.full)
 
 
 def _as_view(td: Any) -> Any:
-    """A container over a store, or a stack of them, as a view of the same rows."""
+    """Return a container over a store, or a stack of them, as a view of the same rows."""
     bare = unwrap(td)
     if isinstance(bare, WindowTree):
         return td._at(())
@@ -329,7 +329,7 @@ def _as_view(td: Any) -> Any:
 
 
 def _usable_device(device: str | None) -> torch.device | None:
-    """The stored device, or the CPU where this machine lacks it, or knows of no such device."""
+    """Return the stored device, or the CPU where this machine lacks it or does not know it."""
     if device is None:
         return None
     try:

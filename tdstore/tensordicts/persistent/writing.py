@@ -113,7 +113,7 @@ class StoredWrites(StoredTree):
             changes.then(lambda: self._added(view, entries.items()))
 
     def _whole_rows(self, key: str, entry: Any) -> tuple[Any, Any]:
-        """A nested TensorDict for all rows of the store, and the same with those of this container."""
+        """Expand a nested TensorDict to all rows of the store, and the current one to the rows of this container."""
         lead = self._sel.shape
         if len(entry.batch_size) < len(lead):
             entry = entry._shallow()
@@ -175,7 +175,7 @@ class StoredWrites(StoredTree):
         plan.keep(path, new)
 
     def _writes(self, path: Path, value: Tensor, spec: LeafSpec | None) -> list[Write]:
-        """The writes that put `value`, of this window's batch size, into a leaf."""
+        """Build the writes that put `value`, of this window's batch size, into a leaf."""
         fresh, spec = spec, spec or self._handle.specs[path]
         value = value.detach()
         value = value.to(device="cpu", dtype=spec.dtype)
@@ -184,7 +184,7 @@ class StoredWrites(StoredTree):
         return self._parts(path, self._sel, value, fresh)
 
     def _parts(self, path: Path, sel: Selection, value: Tensor, fresh: LeafSpec | None = None) -> list[Write]:
-        """The writes that put `value` at a selection; whole leaves where the store has no others."""
+        """Build the writes that put `value` at a selection; whole leaves where the store has no others."""
         sel.check_there((fresh or self._handle.specs[path]).shape)
         pieces = sel.write_plan().pieces(value)
         if Cap.PARTIAL_WRITE in self._handle.store.caps:
@@ -203,7 +203,7 @@ class StoredWrites(StoredTree):
         return self._fetch([((*self._path, key), self._leaf_sel(key)[index])])[0]
 
     def _nested_at(self, key: str, terms: tuple[Any, ...]) -> Tensor:
-        """Rows of a nested tensor as the batch is indexed, and then what the rest of the index leaves of them."""
+        """Select rows of a nested tensor by the batch index, then apply the rest of the index."""
         n = len(self._batch_size)
         plain = all(isinstance(t, (int, slice)) for t in terms)
         window, rest = (self._at(terms[:n]), terms[n:]) if plain and n else (self, terms)
@@ -211,7 +211,7 @@ class StoredWrites(StoredTree):
         return found[rest] if rest else found
 
     def _leaf_sel(self, key: str) -> Selection:
-        """This window over all dimensions of a leaf, feature dimensions too."""
+        """Return this window over all dimensions of a leaf, feature dimensions too."""
         shape = self._handle.specs[(*self._path, key)].shape
         return Selection.full(shape) if self._sel.is_full else self._sel.extend(shape[len(self._sel.src_shape) :])
 
@@ -241,7 +241,7 @@ class StoredWrites(StoredTree):
         super()._plan_rows(changes, index, value, made)
 
     def _has_all(self, value: Any) -> bool:
-        """Whether the entries of a TensorDict in memory are here, groups as groups, with no lazy stack among them."""
+        """Return whether the entries of an in-memory TensorDict exist here, groups as groups, without lazy stacks."""
         for key, entry in value._data.items():
             found = self._entry(key)
             if found is None or isinstance(entry, Container) != isinstance(found, SubGroup):
@@ -374,7 +374,7 @@ class StoredWrites(StoredTree):
 
     # -- in place, in blocks of rows ---------------------------------------------------------
     def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
-        """In blocks of rows: read, change, write back."""
+        """Read, change and write back, in blocks of rows."""
 
         def change(block: Any, *parts: Any) -> None:
             block._foreach_(fn, *parts)
@@ -397,7 +397,7 @@ class StoredWrites(StoredTree):
         return self
 
     def _map_leaves(self, fn: Callable[..., Any], others: tuple[Any, ...], named: bool, **options: Any) -> Self:
-        """With somewhere to put the results (`inplace`, `out`), in blocks of rows of bounded memory too."""
+        """Map leaves; where results have a target (`inplace`, `out`), in blocks of rows of bounded memory too."""
         inplace, out = options.pop("inplace", False), options.pop("out", None)
         target = self if inplace else out
         tensors_only = not options.get("call_on_nested") and options.get("is_leaf") is None

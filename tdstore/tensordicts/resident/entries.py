@@ -92,7 +92,7 @@ class ResidentTree(TensorDictBase):
         return [v for v in self._data.values() if isinstance(v, Container)]
 
     def _drop_binding(self) -> None:
-        """The structure changes: the entries are no longer exactly those of the store."""
+        """Drop the binding, because the structure changes: the entries are no longer exactly the store's."""
         self._state &= ~(BOUND | MAPPED | SHARED | CONSOLIDATED)
         self._binding = None
 
@@ -217,7 +217,7 @@ class ResidentTree(TensorDictBase):
 
     @staticmethod
     def _planned_below(group: Any, value: Any, index: Any) -> Changes:
-        """What a write into a whole nested TensorDict, or into its rows, does."""
+        """Plan a write into a whole nested TensorDict, or into its rows."""
         changes = Changes()
         if index is None:
             group._plan_in_place(changes, value, None, None)
@@ -281,7 +281,7 @@ class ResidentTree(TensorDictBase):
                 group._mark(flags)
 
     def _fitting(self, value: Any) -> Any:
-        """A nested TensorDict, with this batch size again if it was given a smaller one behind its parent's back."""
+        """Restore this batch size in a nested TensorDict that was assigned a smaller one directly."""
         if len(value.batch_size) < len(self._batch_size):
             value.batch_size = self._batch_size
         return value
@@ -368,7 +368,7 @@ class ResidentTree(TensorDictBase):
         return own
 
     def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
-        """The same tree around other leaves, given in the order of `_leaf_list`."""
+        """Build the same tree around other leaves, in the order of `_leaf_list`."""
         data: dict[str, Any] = {}
         for key, value in self._data.items():
             if type(value) is Tensor or is_batched(value):
@@ -424,7 +424,7 @@ class ResidentTree(TensorDictBase):
         return self
 
     def _trains_below(self, leaves: list[Tensor]) -> bool:
-        """Whether a nested TensorDict has its own way to write leaves that require gradients."""
+        """Return whether a nested TensorDict has its own way to write leaves that require gradients."""
         if not (torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)):
             return False
         below = [group for group in self._groups() if isinstance(group, ResidentTree)]
@@ -469,7 +469,7 @@ class ResidentTree(TensorDictBase):
         return made
 
     def _operand(self, other: Any, leaves: list[Tensor], *, exact: bool = True) -> Any:
-        """What a leaf-wise function gets for `other`: a list with one operand per leaf, or a scalar.
+        """Return the operand of a leaf-wise function: a list with one per leaf, or a scalar.
 
         `exact=False` lets a TensorDict have entries that this one lacks: they are left alone.
         """
@@ -489,7 +489,7 @@ class ResidentTree(TensorDictBase):
         return other
 
     def _match(self, other: Any, out: list[Tensor], path: tuple[str, ...], exact: bool) -> None:
-        """Leaves of `other` in the order of this tree's: matched by key, never by position."""
+        """List the leaves of `other` in the order of this tree's: matched by key, never by position."""
         theirs = other._data
         for key, value in self._data.items():
             if isinstance(value, NonTensor) and not isinstance(value, UnbatchedTensor):
@@ -521,7 +521,7 @@ class ResidentTree(TensorDictBase):
         return self._over_leaves_of(lambda leaf: kind.whole(*over.of(leaf), keepdim), over, batch_size, names, stack)
 
     def _with_keys(self, rename: Callable[[str], str]) -> Self:
-        """The same entries under other keys, level by level."""
+        """Rename the keys of all entries, level by level."""
         data: dict[str, Any] = {}
         for key, value in self._data.items():
             new = rename(key)
@@ -540,7 +540,7 @@ class ResidentTree(TensorDictBase):
         names: Names,
         stack: Callable[[Any, torch.Size, Names], Any] | None = None,
     ) -> Self:
-        """A tree of `fn(leaf)` with the batch of a reduction, `stack` seeing to lazy stacks.
+        """Build a tree of `fn(leaf)` with the batch of a reduction. `stack` handles lazy stacks.
 
         Values that differ along what is reduced go with the rows.
         """
@@ -569,7 +569,7 @@ class ResidentTree(TensorDictBase):
         return self._new(data, batch_size, self._device, names)
 
     def _compared(self, other: Any, op: Callable[..., Tensor]) -> Self:
-        """Leaf-wise `op` (eq or ne); beside numbers and tensors values are empty TensorDicts."""
+        """Compare leaf-wise by `op` (eq or ne). Beside numbers and tensors, values are empty TensorDicts."""
         if uneven(self, (other,)) and (wide := widened(self, (other,))) is not None:
             result: Self = wide[0]._compared(wide[1][0], op)
             return result

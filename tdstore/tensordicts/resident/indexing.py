@@ -80,7 +80,7 @@ class IndexedTree(BindingMixin):
         return is_batched(first) and first.device.type == "cpu"
 
     def _rows_of(self, index: Any) -> Tensor | None:
-        """Rows of the first dimension for a list, mask, range, array or 1-D tensor, checked once for all leaves."""
+        """Return rows of the first dimension for a list, mask, range, array or 1-D tensor, checked once for all."""
         if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.is_cpu:
             return check_rows(index, self._batch_size[0])
         if type(index) is list and index and type(index[0]) is int:
@@ -95,7 +95,7 @@ class IndexedTree(BindingMixin):
         return rows if isinstance(rows, Tensor) else None
 
     def _view_at(self, index: Any, new: torch.Size, names: Names, n: int) -> Self:
-        """For an int, a slice or a tuple of them: entries are views; the batch size is known."""
+        """Return views at an int, a slice or a tuple of them. The batch size is known."""
         data: dict[str, Any] = {}
         for key, value in self._data.items():
             if type(value) is Tensor:
@@ -121,7 +121,7 @@ class IndexedTree(BindingMixin):
         return td
 
     def _take(self, rows: Tensor, new: torch.Size, names: Names, n: int) -> Self:
-        """Rows of the first dimension, copied row by row (several times faster than elementwise indexing)."""
+        """Copy rows of the first dimension row by row, several times faster than elementwise indexing."""
         data: dict[str, Any] = {}
         array = rows.numpy() if rows.device.type == "cpu" else None
         for key, value in self._data.items():
@@ -184,7 +184,7 @@ class IndexedTree(BindingMixin):
             changes.then(partial(self._write_same, *same))
 
     def _same_at(self, index: Any, value: IndexedTree) -> tuple[Any, list[tuple[Tensor, Tensor]]] | None:
-        """The checked index, and the tensors of a TensorDict of the same structure, each beside its own here.
+        """Return the checked index, and pairs of tensors of this one and of a TensorDict of the same structure.
 
         None if it has another structure (dtypes aside), or the index needs a closer look.
         """
@@ -262,12 +262,12 @@ class IndexedTree(BindingMixin):
 
 
 def _value_at(value: Any, index: Any, new: torch.Size) -> Any:
-    """An entry that is no tensor with rows, at an index that gives the batch size `new`."""
+    """Return an entry without tensor rows at an index that gives the batch size `new`."""
     return value.for_batch(new) if isinstance(value, UnbatchedTensor) else value[index]
 
 
 def _few_rows(index: list[Any], size: int) -> Tensor | None:
-    """A short list of rows in `[0, size)` as a tensor; None for what needs a closer look, such as negative rows."""
+    """Convert a short list of rows in `[0, size)` to a tensor. Return None for others, such as negative rows."""
     if len(index) > _FEW or set(map(type, index)) != {int} or min(index) < 0 or max(index) >= size:
         return None
     return torch.tensor(index, dtype=torch.int64)

@@ -102,14 +102,14 @@ class BindingMixin(ResidentTree):
         return envelope, specs_of_nested(parts)
 
     def is_shared(self) -> bool:
-        """Whether other processes of this machine see writes to the leaves (always so on CUDA)."""
+        """Return whether other processes of this machine see writes to the leaves (always so on CUDA)."""
         return bool(self._state & SHARED) or (self._device is not None and self._device.type == "cuda")
 
     # -- structure ---------------------------------------------------------------------------
     # Opened for writing, a TensorDict is its dataset: entries that come and go do so there, as on one that
     # is not resident. What memmap() returns is another matter: unlocked, it is an ordinary TensorDict.
     def _stored(self) -> Any:
-        """The same place as a container that writes to the store; None where structure stays in memory."""
+        """Return a container of the same place that writes to the store, or None where structure stays in memory."""
         if not self._state & THROUGH or self._binding is None:
             return None
         handle, path = self._binding
@@ -192,7 +192,7 @@ class BindingMixin(ResidentTree):
         return Prepared(begin, write.finish)
 
     def _check_slice(self, entries: Mapping[str, Any], keys: list[str]) -> None:
-        """What is one value in some rows of a dataset, or of shared memory, has no place there for a write to reach."""
+        """Refuse to write into some rows what is one value of the dataset, or of shared memory."""
         for key in keys:
             held, given = self._data[key], entries[key]
             part = given if isinstance(given, NonTensor) else NonTensorData(given)
@@ -203,7 +203,7 @@ class BindingMixin(ResidentTree):
                 )
 
     def _keep_values(self, keys: list[str]) -> None:
-        """Values have no memory of the store's behind them, other than long columns: put them there."""
+        """Store the values, which have no memory of the store behind them but for long columns."""
         handle, path = self._binding
         plan = StorePlan(handle)
         changed = [key for key in keys if not self._data[key].lies_in(handle, (*path, key))]
@@ -220,7 +220,7 @@ class BindingMixin(ResidentTree):
         super()._reorder(keys)
 
     def _refuse_readonly(self) -> None:
-        """A reader's TensorDict is the dataset as it is stored: its shape and names do not change either."""
+        """Refuse a change of shape or names: a reader's TensorDict is the dataset as it is stored."""
         if self._state & READONLY and self._binding is not None:
             self._check_writable()
         for group in self._groups():
@@ -367,7 +367,7 @@ class BindingMixin(ResidentTree):
         return td._with_leaves(copies[id(leaf)] if id(leaf) in copies else leaf.clone() for leaf in live)
 
     def _copied_rows(self, index: Any) -> slice | Tensor | None:
-        """The rows of the first dimension that an index copies; None for any."""
+        """Return the rows of the first dimension that an index copies, or None for all."""
         if index is None or not self._batch_size:
             return slice(None)
         first = index[0] if isinstance(index, tuple) and index else index
@@ -457,7 +457,7 @@ class BindingMixin(ResidentTree):
         return self._by_value()
 
     def _to_process(self) -> tuple[Any, ...]:
-        """As `__reduce__`, for a process of `multiprocessing`: it can be sent memory that has no name."""
+        """Reduce as `__reduce__`, for a `multiprocessing` process: memory without a name can be sent to it."""
         if self._binding is not None and self._state & (MAPPED | SHARED):
             try:
                 self._binding[0].__reduce__()

@@ -275,7 +275,7 @@ class TensorDict(IndexedTree):
             super()._plan_in_place(changes, source, at, keys_to_update)
 
     def _pairs(self, source: Any) -> list[tuple[Tensor, Tensor]] | None:
-        """The tensors of another TensorDict, each with that of this one which it is to be written into."""
+        """Pair the tensors of another TensorDict with those of this one that they are written into."""
         pairs: list[tuple[Tensor, Tensor]] = []
         if type(source) is not TensorDict or self._state & READONLY or not self._pair_existing(source, pairs):
             return None
@@ -334,7 +334,7 @@ class TensorDict(IndexedTree):
                 out += [(*prefix, key, *entry_path(k)) for k in below.keys(True, True)]
 
     def _data_with_names(self) -> dict[str, Any]:
-        """The entries, whose values are told the names of the dimensions."""
+        """Return the entries. Values get the names of the dimensions."""
         if self._names is not None:
             for value in self._data.values():
                 self._with_names(value)

@@ -38,7 +38,7 @@ def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 def are_plain(pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
-    """Whether nothing can be wrong with `mine.copy_(theirs)`, for pairs of the same shape: dense, of one dtype."""
+    """Return whether `mine.copy_(theirs)` cannot fail for pairs of the same shape: dense, of one dtype."""
     try:
         for mine, theirs in pairs:
             if (
@@ -93,7 +93,7 @@ def _check_apart(leaf: Tensor) -> None:
 
 
 def fits(shape: Sequence[int], target: Sequence[int]) -> bool:
-    """Whether a value of that shape can be broadcast to a target."""
+    """Return whether a value of that shape can be broadcast to a target."""
     try:
         return bool(torch.broadcast_shapes(shape, target) == target)
     except RuntimeError:
@@ -123,7 +123,7 @@ def check_rows_of_values(key: str, old: NonTensor, value: Any, index: Any) -> No
 
 
 def rehearse(fn: Callable[..., object], leaves: Sequence[Tensor], parts: Sequence[Any]) -> None:
-    """Where dtypes differ, run once on empty tensors: a dtype that torch refuses must not stop it halfway."""
+    """Run once on empty tensors where dtypes differ, so that a refused dtype does not stop the run halfway."""
     seen: dict[tuple[Any, ...], int] = {}
     for i, leaf in enumerate(leaves):
         kinds = (getattr(p[i], "dtype", type(p[i])) if isinstance(p, list) else None for p in parts)
