@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import torch
 
+from tdstore.testing import crash
 from tests import servers, tiers
 
 T = TypeVar("T")
@@ -55,6 +57,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fail a test that starts processes or servers beyond its tier: tests/tiers.py did not see that it does."""
     with tiers.within(item):
         return (yield)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_samples() -> Iterator[None]:
+    """Fail a module that wrote into the samples of all: another test, of another module, would fail for it."""
+    samples = [value for sample in (crash.OLD, crash.NEW) for value in sample.values()]
+    before = [value.clone() for value in samples]
+    yield
+    assert all(map(torch.equal, samples, before)), "a test of this module wrote into tdstore.testing.crash.OLD or NEW"
 
 
 @pytest.fixture

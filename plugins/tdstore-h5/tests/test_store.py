@@ -371,7 +371,7 @@ def test_commits_do_not_make_the_file_grow(file: FsPath) -> None:
 @pytest.mark.parametrize("mode", ["r", "r+", "w"])
 @pytest.mark.parametrize("layout", [{}, {"chunks": 10, "compression": "gzip"}])
 def test_forked_child_reads_and_harms_nothing(file: FsPath, mode: Any, layout: dict[str, Any]) -> None:
-    old = OLD
+    old = {path: value.clone() for path, value in OLD.items()}
     save(file, old, **layout)
     store = open_h5(file, mode=mode, **layout)
     if mode == "w":
