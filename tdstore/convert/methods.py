@@ -1,4 +1,4 @@
-"""The conversions as methods: each a line over a function of this folder."""
+"""The conversions as methods, each of which calls a function of this folder."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def _maker(fn: Callable[..., Any]) -> Any:
 
 
 class ConvertMixin(Container):
-    """from_any, to_pandas and their kin."""
+    """Conversions of a TensorDict: from_any, to_pandas and others."""
 
     __slots__ = ()
 
-    # Whatever the container, these make in-memory TensorDicts; a tensorclass makes its own of them.
+    # On every container these make in-memory TensorDicts; a tensorclass wraps the result.
     from_any = _maker(python.from_any)
     from_dataclass = _maker(python.from_dataclass)
     from_namedtuple = _maker(python.from_namedtuple)
@@ -68,7 +68,16 @@ class ConvertMixin(Container):
         batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
     ) -> TensorDictBase:
-        """Build as `from_dict`, where nested dicts take the classes that the entries of this TensorDict have."""
+        """Build as `from_dict`; nested dicts become instances of the classes of this TensorDict's entries.
+
+        Args:
+            input_dict: nested dicts of entries, or a TensorDict.
+            auto_batch_size: whether each level gets the largest batch size that its entries share.
+            batch_size: the batch size; default: `[]`.
+            device: the device of the tensors.
+            batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
+            names: the names of the batch dimensions.
+        """
         return python.from_dict_instance(self, input_dict, auto_batch_size, batch_size, device, batch_dims, names)
 
     def tolist(
@@ -79,13 +88,13 @@ class ConvertMixin(Container):
         tolist_first: bool = False,
         as_linked_list: bool = False,
     ) -> Any:
-        """Return nested lists over the batch dimensions, of a dict per position; without batch dimensions, that dict.
+        """Convert to nested lists over the batch dimensions, of one dict per position; without any, to a dict.
 
         Args:
-            convert_nodes: False keeps TensorDicts instead of dicts.
-            convert_tensors: tensors become (lists of) numbers, or with "numpy" arrays.
-            tolist_first: nested TensorDicts with batch dimensions become lists too, and values lists of them.
-            as_linked_list: taken for compatibility: the list is a plain one.
+            convert_nodes: whether the elements are dicts; False returns TensorDicts.
+            convert_tensors: whether tensors become numbers or lists of numbers; "numpy" makes arrays.
+            tolist_first: whether nested TensorDicts with batch dimensions become lists of dicts too.
+            as_linked_list: no effect; the result is a plain list.
 
         Raises:
             TypeError: `convert_tensors` without `convert_nodes`.
@@ -100,37 +109,36 @@ class ConvertMixin(Container):
         """Convert to a named tuple of the entries; nested TensorDicts become named tuples too.
 
         Args:
-            dest_cls: its class; default: one called `GenericDict` with a field per entry.
+            dest_cls: the class of the result; default: a new one called `GenericDict` with a field per entry.
 
         Raises:
-            ValueError: a key that cannot be the name of a field. TypeError: `dest_cls` has other fields.
+            ValueError: a key cannot be the name of a field. TypeError: `dest_cls` has other fields.
         """
         return python.to_namedtuple(self, dest_cls)
 
     def to_pytree(self) -> Any:
-        """Return the lists, tuples, dicts and named tuples that `from_pytree` was given, around tensors.
+        """Rebuild the nested lists, tuples, dicts and named tuples that were the argument of `from_pytree`.
 
-        A TensorDict that was not made by `from_pytree` is returned itself.
+        A TensorDict of another origin is returned unchanged.
         """
         return pytree.to_pytree(self)
 
     # -- numpy -------------------------------------------------------------------------------
     def numpy(self) -> dict[str, Any]:
-        """Return nested dicts of numpy arrays, which share memory with the tensors; values as they are.
+        """Convert to nested dicts of numpy arrays, which share memory with the tensors; values are unchanged.
 
         Raises:
-            TypeError: a dtype that numpy lacks, such as bfloat16. RuntimeError: a tensor that requires a gradient.
+            TypeError: numpy lacks a dtype, such as bfloat16. RuntimeError: a tensor requires a gradient.
         """
         return arrays.to_numpy(self)
 
     def to_struct_array(self) -> np.ndarray[Any, Any]:
-        """Convert to a structured numpy array of the batch's shape with a field per entry, nested TensorDicts as nested
-        fields.
+        """Convert to a structured numpy array of the batch's shape, with a field per entry.
 
-        A stored TensorDict is read in blocks of rows.
+        Nested TensorDicts become nested fields. A stored TensorDict is read in blocks of rows.
 
         Raises:
-            TypeError: a dtype that numpy lacks, such as bfloat16.
+            TypeError: numpy lacks a dtype, such as bfloat16.
 
         Example:
             >>> TensorDict({"a": [1, 2], "b": torch.zeros(2, 3)}, [2]).to_struct_array()["a"]
@@ -145,8 +153,12 @@ class ConvertMixin(Container):
         Contiguous tensors of one number per row share their memory with it. Further dimensions become lists of fixed
         length, nested TensorDicts structs, or with a `separator` columns. bfloat16 and float8 become float32.
 
+        Args:
+            separator: joins the keys of nested entries to the names of columns.
+
         Raises:
-            BatchSizeError: no rows. UnsupportedError: complex numbers, or values that do not fit into one column.
+            BatchSizeError: there is no batch dimension.
+            UnsupportedError: an entry is complex, or has values that do not fit into one column.
         """
         return arrow.to_arrow(self, separator)
 
@@ -154,37 +166,60 @@ class ConvertMixin(Container):
         """Convert to a pandas frame with a row per element of the first batch dimension.
 
         Args:
-            separator: between the keys of nested entries in the names of their columns.
+            separator: joins the keys of nested entries to the names of columns.
 
         Raises:
-            ValueError: nested entries and no separator. BatchSizeError: no rows.
+            ValueError: there are nested entries and no separator. BatchSizeError: there is no batch dimension.
         """
         return pandas.to_pandas(self, separator)
 
     def to_parquet(self, path: Any, *, separator: str | None = None, **kwargs: Any) -> None:
         """Write a parquet file with a row per element of the first batch dimension, in blocks of bounded memory.
 
-        A file at a local path is replaced when all is written.
+        A file at a local path is replaced once all rows are written.
 
         Args:
-            separator: between the keys of nested entries in the names of their columns.
+            path: a path, or a file object open for writing.
+            separator: joins the keys of nested entries to the names of columns.
             **kwargs: of `pyarrow.parquet.ParquetWriter`, such as `compression`.
 
         Raises:
-            ValueError: nested entries and no separator. BatchSizeError: no rows.
-            UnsupportedError: complex numbers, or values that do not fit into one column.
+            ValueError: there are nested entries and no separator. BatchSizeError: there is no batch dimension.
+            UnsupportedError: an entry is complex, or has values that do not fit into one column.
         """
         files.to_parquet(self, path, separator, kwargs)
 
     def to_csv(self, path: Any, *, separator: str | None = None, **kwargs: Any) -> None:
-        """Write a csv file, likewise; `kwargs` are those of `pandas.DataFrame.to_csv`."""
+        """Write a csv file with a row per element of the first batch dimension, in blocks of bounded memory.
+
+        A file at a local path is replaced once all rows are written.
+
+        Args:
+            path: a path, or a file object open for writing.
+            separator: joins the keys of nested entries to the names of columns.
+            **kwargs: of `pandas.DataFrame.to_csv`.
+
+        Raises:
+            ValueError: there are nested entries and no separator, or an entry has several numbers in each row.
+            BatchSizeError: there is no batch dimension. UnsupportedError: an entry is complex, or has values that are
+                not text, numbers or dates.
+        """
         files.to_csv(self, path, separator, kwargs)
 
     def to_json(self, path: Any, *, separator: str | None = None, lines: bool = False, **kwargs: Any) -> None:
-        """Write a json file of records, likewise, or with `lines` of a record a line.
+        """Write a json file with a record per element of the first batch dimension, in blocks of bounded memory.
 
-        Numbers are written in full, NaN as null. `kwargs` are those of `pandas.DataFrame.to_json`; with any of them
-        pandas writes the file, from one frame.
+        Numbers are written in full, NaN as null. A file at a local path is replaced once all rows are written.
+
+        Args:
+            path: a local path, or a text file object open for writing.
+            separator: joins the keys of nested entries to the names of fields.
+            lines: whether to write one record per line instead of one list.
+            **kwargs: of `pandas.DataFrame.to_json`; with any of them pandas writes the file, from one frame.
+
+        Raises:
+            ValueError: there are nested entries and no separator. BatchSizeError: there is no batch dimension.
+            UnsupportedError: JSON cannot represent a value.
         """
         files.to_json(self, path, separator, lines, kwargs)
 
@@ -203,12 +238,19 @@ class ConvertMixin(Container):
         """Write the rows as shards of MosaicML's streaming format.
 
         Args:
-            columns: the encoding of each entry (nested keys joined by a dot); default: told from the entries.
-            out: directory, or (local, remote) pair.
-            writer: a `streaming.MDSWriter` to write to instead, which is left open; the other arguments are its own.
+            columns: the encoding of each entry, with nested keys joined by a dot; default: inferred from the first row.
+            out: a directory, or a pair of a local and a remote directory.
+            keep_local: whether to keep the local directory after the upload.
+            compression: the compression of shards, such as "zstd".
+            hashes: the names of hash functions for shards.
+            size_limit: the largest size of a shard, in bytes.
+            writer: an open `streaming.MDSWriter` to write to instead, which is not closed. It ignores all other
+                arguments except `columns`.
+            **kwargs: of `streaming.MDSWriter`.
 
         Raises:
-            MissingDependencyError: the package `mosaicml-streaming` is not installed.
+            MissingDependencyError: the package `mosaicml-streaming` is not installed. UnsupportedError: an entry holds
+                values that the format cannot encode.
         """
         mds.write(
             self,
@@ -226,13 +268,18 @@ class ConvertMixin(Container):
 
     # -- tensors -----------------------------------------------------------------------------
     def to_safetensors(self, path: Any, *, separator: str = ".", metadata: Mapping[str, str] | None = None) -> None:
-        """Write the tensors to a `.safetensors` file, nested keys joined by `separator`.
+        """Write the tensors to a `.safetensors` file.
 
-        Batch sizes, names and values that are plain data go along in its metadata, for `from_safetensors`; other
+        Batch sizes, names and values that are plain data are stored in its metadata, for `from_safetensors`; other
         readers find the tensors.
 
+        Args:
+            path: the file.
+            separator: joins nested keys to the names of tensors.
+            metadata: further metadata of the file.
+
         Raises:
-            UntrustedDataError: a value that is not plain data. ValueError: two entries with one name.
+            UntrustedDataError: a value is not plain data. ValueError: two entries have one name.
         """
         safetensors_files.to_safetensors(self, path, separator, metadata)
 
@@ -240,10 +287,10 @@ class ConvertMixin(Container):
         """Pad the ragged entries (nested tensors, and entries of lazy stacks that differ) of a TensorDict.
 
         Args:
-            padding: fills what is missing.
-            mask_key: where to put a bool tensor that is true for what was there.
+            padding: the value of added elements.
+            mask_key: the key of a bool tensor of the padded batch size, which is True at the original positions.
 
         Raises:
-            RuntimeError: `mask_key`, and the batch size is not ragged.
+            RuntimeError: `mask_key` is set, and the batch size is not ragged.
         """
         return objects_padding.to_padded_tensor(self, padding, mask_key)

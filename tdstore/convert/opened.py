@@ -10,7 +10,7 @@ from tdstore.types import Path
 
 
 def place_of_group(group: Any) -> tuple[object, Path, str] | None:
-    """Return the location, the path in it, and the backend of an open h5py or zarr group; None for anything else.
+    """Return the location, the inner path, and the backend of an open h5py or zarr group; None for other objects.
 
     The location of a zarr group is its store object.
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _RESERVED = "__metadata__"
 HEADER = "tdstore"
-"""The entry of the file's metadata that holds the header, and which path each tensor is."""
+"""The entry of the file's metadata that holds the header and the path of each tensor."""
 
 
 def to_safetensors(td: Any, path: Any, separator: str, metadata: Mapping[str, str] | None) -> None:
@@ -55,7 +55,7 @@ def to_safetensors(td: Any, path: Any, separator: str, metadata: Mapping[str, st
 
 
 def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous tensors, none of which shares memory with another: the format knows no views."""
+    """Return contiguous tensors without shared memory, since the format has no views."""
     seen: set[int] = set()
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -75,14 +75,27 @@ def from_safetensors(
     batch_size: Any = None,
     separator: str | None = ".",
 ) -> TensorDictBase:
-    """Make a TensorDict from a `.safetensors` file: one of `to_safetensors` as it was, others by the names of tensors.
+    """Make a TensorDict from a `.safetensors` file.
+
+    A file of `to_safetensors` gives the same batch sizes, names and values, unless `batch_size` or `auto_batch_size`
+    is passed. Of other files the names of the tensors become keys.
 
     Args:
-        separator: splits the names of another writer's tensors into nested keys.
-        auto_batch_size: of another writer's file; so `batch_dims` and `batch_size`.
+        path: the file.
+        auto_batch_size: whether each level gets the largest batch size that its entries share.
+        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
+        device: the device of the tensors; default: the CPU.
+        batch_size: the batch size; default: that of the written TensorDict, else `[]`.
+        separator: splits the names of tensors of other writers into nested keys; None splits nothing.
 
     Raises:
-        FileNotFoundError. CorruptStoreError: half a file, or what it says of itself does not fit its tensors.
+        FileNotFoundError: there is no file. CorruptStoreError: the file is truncated, or its description does not fit
+            its tensors.
+
+    Example:
+        >>> TensorDict({"a": torch.zeros(2), "n": {"b": torch.ones(2)}}, [2]).to_safetensors("t.safetensors")
+        >>> from_safetensors("t.safetensors")["n"].batch_size
+        torch.Size([2])
     """
     reader = packages.safetensors()
     try:
@@ -106,12 +119,12 @@ def from_safetensors(
 
 
 def _restored(note: str, tensors: dict[str, Tensor], url: str) -> Any:
-    """Rebuild the TensorDict that was written from its leaves and header, read from memory."""
+    """Rebuild the written TensorDict from its leaves and header."""
     try:
         plain = json.loads(note)
         paths = {name: tuple(map(str, plain["leaves"][name])) for name in tensors}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptStoreError(f"{url}: what it says of its tensors does not fit them: {error!r}", url=url) from None
+        raise CorruptStoreError(f"{url}: its description does not fit its tensors: {error!r}", url=url) from None
     header = header_from_builtins(plain, url=url)
     store, backend = open_store(None, storage="memory", mode="w")
     for name, path in paths.items():

@@ -1,8 +1,8 @@
 """state_dict and load_state_dict.
 
 A state dict is an ordered dict of tensors under dotted keys. Its attribute `_metadata` has, for each nested
-TensorDict and each value that is no tensor, what the keys do not tell. What is loaded may also be nested, or
-have the form of older versions, where `__batch_size` and `__device` are entries.
+TensorDict and each value that is not a tensor, the facts that the keys do not hold. A state dict to load may also be
+nested, or have the form of older versions, where `__batch_size` and `__device` are entries.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class StateDictMixin(Container):
         *,
         legacy: bool = False,
     ) -> dict[str, Any]:
-        """Return the tensors as an `OrderedDict`, as `torch.nn.Module.state_dict`: detached, sharing memory.
+        """Return the tensors as an `OrderedDict`, as `torch.nn.Module.state_dict` does: detached, with shared memory.
 
-        Its attribute `_metadata` holds batch sizes, devices, names and values that are no tensors. A lazy stack
-        comes as the stack, or, where its elements differ, as its elements. The loaders of torchdata, which ask a
+        Its attribute `_metadata` holds batch sizes, devices, names and values that are not tensors. A lazy stack
+        is stored stacked or, where its elements differ, by element. The loaders of torchdata, which ask a
         data set for its position, get an empty state.
 
         Args:
             destination: an ordered dict to add to.
             prefix: put before each key.
-            keep_vars: do not detach.
-            flatten: dotted keys; False nests ordered dicts.
-            legacy: the form of older versions: `__batch_size` and `__device` are entries, and so are values.
+            keep_vars: whether not to detach the tensors.
+            flatten: True joins keys by dots; False nests ordered dicts.
+            legacy: whether to use the form of older versions, where `__batch_size`, `__device` and values are entries.
 
         Raises:
             StateDictError: two entries would have one key.
@@ -83,13 +83,14 @@ class StateDictMixin(Container):
 
         Args:
             state_dict: flat, nested, or of the older form; also that of a module with the same names.
-            strict: refuse keys that are only on one side, but for nested TensorDicts without entries. False leaves
-                entries alone that the state dict lacks, and adds those that it has more.
-            assign: take over the tensors instead of copying their values.
-            from_flatten: whether keys are to be split at dots. Default: as the state dict and the entries tell.
+            strict: whether keys on one side only are an error, except nested TensorDicts without entries. False does
+                not change entries that the state dict lacks, and adds entries that only the state dict has.
+            assign: whether to use the tensors themselves instead of copying their values.
+            from_flatten: whether to split keys at dots. Default: derived from the state dict and the entries.
 
         Raises:
-            StateDictError: keys that do not match. BatchSizeError: an entry of another shape. Nothing was changed.
+            StateDictError: the keys do not match. BatchSizeError: an entry has another shape. After an error nothing is
+                changed.
         """
         if _asked_by_a_loader():
             return self
@@ -103,8 +104,8 @@ class StateDictMixin(Container):
 def _asked_by_a_loader() -> bool:
     """Check whether torchdata asks for the state of a data set, to resume from later.
 
-    A container has none, since the position is that of the sampler. Its entries are data: as a state they would be all
-    rows, in each checkpoint, and loading one would write old rows over newer ones.
+    A container has no such state: the position is that of the sampler. With its entries as the state, each checkpoint
+    would contain all rows, and loading one would overwrite newer rows.
     """
     if "torchdata" not in sys.modules:
         return False
@@ -143,11 +144,11 @@ class _Part:
     writes: dict[str, Any] = field(default_factory=dict)
     fresh: dict[str, Any] = field(default_factory=dict)
     empty: list[str] = field(default_factory=list)
-    """Fields of a tensorclass that hold a value, and are None in the state dict."""
+    """Fields of a tensorclass that hold a value, but are None in the state dict."""
 
 
 class _Loading:
-    """One `load_state_dict`: everything is looked at before anything is written."""
+    """One `load_state_dict`: all entries are checked before the first is written."""
 
     def __init__(self, strict: bool, assign: bool) -> None:
         self._strict, self._assign = strict, assign
@@ -156,7 +157,7 @@ class _Loading:
         self._parts: list[_Part] = []
 
     def plan(self, td: Any, tree: Tree, path: Path) -> None:
-        """Find what becomes of each entry."""
+        """Plan the change of each entry."""
         if tree.stack_dim is not None or _is_of_elements(td, tree):
             self._elements(td, tree, path)
             return
@@ -168,7 +169,7 @@ class _Loading:
             elif kind is None or (kind == VALUE and isinstance(td._raw(key), NonTensorStack)):
                 value = _of_rows(value, td.batch_size if tree.batch is None else tree.batch)
             if kind is None:
-                if isinstance(value, Tree) and self._strict and _is_hollow(value):
+                if isinstance(value, Tree) and self._strict and _is_empty(value):
                     continue
                 if not (isinstance(value, NonTensor) and _is_field(td, key)):
                     self._extra.append(name)
@@ -187,7 +188,7 @@ class _Loading:
                 if kind == LEAF and value.shape != td._leaf_shape(key):
                     raise BatchSizeError(
                         f"{name!r} has shape {list(td._leaf_shape(key))}, and {list(value.shape)} in the state dict",
-                        hint="assign=True takes over tensors of any shape",
+                        hint="assign=True accepts tensors of any shape",
                     )
         for key in td._first_keys():
             if key not in tree.entries:
@@ -197,7 +198,7 @@ class _Loading:
                     continue
                 elif td._kind(key) != VALUE or tree.declared:
                     self._missing.append(".".join((*path, key)))
-                self._check_kept(td, key, tree, path)
+                self._check_unlisted(td, key, tree, path)
         if tree.typed is not None and class_of(unwrap(td)) is not None:
             self._extra += [".".join((*path, name)) for name in tree.typed[1] if not takes(td, name)]
         self._parts.append(part)
@@ -212,7 +213,8 @@ class _Loading:
         for number, element in zip(numbers, td.tensordicts, strict=True):
             self.plan(element, tree.entries[number], (*path, number))
 
-    def _check_kept(self, td: Any, key: str, tree: Tree, path: Path) -> None:
+    def _check_unlisted(self, td: Any, key: str, tree: Tree, path: Path) -> None:
+        """Check that an entry that the state dict lacks fits its batch size."""
         if tree.batch is None or td._kind(key) == VALUE:
             return
         shape = td._leaf_shape(key) if td._kind(key) == LEAF else td._raw(key).batch_size
@@ -223,15 +225,15 @@ class _Loading:
             )
 
     def run(self) -> None:
-        """Write.
+        """Write all planned changes.
 
         Raises:
-            StateDictError: strict, and keys do not match.
+            StateDictError: `strict`, and keys do not match.
         """
         if self._strict and (self._missing or self._extra):
-            said = [("only in the state dict", self._extra), ("only in the TensorDict", self._missing)]
-            text = "; ".join(f"{where}: {', '.join(map(repr, keys))}" for where, keys in said if keys)
-            raise StateDictError(f"the keys do not match: {text}", hint="strict=False takes what there is")
+            sides = [("only in the state dict", self._extra), ("only in the TensorDict", self._missing)]
+            text = "; ".join(f"{where}: {', '.join(map(repr, keys))}" for where, keys in sides if keys)
+            raise StateDictError(f"the keys do not match: {text}", hint="pass strict=False to load the keys that do")
         for part in self._parts:
             if (part.fresh or part.empty) and part.td.is_locked:
                 raise part.td._refuse_locked(f"add or replace {', '.join(map(repr, [*part.fresh, *part.empty]))}")
@@ -248,18 +250,18 @@ class _Loading:
             changes.run()
 
 
-def _is_hollow(tree: Tree) -> bool:
-    """Check whether a level of a state dict, and all below it, is without entries."""
-    return tree.stack_dim is None and all(isinstance(v, Tree) and _is_hollow(v) for v in tree.entries.values())
+def _is_empty(tree: Tree) -> bool:
+    """Check whether a level of a state dict, with all levels below it, has no entries."""
+    return tree.stack_dim is None and all(isinstance(v, Tree) and _is_empty(v) for v in tree.entries.values())
 
 
 def _is_field(td: Any, key: str) -> bool:
-    """Check whether a name is one of the fields of a tensorclass, which may be None."""
+    """Check whether a name is a field of a tensorclass, which may be None."""
     return class_of(unwrap(td)) is not None and takes(td, key)
 
 
 def _is_of_elements(td: Any, tree: Tree) -> bool:
-    """Check whether a level, of an older form that does not say it, holds the elements of a lazy stack."""
+    """Check whether a level of an older, unmarked form holds the elements of a lazy stack."""
     if not isinstance(td, td._stack_class):
         return False
     return tree.entries.keys() == {str(i) for i in range(len(td.tensordicts))} and all(
@@ -268,7 +270,7 @@ def _is_of_elements(td: Any, tree: Tree) -> bool:
 
 
 def _of_rows(value: Any, batch: torch.Size) -> Any:
-    """Return a list of the batch's shape as a value per row: older forms do not distinguish it from one list value."""
+    """Convert a list of the batch's shape to a value per row: older forms do not distinguish it from one list value."""
     if type(value) is NonTensorData and not value.batch_size and batch and _has_shape(value.data, batch):
         return NonTensorStack.from_list(value.data, len(batch))
     return value
@@ -287,7 +289,7 @@ def _kind_of(value: Any) -> str:
 
 
 def _entry(td: Any, value: Any) -> Any:
-    """Return an entry that the target does not have yet."""
+    """Build an entry that the target does not have yet."""
     if not isinstance(value, Tree):
         return value
     entries = {key: _entry(td, item) for key, item in value.entries.items()}

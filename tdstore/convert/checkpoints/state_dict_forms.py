@@ -22,22 +22,22 @@ _STACK = "LazyStackedTensorDict"
 
 @dataclass
 class Tree:
-    """State dict of any form: one level. None: unknown."""
+    """One level of a state dict of any form. None means unknown."""
 
     batch: torch.Size | None = None
     device: torch.device | None = None
     names: tuple[str | None, ...] | None = None
     stack_dim: int | None = None
-    """Of a lazy stack that is given by its elements, whose keys are then numbers."""
+    """The stack dimension of a lazy stack that is stored by element, with numbers as keys."""
     entries: dict[str, Any] = field(default_factory=dict)
-    """Tensors, values that are wrapped, and trees."""
+    """Tensors, wrapped values, and trees."""
     typed: tuple[str, tuple[str, ...]] | None = None
     """Of a tensorclass: its name, and the fields that are None."""
     declared: bool = False
-    """Whether it came with its values that are no tensors, so that one that is not there is missing."""
+    """Whether the level lists its values that are not tensors, so that an unlisted one is missing."""
 
     def below(self, key: str) -> Tree:
-        """Return the tree at a key, made where there is none."""
+        """Return the tree at a key, which is created where there is none."""
         found = self.entries.setdefault(key, Tree(declared=self.declared))
         if not isinstance(found, Tree):
             raise StateDictError(f"the state dict has the key {key!r} and keys below it")
@@ -59,17 +59,17 @@ def _metadata(tree: Tree) -> dict[str, Any]:
 
 
 def _is_field(tree: Tree, value: Any) -> bool:
-    """Check whether a value is stored with those of its tensorclass, and not by itself."""
+    """Check whether a value is stored with the fields of its tensorclass, and not separately."""
     return tree.typed is not None and type(value) is NonTensorData
 
 
 def _is_value(note: Mapping[str, Any]) -> bool:
-    """Check whether a note is of one value; of a tensorclass it has the values of all fields."""
+    """Check whether metadata is that of a single value; that of a tensorclass has the values of all fields."""
     return "_is_non_tensor" in note.get("_non_tensor", ())
 
 
 def _value_metadata(value: NonTensor) -> dict[str, Any]:
-    rows = isinstance(value, NonTensorStack)  # of any kind: where they lie is of no interest here
+    rows = isinstance(value, NonTensorStack)  # of any class
     wrapped = {"data": value.tolist() if rows else value.plain()}
     return {
         "batch_size": value.batch_size,
@@ -82,13 +82,13 @@ def _value_metadata(value: NonTensor) -> dict[str, Any]:
 def _add(out: Any, key: str, value: Any) -> None:
     if key in out:
         raise StateDictError(
-            f"two entries have the key {key!r} in a flat state dict", hint="state_dict(flatten=False) keeps them apart"
+            f"two entries have the key {key!r} in a flat state dict", hint="pass state_dict(flatten=False)"
         )
     out[key] = value
 
 
 def write_flat(tree: Tree, out: Any, prefix: str) -> None:
-    """Write dotted keys; the rest goes into `out._metadata`."""
+    """Write dotted keys, and other facts to `out._metadata`."""
     notes = getattr(out, "_metadata", {})
     notes[prefix[:-1]] = _metadata(tree)
     for key, value in tree.entries.items():
@@ -120,7 +120,7 @@ def write_nested(tree: Tree, out: Any, prefix: str) -> None:
 
 
 def write_legacy(tree: Tree, out: Any, prefix: str, flatten: bool) -> None:
-    """Write the form of older versions: what is no tensor is an entry too."""
+    """Write the form of older versions, where values are entries too."""
     for key, value in tree.entries.items():
         if isinstance(value, NonTensorStack):
             _add(out, prefix + key, value.tolist())
@@ -137,7 +137,7 @@ def write_legacy(tree: Tree, out: Any, prefix: str, flatten: bool) -> None:
 
 # -- in ----------------------------------------------------------------------------------------
 def read(state: Mapping[str, Any], target: Any, from_flatten: bool | None) -> Tree:
-    """Read a state dict of any form; `target` is what it is for."""
+    """Read a state dict of any form; `target` is the container to load it into."""
     if not isinstance(state, Mapping):
         raise InvalidTypeError(f"load_state_dict takes a dict, not a {type(state).__name__}")
     notes: Mapping[str, Any] = getattr(state, "_metadata", None) or {}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def to_numpy(td: Any) -> dict[str, Any]:
-    """Return nested dicts of arrays that share memory with the leaves, and values; values per row as an array."""
+    """Convert to nested dicts of values and of arrays over the memory of the leaves; values per row become arrays."""
     out: dict[str, Any] = {}
     for key, value in td._resident().items():
         if isinstance(value, NonTensorStack):
@@ -35,7 +35,7 @@ def to_numpy(td: Any) -> dict[str, Any]:
 
 
 def tensor_array(tensor: Tensor, path: tuple[str, ...]) -> np.ndarray[Any, Any]:
-    """Return the array over a tensor's memory; raise an error that names the entry where numpy has no such dtype."""
+    """View a tensor as an array. The error for a dtype that numpy lacks names the entry."""
     try:
         return tensor.numpy(force=tensor.device.type != "cpu" and not tensor.requires_grad)
     except (TypeError, RuntimeError) as error:
@@ -43,7 +43,7 @@ def tensor_array(tensor: Tensor, path: tuple[str, ...]) -> np.ndarray[Any, Any]:
 
 
 def value_array(values: NonTensor) -> np.ndarray[Any, Any]:
-    """Return values per row as an array of the batch's shape: of text, numbers, or objects if the kinds are mixed."""
+    """Convert values per row to an array of the batch's shape: of text, numbers, or objects if the types differ."""
     flat = values.flat()
     kinds = {type(v) for v in flat}
     if kinds and kinds <= {str, bytes, bool, int, float, complex} and len(kinds) == 1:
@@ -64,14 +64,21 @@ def from_struct_array(
     device: Any = None,
     batch_size: Any = None,
 ) -> TensorDict:
-    """Make a TensorDict of the fields of a structured array; the batch size is the array's shape.
+    """Make a TensorDict from the fields of a structured array; the batch size is the array's shape.
 
     Numbers share the array's memory where torch can; a field whose distance from row to row is not a multiple of its
     item size, or one of a read-only array, is copied. Text, bytes and dates become one value per row, fields of
     fields nested TensorDicts.
 
+    Args:
+        struct_array: the structured array.
+        auto_batch_size: whether each level gets the largest batch size that its entries share.
+        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
+        device: the device of the tensors; default: that of the input.
+        batch_size: the batch size; default: the shape of the array.
+
     Raises:
-        TypeError: not a structured array. ValueError: both `batch_size` and `auto_batch_size`.
+        TypeError: `struct_array` is not a structured array. ValueError: both `batch_size` and `auto_batch_size`.
 
     Example:
         >>> dogs = np.array([("Rex", 9), ("Fido", 3)], dtype=[("name", "U10"), ("age", "i4")])
@@ -137,7 +144,7 @@ def _value_dtype(values: NonTensor) -> Any:
 
 
 _TEXT_WIDTH = 10
-"""Text whose width nobody said gets room for so many characters, or for the longest."""
+"""The smallest width of text of unknown width, in characters."""
 
 
 def _fill(out: Any, block: Any) -> None:

@@ -31,7 +31,7 @@ def to_padded_tensor(td: Any, padding: float, mask_key: Any) -> TensorDict:
 
 
 def _padded(td: Any, padding: float, batch: torch.Size | None) -> Any:
-    """Return the same tree of dense tensors; `batch` is that of the parent, once it is known."""
+    """Convert all entries to dense tensors; `batch` is the batch size of the parent, once it is known."""
     if isinstance(td, Container._stack_class):
         data, dim = _stacked(td, padding), td._stack_dim
     else:
@@ -50,7 +50,7 @@ def _padded(td: Any, padding: float, batch: torch.Size | None) -> Any:
 
 
 def _stacked(td: Any, padding: float) -> dict[str, Any]:
-    """Stack the entries of a lazy stack; of values, what each element has."""
+    """Stack the entries of a lazy stack; values become one value per element."""
     data: dict[str, Any] = {}
     for key in td._first_keys():
         kind = td._kind(key)
@@ -70,7 +70,7 @@ def _stacked(td: Any, padding: float) -> dict[str, Any]:
 
 
 def _one(element: Any, key: str, padding: float) -> Tensor:
-    """Return the entry of an element as one tensor; of a stack in the stack, too."""
+    """Return the entry of an element as one tensor, also for an element that is a stack."""
     if isinstance(element, Container._stack_class):
         found: Tensor = _stacked(element.select(key), padding)[key]
         return found
@@ -79,7 +79,7 @@ def _one(element: Any, key: str, padding: float) -> Tensor:
 
 
 def padded_together(parts: Sequence[Tensor], padding: float) -> Tensor:
-    """Stack tensors of as many dimensions each in one of the largest sizes."""
+    """Stack tensors of equal dimensionality into one tensor of the largest sizes."""
     sizes = [max(along) for along in zip(*(part.shape for part in parts), strict=True)]
     out = parts[0].new_full((len(parts), *sizes), padding)
     for i, part in enumerate(parts):
@@ -89,7 +89,7 @@ def padded_together(parts: Sequence[Tensor], padding: float) -> Tensor:
 
 
 def _sizes(td: Any, data: dict[str, Any]) -> torch.Size:
-    """Return the batch size, with the longest for ragged dimensions."""
+    """Return the batch size, with the largest size for ragged dimensions."""
     sizes = list(td.batch_size)
     if -1 not in sizes:
         return as_size(sizes)
@@ -121,7 +121,7 @@ def _values(parts: list[NonTensor], dim: int, sizes: torch.Size) -> NonTensor:
 
 
 def _mask(td: Any, sizes: torch.Size) -> Tensor:
-    """Return a mask that is True at the positions of the batch that exist."""
+    """Build a mask that is True at the existing positions of the batch."""
     mask = torch.zeros(sizes, dtype=torch.bool)
     if isinstance(td, Container._stack_class):
         for row, element in zip(mask.unbind(td._stack_dim), td._tds, strict=True):

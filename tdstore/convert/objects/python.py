@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 as_tensorclass_of: Callable[..., Any] | None = None
 """Makes a tensorclass from a dataclass instance, with the arguments of `from_dataclass`: set by `tdstore.tensorclass`,
-which stands above this module."""
+which imports this module."""
 
 
 def from_any(
@@ -42,21 +42,26 @@ def from_any(
     batch_size: Any = None,
     strict: bool = False,
 ) -> Any:
-    """Turn nearly anything into a TensorDict.
+    """Convert nearly any object to a TensorDict.
 
-    A TensorDict is returned as it is. Dicts, dataclasses and named tuples go by field, tuples by the names of their
-    positions ("0", "1", ...), a list of any of these becomes a lazy stack; structured arrays, groups that h5py (for
-    reading) or zarr has opened (which stay on disk), pandas frames and Arrow tables by column. Inside of them numbers,
-    arrays and lists of numbers become tensors, lists of strings one value per row, everything else a value. At the top,
-    arrays, numbers, strings and other objects are returned unchanged, and a list of numbers becomes a tensor.
+    A TensorDict is returned unchanged. Dicts, dataclasses and named tuples are converted by field, tuples by position
+    ("0", "1", ...). A list of any of these becomes a lazy stack. Structured arrays, pandas frames and Arrow tables are
+    converted by column. Groups that zarr, or h5py for reading, has opened become TensorDicts over the same file.
+
+    The entries are converted as well: numbers, arrays and lists of numbers to tensors, lists of strings to one value
+    per row, other objects to values. At the top level, a list of numbers becomes a tensor, and arrays, numbers, strings
+    and other objects are returned unchanged.
 
     Args:
-        auto_batch_size: give each level the largest batch size that its entries share.
-        batch_dims: at most this many batch dimensions, with `auto_batch_size`.
-        strict: refuse what does not become a TensorDict.
+        obj: the object.
+        auto_batch_size: whether each level gets the largest batch size that its entries share.
+        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
+        device: the device of the tensors; default: that of the input.
+        batch_size: the batch size; default: that of a stack or an array, else `[]`.
+        strict: whether to raise an error if the result is not a TensorDict.
 
     Raises:
-        ValueError: both `batch_size` and `auto_batch_size`. TypeError: `strict`, and no TensorDict comes out.
+        ValueError: both `batch_size` and `auto_batch_size`. TypeError: `strict`, and the result is not a TensorDict.
 
     Example:
         >>> from_any({"a": [1, 2], "n": ({"b": [3.0, 4.0]},)}, auto_batch_size=True)["n", "0"].batch_size
@@ -99,7 +104,7 @@ def _converted(obj: Any, batch: Sequence[int]) -> Any:
 
 
 def _fields(obj: Any) -> Mapping[Any, Any] | None:
-    """Return the entries of a record, by key; None for what is no record."""
+    """Return the entries of a record, by key; None if the object is not a record."""
     if isinstance(obj, Mapping) and not isinstance(obj, Container):
         return obj
     if isinstance(obj, tuple):
@@ -111,7 +116,7 @@ def _fields(obj: Any) -> Mapping[Any, Any] | None:
 
 
 def _is_records(values: list[Any]) -> bool:
-    """Check whether a list is one of dicts, dataclasses, named tuples or TensorDicts, or of lists of them."""
+    """Check whether all elements are dicts, dataclasses, named tuples or TensorDicts, or lists of them."""
     return bool(values) and all(
         (isinstance(v, list) and _is_records(v))
         or (isinstance(v, Container) and not isinstance(v, NonTensor))
@@ -127,7 +132,7 @@ def _as_container(obj: Any, batch: Sequence[int]) -> Any:
 
 
 def _foreign(obj: Any) -> Any:
-    """Convert an object of another (imported) package to a container; return anything else as it is."""
+    """Convert an object of another (imported) package to a container; return any other object unchanged."""
     if (place := place_of_group(obj)) is not None:
         location, path, backend = place
         return open_container(cast(Location, location), storage=backend, mode="r", subpath=path or None)
@@ -151,7 +156,24 @@ def from_dict(
     batch_size: Any = None,
     names: Sequence[str | None] | None = None,
 ) -> TensorDictBase:
-    """Make a TensorDict from nested dicts: `TensorDict.from_dict`."""
+    """Make a TensorDict from nested dicts: `TensorDict.from_dict`.
+
+    Args:
+        input_dict: a dict from keys to tensors, values, or dicts of them; or a TensorDict.
+        auto_batch_size: whether each level gets the largest batch size that its entries share.
+        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
+        device: the device of the tensors; default: that of the input.
+        batch_size: the batch size; default: `[]`.
+        names: the names of the batch dimensions.
+
+    Raises:
+        ValueError: both `batch_size` and `auto_batch_size`.
+        BatchSizeError: an entry does not start with the batch size.
+
+    Example:
+        >>> from_dict({"a": torch.zeros(3, 2), "n": {"b": torch.zeros(3)}}, batch_size=[3])["n"].batch_size
+        torch.Size([3])
+    """
     cls = Container._resident_class
     if isinstance(input_dict, Container):
         made: TensorDictBase = from_container(input_dict, batch_size, device, names)
@@ -160,7 +182,16 @@ def from_dict(
 
 
 def fromkeys(keys: Iterable[Any], value: Any = 0) -> TensorDict:
-    """Make a TensorDict without batch dimensions whose (nested) keys all hold `value`."""
+    """Make a TensorDict without batch dimensions whose keys all hold one value.
+
+    Args:
+        keys: keys, which may be nested.
+        value: the value of each of them.
+
+    Example:
+        >>> fromkeys(["a", ("n", "b")])["n", "b"]
+        tensor(0)
+    """
     return Container._resident_class.fromkeys(keys, value)
 
 
@@ -171,9 +202,15 @@ def make_tensordict(
     auto_batch_size: bool | None = None,
     **kwargs: Any,
 ) -> TensorDict:
-    """Make a TensorDict from a dict or a TensorDict, from keyword arguments or from both (then the dict counts).
+    """Make a TensorDict from a dict or a TensorDict, from keyword arguments, or from both.
 
-    The batch size and the names of a TensorDict that is given are not taken over.
+    Args:
+        input_dict: a dict or a TensorDict, whose batch size and names are not used. Its entries replace keyword
+            arguments of the same name.
+        batch_size: the batch size; default: `[]`.
+        device: the device of the tensors; default: that of the entries.
+        auto_batch_size: whether each level gets the largest batch size that its entries share.
+        **kwargs: entries by name.
 
     Example:
         >>> make_tensordict(a=torch.zeros(3, 4), b=torch.zeros(3), auto_batch_size=True).batch_size
@@ -198,13 +235,26 @@ def from_dataclass(
     device: Any = None,
     batch_size: Any = None,
 ) -> TensorDictBase:
-    """Make a TensorDict from a dataclass instance, field by field, nested ones too.
+    """Make a TensorDict from the fields of a dataclass instance. Nested dataclasses become nested TensorDicts.
 
     Args:
-        as_tensorclass: make a tensorclass of the same fields instead, or of `dest_cls`.
+        dataclass: the instance.
+        dest_cls: the tensorclass to make an instance of.
+        auto_batch_size: whether each level gets the largest batch size that its entries share.
+        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
+        as_tensorclass: whether to make an instance of a new tensorclass with the same fields.
+        device: the device of the tensors; default: that of the input.
+        batch_size: the batch size; default: `[]`.
 
     Raises:
-        TypeError: not an instance of a dataclass.
+        TypeError: `dataclass` is not an instance of a dataclass.
+
+    Example:
+        >>> @dataclasses.dataclass
+        ... class Point:
+        ...     x: torch.Tensor
+        >>> TensorDict.from_dataclass(Point(torch.ones(2)), batch_size=[2])["x"]
+        tensor([1., 1.])
     """
     options: dict[str, Any] = {
         "auto_batch_size": auto_batch_size,
@@ -214,7 +264,7 @@ def from_dataclass(
     }
     if as_tensorclass or dest_cls is not None:
         if as_tensorclass_of is None:
-            raise UnsupportedError("tensorclasses are not there", hint="import tdstore.tensorclass")
+            raise UnsupportedError("tensorclasses are not loaded", hint="import tdstore.tensorclass")
         made: TensorDictBase = as_tensorclass_of(dataclass, dest_cls=dest_cls, **options)
         return made
     if isinstance(dataclass, type) or not dataclasses.is_dataclass(dataclass):
@@ -231,10 +281,22 @@ def from_namedtuple(
     device: Any = None,
     batch_size: Any = None,
 ) -> TensorDictBase:
-    """Make a TensorDict from a named tuple, field by field, nested ones too.
+    """Make a TensorDict from the fields of a named tuple. Nested named tuples become nested TensorDicts.
+
+    Args:
+        named_tuple: a named tuple, or a dict.
+        auto_batch_size: whether each level gets the largest batch size that its entries share.
+        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
+        device: the device of the tensors; default: that of the input.
+        batch_size: the batch size; default: `[]`.
 
     Raises:
-        TypeError: no named tuple (a dict will do).
+        TypeError: `named_tuple` is neither a named tuple nor a dict.
+
+    Example:
+        >>> Point = namedtuple("Point", ["x", "y"])
+        >>> from_namedtuple(Point(torch.zeros(2), torch.ones(2)), auto_batch_size=True)["y"]
+        tensor([1., 1.])
     """
     if not hasattr(named_tuple, "_asdict") and not isinstance(named_tuple, Mapping):
         raise InvalidTypeError(f"expected a named tuple, not {_what(named_tuple)}")
@@ -252,10 +314,21 @@ def from_tuple(
     device: Any = None,
     batch_size: Any = None,
 ) -> TensorDictBase:
-    """Make a TensorDict from a tuple (or list), with the keys "0", "1", ...
+    """Make a TensorDict from a tuple or list, with the keys "0", "1", ...
+
+    Args:
+        obj: the tuple or list.
+        auto_batch_size: whether each level gets the largest batch size that its entries share.
+        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
+        device: the device of the tensors; default: that of the input.
+        batch_size: the batch size; default: `[]`.
 
     Raises:
-        TypeError: neither a tuple nor a list.
+        TypeError: `obj` is neither a tuple nor a list.
+
+    Example:
+        >>> from_tuple((torch.zeros(2), torch.ones(2)), batch_size=[2])["1"]
+        tensor([1., 1.])
     """
     if not isinstance(obj, (tuple, list)):
         raise InvalidTypeError(f"expected a tuple, not {_what(obj)}")
@@ -282,11 +355,21 @@ def from_list(
     """Stack a list of dicts or TensorDicts (or of lists of them) along new first batch dimensions.
 
     Args:
-        lazy: True keeps a lazy stack, False makes a dense one or fails; None makes a dense one if shapes and keys
-            allow it, else a lazy one.
+        input: the list.
+        auto_batch_size: whether each element gets the largest batch size that its entries share.
+        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
+        device: the device of the tensors; default: that of the input.
+        batch_size: the batch size of the result; default: the length of the list.
+        names: the names of the batch dimensions.
+        lazy: True makes a lazy stack, False a dense one; None makes a dense one if shapes and keys are equal, else a
+            lazy one.
 
     Raises:
-        RuntimeError: an empty list, or elements that differ with `lazy=False`. TypeError: elements without entries.
+        RuntimeError: the list is empty, or elements differ with `lazy=False`. TypeError: an element has no entries.
+
+    Example:
+        >>> from_list([{"a": 1}, {"a": 2}])["a"]
+        tensor([1, 2])
     """
     values = list(input)
     if not values:
@@ -321,9 +404,9 @@ def _what(obj: Any) -> str:
 
 
 def to_list(td: Any, convert_nodes: bool, convert_tensors: Any, tolist_first: bool) -> Any:
-    """Return nested lists over the batch dimensions, of dicts or of TensorDicts; without any, the row itself."""
+    """Build nested lists over the batch dimensions, of dicts or of TensorDicts; without any, return the row."""
     if convert_tensors and not convert_nodes:
-        raise InvalidTypeError("convert_tensors=True makes numbers of tensors in dicts: it needs convert_nodes=True")
+        raise InvalidTypeError("convert_tensors=True converts tensors in dicts to numbers: it needs convert_nodes=True")
     if td.batch_dims:
         return [to_list(row, convert_nodes, convert_tensors, tolist_first) for row in td]
     return td.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first) if convert_nodes else td
@@ -352,7 +435,17 @@ def from_dict_instance(
     batch_dims: int | None,
     names: Any,
 ) -> TensorDictBase:
-    """Build as `from_dict`, where nested dicts take the classes that the entries of `td` have."""
+    """Build as `from_dict`; nested dicts become instances of the classes of the entries of `td`.
+
+    Args:
+        td: the TensorDict whose entries determine the classes.
+        input_dict: nested dicts of entries, or a TensorDict.
+        auto_batch_size: whether each level gets the largest batch size that its entries share.
+        batch_size: the batch size; default: `[]`.
+        device: the device of the tensors.
+        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
+        names: the names of the batch dimensions.
+    """
     if isinstance(input_dict, Container):
         made: TensorDictBase = from_container(input_dict, batch_size, device, names)
         return made

@@ -1,4 +1,4 @@
-"""From and to nested lists, tuples, dicts and named tuples, so that the same ones come back."""
+"""From and to nested lists, tuples, dicts and named tuples, with the same ones after both conversions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.errors import InvalidArgumentError, StoreError
 
 MARK = "_pytree_type"
-"""The entry that says what a level was: plain data, so that it can be stored."""
+"""The entry with the type of a level, as plain data, which can be stored."""
 _KINDS: dict[str, Any] = {"list": list, "tuple": tuple, "dict": dict, "OrderedDict": OrderedDict}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _named: dict[str, Any] = {}
-"""Classes of named tuples that this process has turned into TensorDicts, by their full names."""
+"""Classes of named tuples that this process has converted to TensorDicts, by their full names."""
 
 
 def from_pytree(
@@ -24,7 +24,14 @@ def from_pytree(
     """Build a TensorDict from any nesting of lists, tuples, dicts and named tuples; `to_pytree` reverses it.
 
     Positions are the keys "0", "1", ...; so are dict keys that are not strings. The entry `_pytree_type` of each level
-    says what it was. Numbers and arrays become tensors, other leaves values. What has no entries is returned as a leaf.
+    holds its type. Numbers and arrays become tensors, other leaves values. An object without entries is returned as a
+    leaf.
+
+    Args:
+        pytree: the nested lists, tuples, dicts and named tuples.
+        batch_size: the batch size; default: `[]`.
+        auto_batch_size: whether each level gets the largest batch size that its entries share.
+        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
 
     Raises:
         ValueError: both `batch_size` and `auto_batch_size`.
@@ -71,7 +78,7 @@ def _numbered(values: Any) -> dict[str, Any]:
 
 
 def to_pytree(td: Any) -> Any:
-    """Return what `from_pytree` was given; a TensorDict that it did not make is returned itself."""
+    """Rebuild the argument of `from_pytree`; return a TensorDict of another origin unchanged."""
     mark = td.get(MARK, None)
     mark = mark.flat()[0] if isinstance(mark, NonTensor) and mark.numel() else None
     if not isinstance(mark, dict) or "kind" not in mark:
@@ -89,7 +96,7 @@ def to_pytree(td: Any) -> Any:
     if known is None or list(known._fields) != fields:
         raise StoreError(
             f"the named tuple {kind} with the fields {fields} is not known in this process",
-            hint="from_pytree() of an instance makes it known",
+            hint="call from_pytree() with an instance of it first",
         )
     return known(*values)
 

@@ -50,7 +50,7 @@ def parse_tensor_dict_string(s: str) -> TensorDict:
 
 
 def _closing(text: str, start: int) -> int:
-    """Find where the bracket that was opened just before `start` is closed."""
+    """Find the closing bracket of the one before `start`."""
     depth = 1
     for at in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[at], 0)

@@ -1,10 +1,10 @@
-"""From and to Arrow tables, without a copy where the two lay their data out alike."""
+"""From and to Arrow tables, without a copy where both have the same memory layout."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
     from tdstore.tensordicts.resident.tensordict import TensorDict
 
+ColumnValues: TypeAlias = "Tensor | list[Any] | dict[str, ColumnValues]"
+"""The contents of a column: a tensor, a value per row, or the columns of a struct."""
 _NAT = -(2**63)
-"""What numpy and pandas have for a missing date."""
+"""The number of a missing date in numpy and pandas."""
 
 
 def from_arrow(
@@ -38,7 +40,7 @@ def from_arrow(
     separator: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> TensorDict:
-    """Make a TensorDict of the columns of an Arrow table or record batch, one row per batch position.
+    """Make a TensorDict from the columns of an Arrow table or record batch, one row per batch position.
 
     Numbers without gaps, in one chunk, share the table's memory (writing to them changes the table), unless that is
     read-only, as of a mapped file; lists of one length become feature dimensions of them, structs nested TensorDicts.
@@ -46,13 +48,18 @@ def from_arrow(
     row, None where it is missing. So are integers with gaps and dates that do not fit into those.
 
     Args:
-        auto_batch_size: the largest batch size that the entries share; default: the number of rows.
+        table: the table or record batch.
+        auto_batch_size: whether each level gets the largest batch size that its entries share, instead of one batch
+            dimension over the rows.
+        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
+        device: the device of the tensors; default: the CPU.
+        batch_size: the batch size; default: the number of rows.
         separator: splits the names of columns into nested keys.
-        dtype: cast every tensor to it.
+        dtype: the dtype of every tensor; default: that of the column.
 
     Raises:
-        ValueError: two columns of one name, or both `batch_size` and `auto_batch_size`.
-        UnsupportedError: a column of a type that Arrow itself cannot turn into values.
+        ValueError: two columns have one name, or both `batch_size` and `auto_batch_size`.
+        UnsupportedError: a column has a type that Arrow itself cannot convert to values.
 
     Example:
         >>> import pyarrow
@@ -65,7 +72,7 @@ def from_arrow(
 
 
 def refuse_twice(names: Iterable[str]) -> None:
-    """Raise an error if two columns have one name: they would be one entry."""
+    """Raise an error if two columns have one name, and so would be one entry."""
     names = list(names)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -113,7 +120,7 @@ def _entries(columns: Mapping[Any, Any], dtype: torch.dtype | None, separator: s
     return out
 
 
-def column_values(column: Any) -> Any:
+def column_values(column: Any) -> ColumnValues:
     """Convert a column to a tensor, a list of a value per row, or a dict of columns."""
     arrow = packages.pyarrow()
     if isinstance(column, arrow.ChunkedArray):
@@ -136,28 +143,28 @@ def column_values(column: Any) -> Any:
     if types.is_boolean(kind) and not column.null_count:
         return torch.from_numpy(column.to_numpy(zero_copy_only=False))
     if not (types.is_integer(column.type) or types.is_floating(column.type)):
-        return column.to_pylist()
+        return _values(column)
     if not column.null_count:
         return _shared(column)
     try:
         return torch.from_numpy(column.cast(arrow.float64()).to_numpy(zero_copy_only=False).copy())
     except arrow.ArrowInvalid:  # integers that no float64 is equal to
-        return column.to_pylist()
+        return _values(column)
 
 
 def _shared(column: Any) -> Tensor:
-    """View numbers without gaps over the column's memory, unless that is read-only: writing would end the process."""
+    """View numbers without gaps over the column's memory. Copy read-only memory: a write to it would be a segfault."""
     tensor: Tensor = from_dlpack(column)
     memory = column.buffers()[1]
     return tensor if memory is None or memory.is_mutable else tensor.clone()
 
 
-def _extension_values(column: Any, arrow: Any) -> Any:
+def _extension_values(column: Any, arrow: Any) -> ColumnValues:
     """Convert arrays of one shape to a tensor; other extension types to their storage or their values."""
     kind = column.type
     found = column_values(column.storage)
     if not isinstance(found, Tensor):
-        return found if isinstance(found, dict) else column.to_pylist()
+        return found if isinstance(found, dict) else _values(column)
     if not isinstance(kind, arrow.FixedShapeTensorType):
         return found
     if kind.permutation is not None:
@@ -169,26 +176,31 @@ def _nothing(column: Any) -> Any:
     return packages.pyarrow().array([], column.type)
 
 
-def _list_values(column: Any, arrow: Any) -> Any:
-    """Convert lists of one length to a dimension of a tensor; else to a list per row."""
+def _values(column: Any) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _list_values(column: Any, arrow: Any) -> Tensor | list[Any]:
+    """Convert lists of one length to a dimension of a tensor; others to a list per row."""
     if column.null_count:
-        return column.to_pylist()
+        return _values(column)
     if arrow.types.is_fixed_size_list(column.type):
         width = column.type.list_size
     else:
         widths = set(column.value_lengths().to_pylist())
         if len(widths) != 1:
-            return column.to_pylist()
+            return _values(column)
         width = widths.pop()
     inner = column_values(column.flatten())
-    return inner.reshape(len(column), width, *inner.shape[1:]) if isinstance(inner, Tensor) else column.to_pylist()
+    return inner.reshape(len(column), width, *inner.shape[1:]) if isinstance(inner, Tensor) else _values(column)
 
 
 def _dates(column: Any, arrow: Any) -> Tensor | list[Any]:
     """Convert dates, times and durations to int64 nanoseconds; those out of range, and intervals, to values."""
     types, kind = arrow.types, column.type
     if types.is_interval(kind):
-        return list(column.to_pylist())
+        return _values(column)
     if types.is_duration(kind):
         unit = arrow.duration("ns")
     elif types.is_time(kind):
@@ -198,7 +210,7 @@ def _dates(column: Any, arrow: Any) -> Tensor | list[Any]:
     try:
         return _shared(column.cast(unit).cast(arrow.int64()).fill_null(_NAT))
     except arrow.ArrowInvalid:  # not within 292 years of 1970
-        return list(column.to_pylist())
+        return _values(column)
 
 
 # -- and back ----------------------------------------------------------------------------------
@@ -208,7 +220,9 @@ def to_arrow(td: Any, separator: str | None = None, types: Mapping[Path, Any] | 
     """Convert to an Arrow table of a row per element of the first batch dimension, see `TensorDict.to_arrow`.
 
     Args:
-        types: the types of values that are not tensors, where these rows do not tell.
+        td: the TensorDict.
+        separator: joins the keys of nested entries to the names of columns; None makes structs of nested entries.
+        types: the types of values that are not tensors, by path; default: inferred from these rows.
     """
     td = with_rows(td, "a table")
     refuse_ragged(td, "a table")
@@ -237,17 +251,17 @@ def _arrays(td: Any, prefix: Path, rows: int, types: Mapping[Path, Any], separat
     return out
 
 
-def joined(taken: Mapping[str, Any], key: str, name: str, separator: str) -> str:
-    """Return the name of a nested entry's column; raise an error if another has it already."""
+def joined(columns: Mapping[str, Any], key: str, name: str, separator: str) -> str:
+    """Return the name of a nested entry's column; raise an error if there is such a column already."""
     column = f"{key}{separator}{name}"
-    if column in taken:
+    if column in columns:
         raise column_twice(column)
     return column
 
 
-def column_twice(column: str) -> ValueError:
-    """Create the error for two entries of which only one could be stored."""
-    return ValueError(f"two entries would have the column {column!r}: choose another separator")
+def column_twice(column: str) -> InvalidArgumentError:
+    """Create the error for two entries with the same column name."""
+    return InvalidArgumentError(f"two entries would have the column {column!r}: choose another separator")
 
 
 def _array(tensor: Tensor, path: Path) -> Any:
@@ -268,7 +282,7 @@ def _array(tensor: Tensor, path: Path) -> Any:
 
 
 def exactly(tensor: Tensor, path: Path) -> Tensor:
-    """Return the tensor on the CPU in a dtype that numpy has: bfloat16 and float8 fit into float32 exactly."""
+    """Move the tensor to the CPU, in a dtype of numpy; float32 represents bfloat16 and float8 exactly."""
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     return tensor.float() if is_bit_pattern(tensor.dtype) and tensor.is_floating_point() else tensor
 

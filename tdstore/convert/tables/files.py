@@ -1,4 +1,4 @@
-"""Parquet, csv and json files: written in blocks of rows, read whole or in blocks straight into a store."""
+"""Parquet, csv and json files: written in blocks of rows, read as a whole or in blocks into a store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import date, time, timedelta
 from decimal import Decimal
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID, uuid4
 
 import numpy as np
@@ -22,7 +22,7 @@ from tdstore.convert import packages
 from tdstore.convert.tables.arrow import from_arrow, to_arrow, value_types
 from tdstore.convert.tables.pandas import columns_of, from_pandas, needs_separator, to_pandas
 from tdstore.convert.tables.row_blocks import TEXT_BLOCK, refuse_ragged, row_blocks, with_rows
-from tdstore.convert.tables.streaming import into_store
+from tdstore.convert.tables.streaming import Blocks, into_store
 from tdstore.errors import CorruptStoreError, InvalidArgumentError, OptionError, StoreError, UnsupportedError
 from tdstore.io.opening import Location, Storage
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
 
 ROWS = 1 << 16
-"""Rows that are read at a time on the way into a store."""
+"""The number of rows of a block that is read for a store."""
 
 
 # -- out ---------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def to_csv(td: Any, path: Any, separator: str | None, options: dict[str, Any]) -
         for i, block in enumerate(_blocks(td, TEXT_BLOCK)):
             frame = to_pandas(block, separator)
             _refuse_objects(frame)
-            # A file object goes on where it is; a path is opened again for each block.
+            # A file object continues at its position; a path is opened again for each block.
             again = {} if hasattr(place, "write") else {"mode": "a" if i else mode}
             frame.to_csv(place, **{"index": False, "header": header if not i else False, **again, **options})
 
@@ -103,11 +103,11 @@ def _json_of(record: dict[str, Any]) -> str:
 
 
 _CELLS = (str, int, float, np.generic, date, time, timedelta, Decimal, UUID, PurePath, type(None))
-_INSTEAD = "exclude the key, set what it is as text or numbers, or use to_parquet"
+_INSTEAD = "exclude the key, convert it to text or numbers, or use to_parquet"
 
 
 def _refuse_objects(frame: Any) -> None:
-    """Raise an error for values that text cannot represent, such as `<object at 0x7f...>`, or not distinguish."""
+    """Raise an error for values that text cannot represent or distinguish, such as `<object at 0x7f...>`."""
     for name in frame.columns:
         if frame[name].dtype == object:
             other = next((cell for cell in frame[name] if not isinstance(cell, _CELLS)), None)
@@ -122,7 +122,7 @@ def _refuse_complex(node: Any, key: str) -> None:
     if node._leaf_facts(key)[2].is_complex:
         raise UnsupportedError(
             f"the entry {key!r}: no cell of a csv file holds a complex number",
-            hint="torch.view_as_real() makes two columns of it",
+            hint="torch.view_as_real() converts it to two columns",
         )
 
 
@@ -158,7 +158,7 @@ def _table(td: Any, separator: str | None) -> Any:
 
 
 def _blocks(td: Any, size: int) -> Iterator[Any]:
-    """Yield blocks of rows; an empty one where there are no rows, for the names of the columns."""
+    """Yield blocks of rows; without rows, an empty block with the names of the columns."""
     empty = True
     for _, _, block in row_blocks(td, size):
         empty = False
@@ -169,7 +169,7 @@ def _blocks(td: Any, size: int) -> Iterator[Any]:
 
 @contextmanager
 def _replacing(path: Any) -> Iterator[Any]:
-    """Return a file beside a local path that replaces it at the end; anything else as it is."""
+    """Yield the path of a temporary file that replaces a local path at the end; yield other targets unchanged."""
     if not isinstance(path, (str, os.PathLike)) or "://" in str(path):
         yield path
         return
@@ -201,14 +201,14 @@ def _text_file(place: Any) -> Iterator[Any]:
 
 @contextmanager
 def _reading(path: Any) -> Iterator[None]:
-    """Name the file in the error of a reader that cannot make anything of it."""
+    """Name the file in the error of a reader that cannot parse it."""
     try:
         yield
     except ValueError as error:
         if isinstance(error, StoreError):
             raise
         raise CorruptStoreError(
-            f"{path}: {error}", url=str(path), hint="the file is damaged, or not what the arguments say it is"
+            f"{path}: {error}", url=str(path), hint="the file is damaged, or does not fit the arguments"
         ) from error
 
 
@@ -227,41 +227,52 @@ def from_parquet(
     options: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> TensorDictBase:
-    """Make a TensorDict from a parquet file (or a folder or list of them), as `from_arrow` does.
+    """Make a TensorDict from a parquet file, or from a folder or list of them, as `from_arrow` does.
 
     Args:
-        columns: read only these.
-        location, storage, options: write the rows there, in blocks of bounded memory, and return the TensorDict over
-            that dataset: for one file that is larger than memory.
+        path: the file, folder or list; with `location` one file.
+        auto_batch_size: whether each level gets the largest batch size that its entries share, instead of one batch
+            dimension over the rows.
+        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
+        device: the device of the tensors; default: the CPU.
+        batch_size: the batch size; default: the number of rows.
+        separator: splits the names of columns into nested keys.
+        dtype: the dtype of every tensor; default: that of the column.
+        columns: the names of the columns to read; default: all.
+        location: write the rows to a new dataset at this path or URL, in blocks of bounded memory, and return the
+            TensorDict over it: for a file larger than memory.
+        storage: the name of a backend for it; default: determined by `location`.
+        options: options of the backend.
         **kwargs: of `pyarrow.parquet.read_table`.
 
     Raises:
-        CorruptStoreError: no parquet file, or half of one. ValueError: two columns of one name.
+        CorruptStoreError: the file is truncated, or not a parquet file. ValueError: two columns have one name.
+        OptionError: `location` or `storage` with `auto_batch_size`, `batch_size` or `device`.
+
+    Example:
+        >>> TensorDict({"a": [1, 2], "n": {"s": ["x", "y"]}}, [2]).to_parquet("t.parquet", separator=".")
+        >>> from_parquet("t.parquet", separator=".")["n", "s"]
+        LinkedList(['x', 'y'])
     """
     for name in ("engine", "index"):
         kwargs.pop(name, None)
     parquet = packages.parquet()
-    how: dict[str, Any] = {"separator": separator, "dtype": dtype}
-    if location is not None or storage is not None:
-        _only_rows(auto_batch_size, batch_size, device)
+    sizes = _Sizes(auto_batch_size, batch_dims, device, batch_size)
+    columns_options: dict[str, Any] = {"separator": separator, "dtype": dtype}
+    target = _Target(location, storage, options or {})
+    if target.is_set:
 
         def blocks() -> Iterator[Any]:
             with parquet.ParquetFile(path, **kwargs) as file:
                 for batch in file.iter_batches(ROWS, columns=columns):
-                    yield from_arrow(batch, **how)
+                    yield from_arrow(batch, **columns_options)
 
-        return into_store(blocks, location, storage, options or {})
+        return target.write(blocks, sizes)
     with _reading(path):
         table = parquet.read_table(path, columns=columns, **kwargs)
     stored = (table.schema.pandas_metadata or {}).get("index_columns", ())
     table = table.drop_columns([name for name in stored if name in table.schema.names])
-    sizes: dict[str, Any] = {
-        "auto_batch_size": auto_batch_size,
-        "batch_dims": batch_dims,
-        "batch_size": batch_size,
-        "device": device,
-    }
-    return from_arrow(table, **sizes, **how)
+    return from_arrow(table, **sizes._asdict(), **columns_options)
 
 
 def from_csv(
@@ -281,27 +292,34 @@ def from_csv(
     """Make a TensorDict from a csv file, as `from_pandas` does.
 
     Args:
-        location, storage, options: write the rows there, in blocks of bounded memory, and return the TensorDict over
-            that dataset: for a file that is larger than memory. The file is read twice.
+        path: the file: a path, a URL or a file object.
+        auto_batch_size: whether each level gets the largest batch size that its entries share, instead of one batch
+            dimension over the rows.
+        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
+        device: the device of the tensors; default: the CPU.
+        batch_size: the batch size; default: the number of rows.
+        separator: splits the names of columns into nested keys.
+        dtype: the dtype of every tensor; default: that of the column.
+        location: write the rows to a new dataset at this path or URL, in blocks of bounded memory, and return the
+            TensorDict over it: for a file larger than memory. The file is read twice.
+        storage: the name of a backend for it; default: determined by `location`.
+        options: options of the backend.
         **kwargs: of `pandas.read_csv`.
 
     Raises:
         CorruptStoreError: the file is empty, or its rows differ in length.
+        OptionError: `location` or `storage` with `auto_batch_size`, `batch_size` or `device`.
+
+    Example:
+        >>> TensorDict({"a": [1, 2]}, [2]).to_csv("t.csv")
+        >>> from_csv("t.csv")["a"]
+        tensor([1, 2])
     """
     pandas = packages.pandas()
     if int(pandas.__version__.split(".")[0]) < 3:  # from then on numbers are read exactly anyway
         kwargs.setdefault("float_precision", "round_trip")
-    sizes = {
-        "auto_batch_size": auto_batch_size,
-        "batch_dims": batch_dims,
-        "batch_size": batch_size,
-        "device": device,
-    }
-    read = functools.partial(pandas.read_csv, path, **kwargs)
-    made: TensorDictBase = _of_frames(
-        read, True, sizes, {"separator": separator, "dtype": dtype}, location, storage, options
-    )
-    return made
+    frames = _Frames(functools.partial(pandas.read_csv, path, **kwargs), True, separator, dtype)
+    return frames.collect(_Sizes(auto_batch_size, batch_dims, device, batch_size), location, storage, options)
 
 
 def from_json(
@@ -319,63 +337,97 @@ def from_json(
     options: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> TensorDictBase:
-    """Make a TensorDict from a json file of records, as `from_pandas` does; what is quoted stays text.
+    """Make a TensorDict from a json file of records, as `from_pandas` does; quoted numbers stay text.
 
     Args:
-        lines: one record a line (files that end in `.jsonl` or `.ndjson` are known by that).
-        location, storage, options: write the rows there, in blocks of bounded memory, and return the TensorDict over
-            that dataset: for a file of lines that is larger than memory. The file is read twice.
+        path: the file: a path, a URL or a file object.
+        auto_batch_size: whether each level gets the largest batch size that its entries share, instead of one batch
+            dimension over the rows.
+        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
+        device: the device of the tensors; default: the CPU.
+        batch_size: the batch size; default: the number of rows.
+        separator: splits the names of columns into nested keys.
+        dtype: the dtype of every tensor; default: that of the column.
+        lines: whether the file has one record per line; implied by the suffixes `.jsonl` and `.ndjson`.
+        location: write the rows to a new dataset at this path or URL, in blocks of bounded memory, and return the
+            TensorDict over it: for a file of lines larger than memory. The file is read twice.
+        storage: the name of a backend for it; default: determined by `location`.
+        options: options of the backend.
         **kwargs: of `pandas.read_json`.
 
     Raises:
-        CorruptStoreError: no JSON, or half of it.
+        CorruptStoreError: the file is truncated, or not JSON.
+        OptionError: `location` or `storage` with `auto_batch_size`, `batch_size` or `device`.
+
+    Example:
+        >>> TensorDict({"a": [1, 2], "s": ["x", "y"]}, [2]).to_json("t.jsonl", lines=True)
+        >>> from_json("t.jsonl")["s"]
+        LinkedList(['x', 'y'])
     """
     pandas = packages.pandas()
     lines = lines or str(path).endswith((".jsonl", ".ndjson"))
     kwargs = {"orient": "records", "lines": lines, "dtype": False, "precise_float": True, **kwargs}
-    sizes = {
-        "auto_batch_size": auto_batch_size,
-        "batch_dims": batch_dims,
-        "batch_size": batch_size,
-        "device": device,
-    }
-    read = functools.partial(pandas.read_json, path, **kwargs)
-    made: TensorDictBase = _of_frames(
-        read, lines, sizes, {"separator": separator, "dtype": dtype}, location, storage, options
-    )
-    return made
+    frames = _Frames(functools.partial(pandas.read_json, path, **kwargs), lines, separator, dtype)
+    return frames.collect(_Sizes(auto_batch_size, batch_dims, device, batch_size), location, storage, options)
 
 
-def _of_frames(
-    read: functools.partial[Any],
-    in_parts: bool,
-    sizes: dict[str, Any],
-    how: dict[str, Any],
-    location: Location,
-    storage: Storage,
-    options: dict[str, Any] | None,
-) -> Any:
-    """Collect what pandas reads, in memory or (`location`, `storage`) in a store; `in_parts`: piece by piece."""
-    if location is None and storage is None:
-        with _reading(read.args[0]):
-            frame = read()
-        return from_pandas(frame, **sizes, **how)
-    _only_rows(sizes["auto_batch_size"], sizes["batch_size"], sizes["device"])
+class _Sizes(NamedTuple):
+    """The arguments of readers that determine batch size and device, under their names."""
 
-    def blocks() -> Iterator[Any]:
-        if not in_parts:
-            yield from_pandas(read(), **how)
+    auto_batch_size: bool
+    batch_dims: int | None
+    device: Any
+    batch_size: Any
+
+
+class _Target(NamedTuple):
+    """The dataset to write rows to, if there is one."""
+
+    location: Location
+    storage: Storage
+    options: dict[str, Any]
+
+    @property
+    def is_set(self) -> bool:
+        return self.location is not None or self.storage is not None
+
+    def write(self, blocks: Blocks, sizes: _Sizes) -> TensorDictBase:
+        """Write blocks of rows.
+
+        Raises:
+            OptionError: another batch size than the rows, or a device, was requested.
+        """
+        if sizes.auto_batch_size or sizes.batch_size is not None or sizes.device is not None:
+            raise OptionError(
+                "rows that go into a store have one batch dimension and no device",
+                hint="leave out batch_size, auto_batch_size and device, and change them on the result",
+            )
+        return into_store(blocks, self.location, self.storage, self.options)
+
+
+class _Frames(NamedTuple):
+    """The frames that a reader of pandas returns; `in_parts`: it can read them piece by piece."""
+
+    read: functools.partial[Any]
+    in_parts: bool
+    separator: str | None
+    dtype: torch.dtype | None
+
+    def collect(
+        self, sizes: _Sizes, location: Location, storage: Storage, options: dict[str, Any] | None
+    ) -> TensorDictBase:
+        """Collect all rows, in memory or in the dataset at `location`."""
+        target = _Target(location, storage, options or {})
+        if target.is_set:
+            return target.write(self._blocks, sizes)
+        with _reading(self.read.args[0]):
+            frame = self.read()
+        return from_pandas(frame, **sizes._asdict(), separator=self.separator, dtype=self.dtype)
+
+    def _blocks(self) -> Iterator[TensorDictBase]:
+        convert = functools.partial(from_pandas, separator=self.separator, dtype=self.dtype)
+        if not self.in_parts:
+            yield convert(self.read())
             return
-        with read(**({} if "chunksize" in read.keywords else {"chunksize": ROWS})) as frames:
-            for frame in frames:
-                yield from_pandas(frame, **how)
-
-    return into_store(blocks, location, storage, options or {})
-
-
-def _only_rows(auto_batch_size: bool, batch_size: Any, device: Any) -> None:
-    if auto_batch_size or batch_size is not None or device is not None:
-        raise OptionError(
-            "rows that go into a store have one batch dimension and no device",
-            hint="leave out batch_size, auto_batch_size and device, and change them on the result",
-        )
+        with self.read(**({} if "chunksize" in self.read.keywords else {"chunksize": ROWS})) as frames:
+            yield from map(convert, frames)

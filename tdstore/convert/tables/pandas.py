@@ -32,17 +32,25 @@ def from_pandas(
     separator: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> TensorDict:
-    """Make a TensorDict of the columns of a pandas frame, one row per batch position.
+    """Make a TensorDict from the columns of a pandas frame, one row per batch position.
 
     Numbers become tensors (missing ones NaN, in float64), dates int64 nanoseconds, arrays or lists of numbers of one
     shape per cell a tensor with feature dimensions, everything else one value per row, None where it is missing. So
     are integers with gaps and dates that do not fit into those.
-    Categories are replaced by what they stand for. The index is left out.
+    Categories are replaced by their values. The index is left out.
 
     Args:
-        auto_batch_size: the largest batch size that the entries share; default: the number of rows.
+        dataframe: the frame.
+        auto_batch_size: whether each level gets the largest batch size that its entries share, instead of one batch
+            dimension over the rows.
+        batch_dims: with `auto_batch_size`, the largest number of batch dimensions.
+        device: the device of the tensors; default: the CPU.
+        batch_size: the batch size; default: the number of rows.
         separator: splits the names of columns into nested keys.
-        dtype: cast every tensor to it.
+        dtype: the dtype of every tensor; default: that of the column.
+
+    Raises:
+        ValueError: two columns have one name, or both `batch_size` and `auto_batch_size`.
 
     Example:
         >>> import pandas

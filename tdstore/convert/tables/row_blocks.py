@@ -25,10 +25,10 @@ def row_blocks(td: Any, block_bytes: int = 32 << 20) -> Iterator[tuple[int, int,
 
 
 def with_rows(td: Any, what: str) -> TensorDictBase:
-    """Return the TensorDict, if it has rows; without a batch size, one of the rows that its tensors share.
+    """Return the TensorDict, or without a batch size one over the first dimension that its tensors share.
 
     Raises:
-        BatchSizeError: no batch size, and the tensors share no first dimension.
+        BatchSizeError: there is no batch size, and the tensors share no first dimension.
     """
     if td.batch_dims:
         made: TensorDictBase = td
@@ -58,5 +58,5 @@ def refuse_ragged(td: Any, what: str) -> None:
             refuse_ragged(td._raw(key), what)
         elif kind == LEAF and -1 in td._leaf_shape(key):
             raise BatchSizeError(
-                f"{what}: the rows of entry {key!r} differ in shape", hint="td.to_padded_tensor() makes them alike"
+                f"{what}: the rows of entry {key!r} differ in shape", hint="call td.to_padded_tensor() first"
             )

@@ -24,17 +24,23 @@ if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
 
 Blocks = Callable[[], Iterator[Any]]
-"""Starts over, and gives TensorDicts in memory, the first batch dimension of each being its rows."""
+"""Returns a new iterator over TensorDicts in memory; the first batch dimension of each is its rows."""
 
 
 def into_store(blocks: Blocks, location: Location, storage: Storage, options: dict[str, Any]) -> TensorDictBase:
-    """Write blocks of rows as a new dataset and return the TensorDict over it; the blocks are gone through twice.
+    """Write blocks of rows as a new dataset and return the TensorDict over it.
 
-    The first time tells how many rows there are, what dtypes hold all of them, and the values that are not tensors,
-    which are kept in memory. Until the end whatever was at the location is what readers see.
+    The blocks are iterated twice. The first iteration determines the number of rows, the dtypes that hold all rows, and
+    the values that are not tensors, which stay in memory. Until the commit readers see the previous dataset.
+
+    Args:
+        blocks: returns an iterator over the blocks, at each call from the start.
+        location: a path or URL; None for a temporary place.
+        storage: the name of a backend; default: determined by the location.
+        options: options of the backend.
 
     Raises:
-        MismatchError: an entry has another shape, or is a tensor in some blocks only.
+        MismatchError: the shape of an entry differs between blocks, or it is a tensor in some blocks only.
     """
     form = _form(blocks())
     groups, specs = describe(form)
@@ -67,7 +73,7 @@ def _leaf(block: Any, path: Path) -> Tensor:
 
 
 def _form(blocks: Iterator[Any]) -> Any:
-    """Return a TensorDict like all blocks together, whose tensors have no memory."""
+    """Build a TensorDict with the form of all blocks together, whose tensors have no memory."""
     rows = 0
     entries: dict[Path, Any] = {}
     for block in blocks:
@@ -98,7 +104,7 @@ def _flat(td: Any, prefix: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _joined(known: Any, value: Any, path: Path, rows: int) -> Any:
-    """Merge the facts of an entry: one row of no content that has its shape and dtype, or the list of its values."""
+    """Merge the facts of an entry: an expanded row with its shape and dtype, or the list of its values."""
     if isinstance(value, NonTensor):
         values = value.tolist() if not isinstance(value, NonTensorData) else [value.data] * len(value)
         if isinstance(known, Tensor):
