@@ -163,6 +163,41 @@ def measure(bench: Bench, server: Server, name: str, data: dict[str, torch.Tenso
         td.close()
 
 
+def client(bench: Bench, server: Server) -> None:
+    """The commands of one batch through our connection, beside redis-py's pipeline and redis-py's connection."""
+    import redis
+    from tdstore_redis.address import Address
+    from tdstore_redis.connection import Wire, pack
+
+    count, size = 1_280, 256
+    raw, address = Raw(server.port), Address("127.0.0.1", server.port, 0, "client", "redis://127.0.0.1")
+    raw([packed(b"SET", b"client", bytes(count * size))])
+    starts = np.random.default_rng(0).permutation(count).tolist()
+    ranges = [(at * size, (at + 1) * size - 1) for at in starts]
+    wire, theirs = Wire(address, timeout=10.0, tls=None), redis.Redis(port=server.port)
+    connection = theirs.connection_pool.get_connection()
+
+    def commands() -> list[bytes]:
+        return [pack(b"GETRANGE", b"client", b"%d" % start, b"%d" % stop) for start, stop in ranges]
+
+    def pipeline() -> object:
+        pipe = theirs.pipeline(transaction=False)
+        for start, stop in ranges:
+            pipe.getrange("client", start, stop)
+        return pipe.execute()
+
+    def on_connection() -> object:
+        connection.send_packed_command([b"".join(commands())], check_health=False)
+        return [connection.read_response() for _ in ranges]
+
+    runs = {OURS: lambda: wire.raising(commands()), FLOOR: lambda: raw(commands())}
+    assert wire.raising(commands()) == pipeline() == on_connection()
+    bench.io("redis client", f"{count} GETRANGE; peer: redis-py's pipeline", {**runs, PEER: pipeline})
+    bench.io("redis client", f"{count} GETRANGE; peer: redis-py's connection", {**runs, PEER: on_connection})
+    wire.close()
+    theirs.close()
+
+
 def main() -> int:
     program = shutil.which("redis-server")
     if program is None:
@@ -171,6 +206,7 @@ def main() -> int:
     bench = Bench("A dataset on a redis server (wall time per call)", TARGETS)
     server = Server(program)
     try:
+        client(bench, server)
         for name, data in datasets(bench.quick).items():
             measure(bench, server, name, data)
     finally:
