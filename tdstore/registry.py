@@ -266,7 +266,9 @@ class Registry:
             return self.get(name)
         if claims:
             return self._only(claims, text)
-        if name := self._guess(text):
+        # A hook that opened a named pipe would wait for its writer.
+        special = os.path.exists(text) and not os.path.isfile(text) and not os.path.isdir(text)
+        if not special and (name := self._guess(text)):
             return self.get(name)
         self._refuse_unused(text)
         return None

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
+import tdstore
 from tdstore import TensorDict
-from tdstore.errors import BrokenPluginError, MissingDependencyError, PluginError, StoreIOError, UnknownBackendError
+from tdstore.errors import (
+    BrokenPluginError,
+    MissingDependencyError,
+    PluginError,
+    StoreError,
+    StoreIOError,
+    UnknownBackendError,
+)
 from tdstore.hookspecs import Backend
 from tdstore.registry import Registry, registry
 from tdstore.store import Store
@@ -123,6 +134,16 @@ def test_opening_says_which_plugin_failed(tmp_path):
         """,
         "broken_format",
     )
+
+
+@pytest.mark.parametrize("call", [lambda p: TensorDict(a=[1]).save(p), tdstore.open], ids=["save", "open"])
+def test_a_named_pipe_is_refused_and_not_waited_for(call, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool, pytest.raises(StoreError, match="pipe"):
+        try:
+            pool.submit(call, str(tmp_path / "pipe")).result(60)
+        finally:
+            os.close(os.open(tmp_path / "pipe", os.O_RDWR))  # a reader that waits goes on
 
 
 # -- an interrupt ----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The object layout: a store over any engine, made of immutable objects and one manifest that is put last."""
 
 from tdstore.bytestore.directory import DIRECTORY_HINT
-from tdstore.bytestore.opening import open_directory, open_objects
+from tdstore.bytestore.opening import open_directory, open_objects, refuse_foreign_files
 from tdstore.bytestore.store import ByteStore
 
-__all__ = ["DIRECTORY_HINT", "ByteStore", "open_directory", "open_objects"]
+__all__ = ["DIRECTORY_HINT", "ByteStore", "open_directory", "open_objects", "refuse_foreign_files"]

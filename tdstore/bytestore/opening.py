@@ -76,7 +76,7 @@ def open_objects(
         raise ReadOnlyError(f"{place} cannot be written to", url=place, hint="open it with mode='r'")
     if isinstance(engine, LocalEngine):
         if mode in ("w", "x", "a"):
-            _refuse_foreign_files(engine.root, place)
+            refuse_foreign_files(engine.root, place)
         elif os.path.isfile(engine.root):
             raise StoreNotFoundError(f"{place} is a file, not a folder of objects", url=place)
     blob = fetch_manifest(engine)
@@ -171,17 +171,24 @@ def _check_options(place: str, mode: str, verify: str | None, object_bytes: int,
             raise OptionError(f"{place}: {name} must be at least 1, not {size}", url=place)
 
 
-def _refuse_foreign_files(root: str, place: str) -> None:
+def refuse_foreign_files(root: str, place: str) -> None:
     """Refuse a local path with other contents: a file, or a folder with files and without a manifest.
 
     Files of a writer that died before its first commit are no obstacle.
+
+    Args:
+        root: the path.
+        place: the location, for messages.
+
+    Raises:
+        StoreExistsError: it names what is there.
     """
     try:
         names = set(os.listdir(root))
     except FileNotFoundError:
         return
     except NotADirectoryError:
-        names = {os.path.basename(root)}
+        names = {os.path.basename(os.path.abspath(root))}
     if NAME in names:
         return
     if strange := sorted(name for name in names if name != DATA and not files.is_temp(name)):

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
-from tdstore.bytestore import DIRECTORY_HINT, open_directory, open_objects
+from tdstore.bytestore import DIRECTORY_HINT, open_directory, open_objects, refuse_foreign_files
 from tdstore.engine import Blob, Buffer, Engine, EngineCap, Entry
 from tdstore.errors import MissingDependencyError, OptionError, ReadOnlyError, StoreNotFoundError, UnsupportedError
 from tdstore.index.ranges import Range
-from tdstore.registry import registry
+from tdstore.registry import registry, split_scheme
 from tdstore.store import Store
 from tdstore.types import MODES, Mode
 from tdstore_remote.faults import BucketNotFoundError
@@ -145,6 +145,8 @@ def _check_raw(given: Mapping[str, Any], plain: str) -> None:
 def _raw_or_found(
     location: str, mode: Mode, options: StorageOptions, given: dict[str, Any], plain: str, *, certain: bool
 ) -> Store:
+    if mode in ("w", "x", "a") and scheme_of(location) in LOCAL and "::" not in location:
+        refuse_foreign_files(split_scheme(location)[1], plain)
     engine = Remembering(open_engine(location, options, writable=mode != "r"))
     own = {name: value for name, value in given.items() if name in RAW}
     reopen = (location, {"storage_options": options, "format": "raw", **_for_reading(own)})

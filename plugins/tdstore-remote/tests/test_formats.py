@@ -17,6 +17,7 @@ from tdstore.errors import (
     CorruptStoreError,
     OptionError,
     ReadOnlyError,
+    StoreExistsError,
     StoreNotFoundError,
     TDStoreError,
     UnknownBackendError,
@@ -24,6 +25,7 @@ from tdstore.errors import (
     UntrustedDataError,
 )
 from tdstore.registry import registry
+from tdstore.types import Mode
 from tests.servers import FaultProxy, S3Server
 
 h5py = pytest.importorskip("h5py")
@@ -51,6 +53,14 @@ def test_raw(url: str, s3: S3Server, tmp_path: FsPath) -> None:
         td[5] = sample()[6]
     with tdstore.open(where, **options) as td:
         assert td[5]["action"].item() == 6
+
+
+@pytest.mark.parametrize("mode", ["w", "x", "a"])
+def test_a_folder_with_other_files_is_refused(mode: Mode, tmp_path: FsPath) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(StoreExistsError, match="notes.txt"):
+        tdstore.open(f"file://{tmp_path}", mode=mode)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.parametrize("layout", [{}, {"chunks": 32, "compression": "gzip", "shuffle": True}], ids=["plain", "gzip"])
