@@ -195,10 +195,10 @@ class Fetcher:
             redone.copy(got, wants, skip=still)
 
     def _fetch(
-        self, spans: Sequence[Ints], owner: Callable[[int], str]
+        self, ranges: Sequence[Ints], owner: Callable[[int], str]
     ) -> Generator[list[Range], Sequence[Buffer], Fetched]:
         """Fetch in one round, and in a second if an answer was missing or short."""
-        got = Fetched(np.concatenate(spans))
+        got = Fetched(np.concatenate(ranges))
         asked = got.requests()
         for last in (False, True):
             if not asked:
@@ -273,8 +273,8 @@ class Fetcher:
 class Fetched:
     """Ranges `[n, 2]` of objects in one address space (`place`), fetched with few requests."""
 
-    def __init__(self, spans: Ints) -> None:
-        self._cover = _few_requests(spans)
+    def __init__(self, ranges: Ints) -> None:
+        self._cover = _few_requests(ranges)
         self._blocks: list[Bytes] = []
 
     def requests(self) -> list[tuple[int, int, int]]:
@@ -302,11 +302,11 @@ class Fetched:
             self._blocks.append(arrays[at] if count == 1 else np.concatenate(arrays[at : at + count]))
             at += count
 
-    def arrays(self, spans: Ints) -> Iterator[Bytes]:
+    def arrays(self, ranges: Ints) -> Iterator[Bytes]:
         """Yield the bytes of ranges within the requested ones, without a copy."""
-        block = np.searchsorted(self._cover[:, 0], spans[:, 0], "right") - 1
-        start = spans[:, 0] - self._cover[block, 0]
-        stop = spans[:, 1] - self._cover[block, 0]
+        block = np.searchsorted(self._cover[:, 0], ranges[:, 0], "right") - 1
+        start = ranges[:, 0] - self._cover[block, 0]
+        stop = ranges[:, 1] - self._cover[block, 0]
         blocks = self._blocks
         return (blocks[i][a:b] for i, a, b in zip(block.tolist(), start.tolist(), stop.tolist(), strict=True))
 
@@ -392,9 +392,9 @@ class _Job:
                 outs[want][to : to + len(array)] = array
 
 
-def _few_requests(spans: Ints) -> Ints:
+def _few_requests(ranges: Ints) -> Ints:
     """Bridge gaps between ranges, but not so many that far more is fetched than needed."""
-    exact = cover(spans, 0)
+    exact = cover(ranges, 0)
     needed = _size(exact)
     for gap in (GAP, GAP // 4, GAP // 16):
         bridged = cover(exact, gap)

@@ -329,7 +329,7 @@ def check_table(table: Table, max_bytes: int | None, url: str) -> None:
 
 def stored_bytes(leaves: Iterable[Leaf], pieces: Pieces) -> int:
     """Count the distinct bytes that leaves are made of: shared bytes count once."""
-    spans = [np.empty((0, 2), np.int64)]
+    ranges = [np.empty((0, 2), np.int64)]
     total = 0
     for leaf in leaves:
         start, stop, piece, offset = leaf.extents
@@ -337,6 +337,6 @@ def stored_bytes(leaves: Iterable[Leaf], pieces: Pieces) -> int:
         total += int((stop - start)[~is_stored].sum())
         rows = pieces.rows[piece[is_stored]]
         begin = place(rows[:, 0]) + rows[:, 1] + offset[is_stored]
-        spans.append(np.stack([begin, begin + (stop - start)[is_stored]], 1))
-    different = cover(np.concatenate(spans), 0)
+        ranges.append(np.stack([begin, begin + (stop - start)[is_stored]], 1))
+    different = cover(np.concatenate(ranges), 0)
     return total + int((different[:, 1] - different[:, 0]).sum())

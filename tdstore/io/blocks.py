@@ -10,7 +10,7 @@ from tdstore.types import LeafSpec, Path, StoreIndex
 
 BLOCK_BYTES = 32 << 20
 MOST_BLOCKS = 8
-"""A chunk of up to this many blocks is moved whole: moving parts of it would decode and encode it again for each."""
+"""A chunk of up to this many blocks is moved as a whole, since each part would decode and encode it again."""
 ALIGN = 64
 MAX_DIMS = 64
 
@@ -35,10 +35,10 @@ def leaf_batches(
 
     Args:
         specs: the leaves, in order.
-        block_bytes: most bytes of a batch. A chunk of up to `MOST_BLOCKS` times as many is a batch too, and a row
-            (or what is as far in as `dims`) of any size.
-        chunks: chunk shapes whose borders the pieces of a leaf keep to, the most important first.
-        dims: leading dimensions that may be cut.
+        block_bytes: the largest number of bytes of a batch. A chunk of up to `MOST_BLOCKS` times as many, and an
+            element of the first `dims` dimensions of any size, are a batch too.
+        chunks: chunk shapes to which the pieces of a leaf are aligned, the most important first.
+        dims: the number of leading dimensions that may be cut.
     """
     batch: Batch = []
     filled = 0
@@ -63,7 +63,14 @@ def pieces(
     *,
     dims: int = MAX_DIMS,
 ) -> Iterator[StoreIndex]:
-    """Yield indices that cut a leaf into blocks of at most `block_bytes`, in C order; `()` where it is one block.
+    """Yield indices that cut a leaf into blocks of at most `block_bytes`, in C order; `()` for a single block.
+
+    Args:
+        shape: the shape of the leaf.
+        itemsize: the bytes of an element.
+        block_bytes: the largest number of bytes of a block.
+        chunks: chunk shapes to which blocks are aligned, the most important first.
+        dims: the number of leading dimensions that may be cut.
 
     Example:
         >>> [index[0] for index in pieces((10, 4), 1, 12)]
@@ -80,7 +87,7 @@ def pieces(
 
 
 def _extent(shape: Sequence[int], itemsize: int, block_bytes: int, chunks: list[tuple[int, ...]]) -> list[int]:
-    """Return the shape of a block: of whole chunks of every kind if that fits, else of the first kind that does."""
+    """Return the shape of a block: of whole chunks of all shapes if that fits, else of the first shape that fits."""
     common = [tuple(map(math.lcm, *chunks))] if len(chunks) > 1 else []
     for unit in (*common, *chunks):
         extent = _grown(shape, itemsize, block_bytes, unit)
@@ -109,7 +116,7 @@ def _full_rank(chunk: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def padded(nbytes: int) -> int:
-    """Return the bytes that a piece takes in a buffer of many pieces."""
+    """Round the bytes of a piece up to its size in a buffer of many pieces."""
     return -(-nbytes // ALIGN) * ALIGN
 
 

@@ -23,7 +23,7 @@ from tdstore.types import LeafSpec, Path, Read, StoreIndex, Write, path_text
 Outs = Sequence[Tensor] | None
 ReadBatch = Callable[[Batch, Outs], list[Tensor]]
 _CHECKPOINT_SHARE = 10
-"""A checkpoint may take this part of the time: one that took a second is followed by ten of copying."""
+"""Smallest ratio of the time between checkpoints to the time that a checkpoint takes."""
 
 
 @dataclass
@@ -31,18 +31,18 @@ class Checkpoints:
     """Checkpoints of a copy: commits with a mark of its progress, at intervals."""
 
     save: Callable[[int], None]
-    """Commit; so many batches are done."""
+    """Commits with the number of copied batches."""
     every: float
-    """Seconds between two; 0: after each batch."""
+    """Seconds between two checkpoints; 0: after each batch."""
     saved: int = -1
-    """Batches that the last one told of; -1 before the first."""
+    """The number of batches of the last checkpoint; -1 before the first."""
     _due: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._due = time.monotonic() + self.every
 
     def reach(self, done: int) -> None:
-        """Record that so many batches are done, and commit when it is time."""
+        """Record the number of copied batches, and commit if a checkpoint is due."""
         if time.monotonic() >= self._due:
             self.commit(done)
 
@@ -56,7 +56,7 @@ class Checkpoints:
 
 
 class StoreReader:
-    """Read batches of an open store into given memory; leaves are compared with their checksums before their first."""
+    """Reader of batches of an open store. A leaf is compared with its checksums before its first batch."""
 
     def __init__(self, store: Store, *, verify: bool) -> None:
         self._store = store
@@ -84,7 +84,7 @@ class StoreReader:
 
 
 class Buffers:
-    """Memory for one batch at a time, used again and again."""
+    """Reusable memory for one batch."""
 
     def __init__(self, specs: Mapping[Path, LeafSpec], nbytes: int) -> None:
         self._specs = specs
@@ -128,14 +128,21 @@ def stream(
 ) -> None:
     """Copy batches from number `start` on into leaves that `target` has created. The caller commits.
 
-    Memory: two batches, and a third to read back into with `verify`.
+    It takes memory for two batches, and with `verify` for a third.
 
     Args:
-        read: called in a thread of its own, one batch after the other.
-        own_buffers: whether `read` takes memory to fill.
+        read: reads a batch; called in a separate thread, one batch after the other.
+        target: the store to write to.
+        specs: the leaves of `target`.
+        batches: the batches of the whole copy.
+        bar: counts the copied bytes.
+        own_buffers: whether `read` fills buffers that it gets.
+        start: the number of the first batch to copy.
+        verify: whether to read each batch back and compare it.
+        checkpoints: commits with the progress, at intervals.
 
     Raises:
-        CorruptStoreError: what was read back is not what was written.
+        CorruptStoreError: the bytes read back differ from the written ones.
     """
     todo = batches[start:]
     size = max((batch_bytes(specs, batch, pad=True) for batch in todo), default=0)
@@ -147,7 +154,10 @@ def stream(
         return read(batch, slots[number % 2].views(batch) if slots else None)
 
     done = start
-    with _kept(checkpoints, lambda: done), ThreadPoolExecutor(1, thread_name_prefix="tdstore-copy") as reader:
+    with (
+        _commit_on_failure(checkpoints, lambda: done),
+        ThreadPoolExecutor(1, thread_name_prefix="tdstore-copy") as reader,
+    ):
         coming = reader.submit(fetch, 0) if todo else None
         for number, batch in enumerate(todo):
             assert coming is not None
@@ -165,15 +175,15 @@ def stream(
 
 
 @contextmanager
-def _kept(checkpoints: Checkpoints | None, done: Callable[[], int]) -> Iterator[None]:
-    """Commit what came after the last checkpoint, too, if the body fails."""
+def _commit_on_failure(checkpoints: Checkpoints | None, done: Callable[[], int]) -> Iterator[None]:
+    """Commit the batches after the last checkpoint if the body fails."""
     try:
         yield
     except BaseException as error:
         if checkpoints is not None and 0 <= checkpoints.saved < done():
             try:
                 checkpoints.commit(done())
-            except Exception as second:  # the target is what failed: what the last checkpoint kept is still there
+            except Exception as second:  # the target itself failed: the last checkpoint still exists
                 error.add_note(f"(and committing what was copied so far failed: {second})")
         raise
 
@@ -193,7 +203,7 @@ def _compare(target: Store, batch: Batch, values: Sequence[Tensor], outs: Sequen
 
 
 def _place(value: Tensor, back: Tensor, index: StoreIndex) -> str:
-    """Return which rows of the leaf differ."""
+    """Describe the rows of the leaf that differ."""
     if not value.ndim:
         return ""
     rows = (bits(value) != bits(back)).view(len(value), -1).any(1).nonzero().reshape(-1)
@@ -202,5 +212,5 @@ def _place(value: Tensor, back: Tensor, index: StoreIndex) -> str:
 
 
 def pieces_work(source: Cap, target: Cap, *, verify: bool) -> bool:
-    """Check whether leaves can be moved in pieces; without these abilities they are moved whole."""
+    """Check whether leaves can be copied in pieces; without these abilities they are copied as a whole."""
     return Cap.PARTIAL_READ in source and Cap.PARTIAL_WRITE in target and (not verify or Cap.PARTIAL_READ in target)

@@ -12,10 +12,10 @@ from tdstore.types import Path, StoreIndex
 
 
 def drop_behind(store: Store, path: Path, index: StoreIndex) -> None:
-    """Let go of the pages of `leaf[index]`; the file, and its place in the system's cache, stay as they are.
+    """Release the mapped pages of `leaf[index]`. The file and the page cache of the system are unchanged.
 
-    For stores that nobody but the copy writes through: pages of a private mapping that were changed would be lost.
-    Only leaves that are mapped files have such pages; for others nothing happens.
+    For stores through which only the copy writes: changed pages of a private mapping would be lost. For leaves that are
+    not mapped files nothing happens.
     """
     if Cap.VIEW not in store.caps:
         return
@@ -24,14 +24,14 @@ def drop_behind(store: Store, path: Path, index: StoreIndex) -> None:
         return
     part: Tensor = leaf[index] if index else leaf
     if part.is_contiguous():
-        drop_whole_pages(part.data_ptr(), part.nbytes)  # the page that the next block shares goes with that
+        drop_whole_pages(part.data_ptr(), part.nbytes)  # also the page that the next block shares
 
 
 def sent(leaf: Tensor) -> Tensor:
-    """Return a leaf in the form for another process: a view of a mapped file as its place in the file, any other as it
-    is.
+    """Return a leaf in the form for another process.
 
-    A part of a file that has no name is given as a copy: the file ends with the process.
+    A view of a mapped file is sent as its place in the file, other leaves are unchanged. A view of a file without a
+    name is copied, since the file ends with the process.
     """
     if type(leaf) is not Tensor or leaf.layout is not torch.strided or leaf.device.type != "cpu":
         return leaf

@@ -23,7 +23,7 @@ from tdstore.store import Store
 from tdstore.types import Mode
 
 DEFAULT_ON_DISK = "memmap"
-"""What a plain local path means when neither its name nor its content tells."""
+"""The backend of a local path that neither its name nor its content determines."""
 DEFAULT_IN_MEMORY = "memory"
 
 Location = str | os.PathLike[str] | None
@@ -33,11 +33,11 @@ Storage = str | Backend | None
 def find_backend(location: Location, storage: Storage, mode: Mode) -> tuple[Backend, str | None]:
     """Return the backend of a location, and the location as text.
 
-    `storage` may be a URL itself; then it is the location. A local path that nothing claims is the
+    `storage` may be a URL itself; then it is the location. A local path that no backend recognises gets the
     default on-disk format when writing, unless its suffix is that of a file format (`FILE_SUFFIXES`).
 
     Raises:
-        PluginError: see `Registry.resolve`. StoreNotFoundError: nothing is there to read.
+        PluginError: see `Registry.resolve`. StoreNotFoundError: there is nothing to read.
         UnknownBackendError: the suffix of a new path names a file format that no installed backend writes.
     """
     if isinstance(storage, str) and "://" in storage and location is None:
@@ -64,9 +64,9 @@ def open_store(
     """Open a store through the registry.
 
     Raises:
-        PluginError: no backend, or a broken one. StoreError: see `tdstore.store.Store` for the modes.
-        OptionError: an option that the backend does not have.
-        DirtyStoreError: a copy that was not finished (and `recover="accept"` was not given).
+        PluginError: the backend is missing or broken. StoreError: see `tdstore.store.Store` for the modes.
+        OptionError: the backend lacks an option.
+        DirtyStoreError: the store is an unfinished copy, and `recover="accept"` is not set.
     """
     store, backend = open_unread(location, storage=storage, mode=mode, **options)
     if mode in ("r", "r+", "a"):
@@ -88,40 +88,40 @@ def refuse_partial(header: Header, url: str, options: Mapping[str, Any]) -> None
 def open_unread(
     location: Location = None, *, storage: Storage = None, mode: Mode = "r", **options: Any
 ) -> tuple[Store, Backend]:
-    """Open as `open_store`, for callers that pass the header to `refuse_partial`: decoding one may take long."""
+    """Open as `open_store`, for callers that pass the header to `refuse_partial`, so that it is decoded once."""
     backend, text = find_backend(location, storage, mode)
     try:
         store = registry().open(backend, text, mode=mode, **options)
     except DirtyStoreError:
         found = find_partial(backend, text, options)
         if found is not None:
-            raise incomplete(found.mark, found.url) from None  # says more than that a writer died
+            raise incomplete(found.mark, found.url) from None  # more precise than the error of the backend
         raise
     return store, backend
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A copy that was not finished."""
+    """An unfinished copy."""
 
     mark: Mark
     url: str
     dirty: bool
-    """Its writer died in the middle of writing."""
+    """Whether its writer died while it was writing."""
 
 
 def find_partial(backend: Backend, location: str | None, options: Mapping[str, Any]) -> Partial | None:
-    """Return the partial copy at a location; None if something else is there. Nothing is changed.
+    """Return the partial copy at a location; None if there is none. Nothing is changed.
 
     Raises:
-        StoreBusyError: somebody is writing there, perhaps the very copy.
+        StoreBusyError: a process is writing there, perhaps the copy itself.
     """
     dirty = False
     try:
         try:
             store = registry().open(backend, location, mode="r", **options)
         except DirtyStoreError:
-            # Backends that know of dead writers take this option; where one does not, the OptionError ends it here.
+            # A backend without this option raises OptionError, which is caught below.
             store = registry().open(backend, location, mode="r", **{**options, "recover": "accept"})
             dirty = True
         with store:
@@ -130,7 +130,7 @@ def find_partial(backend: Backend, location: str | None, options: Mapping[str, A
     except StoreBusyError:
         raise
     except StoreError:
-        return None  # whatever it is, it is not a copy that could be finished
+        return None  # not a copy that could be finished
 
 
 FILE_SUFFIXES = frozenset(
@@ -145,7 +145,7 @@ FILE_SUFFIXES = frozenset(
     ".7z .bz2 .gz .rar .tar .tgz .xz .zip .zst .bmp .gif .jpeg .jpg .png .tif .tiff .webp .avi .mkv .mov .mp4 .webm "
     ".flac .mp3 .ogg .wav".split()
 )
-"""Suffixes of file formats: a directory of such a name would not be what was asked for.
+"""Suffixes of file formats, which the caller does not expect on a directory.
 
 Any other ending is part of a name: `runs/exp.1`, `v1.2`, `data.2024-01-01`, `ppo.best` are directories.
 """

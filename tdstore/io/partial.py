@@ -1,4 +1,4 @@
-"""Partial copies: the mark in the header by which readers refuse them and a later run finishes them."""
+"""Partial copies: the mark in their header, with which readers refuse them and a later run finishes them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Progress of a copy."""
 
     source: str
-    """Url of what is copied."""
+    """URL of the source."""
     state: str
     """`fingerprint` of the source when the copy began."""
     plan: str
-    """`plan_name` of the copy: what is copied, in which order, with which options."""
+    """`plan_name` of the copy: its leaves, their order, its options."""
     block_bytes: int
     done: int
-    """So many batches are in the target, durably."""
+    """Number of batches that are durable in the target."""
     of: int
     at: tuple[str, ...]
     """The leaf where the next batch begins."""
@@ -51,7 +51,7 @@ def mark_of(header: Header, url: str) -> Mark | None:
     """Return the mark in a header; None when it is that of a whole dataset.
 
     Raises:
-        CorruptStoreError: a malformed mark.
+        CorruptStoreError: the mark is malformed.
     """
     root = header.groups.get(())
     if root is None or KEY not in root.extra:
@@ -74,7 +74,7 @@ def incomplete(mark: Mark, url: str) -> DirtyStoreError:
     )
 
 
-# -- what a copy is recognised by -----------------------------------------------------------
+# -- identity of a copy -----------------------------------------------------------
 
 
 def plan_name(

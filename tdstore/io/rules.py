@@ -16,14 +16,14 @@ _FACTS = ("shape", "dtype", "fill_value")
 
 
 def apply_rules(specs: Mapping[Path, LeafSpec], rules: Rules) -> dict[Path, LeafSpec]:
-    """Set the options of the rules that match each leaf; for one option, the last rule that names it wins.
+    """Set the options of the rules that match each leaf. If several rules set an option, the last one is used.
 
     A tuple is matched part by part, a string against the whole path written with dots; `*`, `?` and `[...]`
-    are wildcards. What matches a nested TensorDict matches every leaf in it.
+    are wildcards. A pattern that matches a nested TensorDict matches every leaf in it.
 
     Raises:
-        KeyNotFoundError: a rule that no leaf matches; the hint is the nearest key.
-        OptionError: a rule that is not a dict of options, or would change what a leaf is.
+        KeyNotFoundError: a rule matches no leaf; the hint is the nearest key.
+        OptionError: a rule is not a dict of options, or would change the shape, dtype or fill value of a leaf.
 
     Example:
         >>> specs = {("next", "obs"): LeafSpec((8,), "uint8"), ("done",): LeafSpec((8,), "bool")}
@@ -51,13 +51,13 @@ def matches(pattern: NestedKey, path: Path) -> bool:
 
 
 def near_key(key: NestedKey, known: Iterable[Path]) -> str | None:
-    """Return the hint that names the most similar known key (of a leaf, or of a TensorDict above it)."""
+    """Return a hint with the most similar known key, of a leaf or of a TensorDict above it; None without one."""
     places = {path[:depth] for path in known for depth in range(1, len(path) + 1)}
-    texts = {join(place, "."): place for place in sorted(places)}
-    near = difflib.get_close_matches(join(unravel(key), "."), texts, 1, 0.4)
+    by_text = {join(place, "."): place for place in sorted(places)}
+    near = difflib.get_close_matches(join(unravel(key), "."), by_text, 1, 0.4)
     if not near:
         return None
-    place = texts[near[0]]
+    place = by_text[near[0]]
     return f"did you mean {place if len(place) > 1 else place[0]!r}?"
 
 

@@ -1,7 +1,7 @@
-"""Sending objects to other processes by value, with whatever executor: through plain pickle, tensors as bytes.
+"""Transfer of objects to other processes by value, with any executor: by plain pickle, tensors as bytes.
 
-`multiprocessing` would send a tensor by moving its whole storage, and that of the caller, to shared memory:
-what a worker then changes in place changes here, under some executors and not under others.
+`multiprocessing` moves the whole storage of a tensor, which the caller shares, to shared memory. In-place changes
+of a worker would then change the caller's tensor, under some executors and not under others.
 """
 
 from __future__ import annotations
@@ -18,11 +18,19 @@ from tdstore.builtin.memmap.tensor import MemoryMappedTensor
 from tdstore.errors import InvalidTypeError
 
 PLAIN = (Tensor, MemoryMappedTensor)
-"""The classes that travel as bytes; others know better how to be pickled."""
+"""The classes that are sent as bytes; other classes define their own pickling."""
 
 
 def rebuilt(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...], device: str, grad: bool) -> Tensor:
-    """Rebuild the tensor that `_as_bytes` took apart."""
+    """Rebuild the tensor that `_as_bytes` reduced.
+
+    Args:
+        data: the bytes, in C order.
+        dtype: the dtype.
+        shape: the shape.
+        device: the device.
+        grad: whether the tensor requires a gradient.
+    """
     flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
     tensor = flat.reshape(shape)
     if device != "cpu":
@@ -47,7 +55,7 @@ class _Pickler(pickle.Pickler):
 
 @cache
 def _cloud_pickler() -> Any:
-    """Return a pickler that also takes lambdas and local functions; None without cloudpickle."""
+    """Return a pickler that supports lambdas and local functions; None without cloudpickle."""
     try:
         import cloudpickle  # type: ignore[import-untyped]
     except ImportError:
@@ -61,10 +69,10 @@ def _cloud_pickler() -> Any:
 
 
 def pack(value: object, *, cloud_first: bool = False) -> bytes:
-    """Pickle a value, with cloudpickle where plain pickle cannot (or where it is to be asked first).
+    """Pickle a value with plain pickle or, if that fails or with `cloud_first`, with cloudpickle.
 
     Raises:
-        TypeError: neither can.
+        TypeError: neither can pickle it.
     """
     cloud = _cloud_pickler()
     kinds = [_Pickler] if cloud is None else [cloud] if cloud_first else [_Pickler, cloud]
@@ -85,7 +93,7 @@ def _description(value: object) -> str:
 
 
 class Packed:
-    """A value that is sent by value; it arrives as a `Sealed`. Packed once, when first pickled."""
+    """A value to send by value, which arrives as a `Sealed`. It is pickled once, on first use."""
 
     __slots__ = ("_cloud", "_data", "value")
 
@@ -105,7 +113,7 @@ class Packed:
 
 
 class Sealed:
-    """Payload that a `Packed` arrives as: unpickled where an error (a module that is missing there) can be reported."""
+    """The received form of a `Packed`, which is unpickled where an error, such as a missing module, can be reported."""
 
     __slots__ = ("data",)
 
@@ -113,8 +121,8 @@ class Sealed:
         self.data = data
 
     def opened(self) -> Any:
-        """Return the value."""
-        return pickle.loads(self.data)  # of this program's own caller or worker, by the executor's own pickle
+        """Unpickle the value."""
+        return pickle.loads(self.data)  # data of this program's own caller or worker
 
 
 def plain(value: Any) -> Any:

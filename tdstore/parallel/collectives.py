@@ -1,7 +1,7 @@
 """Transfers and reductions of trees of leaves between ranks.
 
-A tree is given as a `Tree`: its leaves sorted by key, which is how two ranks match theirs, and ways to read and write
-pieces of them. All ranks cut leaves into the same pieces, so that a stored one is never whole in memory.
+A tree is a `Tree`: its leaves in the order of their keys, by which two ranks match them, and methods to read and write
+pieces of them. All ranks cut leaves into the same pieces, so that a stored leaf is never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ class Tree(Protocol):
     """The tensors of a container."""
 
     leaves: list[tuple[Path, LeafSpec]]
-    """Sorted by path."""
+    """Paths and specs, sorted by path."""
 
     def check_writable(self) -> None:
-        """Raise unless `write` and `live` memory may be used."""
+        """Raise an error unless `write` and `live` may be used."""
 
     def read(self, number: int, index: StoreIndex) -> Tensor:
         """Return a piece of a leaf; perhaps the leaf's own memory."""
 
     def live(self, number: int, index: StoreIndex) -> Tensor | None:
-        """Return the leaf's own memory, to write into; None where there is none."""
+        """Return the leaf's own memory for writing; None if it has none."""
 
     def write(self, number: int, index: StoreIndex, value: Tensor) -> None:
-        """Put a piece in its place."""
+        """Write a piece of a leaf."""
 
 
 def tags(count: int, init_tag: int, pseudo_rand: bool) -> list[int]:
-    """Return one tag for each leaf: counting up, or a sequence that both ends draw alike."""
+    """Return one tag for each leaf: consecutive numbers, or a pseudo-random sequence that is equal on both ranks."""
     if not pseudo_rand:
         return [init_tag + i for i in range(count)]
     draw = random.Random(init_tag)
@@ -95,7 +95,19 @@ def _writer(tree: Tree, number: int, index: StoreIndex, piece: Tensor) -> Callab
 
 
 def send(link: Link, tree: Tree, to: int, init_tag: int, pseudo_rand: bool, consolidated: bool = False) -> int:
-    """Send a tree to a rank that calls `receive`, leaf by leaf or as one buffer; the last tag used."""
+    """Send a tree to a rank that calls `receive`, and return the last tag used.
+
+    Args:
+        link: the process group.
+        tree: the leaves.
+        to: the rank within the group.
+        init_tag: the first tag.
+        pseudo_rand: whether tags are pseudo-random instead of consecutive.
+        consolidated: whether to send all leaves as one buffer.
+
+    Raises:
+        MismatchError: the schemas of the two ranks differ.
+    """
     tag_of = tags(min(1, len(tree.leaves)) if consolidated else len(tree.leaves), init_tag, pseudo_rand)
     link.greet(to, init_tag, schema_text(tree.leaves, consolidated=consolidated), None)
     if consolidated:
@@ -106,7 +118,19 @@ def send(link: Link, tree: Tree, to: int, init_tag: int, pseudo_rand: bool, cons
 
 
 def receive(link: Link, tree: Tree, source: int, init_tag: int, pseudo_rand: bool, consolidated: bool = False) -> int:
-    """Receive a tree of the same schema, sent in the same way, in place; the last tag used."""
+    """Receive a tree in place, and return the last tag used.
+
+    Args:
+        link: the process group.
+        tree: the leaves, with the schema of the sender.
+        source: the rank of the sender within the group.
+        init_tag: the first tag.
+        pseudo_rand: whether tags are pseudo-random instead of consecutive.
+        consolidated: whether all leaves are sent as one buffer.
+
+    Raises:
+        MismatchError: the schemas of the two ranks differ.
+    """
     tag_of = tags(min(1, len(tree.leaves)) if consolidated else len(tree.leaves), init_tag, pseudo_rand)
     error = _problem(tree.check_writable)
     text = schema_text(tree.leaves, consolidated=consolidated) if error is None else error_text(error)
@@ -119,7 +143,7 @@ def receive(link: Link, tree: Tree, source: int, init_tag: int, pseudo_rand: boo
 
 
 def _buffer(link: Link, tree: Tree) -> tuple[Tensor, list[Tensor]]:
-    """Allocate one buffer for all leaves, laid out alike at both ends, and return it with the leaves in it."""
+    """Allocate one buffer for all leaves, with one layout on both ranks, and return it with views of the leaves."""
     slots = arrange((spec.dtype, spec.shape) for _, spec in tree.leaves)
     buffer = torch.zeros(slots[-1].stop if slots else 0, dtype=torch.uint8, device=link.device)
     return buffer, [slot.view(buffer) for slot in slots]
@@ -142,7 +166,7 @@ def _receive_buffer(link: Link, tree: Tree, source: int, tag_of: Sequence[int]) 
 
 
 def _problem(check: Callable[[], object]) -> Exception | None:
-    """Return the error that a check raised: the other ranks must receive it before it is raised here."""
+    """Return the error of a check. The other ranks must receive it before it is raised on this one."""
     try:
         check()
     except Exception as error:
@@ -152,13 +176,13 @@ def _problem(check: Callable[[], object]) -> Exception | None:
 
 # -- all together ------------------------------------------------------------------------------
 class Later:
-    """A collective operation under way on one piece: `wait()` for it."""
+    """A running collective operation on one piece, with a `wait()`."""
 
     def __init__(self, work: Any, finish: Callable[[], None] | None, what: Path) -> None:
         self._work, self._finish, self._what = work, finish, what
 
     def wait(self) -> bool:
-        """Wait until the transfer is done and the result in its place."""
+        """Wait until the operation has finished, and write its result to the leaf."""
         with_key(self._what, self._work.wait)
         if self._finish is not None:
             finish, self._finish = self._finish, None
@@ -166,12 +190,12 @@ class Later:
         return True
 
     def is_completed(self) -> bool:
-        """Check whether the transfer is done (its result may still have to be put in its place, by `wait`)."""
+        """Check whether the operation has finished. `wait` may still have to write its result to the leaf."""
         return bool(self._work.is_completed())
 
 
 def with_key(path: Path, run: Callable[[], R]) -> R:
-    """Run an operation of torch.distributed; its error names the leaf."""
+    """Run an operation of torch.distributed, and name the leaf in its error."""
     try:
         return run()
     except RuntimeError as error:
@@ -187,7 +211,7 @@ _ARITHMETIC: tuple[Any, ...] = (_ops.SUM, _ops.PRODUCT, _ops.MIN, _ops.MAX) if _
 
 
 def _refuse_reductions(link: Link, tree: Tree, op: Any) -> None:
-    """Refuse reductions that gloo cannot do: its own error comes late, and the group is of no use afterwards."""
+    """Refuse reductions that gloo lacks. Its own error would come late and leave the group unusable."""
     if link.device.type != "cpu":
         return
     for path, spec in tree.leaves:
@@ -201,7 +225,21 @@ def _refuse_reductions(link: Link, tree: Tree, op: Any) -> None:
 
 
 def reduce(link: Link, tree: Tree, to: int | None, op: Any, wait: bool) -> list[Later]:
-    """Reduce each leaf over all ranks, in place on rank `to` (None: on all); on the others nothing changes."""
+    """Reduce each leaf over all ranks, in place.
+
+    Args:
+        link: the process group.
+        tree: the leaves.
+        to: the rank that gets the results, within the group; None for all ranks. Other ranks are unchanged.
+        op: a `torch.distributed.ReduceOp`; default: SUM.
+        wait: whether to wait for the results.
+
+    Returns:
+        The running operations, none with `wait`.
+
+    Raises:
+        MismatchError: the schemas of the ranks differ. UnsupportedError: gloo cannot reduce a leaf.
+    """
     here = to is None or to == link.rank
     error = _problem(tree.check_writable) if here else None
     link.agree(schema_text(tree.leaves) if error is None else error_text(error), error)
@@ -234,9 +272,14 @@ def _reduced(link: Link, piece: Tensor, to: int | None, op: Any) -> Any:
 
 
 def gather(link: Link, mine: Tree, rows: Callable[[int], Tree], to: int, error: Exception | None) -> None:
-    """Send this tree to rank `to`, which receives those of the others in its rows, in the order of the ranks.
+    """Send this tree to rank `to`, which receives the trees of the others in its rows, in the order of the ranks.
 
-    On rank `to`, `mine` has the schema of one row, and `error` says why it cannot receive.
+    Args:
+        link: the process group.
+        mine: the leaves to send; on rank `to` leaves with the schema of one row.
+        rows: returns a row of the target by its number.
+        to: the rank within the group.
+        error: the reason why this rank cannot take part.
     """
     link.agree(schema_text(mine.leaves) if error is None else error_text(error), error)
     tag_of = tags(len(mine.leaves), 0, False)
@@ -261,5 +304,5 @@ def broadcast_leaves(link: Link, tree: Tree, source: int) -> None:
 
 
 def in_background(run: Callable[[], Any], count: int) -> list[Transfer]:
-    """Run a transfer in a thread: one thing to wait for, as often as there are leaves."""
+    """Run a transfer in a thread, and return it once for each leaf."""
     return [Transfer(run)] * count

@@ -1,4 +1,4 @@
-"""Workers behind one interface: our own processes, a given pool, any `concurrent.futures.Executor`."""
+"""Workers behind one interface: new processes, a pool of the caller, any `concurrent.futures.Executor`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,15 +24,15 @@ from tdstore.parallel.byvalue import Packed, plain
 from tdstore.parallel.failures import Failure
 
 _POLL_SECONDS = 0.5
-"""How often a pool that does not tell is asked whether a worker died."""
+"""Interval for checking whether a worker of a pool died, in seconds."""
 _PATIENCE_SECONDS = 5.0
-"""How long the end of a pool may take before somebody looks why."""
+"""Time that the end of a pool may take before its workers are killed, in seconds."""
 _IN_FLIGHT = 2
-"""Tasks sent ahead per worker: one to work on and one that waits."""
+"""Number of submitted tasks per worker: one that runs and one that waits."""
 _DEATHS = frozenset({"KilledWorker", "ActorDiedError", "WorkerCrashedError"})
-"""How dask and ray call it; their classes are not imported to ask."""
+"""Names of the errors of dask and ray for a dead worker; their classes are not imported."""
 _shared_objects: dict[str, Any] = {}
-"""In a worker of ours: what the parent gave to all of its tasks."""
+"""In a worker process of `crew_for`: the objects that all tasks share."""
 
 
 # -- in the worker -----------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def here() -> tuple[str, int]:
 
 
 def _start(counter: Any, seed: int, threads: int, shared: dict[str, Any]) -> None:
-    """Begin a worker: a stream of random numbers of its own, a number of threads, what all tasks share."""
+    """Initialise a worker: its own random seed, its number of threads, the objects that all tasks share."""
     with counter.get_lock():
         number = counter.value
         counter.value += 1
@@ -55,7 +55,7 @@ def _start(counter: Any, seed: int, threads: int, shared: dict[str, Any]) -> Non
 
 
 class SharedObject:
-    """A name for what `_start` brought."""
+    """The name of an object that `_start` received."""
 
     __slots__ = ("key",)
 
@@ -63,8 +63,8 @@ class SharedObject:
         self.key = key
 
 
-def call(fn: Any, task: Any, origin: tuple[str, int]) -> Any:
-    """Run one task, here and now; what it raises is a result too, or the executors would each treat it in their way."""
+def call(fn: Any, task: Any, origin: tuple[str, int]) -> object:
+    """Run one task. Its error is returned as a `Failure`, since executors treat raised errors in different ways."""
     try:
         if type(fn) is SharedObject:
             key = fn.key
@@ -80,16 +80,16 @@ def call(fn: Any, task: Any, origin: tuple[str, int]) -> Any:
 
 
 def error_of(error: Exception, origin: tuple[str, int]) -> Failure:
-    """Return the error of a task; in the process of the caller, the exception as it is."""
+    """Wrap the error of a task; in the process of the caller the exception is unchanged."""
     return Failure(error) if here() == origin else Failure.of(error)
 
 
 # -- executors ---------------------------------------------------------------------------------
 class InlineExecutor(Executor):
-    """Runs each call as it is submitted."""
+    """An executor that runs each call when it is submitted."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run the call; a future that is done."""
+        """Run the call, and return a finished future."""
         future: Future[Any] = Future()
         future.set_result(fn(*args, **kwargs))
         return future
@@ -104,16 +104,16 @@ class PoolExecutor(Executor):
         self.dead()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Send the call to the pool."""
+        """Submit the call to the pool."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         self.pool.apply_async(fn, args, kwargs, callback=future.set_result, error_callback=future.set_exception)
         return future
 
     def dead(self) -> str | None:
-        """Return the cause of a worker's death. Such pools replace it silently, and its task never gets a result.
+        """Return the cause of a worker's death. Pools replace dead workers silently, and their tasks get no result.
 
-        Where workers retire after some tasks, one that ends by itself, with 0, is taken for one of those.
+        In pools whose workers end after a number of tasks, exit code 0 is not a death.
         """
         workers = getattr(self.pool, "_pool", None)
         for worker in list(workers) if isinstance(workers, list) else ():
@@ -130,13 +130,13 @@ class PoolExecutor(Executor):
 
 
 class Crew:
-    """Some workers, how many they are, and what ends them.
+    """An executor with its number of workers and the function that ends them.
 
     Args:
-        executor: where tasks run.
-        width: how many run at once.
-        close: end the workers; called with whether all went well.
-        shared: what the workers got at their start, by name.
+        executor: the executor of tasks.
+        width: the number of tasks that run at once.
+        close: ends the workers; its argument is whether all tasks succeeded.
+        shared: the objects that the workers got at their start, by name.
     """
 
     def __init__(
@@ -154,10 +154,16 @@ class Crew:
     def run(
         self, fn: Any, tasks: Iterable[Any], *, ordered: bool = True, done: Callable[[], None] | None = None
     ) -> Iterator[Any]:
-        """Return the results of `fn(task)`, in order or as they come. A few tasks are in flight at a time.
+        """Yield the results of `fn(task)`, with a bounded number of submitted tasks.
+
+        Args:
+            fn: the function, or its `Packed` form.
+            tasks: its arguments, which are consumed as workers become free.
+            ordered: whether results are in the order of tasks; else in the order in which they finish.
+            done: called after each task.
 
         Raises:
-            whatever `fn` raised, its type kept. WorkerDiedError: a worker ended before its task did.
+            Exception: the error of `fn`, of its own type. WorkerDiedError: a worker ended before its task.
         """
         fn = SharedObject("fn") if "fn" in self._shared else fn
         origin = here()
@@ -226,7 +232,18 @@ def crew_for(
     worker_threads: int,
     start_method: str | None,
 ) -> Crew:
-    """Create the workers that the arguments of `map` ask for, and not more than there are tasks (`most`).
+    """Create the workers that the arguments of `map` describe.
+
+    Args:
+        fn: the function that the workers run, in its `Packed` form.
+        num_workers: the number of processes; 0 runs tasks in this process; default: one per CPU.
+        most: the number of tasks, and so the largest number of workers.
+        pool: a pool to use instead of new processes.
+        executor: an executor to use instead of new processes.
+        generator: draws the random seed of the workers.
+        max_tasks_per_child: the number of tasks after which a worker is replaced.
+        worker_threads: the number of threads of torch in each worker.
+        start_method: of multiprocessing; default: that of the platform.
 
     Raises:
         ValueError: an unknown start method.
@@ -242,7 +259,7 @@ def crew_for(
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
     shared = {"fn": fn}
     if context.get_start_method() != "fork":
-        fn.data()  # a function that cannot be sent is told before any process starts
+        fn.data()  # raises the error of a function that cannot be pickled before any process starts
     start = (context.Value("q", 0), seed, worker_threads, shared)
     if max_tasks_per_child is None:
         own = ProcessPoolExecutor(count, mp_context=context, initializer=_start, initargs=start)
@@ -263,8 +280,8 @@ def crew_for(
 def _terminate(processes: Any) -> None:
     """End a pool's workers at once.
 
-    A worker that is killed as it writes a result, or takes a task, takes the lock of these with it, and
-    `Pool.terminate()` waits for that lock for ever. Once all workers are gone it is nobody's, and can be given back.
+    A worker that is killed while it writes a result or reads a task never releases the lock of their queue, and
+    `Pool.terminate()` waits for that lock for ever. Once all workers have ended, the lock is released here.
     """
     ender = threading.Thread(target=processes.terminate, daemon=True)
     ender.start()
@@ -286,7 +303,7 @@ def cpus() -> int:
 
 
 def width_of(workers: Any) -> int:
-    """Return how many tasks a pool or an executor runs at once, as far as it tells."""
+    """Return the number of tasks that a pool or an executor runs at once, or the number of CPUs if it is unknown."""
     for name in ("_max_workers", "num_workers", "_processes"):
         found = getattr(workers, name, None)
         if isinstance(found, int) and found > 0:
@@ -298,13 +315,23 @@ def width_of(workers: Any) -> int:
 
 
 def crosses_by_multiprocessing(workers: Any) -> bool:
-    """Check whether a pool or an executor pickles by multiprocessing itself, which can also send open files."""
+    """Check whether a pool or an executor pickles with multiprocessing, which can also send open files."""
     pool = workers.pool if isinstance(workers, PoolExecutor) else workers
     return isinstance(pool, multiprocessing.pool.Pool) or type(pool) is ProcessPoolExecutor
 
 
-def bar(total: int, wanted: bool) -> Any:
-    """Create a progress bar over tasks, with `update()` and `close()`; None if not wanted or without tqdm."""
+class TaskBar(Protocol):
+    """A progress bar over tasks."""
+
+    def update(self, n: int = 1) -> object:
+        """Count finished tasks."""
+
+    def close(self) -> object:
+        """Stop the display."""
+
+
+def bar(total: int, wanted: bool) -> TaskBar | None:
+    """Create a progress bar over tasks; None if not wanted or without tqdm."""
     if not wanted:
         return None
     if importlib.util.find_spec("tqdm") is None:
@@ -312,4 +339,5 @@ def bar(total: int, wanted: bool) -> Any:
         return None
     from tqdm.auto import tqdm
 
-    return tqdm(total=total)
+    made: TaskBar = tqdm(total=total)
+    return made

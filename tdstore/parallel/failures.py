@@ -16,7 +16,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        """Build the failure of a call here, with its traceback as a note, of its own type if that can be pickled."""
+        """Build the failure of a call, with its traceback as a note, and of its own type if pickle can rebuild it."""
         text = "".join(traceback.format_exception(error)).rstrip()
         if not _rebuilds(error):
             what = f"{type(error).__module__}.{type(error).__qualname__}: {error}"
@@ -29,7 +29,7 @@ class Failure:
 
 
 def _rebuilds(error: Exception) -> bool:
-    """Check whether pickle can rebuild an error: many an `__init__` takes other arguments than `args` holds."""
+    """Check whether pickle can rebuild an error, whose `__init__` may have other parameters than `args`."""
     try:
         return type(copy.copy(error)) is type(error)
     except Exception:  # whatever its own code raises

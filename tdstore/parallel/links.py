@@ -1,4 +1,4 @@
-"""Transport of bytes between the ranks of a process group, after both sides agreed on the schema."""
+"""Transfer of bytes between the ranks of a process group, once both sides have agreed on the schema."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed import Work
 
 _HELLO, _ANSWER, _TEXT = 1 << 30, 1 << 29, (1 << 30) | (1 << 29)
-"""Set in the tags of what precedes the data, so that it is never taken for data."""
+"""Bits in the tags of messages before the data, which distinguish them from data."""
 _TAGS = 1 << 28
 _MAGIC = 0x7464_7374_6F72_65
 _FINE, _FAILED = 0, 1
@@ -31,7 +31,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 class Link:
-    """A process group, and where its tensors must be.
+    """A process group with the device of its tensors.
 
     Raises:
         TDStoreError: torch.distributed is not initialised.
@@ -51,7 +51,7 @@ class Link:
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
     def rank_of(self, rank: int | None, group_rank: int | None, what: str) -> int:
-        """Return the rank within the group of a global one, or as given."""
+        """Return the rank within the group, from a global rank or from one within the group."""
         if (rank is None) == (group_rank is None):
             raise InvalidArgumentError(f"give {what} or group_{what}, one of them")
         if group_rank is None:
@@ -64,7 +64,7 @@ class Link:
         return found
 
     def global_rank(self, rank: int) -> int:
-        """Return the global rank of one within the group."""
+        """Convert a rank within the group to the global rank."""
         return rank if self.group is dist.group.WORLD else dist.get_global_rank(self.group, rank)
 
     # -- one to one --------------------------------------------------------------------------
@@ -79,21 +79,21 @@ class Link:
         return made
 
     def send_numbers(self, numbers: Sequence[int], to: int, tag: int) -> None:
-        """Send a few int64."""
+        """Send a few int64 numbers."""
         self.isend(torch.tensor(numbers, dtype=torch.int64, device=self.device), to, tag).wait()
 
     def recv_numbers(self, count: int, source: int, tag: int) -> list[int]:
-        """Receive as many int64."""
+        """Receive `count` int64 numbers."""
         numbers = torch.zeros(count, dtype=torch.int64, device=self.device)
         self.irecv(numbers, source, tag).wait()
         return numbers.tolist()
 
     def send_text(self, text: bytes, to: int, tag: int) -> None:
-        """Send bytes whose number the other side knows."""
+        """Send bytes; the receiver knows their number."""
         self.isend(self._tensor(text), to, tag).wait()
 
     def recv_text(self, length: int, source: int, tag: int) -> bytes:
-        """Receive so many bytes."""
+        """Receive `length` bytes."""
         data = torch.zeros(_checked(length), dtype=torch.uint8, device=self.device)
         self.irecv(data, source, tag).wait()
         return data.cpu().numpy().tobytes()
@@ -102,10 +102,16 @@ class Link:
         return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device)
 
     def greet(self, to: int, tag: int, text: bytes, error: Exception | None) -> None:
-        """Announce the schema to the receiver, and go on only if it has the same one.
+        """Send the schema to the receiver, and check that it has the same one.
+
+        Args:
+            to: the rank of the receiver.
+            tag: the first tag of the transfer.
+            text: the schema, or the reason why this rank cannot take part.
+            error: that reason as an exception.
 
         Raises:
-            MismatchError: it has not, or cannot receive. `error` itself, if that is why.
+            MismatchError: the receiver has another schema, or cannot receive. `error`, if it is set.
         """
         status = _FINE if error is None else _FAILED
         self.send_numbers([_MAGIC, status, *digest(text), len(text)], to, _HELLO | tag % _TAGS)
@@ -116,7 +122,7 @@ class Link:
             self._refuse(text, theirs, to, error)
 
     def answer(self, source: int, tag: int, text: bytes, error: Exception | None) -> None:
-        """Answer the sender: the other half of `greet`."""
+        """Answer the sender: the counterpart of `greet`."""
         magic, status, low, high, length = self.recv_numbers(5, source, _HELLO | tag % _TAGS)
         if magic != _MAGIC:
             raise MismatchError(f"rank {source} of the group sent something else than a TensorDict of tdstore")
@@ -139,41 +145,41 @@ class Link:
 
     # -- all together ------------------------------------------------------------------------
     def agree(self, text: bytes, error: Exception | None = None) -> None:
-        """Go on only if all ranks have the same schema.
+        """Check that all ranks have the same schema.
 
         Raises:
-            MismatchError: on every rank, if not. `error` itself, if that is why.
+            MismatchError: they differ; raised on every rank. `error`, if it is set.
         """
         status = _FINE if error is None else _FAILED
-        said = self.gather_numbers([status, *digest(text), len(text)])
-        if all(row == said[0] for row in said) and status == _FINE:
+        summaries = self.gather_numbers([status, *digest(text), len(text)])
+        if all(row == summaries[0] for row in summaries) and status == _FINE:
             return
-        longest = _checked(max(row[-1] for row in said))
+        longest = _checked(max(row[-1] for row in summaries))
         mine = torch.zeros(longest, dtype=torch.uint8, device=self.device)
         mine[: len(text)] = self._tensor(text)
-        texts = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(texts, mine, group=self.group)
+        schemas = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(schemas, mine, group=self.group)
         if error is not None:
             raise error
-        for rank, (row, data) in enumerate(zip(said, texts, strict=True)):
+        for rank, (row, data) in enumerate(zip(summaries, schemas, strict=True)):
             theirs = data[: row[-1]].cpu().numpy().tobytes()
             if theirs != text:
                 mismatch = self._mismatch(text, theirs, rank)
                 raise MismatchError(f"the TensorDicts of the ranks do not match, and nothing was sent: {mismatch}")
 
     def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Gather the int64 of every rank."""
+        """Gather int64 numbers from every rank."""
         mine = torch.tensor(numbers, dtype=torch.int64, device=self.device)
         rows = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(rows, mine, group=self.group)
         return [row.tolist() for row in rows]
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Send a contiguous tensor to all, or receive it."""
+        """Send a contiguous tensor to all ranks, or receive it."""
         dist.broadcast(tensor, self.global_rank(source), group=self.group)
 
     def broadcast_text(self, text: bytes | None, source: int) -> bytes:
-        """Send bytes to all, or receive them."""
+        """Send bytes to all ranks, or receive them."""
         length = torch.tensor([len(text or b"")], dtype=torch.int64, device=self.device)
         self.broadcast(length, source)
         count = _checked(int(length))
@@ -189,14 +195,14 @@ def _checked(length: int) -> int:
 
 
 class Flight:
-    """Transfers under way: at most so many bytes, finished in the order in which they began."""
+    """Running transfers of a bounded number of bytes, which are finished in the order of their start."""
 
     def __init__(self) -> None:
         self._under_way: deque[tuple[Any, Callable[[], None] | None, Tensor]] = deque()
         self._bytes = 0
 
     def add(self, work: Any, tensor: Tensor, finish: Callable[[], None] | None = None) -> None:
-        """Take on a transfer; `finish` is called once it is through."""
+        """Add a transfer; `finish` is called when it has finished."""
         self._under_way.append((work, finish, tensor))
         self._bytes += tensor.nbytes
         while self._bytes > IN_FLIGHT_BYTES:
@@ -210,13 +216,13 @@ class Flight:
             finish()
 
     def land_all(self) -> None:
-        """Wait for all."""
+        """Wait for all transfers."""
         while self._under_way:
             self._land()
 
 
 class Transfer:
-    """Something that goes on in a thread; `wait()` for it."""
+    """A function that runs in a thread, with a `wait()`."""
 
     def __init__(self, run: Callable[[], Any]) -> None:
         self._run = run
@@ -231,7 +237,7 @@ class Transfer:
             self._error = error  # raised by wait()
 
     def wait(self) -> bool:
-        """Wait until the transfer is done.
+        """Wait until the transfer has finished.
 
         Raises:
             MismatchError: the structures differ.
@@ -242,5 +248,5 @@ class Transfer:
         return True
 
     def is_completed(self) -> bool:
-        """Check whether the transfer is done, or has failed."""
+        """Check whether the transfer has finished or failed."""
         return not self._thread.is_alive()

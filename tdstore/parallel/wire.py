@@ -1,6 +1,6 @@
 """Messages between ranks: schemas to compare, and a TensorDict's description as JSON. Never pickle.
 
-A whole TensorDict travels as one JSON document, `{"header": ..., "leaves": [[path, shape, dtype], ...]}`, and the
+A whole TensorDict is sent as one JSON document, `{"header": ..., "leaves": [[path, shape, dtype], ...]}`, and the
 bytes of its leaves, which the receiver puts into one buffer, each at the next multiple of 64 bytes.
 """
 
@@ -26,28 +26,28 @@ MAX_TEXT = 1 << 30
 
 # -- schemas -----------------------------------------------------------------------------------
 def schema_text(leaves: Sequence[tuple[Path, LeafSpec]], *, consolidated: bool = False) -> bytes:
-    """Return keys, shapes and dtypes as JSON, in the order given, and whether the leaves come as one buffer."""
+    """Encode keys, shapes and dtypes as JSON, in their order, and whether the leaves are sent as one buffer."""
     rows = [[list(path), list(spec.shape), dtype_name(spec.dtype)] for path, spec in leaves]
     return msgspec.json.encode({"leaves": rows} | ({"consolidated": True} if consolidated else {}))
 
 
 def error_text(error: Exception) -> bytes:
-    """Return the reason why a rank cannot take part, in place of its schema."""
+    """Encode the reason why a rank cannot take part, in place of its schema."""
     return msgspec.json.encode({"error": f"{type(error).__name__}: {error}"})
 
 
 def digest(text: bytes) -> tuple[int, int]:
-    """Return two int64 that distinguish texts."""
+    """Hash a text to two int64."""
     data = hashlib.blake2b(text, digest_size=16).digest()
     return int.from_bytes(data[:8], "little", signed=True), int.from_bytes(data[8:], "little", signed=True)
 
 
 def differences(mine: bytes, theirs: bytes, me: str, them: str) -> str:
-    """Describe in words where two schemas differ (or why one is missing)."""
+    """Describe the differences of two schemas, or the reason why one is missing."""
     ours, others = (msgspec.json.decode(text) for text in (mine, theirs))
-    for said, who in ((ours, me), (others, them)):
-        if "error" in said:
-            return f"{who} cannot take part: {said['error']}"
+    for message, who in ((ours, me), (others, them)):
+        if "error" in message:
+            return f"{who} cannot take part: {message['error']}"
     if ours.get("consolidated", False) != others.get("consolidated", False):
         one, each = (me, them) if ours.get("consolidated", False) else (them, me)
         return f"{one} was called with consolidated=True, {each} without"
@@ -73,7 +73,7 @@ def decode_message(data: bytes) -> tuple[Header, dict[Path, LeafSpec]]:
     """Decode the result of `encode_message`.
 
     Raises:
-        CorruptStoreError: not such a message.
+        CorruptStoreError: `data` is not such a message.
     """
     try:
         message = msgspec.json.decode(data)
@@ -88,7 +88,7 @@ def decode_message(data: bytes) -> tuple[Header, dict[Path, LeafSpec]]:
 
 
 def refuse_error(text: bytes, rank: int) -> None:
-    """Raise what the sender has to say in place of a description.
+    """Raise the error that the sender sent in place of a description.
 
     Raises:
         MismatchError: it could not send.

@@ -15,7 +15,7 @@ from tdstore.store import Cap, Store
 from tdstore.types import LeafSpec, Path, Read, Write, path_text
 
 PAD = 8
-"""A leaf begins at a multiple of so many bytes, or of its own element size."""
+"""Alignment of leaves in bytes, unless their element size is larger."""
 
 
 class Slot(NamedTuple):
@@ -54,7 +54,7 @@ def arrange(leaves: Iterable[tuple[torch.dtype, Sequence[int]]]) -> list[Slot]:
         for n in shape:
             nbytes *= n
         start = -(-at // max(PAD, dtype.itemsize)) * max(PAD, dtype.itemsize) if nbytes else at
-        if start > at:  # no byte of the buffer belongs to nobody
+        if start > at:  # each byte of the buffer belongs to a slot
             slots[-1] = slots[-1]._replace(pad=slots[-1].pad + start - at)
         slots.append(Slot(dtype, tuple(shape), start, nbytes, -nbytes % PAD))
         at = slots[-1].stop
@@ -62,7 +62,7 @@ def arrange(leaves: Iterable[tuple[torch.dtype, Sequence[int]]]) -> list[Slot]:
 
 
 class BufferStore(Store):
-    """Leaves that are views of one buffer; to be looked at, not to be changed as a store."""
+    """A read-only store whose leaves are views of one buffer."""
 
     caps = Cap.VIEW | Cap.PARTIAL_READ | Cap.CONCURRENT_READ
 
@@ -116,7 +116,7 @@ class BufferStore(Store):
         raise self.unsupported(Cap.WRITE)
 
     def close(self) -> None:
-        """Forget the leaves; the views keep the buffer."""
+        """Close the store. Views of leaves keep the buffer in memory."""
         self._closed = True
 
     def _check_open(self) -> None:

@@ -1,6 +1,6 @@
-"""Consolidated files on the disk: written aside and renamed, mapped when they are opened, compared with checksums.
+"""Consolidated files: written to a temporary file and renamed, mapped when opened, compared with checksums.
 
-While a mapping for writing lives, the checksums are stale, and the file says so; its end renews them.
+During a mapping for writing the checksums are marked as stale; its end renews them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tdstore.types import Fault, Path, path_text
 
 Verify = Literal["none", "size", "full"]
 _BUSY = 600.0
-"""Seconds to wait for a process that renews the checksums."""
+"""Time to wait for a process that renews the checksums, in seconds."""
 
 
 def write_file(url: str, contents: layout.Contents, values: Iterable[tuple[int, Tensor]]) -> None:
@@ -42,7 +42,8 @@ def write_file(url: str, contents: layout.Contents, values: Iterable[tuple[int, 
 
     Args:
         url: absolute path.
-        values: pieces of leaves, each with the byte at which it begins.
+        contents: the description.
+        values: pieces of leaves, each with its first byte.
     """
     tail = layout.encode(contents)
     size = max((slot.stop for slot in contents.every_slot()), default=0)
@@ -70,7 +71,7 @@ def write_file(url: str, contents: layout.Contents, values: Iterable[tuple[int, 
 
 
 class _Leaf:
-    """A leaf as `ReadCheck` knows it."""
+    """A leaf in the form for `ReadCheck`."""
 
     __slots__ = ("nbytes", "path", "probe", "shape", "start", "sums")
 
@@ -80,15 +81,15 @@ class _Leaf:
         self.nbytes = slot.nbytes
         self.sums: Sums | None = Sums(crc, 0, block_bytes(slot.nbytes))
         self.probe: Tensor | None = None
-        """While it is compared."""
+        """Its mapped memory, during a comparison."""
 
 
 class OneFile:
-    """An open consolidated file: what it describes, and what is left to compare. Refers to no tensor over it.
+    """An open consolidated file: its contents, and the leaves to compare. It has no reference to a tensor over it.
 
     Args:
         fd: a descriptor, which this object closes.
-        wary: refuse reads that allocate far more than lies on the medium.
+        wary: whether to refuse reads that allocate far more than is stored.
     """
 
     def __init__(self, url: str, fd: int, *, wary: bool = True) -> None:
@@ -102,7 +103,7 @@ class OneFile:
         self.placed = self.contents.placed()
         self._starts = [slot.start for _, slot in self.placed]
         self._left: dict[int, tuple[_Leaf, ReadCheck[_Leaf]]] = {}
-        """By the byte at which they begin, the leaves that were not compared whole."""
+        """The leaves that are not compared as a whole yet, by their first byte."""
         self._comparing = threading.Lock()
 
     def _read_text(self) -> bytes:
@@ -130,10 +131,10 @@ class OneFile:
 
     # -- comparing -----------------------------------------------------------------------
     def compare(self, verify: Verify, *, shared: bool) -> None:
-        """Compare a file that was opened: a small one whole, of a larger one what reads will copy.
+        """Compare a small file as a whole, and prepare comparisons of the reads of a larger one.
 
         Raises:
-            CorruptStoreError: it holds other bytes than were written.
+            CorruptStoreError: the file does not match its checksums.
         """
         seal = self.seal() if verify != "none" else None
         if seal is None or seal.crcs is None:
@@ -148,21 +149,22 @@ class OneFile:
         for path, slot in () if shared else self.placed:
             count = 4 * -(-slot.nbytes // block_bytes(slot.nbytes))
             leaf = _Leaf(path, slot, seal.crcs[at : at + count])
-            self._left[slot.start] = leaf, ReadCheck(self.url, [leaf], self._crc_on_medium)
+            self._left[slot.start] = leaf, ReadCheck(self.url, [leaf], self._stored_crc)
             at += count
 
-    def _crc_on_medium(self, leaf: _Leaf, start: int, stop: int) -> int | None:
+    def _stored_crc(self, leaf: _Leaf, start: int, stop: int) -> int | None:
         found = crc32c(os.pread(self._fd, stop - start, leaf.start + start))
         return found if self._is_current() else None
 
     def check(self, tensor: Tensor, rows: Rows) -> None:
-        """Compare what is about to be copied of a view of the mapped leaves.
+        """Compare the part of a view of the mapped leaves that is about to be copied.
 
         Args:
-            rows: of its first dimension; None for any.
+            tensor: the view.
+            rows: rows of its first dimension; None for all.
 
         Raises:
-            CorruptStoreError: the medium holds other bytes than were written, or far fewer than would be allocated.
+            CorruptStoreError: the file does not match its checksums, or stores far fewer bytes than the copy allocates.
         """
         if (found := self._unread(tensor, rows)) is not None:
             start, leaf, reading, rows = found
@@ -171,10 +173,10 @@ class OneFile:
             self._drop_compared(start)
 
     def clone(self, tensor: Tensor) -> Tensor:
-        """Copy a view of the mapped leaves, and compare what is copied.
+        """Copy a view of the mapped leaves, and compare the copied bytes.
 
         Raises:
-            CorruptStoreError: as `check`.
+            CorruptStoreError: as for `check`.
         """
         if (found := self._unread(tensor, slice(None))) is None:
             return copy_rows(tensor, ())
@@ -189,7 +191,7 @@ class OneFile:
         return copy
 
     def _unread(self, tensor: Tensor, rows: Rows) -> tuple[int, _Leaf, ReadCheck[_Leaf], Rows] | None:
-        """Return the start of the leaf that a tensor views, the leaf, what remains to compare of it, and its rows."""
+        """Return first byte, leaf, comparison and rows of the leaf that a tensor views; None if it is compared."""
         start = tensor.data_ptr() - tensor.untyped_storage().data_ptr()
         at = bisect.bisect_right(self._starts, start) - 1
         if at < 0 or not tensor.numel():
@@ -212,10 +214,10 @@ class OneFile:
             check_holes(path, slot.shape, slot.nbytes, copied, lambda: os.fstat(self._fd).st_blocks * 512, self.url)
 
     def verify(self, starts: set[int] | None = None) -> list[Fault]:
-        """Compare every byte with the checksums; a file that is being written, or has none, is without faults.
+        """Compare every byte with the checksums. A file with stale or without checksums has no faults.
 
         Args:
-            starts: bytes at which leaves begin; default: all, and what is no leaf.
+            starts: the first bytes of the leaves to compare; default: all bytes of the file.
         """
         with files.io_errors(self.url, "verifying", writing=False):
             self._text = self._read_text()
@@ -243,7 +245,7 @@ class OneFile:
 
 @contextmanager
 def _probing(leaf: _Leaf, tensor: Tensor) -> Iterator[None]:
-    """Let a leaf have its mapped memory: the storage of a view of it."""
+    """Set the mapped memory of a leaf, from the storage of a view of it, during the block."""
     memory = torch.empty(0, dtype=torch.uint8)
     leaf.probe = memory.set_(tensor.untyped_storage(), leaf.start, (leaf.nbytes,), (1,))
     try:
@@ -265,7 +267,9 @@ def _rows_between(part: Tensor, start: int, slot: Slot) -> slice | None:
     """Return the rows of a leaf that contain a view of a part of it.
 
     Args:
-        start: bytes from the beginning of the leaf.
+        part: the view.
+        start: its first byte, from the beginning of the leaf.
+        slot: the leaf.
     """
     if not slot.shape:
         return None
@@ -281,10 +285,16 @@ _UNUSED = "bytes between its leaves are damaged"
 def map_file(
     url: str, *, shared: bool, verify: Verify = "size", max_bytes: int | None = None
 ) -> tuple[layout.Contents, Tensor]:
-    """Map a file, and return its checked contents and one uint8 tensor of its leaves; unless `shared`, a private one.
+    """Map a file, and return its checked contents and one uint8 tensor of its leaves.
+
+    Args:
+        url: absolute path.
+        shared: whether writes to the tensor change the file; else the mapping is private.
+        verify: "full" compares all bytes now, "size" those of a small file now and others when they are copied.
+        max_bytes: the largest number of bytes of leaves; default: in proportion to the size of the file.
 
     Raises:
-        StoreNotFoundError: no such file. CorruptStoreError: not a consolidated one, or damaged.
+        StoreNotFoundError: there is no file. CorruptStoreError: it is not a consolidated file, or is damaged.
     """
     lifetime.settle()
     with files.io_errors(url, "opening", writing=shared):
@@ -302,7 +312,8 @@ def verify_file(url: str) -> list[Fault]:
     """Compare every byte of a consolidated file with its checksums.
 
     Raises:
-        StoreNotFoundError: no such file. CorruptStoreError: not a consolidated one, or its description is damaged.
+        StoreNotFoundError: there is no file. CorruptStoreError: it is not a consolidated file, or its description is
+            damaged.
     """
     lifetime.settle()
     with files.io_errors(url, "verifying", writing=False):
@@ -310,7 +321,7 @@ def verify_file(url: str) -> list[Fault]:
 
 
 def is_consolidated_file(place: str) -> bool:
-    """Check whether a plain file ends as one that `consolidate` wrote."""
+    """Check whether a plain file ends like a file of `consolidate`."""
     if not os.path.isfile(place):
         return False
     with open(place, "rb") as file:
@@ -340,7 +351,7 @@ def _opened(url: str, flags: int) -> int:
 
 # -- writing ---------------------------------------------------------------------------------
 class _Writing:
-    """A mapping for writing: the checksums are stale until the last one of all processes ends, in order.
+    """A mapping for writing. The checksums are stale until the last such mapping of all processes ends regularly.
 
     Args:
         fd: open to read and write; its lock, which this object takes, is shared with other writers.
@@ -351,13 +362,13 @@ class _Writing:
         self._tail = length.to_bytes(layout.TAIL, "little")
         self._pid = os.getpid()
         self.escaped = False
-        """A forked child may write, too, and for longer."""
+        """Whether a forked child may write too, and for longer."""
         self._before: bytes | None = None
-        """The checksums of before, when no other writer was in."""
+        """The checksums before this mapping, if there was no other writer."""
         self._changed = 0
 
     def begin(self) -> None:
-        """Say in the file that its checksums are stale."""
+        """Mark the checksums in the file as stale."""
         files.lock(self._fd, exclusive=False, timeout=_BUSY, url=self._url, what="the file")
         text, seal = self._sealed()
         if seal.crcs is not None:
@@ -372,7 +383,7 @@ class _Writing:
         _WRITERS.add(self)
 
     def end(self) -> None:
-        """Renew the checksums, unless others go on writing."""
+        """Renew the checksums, unless another process is still writing."""
         try:
             with files.io_errors(self._url, "renewing checksums"):
                 info = os.fstat(self._fd)
@@ -387,20 +398,20 @@ class _Writing:
         try:
             text, seal = self._sealed()
         except CorruptStoreError:
-            return  # of another program meanwhile: opening it says so
+            return  # written by another program meanwhile: the next opening reports it
         crcs = self._before if changed == self._changed and self._is_store_noticed() else None
         if crcs is None:
             try:
                 crcs = b"".join(sums.crcs_of(self._fd, self._placed, self._size))
             except EOFError:
-                return  # cut short by somebody: opening it says so
+                return  # truncated by another program: the next opening reports it
         made = sums.sealed(text, crcs)
         if self._write(text, made, seal.start, seal.stop):
             files.fsync(self._fd)  # a state of "known" never reaches the medium before the checksums
             self._write(made[: seal.stop] + text[seal.stop :], made, seal.stop, len(made))
 
     def _write(self, before: bytes, after: bytes, start: int, stop: int) -> bool:
-        """Write a part of the description, unless another program has written to the file meanwhile."""
+        """Write a part of the description, unless another program has changed the file meanwhile."""
         if os.pread(self._fd, len(before) + layout.TAIL, self._size) != before + self._tail:
             return False
         files.write_at(self._fd, memoryview(after)[start:stop], self._size + start)

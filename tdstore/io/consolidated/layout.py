@@ -5,7 +5,7 @@
 One object for each TensorDict: `cls`, `leaves` (`key: [dtype, shape, start, stop, pad]`), `non_tensors`
 (`key: [value, batch size, device]`), `cls_metadata`, and an object for each nested one under its own key. What that
 cannot say (order of keys, values that are not JSON, groups with one of those names, checksums) stands under `size`,
-which the peer's reader passes over.
+which the reader of `tensordict` ignores.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Ragged:
     """A jagged nested tensor: the places of its parts, and which dimension is ragged."""
 
     parts: tuple[Slot, ...]
-    """Values, offsets and, where they leave holes, lengths."""
+    """Values, offsets and, if the rows are not contiguous, lengths."""
     dim: int
 
 
@@ -80,7 +80,7 @@ def encode(contents: Contents) -> bytes:
     for path, ragged in contents.ragged.items():
         records = {prefix + path[-1]: _record(slot) for prefix, slot in zip(_RAGGED, ragged.parts, strict=False)}
         records[_OFFSETS + path[-1]].append(ragged.dim)
-        offsets = records.pop(_OFFSETS + path[-1])  # the peer takes the leaf for complete once it has them
+        offsets = records.pop(_OFFSETS + path[-1])  # `tensordict` regards the leaf as complete once it has them
         leaves[path[:-1]] |= records | {_OFFSETS + path[-1]: offsets}
     made: dict[Path, dict[str, Any]] = {}
     for path in sorted(contents.header.groups, key=len, reverse=True):
@@ -131,17 +131,17 @@ def _object(group: Group, leaves: dict[str, Any], groups: dict[str, Any]) -> dic
 
 
 def _split(group: Group, batch: list[int]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Split values as the peer writes them, likewise stacks, and value records of those that it cannot write."""
+    """Split values into those that `tensordict` can write, such stacks, and value records of the others."""
     values: dict[str, Any] = {}
     stacks: dict[str, Any] = {}
     records: dict[str, Any] = {}
-    for key, envelope in group.values.items():
-        if "data" in envelope and "codec" not in envelope and _is_json(envelope["data"]):
-            values[key] = [envelope["data"], batch, group.device]
-        elif "stack" in envelope and key not in _OWN and _is_json(envelope["stack"]) and envelope["stack"]:
-            stacks[key] = _stack_object(envelope["stack"], envelope.get("ndim", 1), group.device, batch)
+    for key, record in group.values.items():
+        if "data" in record and "codec" not in record and _is_json(record["data"]):
+            values[key] = [record["data"], batch, group.device]
+        elif "stack" in record and key not in _OWN and _is_json(record["stack"]) and record["stack"]:
+            stacks[key] = _stack_object(record["stack"], record.get("ndim", 1), group.device, batch)
         else:
-            records[key] = envelope
+            records[key] = record
     return values, stacks, records
 
 
@@ -173,10 +173,10 @@ def _leaf_names(leaves: Mapping[str, Any]) -> list[str]:
 
 # -- reading ---------------------------------------------------------------------------------
 def decode(text: bytes, size: int, url: str) -> Contents:
-    """Decode and check what the document says of `size` bytes of leaves.
+    """Decode and check the description of `size` bytes of leaves.
 
     Raises:
-        CorruptStoreError: not such a document, or it names bytes that are not there, or twice.
+        CorruptStoreError: the document is malformed, or leaves exceed the file or overlap.
     """
     try:
         root = json.loads(text, object_pairs_hook=_unique)
@@ -218,7 +218,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Reader:
-    """Takes in one object after the other."""
+    """The state of `decode`, which reads one object after the other."""
 
     def __init__(self, size: int, url: str) -> None:
         self.size = size
@@ -229,7 +229,7 @@ class _Reader:
         self.summed = False
 
     def object(self, path: Path, source: Any) -> list[tuple[Path, Any]]:
-        """Take in one TensorDict; the objects of those below it."""
+        """Read one TensorDict, and return the objects of those below it."""
         if len(path) > MAX_DEPTH:
             raise self._corrupt(f"is nested more than {MAX_DEPTH} levels deep", path)
         if not isinstance(source, dict):
@@ -242,26 +242,26 @@ class _Reader:
         self.summed |= _SUMS in extra
         below = {key: part for key, part in source.items() if key not in _OWN}
         if not extra and isinstance(source.get("size"), dict):
-            below["size"] = source["size"]  # a nested TensorDict of that name, which the peer loses
+            below["size"] = source["size"]  # a nested TensorDict of that name, which `tensordict` loses
         below |= self._dict(extra, "groups", path)
         kind = source.get("cls")
         if kind == LAZY:
             return self._lazy_stack(path, facts, below, extra)
         if kind not in _PLAIN:
             raise self._corrupt(f"has the class {str(kind)[:80]!r}", path)
-        envelopes = {key: self._value(record, (*path, key)) for key, record in values.items()}
+        value_records = {key: self._value(record, (*path, key)) for key, record in values.items()}
         meta = extra.get("meta", [])
-        if not isinstance(meta, list) or not all(isinstance(key, str) and key in envelopes for key in meta):
+        if not isinstance(meta, list) or not all(isinstance(key, str) and key in value_records for key in meta):
             raise self._corrupt("marks values that it does not have", path)
         for key in meta:
-            envelopes[key]["meta"] = True
+            value_records[key]["meta"] = True
         for key in [key for key, part in below.items() if isinstance(part, dict) and part.get("cls") == _VALUES]:
             levels, stack = self._stack(below.pop(key), (*path, key))
-            envelopes[key] = {"stack": stack, "dim": 0, "ndim": levels}
-        envelopes |= self._dict(extra, "values", path)
+            value_records[key] = {"stack": stack, "dim": 0, "ndim": levels}
+        value_records |= self._dict(extra, "values", path)
         names = self._leaves(leaves, path)
-        found = dict.fromkeys((*names, *envelopes, *below))
-        if len(found) != len(names) + len(envelopes) + len(below):
+        found = dict.fromkeys((*names, *value_records, *below))
+        if len(found) != len(names) + len(value_records) + len(below):
             raise self._corrupt("has two entries of one name", path)
         keys = extra.get("keys", list(found))
         if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(found):
@@ -273,7 +273,7 @@ class _Reader:
             "names": dims if isinstance(dims, list) and any(name is not None for name in dims) else None,
             "device": facts.get("device"),
             "keys": keys,
-            "values": envelopes,
+            "values": value_records,
         }
         return [((*path, key), part) for key, part in below.items()]
 
@@ -290,7 +290,7 @@ class _Reader:
         return [((*path, key), below[key]) for key in keys]
 
     def _kind(self, kind: Any, path: Path) -> str:
-        """Return the class of a container: one of ours, or a declared tensorclass."""
+        """Check the class of a container: a TensorDict, or a declared tensorclass."""
         if isinstance(kind, str) and (kind == "TensorDict" or (kind.startswith(_TYPED) and len(kind) < 1000)):
             return str(kind)
         raise self._corrupt(f"has the class {str(kind)[:80]!r}", path)
@@ -353,13 +353,13 @@ class _Reader:
         return parts[0][0] + 1, [part for _, part in parts]
 
     def _value(self, record: Any, path: Path) -> dict[str, Any]:
-        """Return the record of a value. What looks like a tagged form is a plain dict there."""
+        """Return the value record of a value. A dict that resembles a tagged form is a plain dict."""
         if not isinstance(record, list) or len(record) != 3:
             raise self._corrupt(f"is a value described as {str(record)[:80]}", path)
         try:
             return {"data": encode_value(record[0])}
         except (ValueError, TypeError) as error:
-            raise self._corrupt(f"is a value that cannot be kept: {error}", path) from error
+            raise self._corrupt(f"is a value that cannot be stored: {error}", path) from error
 
     def _dict(self, source: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
         found = source.get(name, {})

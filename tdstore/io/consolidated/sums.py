@@ -25,21 +25,21 @@ _END = re.compile(rb'"sums":\{"crc":"([A-Za-z0-9+/=]*)","state":"(known|stale)",
 _RENEWED = 40
 """Bytes behind the checksums of leaves, at least: state, checksum of the description, brackets."""
 Placed = Sequence[tuple[Path, Slot]]
-"""The leaves with elements, by their place."""
+"""The leaves with elements, by position."""
 
 
 class Seal(NamedTuple):
     """Checksum section of a description."""
 
     crcs: bytes | None
-    """crc32c of each block, little-endian uint32, and last that of all bytes between leaves; None: stale."""
+    """crc32c of each block as little-endian uint32, and of all bytes between leaves at the end; None: stale."""
     start: int
-    """Where they begin in the text, as base64."""
+    """Their first position in the text, as base64."""
     stop: int
 
 
 def blank(placed: Placed) -> dict[str, str]:
-    """Return stale checksums, with room for those of some leaves."""
+    """Return stale checksums with the length of those of these leaves."""
     count = 1 + sum(-(-slot.nbytes // block_bytes(slot.nbytes)) for _, slot in placed)
     return {"crc": base64.b64encode(bytes(4 * count)).decode(), "state": "stale", "self": "0" * 8}
 
@@ -48,7 +48,8 @@ def aligned(text: bytes, at: int) -> bytes:
     """Pad a description so that its last bytes, which are rewritten, lie in one sector of the disk.
 
     Args:
-        at: where the text begins in the file.
+        text: the description.
+        at: the position of the text in the file.
     """
     beyond = (at + len(text)) % SECTOR
     return sealed(b" " * (_RENEWED - beyond) + text if 0 < beyond < _RENEWED else text, None)
@@ -76,7 +77,7 @@ def read_seal(text: bytes, placed: Placed, size: int, url: str) -> Seal:
     """Parse the checksums in a description.
 
     Raises:
-        CorruptStoreError: it is damaged.
+        CorruptStoreError: the description is damaged.
     """
     found = _END.search(text)
     if found is None:
@@ -101,7 +102,7 @@ HINT = "restore it from a copy; verify='none' reads it as it is"
 
 # -- the bytes of the file -------------------------------------------------------------------
 def crcs_of(fd: int, placed: Placed, size: int) -> Iterator[bytes]:
-    """Compute the checksums of each leaf as stored, and last that of the bytes between leaves.
+    """Compute the checksums of each leaf in its stored form, and at the end that of the bytes between leaves.
 
     Raises:
         EOFError: the file is shorter than `size`.
@@ -133,7 +134,7 @@ def between(placed: Placed, size: int) -> Iterator[tuple[int, int]]:
 
 
 class _Pieces:
-    """Parts of a file, ascending; many small ones with one system call."""
+    """Reader of parts of a file, in ascending order, many small ones with one system call."""
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd, self._size = fd, size
