@@ -11,9 +11,9 @@ Ints = npt.NDArray[np.int64]
 FAN = 32
 """Children of a node: one level is one look at four cache lines for each query."""
 _SHIFT = FAN.bit_length() - 1
-_FLAT = 4096
+_FLAT = 10_240
 """So many sums are added up at once faster than another level is looked at."""
-_FEW = 16_384
+_FEW = 32_768
 """So many minima are looked at as fast as few."""
 _MANY = 1024
 """From so many changes on, nodes that several of them share are worked off once."""
@@ -22,9 +22,10 @@ _MANY = 1024
 class SegmentTree:
     """Non-negative weights of slots, their sum, and their smallest one that is not zero.
 
-    Each level is one array; a node is the sum (the minimum) of 32 nodes below it, and above 4096 nodes or fewer there
-    is their running sum. A batch of changes or queries is worked off level by level, so its cost grows with the number
-    of levels: 1 for 100,000 slots, 3 for 10 million.
+    Each level is one array; a node is the sum (the minimum) of 32 nodes below it, and above 10,240 nodes or fewer
+    there is their running sum. A batch of changes or queries is worked off level by level, so its cost grows with the
+    number of levels: 1 for 300,000 slots, 2 for 10 million. A sum is added up anew from all that is below it whenever
+    some of that changes, so that errors of rounding do not add up.
 
     Args:
         size: number of slots.
@@ -40,12 +41,13 @@ class SegmentTree:
         self.size = size
         self._weights: list[Floats] = []
         self._lows: list[Floats] = []
+        """Smallest weights of the nodes above the slots; then smallest ones of 32 of these, where there are many."""
         length = size
         while not self._weights or length > _FLAT:
             length = -(-length // FAN)
             self._weights.append(np.zeros((length, FAN)))
             if not self._lows or self._lows[-1].size > _FEW:
-                self._lows.append(np.full((length, FAN), np.inf))
+                self._lows.append(np.full(-(-length // FAN) * FAN, np.inf))
         self._top = np.zeros(length)
         """Sums of the nodes of the last level."""
         self._running: Floats | None = np.zeros(length)
@@ -53,7 +55,7 @@ class SegmentTree:
 
     def _sums(self) -> Floats:
         if self._running is None:
-            self._running = self._top.cumsum()
+            self._running = torch.from_numpy(self._top).cumsum(0).numpy()
         return self._running
 
     @property
@@ -79,39 +81,51 @@ class SegmentTree:
         """Set weights of slots; of a slot that is named twice, the last one."""
         self._running = None
         self._weights[0].reshape(-1)[slots] = weights
-        self._lows[0].reshape(-1)[slots] = np.where(np.asarray(weights) > 0, weights, np.inf)
         nodes = slots
-        for level, below in enumerate(self._weights, 1):
+        for level, below in enumerate(self._weights):
             nodes = nodes >> _SHIFT
             if len(nodes) > _MANY:
                 nodes = _unique(nodes)
-            above = self._weights[level].reshape(-1) if level < len(self._weights) else self._top
-            above[nodes] = torch.from_numpy(below.take(nodes, 0)).sum(1).numpy()
-            if level < len(self._lows):
-                lows = torch.from_numpy(self._lows[level - 1].take(nodes, 0))
-                self._lows[level].reshape(-1)[nodes] = lows.amin(1).numpy()
+            rows = below.take(nodes, 0)
+            above = self._weights[level + 1].reshape(-1) if level + 1 < len(self._weights) else self._top
+            above[nodes] = np.einsum("ij->i", rows)
+            if not level:
+                self._lower(nodes, _smallest(rows))
+
+    def _lower(self, nodes: Ints, lows: Floats) -> None:
+        """Set the smallest weights of nodes, and of those above them that may change by it."""
+        *inner, top = self._lows
+        for held in inner:
+            moved = held.take(nodes) != lows
+            held[nodes] = lows
+            nodes = nodes[moved] >> _SHIFT
+            lows = torch.from_numpy(held.reshape(-1, FAN).take(nodes, 0)).amin(1).numpy()
+        top[nodes] = lows
 
     def find(self, masses: Floats) -> Ints:
         """Find, for each mass in [0, total), the slot in which the running sum of weights exceeds it."""
-        left = np.asarray(masses, np.float64)
+        masses = np.asarray(masses, np.float64)
+        order = masses.argsort()  # so that all levels are read forward
+        left = masses.take(order)
         sums, starts = self._sums(), np.arange(0, len(left) * FAN, FAN)
         nodes = np.minimum(sums.searchsorted(left, side="right"), len(sums) - 1)
-        left = left - (sums.take(nodes) - self._top.take(nodes))
+        left -= sums.take(nodes) - self._top.take(nodes)
         for level in reversed(self._weights):
             # "clip": a mass of the very total leads beyond the last node.
             rows = level.take(nodes, 0, None, "clip")
-            running = torch.from_numpy(rows).cumsum(1)
-            child = torch.searchsorted(running, torch.from_numpy(left).view(-1, 1), right=True).view(-1).numpy()
-            np.minimum(child, FAN - 1, out=child)
+            running = torch.from_numpy(rows).cumsum(1).numpy()
+            child = np.minimum(_count(running <= left[:, None]), FAN - 1)
             nodes = (nodes << _SHIFT) + child
-            child += starts
+            child = child + starts
             found = rows.take(child)
-            left = left - (running.numpy().take(child) - found)
+            left -= running.take(child) - found
         # Rounding may put a mass at the very end of a node, on a slot without weight.
-        empty = np.flatnonzero((found == 0) | (nodes >= self.size))
-        if len(empty):
+        if len(nodes) and (not found.all() or nodes[-1] >= self.size):
+            empty = np.flatnonzero((found == 0) | (nodes >= self.size))
             nodes[empty] = self._nearest(np.minimum(nodes[empty], self.size - 1))
-        return np.asarray(nodes, np.int64)
+        slots = np.empty(len(nodes), np.int64)
+        slots[order] = nodes
+        return slots
 
     def _nearest(self, slots: Ints) -> Ints:
         """Return the slots with weight at or before the given ones; where there are none, the first one after them."""
@@ -131,6 +145,23 @@ class SegmentTree:
     def weights(self, length: int) -> Floats:
         """Return the weights of the first slots, a copy."""
         return self._weights[0].reshape(-1)[:length].copy()
+
+
+def _smallest(rows: Floats) -> Floats:
+    """Return the smallest number above zero of each row; infinity where there is none."""
+    found: Floats = torch.from_numpy(rows).amin(1).numpy()
+    if not found.all():
+        some = np.flatnonzero(found == 0)
+        among = rows[some]
+        found[some] = np.where(among > 0, among, np.inf).min(1)
+    return found
+
+
+def _count(marks: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    """Return how many of the 32 marks of a row are true, of rows that begin with the true ones."""
+    # As bits of one number they are a power of two less one, and the exponent of its float is how many they are.
+    bits = np.packbits(marks, bitorder="little").view("<u4")
+    return np.frexp(bits.astype(np.float64))[1]
 
 
 def _unique(nodes: Ints) -> Ints:

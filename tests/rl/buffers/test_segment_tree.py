@@ -1,0 +1,76 @@
+"""Sums that stay exact over many changes, draws that a generator repeats, and states of the sampler over the tree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tdstore.rl.buffers import PrioritizedSampler, ReplayBuffer, SegmentTree
+from tdstore.rl.storages import LazyTensorStorage
+
+
+@pytest.mark.parametrize("size", [1000, 400_000])
+def test_sums_do_not_drift_over_a_million_updates(size):
+    random = np.random.default_rng(0)
+    tree, weights = SegmentTree(size), np.zeros(size)
+    for _ in range(250):
+        slots = random.integers(0, size, 4000)
+        values = random.random(4000) * 10.0 ** random.integers(-12, 12, 4000)
+        values[random.random(4000) < 0.1] = 0.0
+        tree.update(slots, values)
+        weights[slots] = values
+    anew = SegmentTree(size)
+    anew.update(np.arange(size), weights)
+    assert tree.total == anew.total and tree.smallest == anew.smallest == weights[weights > 0].min()
+    assert (tree.weights(size) == weights).all()
+    masses = random.random(2000) * tree.total
+    assert (tree.find(masses) == anew.find(masses)).all()
+    np.testing.assert_allclose(tree.total, weights.sum(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [5, 40_000, 2_000_000])
+def test_the_smallest_weight_follows_changes_one_by_one(size):
+    tree = SegmentTree(size)
+    tree.update(np.arange(size), 4.0)
+    last = np.array([size - 1])
+    for weight, smallest in ((2.0, 2.0), (3.0, 3.0), (0.0, 4.0), (5.0, 4.0), (1.0, 1.0), (1.5, 1.5), (4.0, 4.0)):
+        tree.update(last, weight)
+        assert tree.smallest == smallest
+    tree.update(np.arange(size), 0.0)
+    assert tree.smallest == np.inf and tree.total == 0.0
+
+
+def test_masses_are_answered_in_their_order():
+    tree = SegmentTree(100)
+    tree.update(np.arange(100), 1.0)
+    assert tree.find(np.array([99.5, 0.5, 42.5, 0.1, 99.9])).tolist() == [99, 0, 42, 0, 99]
+    assert tree.find(np.zeros(0)).tolist() == []
+
+
+def test_a_generator_repeats_the_draws():
+    def draws() -> torch.Tensor:
+        generator = torch.Generator().manual_seed(5)
+        buffer = ReplayBuffer(
+            storage=LazyTensorStorage(1000), sampler=PrioritizedSampler(1000, 0.7, 0.5), batch_size=300,
+            generator=generator,
+        )  # fmt: skip
+        buffer.update_priority(buffer.extend(torch.arange(1000)), torch.linspace(0, 5, 1000))
+        return torch.cat([buffer.sample() for _ in range(3)])
+
+    first = draws()
+    assert torch.equal(first, draws()) and len(first.unique()) > 300
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_state_of_an_earlier_release_is_loaded(dtype):
+    state = {
+        "_weights": torch.tensor([1.0, 0.0, 3.0, 4.0], dtype=dtype), "_alpha": 1.0, "_beta": 0.5, "_eps": 0.0,
+        "_largest": 4.0, "_max_capacity": 4,
+    }  # fmt: skip
+    sampler = PrioritizedSampler(6, alpha=0.3, beta=0.1)
+    sampler.load_state_dict(state)
+    assert sampler.priorities(4).tolist() == [0.125, 0.0, 0.375, 0.5]
+    assert (sampler.alpha, sampler.beta, sampler.eps, sampler.default_priority) == (1.0, 0.5, 0.0, 4.0)
+    again = sampler.state_dict()
+    assert torch.equal(again["_weights"][:4], state["_weights"].double()) and set(again) == set(state)
