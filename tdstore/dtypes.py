@@ -64,7 +64,8 @@ def as_dtype(value: object) -> torch.dtype:
         TypeError: not the name of a dtype; the message suggests the nearest one.
     """
     if isinstance(value, torch.dtype):
-        dtype_name(value)
+        if value not in DTYPE_TO_NAME:
+            dtype_name(value)  # raises
         return value
     if isinstance(value, str):
         name = value.removeprefix("torch.")
@@ -89,8 +90,7 @@ def as_dtype(value: object) -> torch.dtype:
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """Return the numpy dtype that carries `dtype`: the same type, or unsigned integers of its width."""
-    dtype_name(dtype)
-    return _TO_NUMPY[dtype]
+    return _TO_NUMPY[dtype] if dtype in _TO_NUMPY else _TO_NUMPY[NAME_TO_DTYPE[dtype_name(dtype)]]
 
 
 def is_bit_pattern(dtype: torch.dtype) -> bool:

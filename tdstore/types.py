@@ -76,7 +76,7 @@ class LeafSpec:
 
     def __init__(self, shape: Iterable[int], dtype: object, *, fill_value: Any = 0, **options: Any) -> None:
         self.shape = tuple(map(operator.index, shape))
-        if any(n < 0 for n in self.shape):
+        if self.shape and min(self.shape) < 0:
             raise InvalidArgumentError(f"a leaf cannot have a negative dimension: {self.shape}")
         self.dtype = as_dtype(dtype)
         self.fill_value = fill_value
@@ -90,7 +90,7 @@ class LeafSpec:
     @property
     def nbytes(self) -> int:
         """Size in bytes of the leaf in memory."""
-        return self.numel * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def replace(self, **changes: Any) -> LeafSpec:
         """Return a copy with `shape`, `dtype`, `fill_value` or options changed."""
@@ -137,4 +137,4 @@ class Fault:
 
 def path_text(path: Path) -> str:
     """Format a path for messages: `'next' / 'obs'`, unambiguous whatever the keys hold."""
-    return " / ".join(repr(part) for part in path) if path else "the root"
+    return " / ".join(map(repr, path)) if path else "the root"

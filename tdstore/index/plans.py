@@ -234,9 +234,11 @@ class WritePlan:
 
     Attributes:
         indices: what is written, one `StoreIndex` a piece, over all the leading dimensions of a leaf.
+        exact: there is one piece, and it is the value as it is given.
     """
 
     indices: tuple[StoreIndex, ...]
+    exact: bool
     _pieces: tuple[_Piece, ...]
     _lead: int
     _parts: _Parts
@@ -249,6 +251,9 @@ class WritePlan:
         Where a position was selected twice, the value that comes last wins.
         """
         if not self._pieces:
+            return
+        if self.exact:
+            yield self.indices[0], value
             return
         parts = self._parts
         for axis, size in reversed(parts.new):
@@ -277,9 +282,11 @@ class WritePlan:
 
 def plan_write(terms: Sequence[Term], layout: Sequence[Axis], shape: Sequence[int]) -> WritePlan:
     """Plan to write a selection piece by piece, each with rows along one dimension at most."""
+    if len(terms) == len(layout) == 1 and 0 not in shape and isinstance(terms[0], (Tensor, range)):
+        return _plan_rows(terms[0])
     parts = _parts(terms, layout)
     if 0 in shape:
-        return WritePlan((), (), len(terms), parts, (), -1)
+        return WritePlan((), False, (), len(terms), parts, (), -1)
     index = [_basic(t) for t in terms]
     reorder: dict[int, Tensor] = {}
     rows: dict[int, Tensor] = {}
@@ -316,7 +323,18 @@ def plan_write(terms: Sequence[Term], layout: Sequence[Axis], shape: Sequence[in
                 at[dim] = selected
             pieces.append(_Piece(tuple(at), zipped, tuple(cut for *_, cut in choice)))
     order = tuple((parts.kept.index(d), positions) for d, positions in sorted(reorder.items()))
-    return WritePlan(tuple(p.index for p in pieces), tuple(pieces), len(terms), parts, order, tensor_dim)
+    return WritePlan(tuple(p.index for p in pieces), False, tuple(pieces), len(terms), parts, order, tensor_dim)
+
+
+def _plan_rows(term: Tensor | range) -> WritePlan:
+    """Plan to write rows of a batch of one dimension: most of what is written."""
+    if isinstance(term, range):
+        index: StoreIndex = (to_slice(term),)
+        return WritePlan((index,), True, (_Piece(index, None, ()),), 1, _ROWS, (), -1)
+    rows, positions = last_wins(term)
+    index = (_rows_or_slice(rows),)
+    reorder = () if positions is None else ((0, positions),)
+    return WritePlan((index,), positions is None, (_Piece(index, None, ()),), 1, _ROWS, reorder, -1)
 
 
 def _run_count(rows: Tensor) -> int:

@@ -26,8 +26,10 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 def index_shape(shape: Sequence[int], index: StoreIndex) -> tuple[int, ...]:
     """Return the shape of `leaf[index]`."""
-    head = (len(t) if isinstance(t, Tensor) else len(range(t.start, t.stop, t.step)) for t in index)
-    return (*head, *shape[len(index) :])
+    out = list(shape)
+    for dim, term in enumerate(index):
+        out[dim] = len(term) if isinstance(term, Tensor) else len(range(term.start, term.stop, term.step))
+    return tuple(out)
 
 
 def check_writes(places: Iterable[tuple[Write, Sequence[int], torch.dtype]]) -> None:
@@ -41,7 +43,7 @@ def check_writes(places: Iterable[tuple[Write, Sequence[int], torch.dtype]]) -> 
         ValueError: a value has another shape or dtype than `leaf[index]`; names the leaf.
     """
     places = list(places)
-    check_indices((w.index, shape) for w, shape, _ in places)
+    check_indices([(w.index, shape) for w, shape, _ in places])
     for w, shape, dtype in places:
         expected = index_shape(shape, w.index) if w.index else tuple(shape)
         if w.value.dtype is not dtype or tuple(w.value.shape) != expected:

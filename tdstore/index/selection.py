@@ -129,6 +129,8 @@ class Selection:
     def extend(self, more: Iterable[int]) -> Selection:
         """Add dimensions at the end of the source, all of them selected."""
         size = (*self.src_shape, *more)
+        if len(size) == len(self.src_shape):
+            return self
         extra = range(len(self.src_shape), len(size))
         return _make(
             torch.Size(size),

@@ -29,7 +29,7 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.header import Header
-from tdstore.index.ranges import index_shape
+from tdstore.index.ranges import check_writes, index_shape
 from tdstore.index.rows import check_indices, gather
 from tdstore.lifetime import Ending
 from tdstore.registry import registry, split_scheme
@@ -465,17 +465,10 @@ class ZarrStore(Store):
     def write(self, writes: Sequence[Write]) -> None:
         session = self._changing()
         with self._lock:
-            check_indices((w.index, self._leaf(w.path).meta.shape) for w in writes)
-            for w in writes:
-                leaf = self._leaf(w.path)
-                expected = index_shape(leaf.meta.shape, w.index)
-                if tuple(w.value.shape) != expected or w.value.dtype != leaf.meta.dtype:
-                    raise InvalidArgumentError(
-                        f"{path_text(w.path)} takes shape {list(expected)} and dtype {leaf.meta.dtype} at this index, "
-                        f"not {list(w.value.shape)} and {w.value.dtype}"
-                    )
+            pairs = [(w, self._leaf(w.path)) for w in writes]
+            check_writes([(w, leaf.meta.shape, leaf.meta.dtype) for w, leaf in pairs])
             session.touch([w.path for w in writes])
-            session.write(*[(self._leaf(w.path), *unique(w.index, w.value)) for w in writes])
+            session.write(*[(leaf, *unique(w.index, w.value)) for w, leaf in pairs])
 
     def delete(self, paths: Sequence[Path]) -> None:
         session = self._changing()

@@ -58,6 +58,11 @@ class View:
         self.single = set(single)
         """Values that were given once for all rows of this view: in the store each row has its own."""
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it shows other entries or batch dimensions than the store has, or its nested TensorDicts may."""
+        return self.keys is not None or bool(self.nested or self.more or self.hidden)
+
     def duplicate(self, nested: Callable[[Any], Any]) -> View:
         """Copy, with copies of the nested TensorDicts."""
         return View(self.keys, {k: nested(td) for k, td in self.nested.items()}, self.more, self.hidden, self.single)

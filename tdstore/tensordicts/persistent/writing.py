@@ -17,8 +17,8 @@ from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.storage.block_writer import into, rows_of
 from tdstore.container.storage.change_plan import Changes, Prepared
 from tdstore.container.storage.column_plan import ValuePlan
-from tdstore.container.storage.describe import describe, named_groups
-from tdstore.container.storage.entry_kinds import NestedTensor, SubGroup
+from tdstore.container.storage.describe import STACK_KIND, describe, named_groups
+from tdstore.container.storage.entry_kinds import Leaf, NestedTensor, SubGroup
 from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack, spread_over
 from tdstore.container.varlen.columns import column_leaves
@@ -369,8 +369,57 @@ class StoredWrites(StoredTree):
                     node._write({rest[0]: made})
                     return
             self.set(index, value)
-        else:
+        elif not self._write_tensors(index, value):
             self._set_rows(index, value)
+
+    def _write_tensors(self, index: Any, value: Any) -> bool:
+        """Do `td[index] = value` if all is tensors that are here and fit as they are; else do nothing and give False.
+
+        This is most of what is written. The index is parsed once, the entries of both sides are walked together, and
+        the store is written once.
+        """
+        handle, view = self._handle, self._view
+        if not isinstance(value, self._resident_class) or (view is not None and view.is_own):
+            return False
+        leaves: list[tuple[Path, LeafSpec, Tensor]] = []
+        if Cap.PARTIAL_WRITE not in handle.store.caps or not self._pair(self._path, value._data, leaves):
+            return False
+        plain = type(index) is Tensor or type(index) is slice
+        sel = self._sel[index if plain else spelled_out(as_terms(index), len(self._sel.shape))]
+        shape, n = sel.shape, len(sel.src_shape)
+        if value._batch_size != shape or sel.is_full:
+            return False
+        for _, spec, tensor in leaves:
+            if tensor.shape != shape + spec.shape[n:]:
+                return False
+        self._check_writable()
+        handle.check_writable()
+        sel.check_there(self._group().batch_size or ())
+        plan = sel.write_plan()
+        writes: list[Write] = []
+        for path, spec, tensor in leaves:
+            given = tensor.detach().to(device="cpu", dtype=spec.dtype)
+            if plan.exact:
+                writes.append(Write(path, plan.indices[0], given))
+            else:
+                writes += [Write(path, at, part) for at, part in plan.pieces(given)]
+        if writes:
+            handle.store.write(writes)
+        return True
+
+    def _pair(self, path: Path, data: Mapping[str, Any], leaves: list[tuple[Path, LeafSpec, Tensor]]) -> bool:
+        """Add the tensors of a TensorDict, with their leaves in a group of the store; False if any of them has none."""
+        entries, specs = self._handle.entries, self._handle.specs
+        for key, value in data.items():
+            match entries[(*path, key)]:
+                case Leaf(place) if type(value) is Tensor and value.layout is torch.strided and not value.is_nested:
+                    leaves.append((place, specs[place], value))
+                case SubGroup(place) if isinstance(value, self._resident_class):
+                    if self._handle.groups[place].kind == STACK_KIND or not self._pair(place, value._data, leaves):
+                        return False
+                case _:
+                    return False
+        return True
 
     # -- in place, in blocks of rows ---------------------------------------------------------
     def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:

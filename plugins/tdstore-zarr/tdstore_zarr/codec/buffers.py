@@ -7,6 +7,7 @@ object, untouched inner chunks are copied in their encoded form.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -86,9 +87,10 @@ class Buffers(Pending):
     def steps(self, jobs: Iterable[tuple[Leaf, StoreIndex, Array]]) -> list[Step]:
         """Plan the parts of objects that values (of the leaf's numpy dtype) at indices without repeated rows go to."""
         return [
-            Step(leaf, sum(p * s for p, s in zip(part.place, strides(leaf.meta.grid), strict=True)), part, value)
+            Step(leaf, sum(map(operator.mul, part.place, steps)), part, value)
             for leaf, index, value in jobs
             if value.size
+            for steps in (strides(leaf.meta.grid),)
             for part in parts(leaf.meta.shape, leaf.meta.chunks, index)
         ]
 

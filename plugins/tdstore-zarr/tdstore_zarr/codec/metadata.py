@@ -71,7 +71,7 @@ class ArrayMeta:
     @property
     def grid(self) -> tuple[int, ...]:
         """Return the number of objects along each dimension."""
-        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunks, strict=True))
+        return tuple([-(-n // c) for n, c in zip(self.shape, self.chunks, strict=True)])
 
     @property
     def per_object(self) -> tuple[int, ...]:

@@ -86,7 +86,7 @@ def _slice_pieces(chunk: int, term: slice) -> list[Piece]:
 
 def full_index(shape: Sequence[int], index: StoreIndex) -> list[slice | Tensor]:
     """Return the index with a term for every dimension."""
-    return [*index, *(slice(0, n, 1) for n in shape[len(index) :])]
+    return [*index, *[slice(0, n, 1) for n in shape[len(index) :]]]
 
 
 def count_chunks(shape: Sequence[int], chunks: Sequence[int], index: StoreIndex) -> int:
@@ -105,26 +105,22 @@ def count_chunks(shape: Sequence[int], chunks: Sequence[int], index: StoreIndex)
 def parts(shape: Sequence[int], chunks: Sequence[int], index: StoreIndex) -> Iterator[Part]:
     """Yield every chunk that an index touches, in order, with the part of the index and its target."""
     cut = [pieces(n, c, term) for n, c, term in zip(shape, chunks, full_index(shape, index), strict=True)]
-    if len(cut) > 1 and all(len(p) == 1 for p in cut[1:]):
-        rest = tuple(p[0].chunk for p in cut[1:])
-        inside = tuple(p[0].inside for p in cut[1:])
-        outside = tuple(p[0].outside for p in cut[1:])
-        counts = tuple(p[0].selected for p in cut[1:])
+    if not cut:
+        yield Part((), (), (), ())
+        return
+    if set(map(len, cut[1:])) == {1}:  # rows of whole chunks
+        rest, inside, outside, counts = zip(*[p[0] for p in cut[1:]], strict=True)
         for c, i, o, n in cut[0]:
             yield Part((c, *rest), (i, *inside), (o, *outside), (n, *counts))
         return
     for combined in itertools.product(*cut):
-        yield Part(
-            tuple(p.chunk for p in combined),
-            tuple(p.inside for p in combined),
-            tuple(p.outside for p in combined),
-            tuple(p.selected for p in combined),
-        )
+        place, inside, outside, counts = zip(*combined, strict=True)
+        yield Part(place, inside, outside, counts)
 
 
 def strides(sizes: Sequence[int]) -> tuple[int, ...]:
     """Return C-order strides of a grid, in chunks."""
-    return tuple(math.prod(sizes[d + 1 :]) for d in range(len(sizes)))
+    return tuple([math.prod(sizes[d + 1 :]) for d in range(len(sizes))])
 
 
 def region(number: int, sizes: Sequence[int], chunk: Sequence[int]) -> tuple[slice, ...]:
@@ -143,10 +139,9 @@ def rows_of(term: slice | Tensor) -> Ints:
 
 def unique(index: StoreIndex, value: Tensor) -> tuple[StoreIndex, Tensor]:
     """Drop repeated rows: the last value wins."""
-    at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
-    if at is None:
-        return index, value
-    rows, positions = last_wins(index[at])  # type: ignore[arg-type]
-    if positions is None:
-        return index, value
-    return (*index[:at], rows, *index[at + 1 :]), take(value, at, positions)
+    for at, term in enumerate(index):
+        if isinstance(term, Tensor):
+            rows, positions = last_wins(term)
+            if positions is not None:
+                return (*index[:at], rows, *index[at + 1 :]), take(value, at, positions)
+    return index, value

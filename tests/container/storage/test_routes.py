@@ -1,0 +1,80 @@
+"""The calls of Python functions that common operations on stores make: they may only get fewer.
+
+A count is the same on every machine, and differs between versions of Python: 3.12 makes no call of a comprehension.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import tdstore_h5
+import tdstore_zarr
+import torch
+
+import tdstore
+from tdstore import TensorDict
+
+FOLDERS = tuple(str(Path(module.__file__).parent) for module in (tdstore, tdstore_h5, tdstore_zarr))
+ROWS = torch.tensor([3, 7, 11, 50])
+
+MOST = {
+    ("h5", "write"): 222,
+    ("zarr", "write"): 134,
+}
+"""Calls of a route, the second time that it is taken. Where a change makes fewer, lower the number."""
+
+pytestmark = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the numbers are those of Python 3.11")
+
+
+def transition(rows: int) -> TensorDict:
+    """Three leaves in two groups."""
+    following = TensorDict({"obs": torch.ones(rows, 4)}, [rows])
+    return TensorDict({"obs": torch.ones(rows, 4), "action": torch.ones(rows), "next": following}, [rows])
+
+
+def calls(run: Callable[[], object]) -> int:
+    """Count the calls of functions of ours."""
+    found = 0
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal found
+        found += event == "call" and frame.f_code.co_filename.startswith(FOLDERS)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def route(kind: str, name: str, folder: Path) -> Callable[[], object]:
+    """An operation that can be repeated."""
+    place = folder / f"data.{kind}"
+    transition(100).save(place).close()
+    if name == "open":
+
+        def opened() -> None:
+            td = tdstore.open(place)
+            td.read(ROWS)
+            td.close()
+
+        return opened
+    if name == "save":
+        return lambda: transition(100).save(folder / f"saved.{kind}").close()
+    stored: Any = tdstore.open(place, mode="r+")
+    batch = transition(4)
+    return lambda: stored.__setitem__(ROWS, batch)
+
+
+@pytest.mark.parametrize(("kind", "name"), MOST, ids=" ".join)
+def test_a_route_makes_no_more_calls(kind: str, name: str, tmp_path: Path) -> None:
+    run = route(kind, name, tmp_path)
+    run()  # imports, and fills caches
+    assert calls(run) <= MOST[kind, name], "see `python benchmarks/routes.py --tree`"
