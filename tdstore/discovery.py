@@ -75,12 +75,12 @@ class Plugins:
         """Remember why a plugin failed. The first failure is the one to report."""
         if name in self.broken:
             return
-        kept = BrokenPluginError(
+        recorded = BrokenPluginError(
             f"plugin {name!r} ({where}) failed to load: {type(error).__name__}: {error}",
             hint=hint or f"repair or uninstall it; {DISABLE}={name} leaves it out",
         )
-        kept.__cause__ = error
-        self.broken[name] = kept
+        recorded.__cause__ = error
+        self.broken[name] = recorded
 
     def call_each(self, hook: str, kind: type[Backend] | type[Codec]) -> Iterator[tuple[str, Any]]:
         """Yield the results of a hook, each with its plugin; a plugin that raises or lies is recorded as broken."""
@@ -166,14 +166,14 @@ def _normal(label: str) -> str:
 def _would_declare(name: str, ep: EntryPoint | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Read suffixes and schemes from the source of a plugin, without running it; else return its name as both."""
     source = "" if ep is None else _source(ep)
-    suffixes, schemes = _texts(source, "suffixes"), _texts(source, "schemes")
+    suffixes, schemes = _strings(source, "suffixes"), _strings(source, "schemes")
     if suffixes or schemes:
         return tuple(s.lower() for s in suffixes), tuple(s.lower() for s in schemes)
     own = name.rpartition(":")[2].lower()
     return (f".{own}",), (own,)
 
 
-def _texts(source: str, field: str) -> list[str]:
+def _strings(source: str, field: str) -> list[str]:
     values = re.findall(rf"\b{field}\s*=\s*[(\[]([^)\]]*)[)\]]", source)
     return [text for value in values for text in re.findall(r"""["']([^"'\s]+)["']""", value)]
 

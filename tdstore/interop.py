@@ -49,37 +49,37 @@ def to_tensordict(td: Any) -> Any:
         >>> theirs["a"] is ours["a"], type(theirs).__module__.split(".")[0]
         (True, 'tensordict')
     """
-    peer = _tensordict()
+    package = _tensordict()
     if isinstance(td, NonTensor):
-        return _value_to(peer, td)
+        return _value_to(package, td)
     if not isinstance(td, Container):
         raise InvalidTypeError(f"to_tensordict takes a container of tdstore, not a {type(td).__name__}")
     if isinstance(td, Typed):
-        return _theirs_of(peer, type(td)).from_tensordict(to_tensordict(td._tensordict))
+        return _theirs_of(package, type(td)).from_tensordict(to_tensordict(td._tensordict))
     if isinstance(td, LazyStackedTensorDict):
-        made = peer.LazyStackedTensorDict(
+        made = package.LazyStackedTensorDict(
             *map(to_tensordict, td.tensordicts), stack_dim=td.stack_dim, stack_dim_name=td.names[td.stack_dim]
         )
         return made.lock_() if td.is_locked else made
     source = td._resident()
     entries = {k: v if is_batched(v) else to_tensordict(v) for k, v in source.items()}
     names = source.names if any(source.names) else None
-    made = peer.TensorDict(entries, batch_size=source.batch_size, device=source.device, names=names)
+    made = package.TensorDict(entries, batch_size=source.batch_size, device=source.device, names=names)
     if isinstance(td, TensorDictParams):
-        made = peer.TensorDictParams(made, no_convert=True)
+        made = package.TensorDictParams(made, no_convert=True)
     return made.lock_() if td.is_locked else made
 
 
-def _value_to(peer: Any, value: NonTensor) -> Any:
+def _value_to(package: Any, value: NonTensor) -> Any:
     if isinstance(value, UnbatchedTensor):
-        return peer.UnbatchedTensor(value.wrapped)
+        return package.UnbatchedTensor(value.wrapped)
     if isinstance(value, NonTensorData):
-        cls = peer.MetaData if isinstance(value, MetaData) else peer.NonTensorData
+        cls = package.MetaData if isinstance(value, MetaData) else package.NonTensorData
         return cls(value.data, batch_size=value.batch_size)
     if not value.numel():  # no TensorDict of theirs can be made with a stack that has no elements
-        return peer.NonTensorData(None, batch_size=value.batch_size)
-    rows = [_value_to(peer, value[i]) for i in range(len(value))]
-    return peer.NonTensorStack(*rows, stack_dim=0)
+        return package.NonTensorData(None, batch_size=value.batch_size)
+    rows = [_value_to(package, value[i]) for i in range(len(value))]
+    return package.NonTensorStack(*rows, stack_dim=0)
 
 
 def from_tensordict(td: Any) -> Any:
@@ -100,40 +100,40 @@ def from_tensordict(td: Any) -> Any:
         >>> ours["a"] is theirs["a"], ours["s"]
         (True, 'text')
     """
-    peer = _tensordict()
-    if isinstance(td, Tensor) and not isinstance(td, peer.UnbatchedTensor):
+    package = _tensordict()
+    if isinstance(td, Tensor) and not isinstance(td, package.UnbatchedTensor):
         # Their mapped tensors are a class of their own, whose operations ours need not go through.
-        return td.as_subclass(Tensor) if isinstance(td, peer.MemoryMappedTensor) else td
-    if peer.is_non_tensor(td) or isinstance(td, peer.UnbatchedTensor):
-        return _value_from(peer, td)
-    if not peer.is_tensor_collection(td):
+        return td.as_subclass(Tensor) if isinstance(td, package.MemoryMappedTensor) else td
+    if package.is_non_tensor(td) or isinstance(td, package.UnbatchedTensor):
+        return _value_from(package, td)
+    if not package.is_tensor_collection(td):
         raise InvalidTypeError(f"from_tensordict takes a container of tensordict, not a {type(td).__name__}")
-    if isinstance(td, peer.LazyStackedTensorDict):
+    if isinstance(td, package.LazyStackedTensorDict):
         name = td.names[td.stack_dim]
         made: Any = LazyStackedTensorDict(
             *map(from_tensordict, td.tensordicts), stack_dim=td.stack_dim, stack_dim_name=name
         )
         return made.lock_() if td.is_locked else made
-    if peer.is_tensorclass(td):
+    if package.is_tensorclass(td):
         return _ours_of(type(td))._from_tensordict(from_tensordict(td._tensordict), td._non_tensordict)
-    if not isinstance(td, (peer.TensorDict, peer.TensorDictParams)):
+    if not isinstance(td, (package.TensorDict, package.TensorDictParams)):
         td = td.to_tensordict()
     entries = {key: from_tensordict(value) for key, value in td.items()}
     names = td.names if any(td.names) else None
     made = TensorDict(entries, batch_size=td.batch_size, device=td.device, names=names)
-    if isinstance(td, peer.TensorDictParams):
+    if isinstance(td, package.TensorDictParams):
         made = TensorDictParams(made, no_convert=True)
     return made.lock_() if td.is_locked else made
 
 
-def _value_from(peer: Any, value: Any) -> NonTensor:
-    if isinstance(value, peer.UnbatchedTensor):
+def _value_from(package: Any, value: Any) -> NonTensor:
+    if isinstance(value, package.UnbatchedTensor):
         found = torch.empty(0, dtype=value.dtype, device=value.device)
         place = value.untyped_storage(), value.storage_offset(), value.shape, value.stride()
         return UnbatchedTensor(found.set_(*place))
-    if isinstance(value, peer.NonTensorStack):
+    if isinstance(value, package.NonTensorStack):
         return NonTensorStack.from_list(_plain_lists(value.tolist()), len(value.batch_size))
-    cls = MetaData if isinstance(value, peer.MetaData) else NonTensorData
+    cls = MetaData if isinstance(value, package.MetaData) else NonTensorData
     return cls(value.data, value.batch_size)
 
 
@@ -165,10 +165,10 @@ def register_tensorclass(ours: type, theirs: type) -> None:
         >>> to_tensordict(Step(obs=torch.ones(2), batch_size=[2])).mean()
         tensor(1.)
     """
-    peer = _tensordict()
+    package = _tensordict()
     if not (isinstance(ours, type) and issubclass(ours, Typed)):
         raise InvalidTypeError(f"{ours!r} is not a tensorclass of tdstore")
-    if not (isinstance(theirs, type) and peer.is_tensorclass(theirs)):
+    if not (isinstance(theirs, type) and package.is_tensorclass(theirs)):
         raise InvalidTypeError(f"{theirs!r} is not a tensorclass of tensordict")
     if mismatched := ours._field_names ^ _fields_of(theirs):
         raise InvalidArgumentError(
@@ -181,12 +181,12 @@ def _fields_of(cls: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(cls)}
 
 
-def _theirs_of(peer: Any, ours: Any) -> Any:
+def _theirs_of(package: Any, ours: Any) -> Any:
     if ours not in _twins:
         body = _body_of(ours)
         body["__reduce__"] = lambda self: (to_tensordict, (from_tensordict(self),))  # no module has the class
         flags = {"nocast": ours._flags.nocast, "frozen": ours._flags.frozen, "shadow": True}
-        made = peer.tensorclass(**flags)(type(ours.__name__, (), body))
+        made = package.tensorclass(**flags)(type(ours.__name__, (), body))
         _twins[ours], _twins[made] = made, ours
     return _twins[ours]
 

@@ -279,9 +279,9 @@ class Registry:
             Unused(p.name, p.error, KNOWN[p.name].suffixes, KNOWN[p.name].schemes) if p.name in KNOWN else p
             for p in self.plugins.unused()
         ]
-        taken = {plugin.name for plugin in found} | set(self._claims())
+        used = {plugin.name for plugin in found} | set(self._claims())
         for name, known in KNOWN.items():
-            if name not in taken:
+            if name not in used:
                 error = MissingDependencyError(f"the {name!r} backend is not installed", hint=known.install)
                 found.append(Unused(name, error, known.suffixes, known.schemes))
         return found
@@ -401,8 +401,8 @@ class Registry:
         if "::" not in url and (not scheme or scheme.lower() in ("file", "local")):
             return LocalEngine(rest)
         for impl in reversed(self.plugins.manager.hook.tdstore_open_engine.get_hookimpls()):
-            given = {"url": url, "options": options or {}}
-            found = impl.function(*(given[name] for name in impl.argnames))
+            arguments = {"url": url, "options": options or {}}
+            found = impl.function(*(arguments[name] for name in impl.argnames))
             if found is not None:
                 if not isinstance(found, Engine):
                     raise BrokenPluginError(

@@ -230,8 +230,8 @@ class Store(ABC):
             raise InvalidArgumentError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
         moves = {old: new for old, new in moves.items() if old != new}
         # Where a new name is also an old one, its values must be taken before they are overwritten.
-        taken = [old for old in moves if old in set(moves.values())]
-        values = dict(zip(taken, self.read([Read(old) for old in taken]), strict=True))
+        replaced = [old for old in moves if old in set(moves.values())]
+        values = dict(zip(replaced, self.read([Read(old) for old in replaced]), strict=True))
         for old, new in sorted(moves.items(), key=lambda move: move[1] in values):
             value = values[old] if old in values else self.read([Read(old)])[0]
             self.create({new: specs[old]})

@@ -51,7 +51,7 @@ class _Parts(NamedTuple):
     """Parts of a selection: its source dimensions by kind of term, its layout as a permutation."""
 
     zipped: tuple[int, ...]
-    kept: tuple[int, ...]  # dimensions with an axis of their own, in order
+    own_dims: tuple[int, ...]  # dimensions with an axis of their own, in order
     single: tuple[int, ...]  # dimensions at one position
     order: tuple[int, ...]  # axes (without new ones) as positions in [zip axes..., kept...]
     new: tuple[tuple[int, int], ...]  # (axis, size)
@@ -64,14 +64,14 @@ _ROWS = _Parts((), (0,), (), (0,), (), ())
 
 def _parts(terms: Sequence[Term], layout: Sequence[Axis]) -> _Parts:
     zipped = tuple(d for d, t in enumerate(terms) if isinstance(t, Zipped))
-    kept = tuple(a.n for a in sorted(layout) if a.kind == "dim")
+    own_dims = tuple(a.n for a in sorted(layout) if a.kind == "dim")
     single = tuple(d for d, t in enumerate(terms) if isinstance(t, int))
     zip_shape = tuple(terms[zipped[0]].positions.shape) if zipped else ()  # type: ignore[union-attr]
     place = {Axis("zip", k): k for k in range(len(zip_shape))}
-    place |= {Axis("dim", d): len(zip_shape) + k for k, d in enumerate(kept)}
+    place |= {Axis("dim", d): len(zip_shape) + k for k, d in enumerate(own_dims)}
     order = tuple(place[a] for a in layout if a.kind != "new")
     new = tuple((i, a.n) for i, a in enumerate(layout) if a.kind == "new")
-    return _Parts(zipped, kept, single, order, new, zip_shape)
+    return _Parts(zipped, own_dims, single, order, new, zip_shape)
 
 
 def _permute(tensor: Tensor, order: Sequence[int]) -> Tensor:
@@ -161,7 +161,7 @@ class ReadPlan:
                 if not out.is_contiguous():
                     return None
                 out = out.flatten(0, len(parts.zip_shape) - 1)
-            out = out.movedim(0, sum(d < parts.zipped[0] for d in parts.kept))
+            out = out.movedim(0, sum(d < parts.zipped[0] for d in parts.own_dims))
         for dim in parts.single:
             out = out.unsqueeze(dim)
         return out
@@ -183,17 +183,17 @@ def plan_read(terms: Sequence[Term], layout: Sequence[Axis], shape: Sequence[int
         index[dim] = _rows_or_slice(only)
     elif rows:
         unique = {d: sorted_unique(r) for d, r in rows.items()}
-        spans = {d: int(u[-1]) - int(u[0]) + 1 for d, (u, _) in unique.items()}
+        extents = {d: int(u[-1]) - int(u[0]) + 1 for d, (u, _) in unique.items()}
         # A store takes rows along one dimension: where they are sparsest. The others are bounded by slices.
-        best = min(rows, key=lambda d: len(unique[d][0]) / spans[d])
+        best = min(rows, key=lambda d: len(unique[d][0]) / extents[d])
         within: dict[int, Tensor | None] = {}  # None: all that was read, in order
-        sizes = spans.copy()
+        sizes = extents.copy()
         for dim, (u, inverse) in unique.items():
-            if dim == best and len(u) < spans[dim]:
+            if dim == best and len(u) < extents[dim]:
                 index[dim], within[dim], sizes[dim] = u, inverse, len(u)
             else:
                 index[dim] = slice(int(u[0]), int(u[-1]) + 1, 1)
-                within[dim] = None if inverse is None and len(u) == spans[dim] else rows[dim] - u[0]
+                within[dim] = None if inverse is None and len(u) == extents[dim] else rows[dim] - u[0]
         local = [(d, at) for d, at in within.items() if d not in parts.zipped and at is not None]
         if len(parts.zipped) == 1:
             linear = within[parts.zipped[0]]
@@ -273,7 +273,7 @@ class WritePlan:
             if parts.zipped:
                 if piece.zipped is not None:
                     part = take(part, 0, piece.zipped)
-                part = part.movedim(0, sum(d < self._tensor_dim for d in parts.kept))
+                part = part.movedim(0, sum(d < self._tensor_dim for d in parts.own_dims))
                 missing = tuple(sorted({*parts.single, *parts.zipped} - {self._tensor_dim}))
             for dim in missing:
                 part = part.unsqueeze(dim)
@@ -310,7 +310,7 @@ def plan_write(terms: Sequence[Term], layout: Sequence[Axis], shape: Sequence[in
         ordered, positions = _sort(r)
         if positions is not None:
             reorder[dim] = reorder[dim][positions] if dim in reorder else positions
-        axis, start, options = parts.kept.index(dim), 0, []
+        axis, start, options = parts.own_dims.index(dim), 0, []
         for first, stop in runs(ordered):
             options.append((dim, slice(first, stop, 1), (axis, start, stop - first)))
             start += stop - first
@@ -322,7 +322,7 @@ def plan_write(terms: Sequence[Term], layout: Sequence[Axis], shape: Sequence[in
             for dim, selected in (*fixed.items(), *((d, s) for d, s, _ in choice)):
                 at[dim] = selected
             pieces.append(_Piece(tuple(at), zipped, tuple(cut for *_, cut in choice)))
-    order = tuple((parts.kept.index(d), positions) for d, positions in sorted(reorder.items()))
+    order = tuple((parts.own_dims.index(d), positions) for d, positions in sorted(reorder.items()))
     return WritePlan(tuple(p.index for p in pieces), False, tuple(pieces), len(terms), parts, order, tensor_dim)
 
 

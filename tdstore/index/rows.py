@@ -70,14 +70,14 @@ def _gather_rows(leaf: Tensor, index: StoreIndex, at: int, rows: Tensor, out: Te
         _check_out(out, shape, leaf.dtype)
         leaf = leaf.detach()
     if leaf.device.type != "cpu":
-        taken = leaf.index_select(at, rows.to(leaf.device))
-        return taken if out is None else out.copy_(taken)
+        gathered = leaf.index_select(at, rows.to(leaf.device))
+        return gathered if out is None else out.copy_(gathered)
     if not leaf.is_contiguous():
         if at == 0 and leaf[:1].is_contiguous():
-            taken = leaf.index_select(at, rows)
+            gathered = leaf.index_select(at, rows)
         else:  # nothing to copy in blocks: torch's elementwise gather is the faster one
-            taken = leaf[(slice(None),) * at + (rows,)].contiguous()
-        return taken if out is None else out.copy_(taken)
+            gathered = leaf[(slice(None),) * at + (rows,)].contiguous()
+        return gathered if out is None else out.copy_(gathered)
     if out is not None and (not out.is_contiguous() or out.device.type != "cpu"):
         return out.copy_(_gather_dense(leaf, at, rows, shape, None))
     return _gather_dense(leaf, at, rows, shape, out)

@@ -358,15 +358,15 @@ class _Indexing:
         except ValueError:
             shapes = ", ".join(str(list(t.shape)) for t in self.tensors.values())
             raise OutOfRangeError(f"index tensors of shapes {shapes} cannot be broadcast together") from None
-        taken = {place: tensor.expand(block) for place, tensor in self.tensors.items()}
+        expanded = {place: tensor.expand(block) for place, tensor in self.tensors.items()}
         involved = [self.layout[p] for p in places]
         if all(axis.kind == "new" for axis in involved):
             new_axes = [Axis("new", n) for n in block]
             other = {}
         else:
-            other = self._zip({axis: taken[p] for p, axis in zip(places, involved, strict=True)}, block)
+            other = self._zip({axis: expanded[p] for p, axis in zip(places, involved, strict=True)}, block)
             new_axes = [Axis("zip", k) for k in range(len(block))]
-        rest = [other.get(a, a) if a.kind == "zip" else a for p, a in enumerate(self.layout) if p not in taken]
+        rest = [other.get(a, a) if a.kind == "zip" else a for p, a in enumerate(self.layout) if p not in expanded]
         # The dimensions that several tensors give come in their place, or first where that is torn apart.
         at = places[0] if places[-1] - places[0] == len(places) - 1 else 0
         self.layout = [*rest[:at], *new_axes, *rest[at:]]
@@ -380,14 +380,14 @@ class _Indexing:
         else:
             self.layout[place] = Axis("new", len(rows))
 
-    def _zip(self, taken: dict[Axis, Tensor], block: torch.Size) -> dict[Axis, Axis]:
+    def _zip(self, expanded: dict[Axis, Tensor], block: torch.Size) -> dict[Axis, Axis]:
         """Zip the dimensions that tensors index with those zipped before: `[*block, *untouched zipped axes]`.
 
         Returns:
             What the untouched zipped axes have become.
         """
         before = next((t.positions.shape for t in self.terms if isinstance(t, Zipped)), torch.Size())
-        free = [k for k in range(len(before)) if Axis("zip", k) not in taken]
+        free = [k for k in range(len(before)) if Axis("zip", k) not in expanded]
         shape = (*block, *(before[k] for k in free))
         tail = (1,) * len(free)
         picks = []
@@ -395,9 +395,9 @@ class _Indexing:
             if k in free:
                 picks.append(torch.arange(size).reshape(-1, *(1,) * (len(free) - 1 - free.index(k))))
             else:
-                picks.append(taken[Axis("zip", k)].reshape(*block, *tail))
+                picks.append(expanded[Axis("zip", k)].reshape(*block, *tail))
         self._zipped(lambda positions: positions[tuple(picks)].expand(shape))
-        for axis, positions in taken.items():
+        for axis, positions in expanded.items():
             if axis.kind == "dim":
                 picked = _pick(self.terms[axis.n], positions)
                 self.terms[axis.n] = Zipped(picked.reshape(*block, *tail).expand(shape))

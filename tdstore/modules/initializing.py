@@ -29,7 +29,7 @@ class Initialization:
         self._places: list[tuple[dict[str, Any], str, Any, Any]] = []
 
     @classmethod
-    def await_call(cls, module: Any, slots: dict[str, Any], key: str, own: Any, lent: Any) -> None:
+    def await_call(cls, module: Any, slots: dict[str, Any], key: str, own: Any, substitute: Any) -> None:
         """Initialize at the first call of a module.
 
         Args:
@@ -42,7 +42,7 @@ class Initialization:
         found = vars(module).get("initialize_parameters")
         if not isinstance(found, cls):
             found = vars(module)["initialize_parameters"] = cls(module)
-        found._places.append((slots, key, own, lent))
+        found._places.append((slots, key, own, substitute))
 
     @classmethod
     def end(cls, module: Any) -> None:
@@ -53,8 +53,10 @@ class Initialization:
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Initialize; the arguments are those of the call."""
         self.end(self.module)
-        stacks = {id(lent): lent for *_, lent in self._places if isinstance(lent, MappedUninitialized)}
-        waiting = [lent for lent in stacks.values() if is_uninitialized(lent.stack)]
+        stacks = {
+            id(substitute): substitute for *_, substitute in self._places if isinstance(substitute, MappedUninitialized)
+        }
+        waiting = [substitute for substitute in stacks.values() if is_uninitialized(substitute.stack)]
         held: list[tuple[dict[str, Any], dict[str, Any]]] = [
             (slots, dict(slots)) for slots in (self.module._parameters, self.module._buffers)
         ]
@@ -76,31 +78,31 @@ class Initialization:
             finally:
                 for slots, before in held:
                     slots.update(before)
-        for slots, key, _, lent in self._places:
-            if isinstance(lent, MappedUninitialized):
-                slots[key] = lent.initialized()
+        for slots, key, _, substitute in self._places:
+            if isinstance(substitute, MappedUninitialized):
+                slots[key] = substitute.initialized()
 
     def _fill(self, waiting: list[MappedUninitialized], args: Any, kwargs: Any) -> None:
         rows: list[list[Tensor]] = [[] for _ in waiting]
-        numbers = {id(lent): number for number, lent in enumerate(waiting)}
+        numbers = {id(substitute): number for number, substitute in enumerate(waiting)}
         for i in range(waiting[0].stack.count if waiting else 0):
-            for slots, key, _, lent in self._places:
-                if id(lent) in numbers:
-                    slots[key] = lent.stack.single()
-                elif isinstance(lent, MappedUninitialized):
-                    slots[key] = lent.stack.detach()[i].clone()
+            for slots, key, _, substitute in self._places:
+                if id(substitute) in numbers:
+                    slots[key] = substitute.stack.single()
+                elif isinstance(substitute, MappedUninitialized):
+                    slots[key] = substitute.stack.detach()[i].clone()
             self.module.initialize_parameters(*args, **kwargs)
-            for slots, key, _, lent in self._places:
-                if id(lent) in numbers:
-                    rows[numbers[id(lent)]].append(slots[key].detach())
+            for slots, key, _, substitute in self._places:
+                if id(substitute) in numbers:
+                    rows[numbers[id(substitute)]].append(slots[key].detach())
         if any(is_uninitialized(own) for _, _, own, _ in self._places):
             for slots, key, own, _ in self._places:
                 slots[key] = own
             self.module.initialize_parameters(*args, **kwargs)
         with torch.no_grad():
-            for lent, made in zip(waiting, rows, strict=True):
-                lent.stack.materialize(made[0].shape)
-                lent.stack.copy_(torch.stack(made))
+            for substitute, made in zip(waiting, rows, strict=True):
+                substitute.stack.materialize(made[0].shape)
+                substitute.stack.copy_(torch.stack(made))
 
 
 def _is_size(value: object) -> bool:

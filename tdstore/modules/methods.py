@@ -204,8 +204,8 @@ class ModulesMixin(Container):
             Loan(bool(inplace), False, non_blocking, {}).fill(swap, module)
 
         old._undo = give_back
-        lent: TensorDictBase = old
-        return lent
+        substitute: TensorDictBase = old
+        return substitute
 
     # -- optimizers --------------------------------------------------------------------------
     @classmethod

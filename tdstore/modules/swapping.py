@@ -308,12 +308,12 @@ def load_state(module: nn.Module, td: Any, inplace: bool) -> TensorDict:
 
 
 def _changed(before: Any, after: Any) -> Any:
-    kept: dict[str, Any] = {}
+    remaining: dict[str, Any] = {}
     for key, value in before._data.items():
         if isinstance(value, Container):
             below = _changed(value, after._data[key])
             if below._data:
-                kept[key] = below
+                remaining[key] = below
         elif value is not after._data.get(key):
-            kept[key] = value
-    return before._new(kept, before._batch_size, None, None)
+            remaining[key] = value
+    return before._new(remaining, before._batch_size, None, None)

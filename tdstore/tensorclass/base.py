@@ -31,7 +31,7 @@ from tdstore.tensorclass.fields import (
     Plan,
     declare,
     delete,
-    entries_given,
+    entries_by_key,
     entry_of,
     named,
     refuse_frozen,
@@ -48,7 +48,7 @@ from tdstore.types import Entry
 if TYPE_CHECKING:
     from typing import Never
 
-    from tdstore.tensorclass.static import NOT_GIVEN, Given
+    from tdstore.tensorclass.static import NOT_GIVEN, ConstructorArgument
 
 _allocate: Any = object.__new__
 _CONTAINERS: Any = TensorDictBase
@@ -100,10 +100,10 @@ class TensorClass(Surface, metaclass=Fields):
     """Gives a class that no module has by its name."""
 
     if TYPE_CHECKING:
-        batch_size: Given[torch.Size, Any] = dataclasses.field(default=NOT_GIVEN, kw_only=True)
-        device: Given[torch.device | None, Any] = dataclasses.field(default=NOT_GIVEN, kw_only=True)
-        names: Given[list[str | None], Any] = dataclasses.field(default=NOT_GIVEN, kw_only=True)  # type: ignore[override]
-        lock: Given[Never, bool] = dataclasses.field(default=NOT_GIVEN, kw_only=True)
+        batch_size: ConstructorArgument[torch.Size, Any] = dataclasses.field(default=NOT_GIVEN, kw_only=True)
+        device: ConstructorArgument[torch.device | None, Any] = dataclasses.field(default=NOT_GIVEN, kw_only=True)
+        names: ConstructorArgument[list[str | None], Any] = dataclasses.field(default=NOT_GIVEN, kw_only=True)  # type: ignore[override]
+        lock: ConstructorArgument[Never, bool] = dataclasses.field(default=NOT_GIVEN, kw_only=True)
 
         def __init_subclass__(
             cls,
@@ -119,12 +119,12 @@ class TensorClass(Surface, metaclass=Fields):
 
         def __init_subclass__(cls, **flags: bool) -> None:
             super().__init_subclass__()
-            given = {**dataclasses.asdict(cls._flags), **flags}
-            if unknown := given.keys() - dataclasses.asdict(Flags()).keys():
+            options = {**dataclasses.asdict(cls._flags), **flags}
+            if unknown := options.keys() - dataclasses.asdict(Flags()).keys():
                 raise errors.OptionError(
                     f"no flag {sorted(unknown)[0]!r} of tensorclasses: {', '.join(Flags.__slots__)}"
                 )
-            cls._setup(Flags(**given))
+            cls._setup(Flags(**options))
 
     def __class_getitem__(cls, flags: Any) -> Any:
         """Return a base with flags, as in `TensorClass["frozen", "nocast"]`; a generic class also takes types."""
@@ -451,9 +451,9 @@ class TensorClass(Surface, metaclass=Fields):
             td.pop(key, source.pop(key))
         return self._wrap(td.update({k: self._as_field(k, v) for k, v in source.items()}, *args, **kwargs))
 
-    def _by_field(self, given: Any, kwargs: dict[str, Any]) -> dict[Any, Any]:
+    def _by_field(self, updates: Any, kwargs: dict[str, Any]) -> dict[Any, Any]:
         """Return the values for fields; other keywords stay in `kwargs`."""
-        source = entries_given(self, given, kwargs, UPDATING)
+        source = entries_by_key(self, updates, kwargs, UPDATING)
         if unknown := [k for k in source if entry_path(k)[0] not in self._field_names]:
             raise errors.InvalidArgumentError(
                 f"{type(self).__name__} has no field {unknown[0]!r}; its fields are {', '.join(self._plan.names)}"

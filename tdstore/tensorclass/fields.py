@@ -116,16 +116,16 @@ class Plan:
                 raise InvalidArgumentError(f"the field {name!r} was given twice")
             kwargs[name] = value
 
-    def shadow(self, fields: dict[str, Any], **given: Any) -> Iterator[Any]:
+    def shadow(self, fields: dict[str, Any], **arguments: Any) -> Iterator[Any]:
         """Return arguments of the constructor, None for those that are fields and are put among the fields."""
-        fields.update({name: given[name] for name in self.shadowed if given[name] is not None})
-        return (None if name in self.shadowed else value for name, value in given.items())
+        fields.update({name: arguments[name] for name in self.shadowed if arguments[name] is not None})
+        return (None if name in self.shadowed else value for name, value in arguments.items())
 
-    def missing(self, first: str, given: dict[str, Any]) -> TypeError:
-        """Create the error for missing fields, from `first` on; `given` are the arguments not yet consumed."""
+    def missing(self, first: str, arguments: dict[str, Any]) -> TypeError:
+        """Create the error for missing fields, from `first` on; `arguments` are those not yet consumed."""
         rest = self.order[self.order.index(first) :]
-        lost = ", ".join(repr(n) for n in rest if n not in given and self.requires(n))
-        unknown = ", ".join(repr(n) for n in given if n not in self.order)
+        lost = ", ".join(repr(n) for n in rest if n not in arguments and self.requires(n))
+        unknown = ", ".join(repr(n) for n in arguments if n not in self.order)
         return TypeError(
             f"{self.owner.__name__}() is missing {lost}" + (f", and has no field {unknown}" if unknown else "")
         )
@@ -257,15 +257,15 @@ def unwrapped(found: Any, flags: Flags) -> Entry:
     return found.plain() if isinstance(found, NonTensor) and not flags.tensor_only else found
 
 
-def entries_given(obj: Any, given: Any, kwargs: dict[str, Any], options: frozenset[str]) -> dict[Any, Any]:
+def entries_by_key(obj: Any, updates: Any, kwargs: dict[str, Any], options: frozenset[str]) -> dict[Any, Any]:
     """Return the contents of an update, as a dict; batch sizes are taken over before, where that is requested.
 
     Args:
         kwargs: lose what is there for fields; the `options` of `update` stay.
     """
-    if kwargs.get("update_batch_size") and isinstance(given, Container):
-        obj._tensordict._take_batches(given, True, False, False, False)
-    entries = {} if given is None else dict(given.items())
+    if kwargs.get("update_batch_size") and isinstance(updates, Container):
+        obj._tensordict._take_batches(updates, True, False, False, False)
+    entries = {} if updates is None else dict(updates.items())
     return entries | {k: kwargs.pop(k) for k in list(kwargs) if k in obj._field_names or k not in options}
 
 

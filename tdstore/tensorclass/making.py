@@ -53,13 +53,13 @@ def tensorclass(cls: Any = None, /, **flags: bool) -> Any:
     if not isinstance(cls, type):
         raise InvalidTypeError(f"tensorclass decorates a class, not a {type(cls).__name__}")
     if issubclass(cls, TensorClass):
-        given = {**dataclasses.asdict(cls._flags), **flags}
-        cls._setup(type(cls._flags)(**given))
+        options = {**dataclasses.asdict(cls._flags), **flags}
+        cls._setup(type(cls._flags)(**options))
         return cls
     own: dict[str, Any] = inspect.get_annotations(cls)
     body = {name: cls.__dict__[name] for name in own if name in cls.__dict__}
-    kept = ("__module__", "__qualname__", "__doc__")
-    body.update({name: cls.__dict__[name] for name in kept if cls.__dict__.get(name) is not None})
+    copied = ("__module__", "__qualname__", "__doc__")
+    body.update({name: cls.__dict__[name] for name in copied if cls.__dict__.get(name) is not None})
     body["__annotations__"] = own
     body["__qualname__"] = cls.__qualname__
     # The class body stays a base: its methods come first, and their super() finds what every tensorclass has.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     NOT_GIVEN: Any  # a default of whatever type
 
-    class Given(Generic[T, V]):
+    class ConstructorArgument(Generic[T, V]):
         """Argument that is passed as one type, and read as another."""
 
         def __get__(self, instance: object, owner: object = None) -> T: ...

@@ -80,8 +80,8 @@ def remove_duplicates(
     unique, inverse = torch.unique(values, dim=dim, return_inverse=True)
     first = torch.full((unique.shape[dim],), values.shape[dim], dtype=inverse.dtype, device=values.device)
     first.scatter_reduce_(0, inverse, torch.arange(values.shape[dim], device=values.device), "amin")
-    kept: T = input[(slice(None),) * dim + (first,)]
-    return (kept, inverse) if return_indices else kept
+    result: T = input[(slice(None),) * dim + (first,)]
+    return (result, inverse) if return_indices else result
 
 
 def _batch_dim(td: TensorDictBase, dim: int) -> int:

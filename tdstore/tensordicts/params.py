@@ -322,20 +322,20 @@ class TensorDictParams(IndexedTree, nn.Module):  # type: ignore[misc]
         for path, (node, key) in dict(self._nodes()).items():
             name = prefix + ".".join(path)
             known.add(name)
-            leaf, given = node._data[key], state_dict.get(name)
-            if given is None:
+            leaf, loaded = node._data[key], state_dict.get(name)
+            if loaded is None:
                 missing_keys.append(name)
-            elif given.shape != leaf.shape:
+            elif loaded.shape != leaf.shape:
                 error_msgs.append(
-                    f"size mismatch for {name}: copying a param with shape {given.shape} from checkpoint, "
+                    f"size mismatch for {name}: copying a param with shape {loaded.shape} from checkpoint, "
                     f"the shape in current model is {leaf.shape}."
                 )
             elif assign:
-                plain = isinstance(leaf, nn.Parameter) and not isinstance(given, nn.Parameter)
-                node._data[key] = nn.Parameter(given, leaf.requires_grad) if plain else given
+                plain = isinstance(leaf, nn.Parameter) and not isinstance(loaded, nn.Parameter)
+                node._data[key] = nn.Parameter(loaded, leaf.requires_grad) if plain else loaded
             else:
                 with torch.no_grad():
-                    leaf.copy_(given)
+                    leaf.copy_(loaded)
         unexpected_keys += [name for name in state_dict if name.startswith(prefix) and name not in known]
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:

@@ -50,8 +50,8 @@ def _stored(found: StoreHandle, path: Any, locked: Any, device: Any, flags: Any)
     return store_backed.reopened(found, tuple(path), bool(locked), device, flags)
 
 
-def _packed(spans: Any, text: Any, trusted: Any = False) -> columns.PackedStack:
-    return columns.rebuilt(spans, text)  # whatever the file says: its values are not unpickled
+def _packed(offsets: Any, text: Any, trusted: Any = False) -> columns.PackedStack:
+    return columns.rebuilt(offsets, text)  # whatever the file says: its values are not unpickled
 
 
 def _text(data: Any, base: Any, what: Any, url: Any, trusted: Any = False) -> columns.Text:

@@ -92,7 +92,7 @@ class Primitives(OpsBase):
         """Return the paths of the nested tensors below, which are read by themselves."""
         raise NotImplementedError
 
-    def _shut(self, url: str) -> None:
+    def _mark_closed(self, url: str) -> None:
         """Refuse further reads and writes: the store at `url` was closed."""
         raise NotImplementedError
 

@@ -115,7 +115,7 @@ class UnbatchedTensor(Tensor, NonTensor):  # type: ignore[misc]  # methods of bo
         """Return the same tensor for these rows."""
         return self.for_batch(torch.Size((*rows.shape, *self.batch_size[1:])))
 
-    def apart(self) -> UnbatchedTensor:
+    def own_copy(self) -> UnbatchedTensor:
         return self.holding(self.wrapped.clone())
 
     def joined(self, parts: Sequence[NonTensor], fn: Callable[[list[Tensor]], Tensor]) -> NonTensor:
@@ -138,7 +138,7 @@ class UnbatchedTensor(Tensor, NonTensor):  # type: ignore[misc]  # methods of bo
             )
         return self
 
-    def taken(self, key: str, value: Any, whole: bool) -> Tensor | None:
+    def tensor_to_copy(self, key: str, value: Any, whole: bool) -> Tensor | None:
         """Return the tensor that an in-place write of `value` copies, checked and broadcast; None if nothing changes.
 
         Args:

@@ -76,7 +76,7 @@ class Mapper:
             unmapped = isinstance(value, NonTensor) and not (isinstance(value, Tensor) and batch == td._batch_size)
             if unmapped and not self.calls(value):
                 if isinstance(value, (NonTensorData, Tensor)) or batch == td._batch_size:  # else whose rows are they?
-                    data[key] = built._coerce(key, value.apart())
+                    data[key] = built._coerce(key, value.own_copy())
                 continue
             rest = [_other_entry(o, (*path, key), self.default) for o in others] if others else ()
             if isinstance(value, Tensor) or self.calls(value):

@@ -231,15 +231,15 @@ def _asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.device 
     names: tuple[str, ...] = ("device", "dtype", "non_blocking")
     if args and isinstance(args[0], (torch.dtype, bool)):
         names = names[1:] if isinstance(args[0], torch.dtype) else names[2:]
-    given = dict(zip(names, args, strict=False))
-    mismatched = [*(set(kwargs) - {"device", "dtype", "non_blocking"}), *(set(kwargs) & set(given))]
+    arguments = dict(zip(names, args, strict=False))
+    mismatched = [*(set(kwargs) - {"device", "dtype", "non_blocking"}), *(set(kwargs) & set(arguments))]
     if mismatched or len(args) > len(names):
         raise InvalidTypeError(f"to() takes a device, a dtype and non_blocking, once each, not {args} and {kwargs}")
-    given.update(kwargs)
-    device, dtype = given.get("device"), given.get("dtype")
+    arguments.update(kwargs)
+    device, dtype = arguments.get("device"), arguments.get("dtype")
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise InvalidTypeError(f"to() takes a torch.dtype, not {dtype!r}")
-    return None if device is None else torch.device(device), dtype, bool(given.get("non_blocking", False))
+    return None if device is None else torch.device(device), dtype, bool(arguments.get("non_blocking", False))
 
 
 def _plain(leaf: Tensor) -> Tensor:

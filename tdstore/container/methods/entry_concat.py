@@ -91,11 +91,11 @@ class ColumnsMixin(Container):
         """
         held = [] if filter_empty else [path for path in map(entry_path, keys) if len(path) > 1]
         missing = [path for path in map(entry_path, keys) if self._find(path) is None]
-        taken = self.split_keys(keys, inplace=True, default=default, strict=strict)[0]
+        selected = self.split_keys(keys, inplace=True, default=default, strict=strict)[0]
         if default is None or default is NO_DEFAULT:  # strict, and one is missing: an error already
             for path in missing:
-                taken.set_non_tensor(path, None)
+                selected.set_non_tensor(path, None)
         for path in held:
             if self._find(path[:-1]) is None:
                 self.create_nested(path[:-1])
-        return taken
+        return selected

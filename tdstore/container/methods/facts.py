@@ -170,8 +170,8 @@ class MeasureMixin(Container):
                     "backward: the gradient of a TensorDict is a TensorDict with its keys, "
                     f"not a {type(gradient).__name__}"
                 )
-            given: Any = gradient
-            grads = [given.get(key, NO_DEFAULT) for key in roots]
+            nested: Any = gradient
+            grads = [nested.get(key, NO_DEFAULT) for key in roots]
         elif large := next((k for k, v in roots.items() if v.numel() != 1), None):
             raise InvalidStateError(
                 f"backward: entry {key_text(large)} has {roots[large].numel()} elements; only for single numbers "

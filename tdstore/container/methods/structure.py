@@ -73,14 +73,14 @@ class StructureMixin(Container):
         return self._keep(self._all_but([entry_path(k) for k in keys]), inplace, "exclude")
 
     def _all_but(self, gone: list[Path]) -> dict[str, Any]:
-        kept: dict[str, Any] = {}
+        remaining: dict[str, Any] = {}
         for key in self._first_keys():
             below = [path[1:] for path in gone if path[0] == key]
             if not below:
-                kept[key] = None
+                remaining[key] = None
             elif () not in below:
-                kept[key] = self._raw(key)._all_but(below) if self._kind(key) == GROUP else None
-        return kept
+                remaining[key] = self._raw(key)._all_but(below) if self._kind(key) == GROUP else None
+        return remaining
 
     def _keep(self, wanted: dict[str, Any], inplace: bool, what: str) -> Self:
         """Keep the entries of a tree of keys (None: the whole entry)."""
@@ -94,11 +94,11 @@ class StructureMixin(Container):
                 if sub is not None:
                     self._raw(key)._keep(sub, True, what)
             return self
-        return self._kept(wanted)
+        return self._selected(wanted)
 
-    def _kept(self, wanted: dict[str, Any]) -> Self:
+    def _selected(self, wanted: dict[str, Any]) -> Self:
         td = self._resident()
-        data = {k: td._data[k] if sub is None else td._data[k]._kept(sub) for k, sub in wanted.items()}
+        data = {k: td._data[k] if sub is None else td._data[k]._selected(sub) for k, sub in wanted.items()}
         made: Self = td._new(data, td._batch_size, td._device, td._names)
         return made
 
@@ -130,24 +130,24 @@ class StructureMixin(Container):
             (['observation'], ['action'])
         """
         parts = []
-        taken: list[Path] = []
+        used: list[Path] = []
         for key_set in key_sets:
             part = self._without_values() if reproduce_struct else self.empty()
             for path, name in _names_of(key_set).items():
                 found = self._find(path)
-                if found is not None and not any(path[: len(t)] == t for t in taken):
+                if found is not None and not any(path[: len(t)] == t for t in used):
                     entry: Any = found[0]._raw(found[1])
                     if isinstance(entry, Container):
                         node: Any = entry
-                        entry = node._kept(node._all_but([t[len(path) :] for t in taken if t[: len(path)] == path]))
+                        entry = node._selected(node._all_but([t[len(path) :] for t in used if t[: len(path)] == path]))
                     part.set(name, entry)
-                    taken.append(path)
+                    used.append(path)
                 elif default is NO_DEFAULT and strict:
                     raise self._missing(path[0] if len(path) == 1 else path)
                 elif default is not NO_DEFAULT and default is not None:
                     part.set(name, default)
             parts.append(part)
-        rest = self.exclude(*taken, inplace=inplace)
+        rest = self.exclude(*used, inplace=inplace)
         if not reproduce_struct:
             rest.filter_empty_()
         return (*parts, rest)
@@ -186,7 +186,7 @@ class StructureMixin(Container):
 
     def filter_non_tensor_data(self) -> Self:
         """Return a TensorDict without the entries that are not tensors. It shares the tensors."""
-        return self._kept(self._tensors_only())
+        return self._selected(self._tensors_only())
 
     def _tensors_only(self) -> dict[str, Any]:
         kinds = {key: self._kind(key) for key in self._first_keys()}
@@ -382,7 +382,7 @@ class StructureMixin(Container):
         data: dict[str, Any] = {}
         for key, value in td._data.items():
             if isinstance(value, NonTensor):
-                data[key] = value.apart()
+                data[key] = value.own_copy()
             else:
                 data[key] = value.clone() if isinstance(value, Tensor) else value.to_tensordict(retain_none=retain_none)
         return self._resident_class._new(data, td._batch_size, td._device, td._names)
@@ -549,7 +549,7 @@ def _names_of(key_set: Any) -> dict[Path, Path]:
 def _filled(entry: Any, value: Any) -> Any:
     """Build the tree of `entry` with `value` in every leaf."""
     if isinstance(entry, NonTensor):
-        return entry.apart()
+        return entry.own_copy()
     if isinstance(entry, Container):
         td = entry._resident()
         return td._new({k: _filled(v, value) for k, v in td._data.items()}, td._batch_size, td._device, td._names)

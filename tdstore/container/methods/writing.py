@@ -343,7 +343,7 @@ class WritingMixin(Container):
         if isinstance(entry, Container):
             entry = entry._detached()  # type: ignore[attr-defined]
         elif isinstance(entry, NonTensor):
-            entry = entry.apart()  # what it may have in the store goes now
+            entry = entry.own_copy()  # what it may have in the store goes now
         node._drop([last])
         return entry
 
@@ -521,10 +521,10 @@ def _unlike(mine: Any, theirs: Any) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def _source(given: Any, kwargs: Mapping[str, Any]) -> Any:
+def _source(mapping: Any, kwargs: Mapping[str, Any]) -> Any:
     if not kwargs:
-        return {} if given is None else given
-    return {**dict(_pairs({} if given is None else given)), **kwargs}
+        return {} if mapping is None else mapping
+    return {**dict(_pairs({} if mapping is None else mapping)), **kwargs}
 
 
 def _pairs(source: Any) -> Any:

@@ -51,8 +51,8 @@ class NamedStorageMixin(Container):
         """
         files = _files_of(self)
         if prefix is None and files is not None and not kwargs.keys() - {"return_early"}:
-            kept = self._in_class(over(*self._binding).lock_())
-            return later(lambda: kept) if kwargs.get("return_early") else kept
+            current = self._in_class(over(*self._binding).lock_())
+            return later(lambda: current) if kwargs.get("return_early") else current
         _to_files(prefix, kwargs)
         prefix = absolute(prefix, kwargs.get("storage")) if kwargs.get("return_early") else prefix
         if not copy_existing and kwargs.get("storage") == "memmap" and prefix is not None:

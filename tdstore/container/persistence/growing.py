@@ -144,12 +144,12 @@ def _one_row(td: Any, row: Any) -> Any:
     return row.unsqueeze(0)
 
 
-def _are_rows(td: Any, given: Any) -> bool:
+def _are_rows(td: Any, candidate: Any) -> bool:
     """Return whether a TensorDict has one dimension more than a row, judged by its batch size and by a leaf."""
-    if given.batch_dims != td.batch_dims or given.batch_size[1:] != td.batch_size[1:]:
+    if candidate.batch_dims != td.batch_dims or candidate.batch_size[1:] != td.batch_size[1:]:
         return False
-    here = [k for k in td._first_keys() if td._kind(k) == LEAF and given._kind(k) == LEAF]
-    return not here or len(given._leaf_shape(here[0])) == len(td._leaf_shape(here[0]))
+    here = [k for k in td._first_keys() if td._kind(k) == LEAF and candidate._kind(k) == LEAF]
+    return not here or len(candidate._leaf_shape(here[0])) == len(td._leaf_shape(here[0]))
 
 
 def _many_rows(td: Any, rows: Any) -> Any:

@@ -110,11 +110,11 @@ class StorePlan(ValuePlan):
         groups = without(before, [path for path in gone if path in before])
         for path in dict.fromkeys((*self.keys, *self.values)):
             made, group = self.keys.get(path, {}), groups[path]
-            kept = {key: value for key, value in group.values.items() if made.get(key, True)}
+            unchanged = {key: value for key, value in group.values.items() if made.get(key, True)}
             groups[path] = msgspec.structs.replace(
                 group,
                 keys=tuple(dict.fromkeys((*before[path].keys, *made))),
-                values={**kept, **self.values.get(path, {})},
+                values={**unchanged, **self.values.get(path, {})},
             )
         return {**groups, **self.records}
 

@@ -1,4 +1,4 @@
-"""What a write of values per row does to a store: bytes are added, spans point at them, a header may change."""
+"""Plan writes to var-length columns: bytes are added, offsets point at them, and a header may change."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ValuePlan:
         return [((*path, name), part) for name, part in parts.items()]
 
     def place(self, path: Path, values: Sequence[Any]) -> Tensor:
-        """Add values to a column: their spans `[n, 2]`, to be written by the caller."""
+        """Add values to a column: their offsets `[n, 2]`, to be written by the caller."""
         text = (*path, TEXT)
         if text not in self._added:
             head = self.handle.store.read([Read(text, self._part(text, 0, HEAD))])[0]
@@ -67,16 +67,16 @@ class ValuePlan:
             self._added[text] = (checked_end(head, length, what, self.handle.store.url), [])
         end, parts = self._added[text]
         with naming(path), pickling(self.handle.trusted):
-            spans, data = encode_rows(values, end + sum(map(len, parts)))
+            offsets, data = encode_rows(values, end + sum(map(len, parts)))
         parts.append(data)
-        return torch.from_numpy(spans)
+        return torch.from_numpy(offsets)
 
     def rows(self, path: Path, start: int, entry: NonTensor) -> Write:
-        """Add the values of rows from `start` on to a column: the write of their spans."""
+        """Add the values of rows from `start` on to a column: the write of their offsets."""
         leaf = column_leaves(path)[0]
         shape = torch.Size((entry.batch_size[0], *self.handle.specs[leaf].shape[1:]))
-        spans = self.place(path, spread_over(entry, shape[:-1])).reshape(shape)
-        return Write(leaf, (slice(start, start + shape[0], 1),), spans)
+        offsets = self.place(path, spread_over(entry, shape[:-1])).reshape(shape)
+        return Write(leaf, (slice(start, start + shape[0], 1),), offsets)
 
     def grown(self) -> list[Path]:
         """List the data leaves that values were added to."""
@@ -89,7 +89,7 @@ class ValuePlan:
         """Make leaves and room; what then is to be written.
 
         Args:
-            seal: commit the room at once. Else a crash could cut it off below spans that were written in place.
+            seal: commit the room at once. Else a crash could cut it off below offsets that were written in place.
         """
         store = self.handle.store
         added = [w for path, (end, parts) in self._added.items() for w in self._add(path, end, b"".join(parts))]

@@ -306,7 +306,7 @@ def select(
     def chosen(path: Path) -> bool:
         return path in leads or any(path[:depth] in below for depth in range(1, len(path) + 1))
 
-    kept = {
+    selected = {
         path: msgspec.structs.replace(
             group,
             keys=tuple(key for key in group.keys if chosen((*path, key))),
@@ -315,4 +315,4 @@ def select(
         for path, group in groups.items()
         if chosen(path) or not path
     }
-    return kept, {path: spec for path, spec in specs.items() if chosen(path)}
+    return selected, {path: spec for path, spec in specs.items() if chosen(path)}

@@ -137,10 +137,10 @@ def stored_value(value: NonTensor, path: Path) -> tuple[Any, dict[Path, LeafSpec
     with naming(path):
         if (found := stored_leaves(value)) is None:
             return value.to_json(), {}
-    envelope, leaves = found
+    value_record, leaves = found
     if isinstance(value, NonTensorStack):
         value._held = leaves
-    return envelope, specs_of(leaves, path)
+    return value_record, specs_of(leaves, path)
 
 
 def let_go(td: Any) -> None:
@@ -166,20 +166,20 @@ def naming(path: Path) -> Iterator[None]:
         ) from error
 
 
-def decoded(envelope: Any, batch_size: torch.Size) -> NonTensor:
+def decoded(value_record: Any, batch_size: torch.Size) -> NonTensor:
     """Decode the entry that `value_json` described.
 
     Raises:
         ValueError: malformed. UntrustedDataError: no installed plugin brings its codec.
         UnsupportedError: its store could not read it.
     """
-    if isinstance(envelope, Refusal):
-        raise UnsupportedError(envelope["refused"], hint=envelope["hint"])
-    if isinstance(envelope, dict) and "refused" in envelope:
+    if isinstance(value_record, Refusal):
+        raise UnsupportedError(value_record["refused"], hint=value_record["hint"])
+    if isinstance(value_record, dict) and "refused" in value_record:
         raise InvalidArgumentError("the header has a refusal in its place")
-    if not isinstance(envelope, dict) or "codec" not in envelope:
-        return from_json(envelope, batch_size)
-    return NonTensorData(codec_value(str(envelope["codec"]), decode_value(envelope["data"])), batch_size)
+    if not isinstance(value_record, dict) or "codec" not in value_record:
+        return from_json(value_record, batch_size)
+    return NonTensorData(codec_value(str(value_record["codec"]), decode_value(value_record["data"])), batch_size)
 
 
 def _nodes(td: Any, path: Path, tensorclass: type | None) -> Iterator[tuple[Path, Any, type | None]]:
@@ -197,22 +197,22 @@ def named_groups(groups: Mapping[Path, Group], root: Path, names: Names) -> dict
         root: the group whose dimensions `names` are. Further dimensions of groups below it keep their names.
     """
     out = dict(groups)
-    given: dict[Path, Names] = {}
+    named: dict[Path, Names] = {}
     for path in sorted((p for p in groups if p[: len(root)] == root), key=len):
         group = groups[path]
-        above = names if path == root else given[path[:-1]]
+        above = names if path == root else named[path[:-1]]
         if group.kind != STACK_KIND:
-            given[path] = names_below(above, group.names, len(group.batch_size or ()))
-            out[path] = msgspec.structs.replace(group, names=given[path])
+            named[path] = names_below(above, group.names, len(group.batch_size or ()))
+            out[path] = msgspec.structs.replace(group, names=named[path])
             continue
         dim = group.extra["stack_dim"]
         if above is not None and dim >= len(above):
-            given[path] = above
+            named[path] = above
             continue
         extra = {name: value for name, value in group.extra.items() if name != "name"}
         if above is not None and above[dim] is not None:
             extra["name"] = above[dim]
         rest = () if above is None else above[:dim] + above[dim + 1 :]
-        given[path] = rest if any(rest) else None
+        named[path] = rest if any(rest) else None
         out[path] = msgspec.structs.replace(group, extra=extra)
     return out

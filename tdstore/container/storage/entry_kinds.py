@@ -43,7 +43,7 @@ class SubGroup:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Values per row in two leaves: the span of each, and the bytes of all."""
+    """Values per row in two leaves: the offsets of each, and the bytes of all."""
 
     kind: ClassVar[str] = VALUE
     path: Path

@@ -443,12 +443,13 @@ def _follow(growth: Growth) -> None:
 # -- comparing ---------------------------------------------------------------------------------
 def _compare_keys(mine: list[str], theirs: list[str], path: Path) -> None:
     lost = [k for k in mine if k not in theirs]
-    odd = [k for k in theirs if k not in mine]
+    unmatched = [k for k in theirs if k not in mine]
     if lost:
         raise KeyNotFoundError(f"the rows have no entry {path_text((*path, lost[0]))}", hint="every entry grows")
-    if odd:
+    if unmatched:
         raise KeyNotFoundError(
-            f"the rows have an entry {path_text((*path, odd[0]))} that is not here", hint="set it first, or exclude it"
+            f"the rows have an entry {path_text((*path, unmatched[0]))} that is not here",
+            hint="set it first, or exclude it",
         )
 
 

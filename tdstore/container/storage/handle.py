@@ -17,7 +17,7 @@ from tdstore import lifetime
 from tdstore.container.entries.unbatched import UnbatchedTensor
 from tdstore.container.storage.describe import STACK_KIND, decoded
 from tdstore.container.storage.entry_kinds import Column, Entries, Entry, Inline, Refused, SubGroup, Unbatched
-from tdstore.container.storage.inline_values import kept
+from tdstore.container.storage.inline_values import inline_value
 from tdstore.container.values.codecs import trusting
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.container.varlen.columns import LiveText, PackedStack, column_leaves, is_column, value_leaves
@@ -168,11 +168,11 @@ class StoreHandle:
     def _first_round(self, leaf: Path) -> Rounds[Tensor]:
         return (yield [Read(leaf)])[0]
 
-    def _inline_value(self, path: Path, envelope: Any, batch_size: torch.Size) -> NonTensor:
+    def _inline_value(self, path: Path, value_record: Any, batch_size: torch.Size) -> NonTensor:
         try:
-            make = partial(kept, self, path) if Cap.VIEW in self.store.caps else decoded
+            make = partial(inline_value, self, path) if Cap.VIEW in self.store.caps else decoded
             with trusting(self.trusted):
-                return make(envelope, batch_size)
+                return make(value_record, batch_size)
         except UntrustedDataError as error:  # a TypeError too, but about a missing codec
             raise UntrustedDataError(
                 f"the value {path_text(path)} of {self.store.url}: {error.message}", url=self.store.url, hint=error.hint
@@ -268,7 +268,7 @@ class StoreHandle:
         self.check_writable()
         if self.kind(old) is None:
             raise KeyNotFoundError(f"no entry {path_text(old)} in {self.store.url}")
-        groups, taken = self.groups, set(self.leaves_below(new))
+        groups, replaced = self.groups, set(self.leaves_below(new))
         order = [key for key in groups[old[:-1]].keys if key != old[-1]]
         if self.kind(new) is None:
             order.append(new[-1])
@@ -286,14 +286,14 @@ class StoreHandle:
             else:
                 renamed[path] = group
         with self.changing():
-            if taken:
-                self.store.delete(list(taken))
+            if replaced:
+                self.store.delete(list(replaced))
             if moves:
                 self.store.rename(moves)
-            self.commit(renamed, {moves.get(p, p): s for p, s in self.specs.items() if p not in taken})
+            self.commit(renamed, {moves.get(p, p): s for p, s in self.specs.items() if p not in replaced})
 
     # -- travelling --------------------------------------------------------------------------
-    def can_be_kept(self) -> bool:
+    def pickles_by_name(self) -> bool:
         """Return whether any process of this machine can open what a pickle names: not memory of this process."""
         try:
             pickle.dumps(self.__reduce__())
@@ -352,9 +352,9 @@ def _complete(groups: dict[Path, Group], specs: Mapping[Path, LeafSpec], url: st
     children: dict[Path, dict[str, None]] = {path: {} for path in groups}
     parts: set[Path] = set()
     for path, group in groups.items():
-        for key, envelope in group.values.items():
-            check_leaves((*path, key), envelope, specs, group.batch_size or (), url)
-            parts.update(value_leaves((*path, key), envelope))
+        for key, value_record in group.values.items():
+            check_leaves((*path, key), value_record, specs, group.batch_size or (), url)
+            parts.update(value_leaves((*path, key), value_record))
     for path in specs:
         if path in groups:
             raise CorruptStoreError(f"{path_text(path)} of {url} is a leaf and a group", url=url)

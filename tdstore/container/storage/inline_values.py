@@ -1,4 +1,4 @@
-"""Values per row that a header holds, beside live tensors: what is written into them is committed at once."""
+"""Inline values per row: a header holds them beside live tensors, and commits each write at once."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from tdstore.pickling import rebuild
 from tdstore.types import Path, path_text
 
 
-class _Kept(list[Any]):
+class _InlineValues(list[Any]):
     """The values of the whole entry, shared by all slices of it."""
 
     def __init__(self, values: list[Any], handle: Any, path: Path, shape: torch.Size) -> None:
         super().__init__(values)
         self.handle, self.path, self.shape = handle, path, shape
-        self.known = self._envelope()
+        self.known = self._value_record()
 
-    def _envelope(self) -> Any:
+    def _value_record(self) -> Any:
         group = self.handle.groups.get(self.path[:-1])
         return None if group is None else group.values.get(self.path[-1])
 
     def catch_up(self) -> None:
         """Take over what another TensorDict over the same store has written since."""
         self.handle.check_writable()
-        now = self._envelope()
+        now = self._value_record()
         if now == self.known:
             return
         entry = None if now is None else self.handle.value(self.path)
-        if not isinstance(entry, KeptStack) or entry.batch_size != self.shape:
+        if not isinstance(entry, InlineStack) or entry.batch_size != self.shape:
             raise UnsupportedError(
                 f"the values {path_text(self.path)} of {self.handle.store.url} were replaced after this was taken "
                 "from them",
@@ -57,20 +57,20 @@ class _Kept(list[Any]):
         return list, (list(self),)
 
 
-class KeptStack(NonTensorStack):
-    """Such a stack, or a slice of one; a copy is an ordinary stack."""
+class InlineStack(NonTensorStack):
+    """A stack of inline values, or a slice of one. A copy is an ordinary stack."""
 
     __slots__ = ()
 
     @classmethod
-    def over(cls, handle: Any, path: Path, entry: NonTensorStack) -> KeptStack:
+    def over(cls, handle: Any, path: Path, entry: NonTensorStack) -> InlineStack:
         """Build the entry that a header has at a path."""
         shape = entry.batch_size
-        return cls._make(_Kept(entry.flat(), handle, path, shape), torch.arange(shape.numel()).reshape(shape))
+        return cls._make(_InlineValues(entry.flat(), handle, path, shape), torch.arange(shape.numel()).reshape(shape))
 
     def put(self, index: Any, part: NonTensor) -> bool:
         pool = self._pool
-        if not isinstance(pool, _Kept):
+        if not isinstance(pool, _InlineValues):
             return super().put(index, part)
         pool.catch_up()
         before = list(pool)
@@ -85,7 +85,7 @@ class KeptStack(NonTensorStack):
 
     def lies_in(self, handle: Any, path: Path) -> bool:
         pool = self._pool
-        return isinstance(pool, _Kept) and pool.handle is handle and pool.path == path
+        return isinstance(pool, _InlineValues) and pool.handle is handle and pool.path == path
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild, ("NonTensorStack.of", self.flat(), self.batch_size)
@@ -96,7 +96,7 @@ def rebuilt(values: list[Any], shape: torch.Size) -> NonTensorStack:
     return NonTensorStack._make(list(values), torch.arange(len(values)).reshape(shape))
 
 
-def kept(handle: Any, path: Path, envelope: Any, batch_size: torch.Size) -> NonTensor:
+def inline_value(handle: Any, path: Path, record: Any, batch_size: torch.Size) -> NonTensor:
     """Build the entry of a value record in the header of a store whose leaves are live tensors."""
-    entry = decoded(envelope, batch_size)
-    return KeptStack.over(handle, path, entry) if isinstance(entry, NonTensorStack) else entry
+    entry = decoded(record, batch_size)
+    return InlineStack.over(handle, path, entry) if isinstance(entry, NonTensorStack) else entry

@@ -1,4 +1,4 @@
-"""Values as a header keeps them, taken out of their envelopes."""
+"""Decode values from the value records of a header."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from tdstore.errors import InvalidArgumentError
 from tdstore.storekit.documents import MAX_DIMS
 
 
-def from_json(envelope: Any, batch_size: torch.Size) -> NonTensor:
+def from_json(record: Any, batch_size: torch.Size) -> NonTensor:
     """Decode the entry that `to_json` described, in a TensorDict of that batch size.
 
     Raises:
         ValueError: malformed, or a stack that does not fit the batch.
     """
-    if not isinstance(envelope, dict):
-        raise InvalidArgumentError("not an envelope of a value")
-    if "data" in envelope:
-        data = from_plain(envelope["data"])
-        if envelope.get("attrs") is True:
+    if not isinstance(record, dict):
+        raise InvalidArgumentError("not a value record")
+    if "data" in record:
+        data = from_plain(record["data"])
+        if record.get("attrs") is True:
             return TensorAttrs.from_data(data, batch_size)
-        return (MetaData if envelope.get("meta") is True else NonTensorData)(data, batch_size)
-    if "unbatched" in envelope:
-        return UnbatchedTensor(from_plain(envelope["unbatched"]), batch_size)
-    if "stack" not in envelope:
+        return (MetaData if record.get("meta") is True else NonTensorData)(data, batch_size)
+    if "unbatched" in record:
+        return UnbatchedTensor(from_plain(record["unbatched"]), batch_size)
+    if "stack" not in record:
         raise InvalidArgumentError("neither one value nor one per position")
-    ndim = envelope.get("ndim", max(1, len(batch_size)))
+    ndim = record.get("ndim", max(1, len(batch_size)))
     if type(ndim) is not int or not 1 <= ndim <= MAX_DIMS:
         raise InvalidArgumentError(f"values with other than 1 to {MAX_DIMS} dimensions")
-    if isinstance(envelope["stack"], dict):  # all of it in one codec: another package's pickle
-        stack = NonTensorStack.from_list(from_plain(envelope["stack"]), ndim)
+    if isinstance(record["stack"], dict):  # all of it in one codec: another package's pickle
+        stack = NonTensorStack.from_list(from_plain(record["stack"]), ndim)
         return _fitted(stack, ndim, batch_size)
-    levels, probe = 0, envelope["stack"]
+    levels, probe = 0, record["stack"]
     while isinstance(probe, list) and levels < ndim:
         levels, probe = levels + 1, probe[0] if probe else None
     if levels < 1:
         raise InvalidArgumentError("a stack of values must be a list")
-    stack = NonTensorStack.from_list(_map_levels(envelope["stack"], levels, from_plain), levels)
+    stack = NonTensorStack.from_list(_map_levels(record["stack"], levels, from_plain), levels)
     return _fitted(stack, levels, batch_size)
 
 

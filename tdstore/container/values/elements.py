@@ -57,7 +57,7 @@ class Element:
             return
         stack, at = source
         if not repeats(stack.positions()):
-            stack._taken(at.reshape(1)).put(slice(None), self)
+            stack._select(at.reshape(1)).put(slice(None), self)
 
     def update(self, other: Any, inplace: bool = False, **kwargs: Any) -> Self:
         """Take over the value of another."""
@@ -111,7 +111,7 @@ class Elements:
 
     def own_values(self: Any) -> Any:
         """Return the entry with copies of the values that can be changed."""
-        made = self.apart()
+        made = self.own_copy()
         if type(made._pool) not in (list, LazyGather) or torch.compiler.is_compiling() or unchanging(made.flat()):
             return made  # values in a buffer are decoded anew by each that reads them
         made = made.own()

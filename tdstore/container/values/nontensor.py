@@ -171,10 +171,10 @@ class NonTensor(ValueShapes):
         return self.own_values() if recurse else self.move(lambda t: t[...])
 
     def own_values(self) -> NonTensor:
-        """Return the result of `apart`, with copies of the values that can be changed."""
-        return self.apart()
+        """Return the result of `own_copy`, with copies of the values that can be changed."""
+        return self.own_copy()
 
-    def apart(self) -> NonTensor:
+    def own_copy(self) -> NonTensor:
         """Return an independent entry: rows written in one do not appear in the other."""
         return self
 
@@ -424,13 +424,13 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         """Return the values in the order of the operation; None in new rows."""
         if isinstance(fn, Padding):
             return NonTensorStack._make(*fn.of_values(self.flat(), self.batch_size))
-        return self._taken(fn(self._at))
+        return self._select(fn(self._at))
 
     def spread(self, fn: Callable[[Tensor], Sequence[Tensor]]) -> list[NonTensor]:
         """Return the values in the order of the operation, one entry per result."""
-        return [self._taken(at) for at in fn(self._at)]
+        return [self._select(at) for at in fn(self._at)]
 
-    def _taken(self, at: Tensor) -> NonTensor:
+    def _select(self, at: Tensor) -> NonTensor:
         if not at.ndim:
             made = NonTensorData(self._one(at))
             if not torch.compiler.is_compiling():
@@ -464,7 +464,7 @@ class NonTensorStack(Elements, NonTensor, ValueMethods):
         positions = counted(len(values))
         return NonTensorStack._make(values, positions if at.ndim == 1 else positions.reshape(at.shape))
 
-    def apart(self) -> NonTensor:
+    def own_copy(self) -> NonTensor:
         at = self._at
         if isinstance(self._pool, list) and len(self._pool) <= 2 * at.numel() and not repeats(at):
             return self._make(list(self._pool), at.clone())

@@ -3,13 +3,13 @@
 A header with a million captions takes seconds to open, and is written anew for every row. So from `COLUMN_FROM`
 values on, a store keeps them below their key as two leaves: `spans`, int64 `[*B, 2]`, where each value begins and
 ends; and `text`, uint8, which begins with two numbers (int64, little-endian): where the next value goes, and a mark,
-which the envelope in the header has, too. Another mark means that the column was packed anew by somebody (`packing`).
+which the value record in the header has, too. Another mark means that the column was compacted since (`compaction`).
 
 * `0 <= begin <= end`: the value is the string `text[begin:end]`, in UTF-8.
 * `(-1, -1)`: None; so rows that nobody wrote read as None.
 * both negative: any other value, as JSON (`encode_value`) at `text[~begin:~end]`.
 
-A row is written by adding its bytes and then its span: what others took before stays as it was.
+A row is written by adding its bytes and then its offsets: what was read before stays as it was.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from tdstore.types import LeafSpec, Path, Write, path_text
 
 _SPARE = 1 << 16
 
-# A span is one element of this dtype in memory, so that shape operations see the batch and nothing else.
+# A pair of offsets is one element of this dtype in memory, so that shape operations see the batch and nothing else.
 # Only its 16 bytes are moved around; no arithmetic ever sees it.
 _PAIR = torch.complex128
 
 
-def value_leaves(path: Path, envelope: Any) -> tuple[Path, ...]:
+def value_leaves(path: Path, record: Any) -> tuple[Path, ...]:
     """Return the paths of the leaves that hold a value. There are none if its record holds it."""
-    if is_column(envelope):
+    if is_column(record):
         return column_leaves(path)
-    if is_nested(envelope):
-        return nested_leaves(path, envelope)
-    return ((*path, LEAF),) if isinstance(envelope, dict) and envelope.get("unbatched") == 1 else ()
+    if is_nested(record):
+        return nested_leaves(path, record)
+    return ((*path, LEAF),) if isinstance(record, dict) and record.get("unbatched") == 1 else ()
 
 
 def stored_leaves(value: NonTensor) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
@@ -63,16 +63,16 @@ def stored_leaves(value: NonTensor) -> tuple[dict[str, Any], dict[str, Tensor]] 
         return {"unbatched": 1}, {LEAF: value.wrapped}
     if isinstance(value, NonTensorStack) and value.numel() >= COLUMN_FROM:
         leaves = pack(value.flat(), value.batch_size)
-        return as_envelope(leaves[TEXT]), leaves
+        return column_record(leaves[TEXT]), leaves
     return None
 
 
-def is_column(envelope: Any) -> bool:
+def is_column(record: Any) -> bool:
     """Return whether the record of a value says that it lies in two leaves."""
-    return isinstance(envelope, dict) and "column" in envelope
+    return isinstance(record, dict) and "column" in record
 
 
-def as_envelope(text: Tensor) -> dict[str, Any]:
+def column_record(text: Tensor) -> dict[str, Any]:
     """Build the record of a column with that data leaf."""
     return {"column": mark_of(text.numpy())}
 
@@ -82,12 +82,12 @@ def column_leaves(path: Path) -> tuple[Path, Path]:
     return (*path, SPANS), (*path, TEXT)
 
 
-def as_pairs(spans: Tensor) -> Tensor:
+def as_pairs(offsets: Tensor) -> Tensor:
     """View offsets `[*B, 2]` as one element each, sharing memory."""
-    return torch.view_as_complex(spans.as_subclass(Tensor).view(torch.float64))
+    return torch.view_as_complex(offsets.as_subclass(Tensor).view(torch.float64))
 
 
-def as_spans(pairs: Tensor) -> Tensor:
+def as_offsets(pairs: Tensor) -> Tensor:
     """View pairs as offsets again: the inverse of `as_pairs`."""
     return torch.view_as_real(pairs).view(torch.int64)
 
@@ -109,8 +109,8 @@ def pack(values: Sequence[Any], shape: torch.Size) -> dict[str, Tensor]:
     Raises:
         TypeError, ValueError: as `encode_rows`.
     """
-    spans, data = encode_rows(values, HEAD)
-    return {SPANS: torch.from_numpy(spans).reshape(*shape, 2), TEXT: text_of(data)}
+    offsets, data = encode_rows(values, HEAD)
+    return {SPANS: torch.from_numpy(offsets).reshape(*shape, 2), TEXT: text_of(data)}
 
 
 def specs_of(leaves: dict[str, Tensor], path: Path) -> dict[Path, LeafSpec]:
@@ -168,7 +168,7 @@ class Text:
     def _hint(self) -> str | None:
         return None
 
-    def taken(self, pairs: Ints) -> Text:
+    def gathered(self, pairs: Ints) -> Text:
         """Return the data for a copy of some offsets."""
         return self
 
@@ -204,7 +204,7 @@ class LiveText(Text):
         shared = Cap.SHARED in self._handle.store.caps
         return "if another process added values, open the store again to see them" if shared else None
 
-    def taken(self, pairs: Ints) -> Text:
+    def gathered(self, pairs: Ints) -> Text:
         # Bytes are only ever added, so a mapping of now serves a copy for good: files that a text has outgrown
         # are let go of, and stay as they are. Shared memory is used for something else, so there a copy takes its
         # bytes along.
@@ -218,14 +218,14 @@ class LiveText(Text):
         return Text(self._bytes, 0, self._what, self._url, self.trusted)
 
     def add(self, values: list[Any]) -> Tensor:
-        """Write values behind the others: their spans `[n, 2]`."""
+        """Write values behind the others: their offsets `[n, 2]`."""
         self._handle.check_writable()
         store = self._handle.store
         path = (*self._path, TEXT)
         self._bytes = store.view(path)  # others over the same store may have made it longer
         end = checked_end(self._bytes, len(self._bytes), self._what, self._url)
         with pickling(self.trusted):
-            spans, data = encode_rows(values, end)
+            offsets, data = encode_rows(values, end)
         if end + len(data) > len(self._bytes):
             grow(self._handle, path, end + len(data))
             self._handle.needs_compaction.add(self._path)
@@ -233,7 +233,7 @@ class LiveText(Text):
             self._handle.commit(self._handle.groups)
             self._bytes = store.view(path)
         store.write(text_writes(path, end, data))
-        return torch.from_numpy(spans)
+        return torch.from_numpy(offsets)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild, ("Text", self._bytes.as_subclass(Tensor).clone(), 0, self._what, self._url, self.trusted)
@@ -278,16 +278,16 @@ class PackedStack(NonTensorStack):
     _pool: Text
 
     @classmethod
-    def over(cls, spans: Tensor, text: Text) -> PackedStack:
+    def over(cls, offsets: Tensor, text: Text) -> PackedStack:
         """Build a stack over offsets `[*B, 2]`, sharing their memory."""
-        return cls._make(text, as_pairs(spans))
+        return cls._make(text, as_pairs(offsets))
 
     def flat(self) -> list[Any]:
         return self._pool.values(as_ints(self._at))
 
     def positions(self) -> Tensor:
-        spans = as_spans(self._at)
-        begin, end = spans[..., 0], spans[..., 1]
+        offsets = as_offsets(self._at)
+        begin, end = offsets[..., 0], offsets[..., 1]
         return 2 * begin + (begin != end)  # an empty value may begin where another does
 
     def _one(self, at: Tensor) -> Any:
@@ -295,15 +295,15 @@ class PackedStack(NonTensorStack):
 
     def _copied(self, at: Tensor) -> NonTensor:
         at = at.contiguous()
-        return PackedStack._make(self._pool.taken(as_ints(at)), at)
+        return PackedStack._make(self._pool.gathered(as_ints(at)), at)
 
     def put(self, index: Any, part: NonTensor) -> bool:
         if not isinstance(self._pool, LiveText):
             return False
         shape = self._at[index].shape
         one = not isinstance(part, NonTensorStack)
-        spans = self._pool.add([part.plain()] if one else spread_over(part, shape))
-        pairs = as_pairs(spans)
+        offsets = self._pool.add([part.plain()] if one else spread_over(part, shape))
+        pairs = as_pairs(offsets)
         if HOLES:
             reserve(self._at, as_terms(index))
         self._at[index] = pairs[0] if one else pairs.reshape(shape)
@@ -333,6 +333,6 @@ class PackedStack(NonTensorStack):
         return {"stack": values, "dim": 0, "ndim": self.ndim}
 
 
-def rebuilt(spans: Tensor, text: Tensor, trusted: bool = False) -> PackedStack:
+def rebuilt(offsets: Tensor, text: Tensor, trusted: bool = False) -> PackedStack:
     """Rebuild a stack from its pickle."""
-    return PackedStack.over(spans, Text(text, trusted=trusted))
+    return PackedStack.over(offsets, Text(text, trusted=trusted))

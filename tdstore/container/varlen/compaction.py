@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tdstore.container.varlen.columns import as_envelope, end_of, specs_of
+from tdstore.container.varlen.columns import column_record, end_of, specs_of
 from tdstore.container.varlen.encoding import bounds, in_order, moved, pieces
 from tdstore.storekit.foreign_strings import HEAD, SPANS, TEXT, mark_of, text_of
 from tdstore.types import Path, Read, Write
@@ -31,11 +31,11 @@ def compact_columns(handle: Any, paths: Iterable[Path]) -> None:
 
 
 def _pack_one(handle: Any, path: Path) -> None:
-    store, spans_path, text_path = handle.store, (*path, SPANS), (*path, TEXT)
+    store, offsets_path, text_path = handle.store, (*path, SPANS), (*path, TEXT)
     if not _FEW < handle.specs[text_path].shape[0] <= AT_ONCE:
         return
-    spans = store.read([Read(spans_path)])[0]
-    flat = spans.reshape(-1, 2).numpy()
+    offsets = store.read([Read(offsets_path)])[0]
+    flat = offsets.reshape(-1, 2).numpy()
     try:
         first, last = bounds(flat)
     except ValueError:
@@ -49,11 +49,11 @@ def _pack_one(handle: Any, path: Path) -> None:
         return
     data = b"".join(text[a:b].tobytes() for a, b in zip(starts.tolist(), stops.tolist(), strict=True))
     head = np.zeros(1, np.int64)
-    spans = moved(spans, (first, last), np.concatenate((head, starts)), np.concatenate((head + HEAD, stops)))
-    leaves = {TEXT: text_of(data, unlike=mark_of(text)), SPANS: spans}
+    offsets = moved(offsets, (first, last), np.concatenate((head, starts)), np.concatenate((head + HEAD, stops)))
+    leaves = {TEXT: text_of(data, unlike=mark_of(text)), SPANS: offsets}
     specs = specs_of(leaves, path)
     group = handle.groups[path[:-1]]
-    values = {**group.values, path[-1]: as_envelope(leaves[TEXT])}
+    values = {**group.values, path[-1]: column_record(leaves[TEXT])}
     groups = {**handle.groups, path[:-1]: msgspec.structs.replace(group, values=values)}
     with handle.changing():
         store.create(specs)

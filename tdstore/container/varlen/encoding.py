@@ -54,9 +54,9 @@ def encode_rows(values: Sequence[Any], start: int) -> tuple[Ints, bytes]:
             at += len(data)
             ends.append(~at)
         parts.append(data)
-    spans = np.empty((len(begins), 2), np.int64)
-    spans[:, 0], spans[:, 1] = begins, ends
-    return spans, b"".join(parts)
+    offsets = np.empty((len(begins), 2), np.int64)
+    offsets[:, 0], offsets[:, 1] = begins, ends
+    return offsets, b"".join(parts)
 
 
 def _encode_strings(values: Sequence[str], start: int) -> tuple[Ints, bytes]:
@@ -78,7 +78,7 @@ def decode_rows(pairs: Ints, text: Bytes, base: int = 0) -> list[Any]:
     """Decode the values of offsets `[n, 2]`. `text[0]` is the byte number `base`.
 
     Raises:
-        ValueError: a span outside of the text, spans that overlap, or bytes that are no value.
+        ValueError: an offset outside of the text, values that overlap, or bytes that are no value.
     """
     if not len(pairs):
         return []
@@ -89,7 +89,7 @@ def decode_rows(pairs: Ints, text: Bytes, base: int = 0) -> list[Any]:
     inside = np.flatnonzero(last)
     lowest = int(first[inside].min()) if len(inside) else base
     if low < 0 or lowest < base or high - base > len(text) or (first > last).any():
-        raise InvalidArgumentError(f"a span reaches beyond the {len(text)} bytes of its text")
+        raise InvalidArgumentError(f"an offset reaches beyond the {len(text)} bytes of its text")
     used, room = int((last - first).sum()), max(0, high - lowest)
     begins, ends = pairs[:, 0].tolist(), pairs[:, 1].tolist()
     if used > room:  # else all values together are no larger than the text
@@ -144,7 +144,7 @@ def _decode_shared(begins: list[int], ends: list[int], text: Bytes, base: int, r
             continue
         room -= abs(pair[1] - pair[0])
         if room < 0:
-            raise InvalidArgumentError("its spans overlap")
+            raise InvalidArgumentError("its values overlap")
         made[pair] = _decode([pair[0]], [pair[1]], data, base)[0]
     return [made[pair] for pair in zip(begins, ends, strict=True)]
 
@@ -153,13 +153,13 @@ def bounds(pairs: Ints) -> tuple[Ints, Ints]:
     """Compute where the bytes of each value begin and end, of whatever kind it is; 0 and 0 where it has none.
 
     Raises:
-        ValueError: one end of a span is of another kind than the other.
+        ValueError: the two offsets of a value are of different kinds.
     """
     begins, ends = pairs[:, 0], pairs[:, 1]
     if len(pairs) and np.minimum.reduce(pairs, None) >= 0 and (ends != begins).all():
         return begins, ends
     if ((begins < 0) != (ends < 0)).any():
-        raise InvalidArgumentError("a span has one negative end")
+        raise InvalidArgumentError("only one offset of a value is negative")
     first, last = np.where(begins < 0, ~begins, begins), np.where(ends < 0, ~ends, ends)
     return np.where(first == last, 0, first), np.where(first == last, 0, last)
 
@@ -179,15 +179,15 @@ def pieces(begin: Ints, end: Ints, gap: int = 0) -> tuple[Ints, Ints]:
     return begin[np.concatenate(([0], cuts))], end[np.concatenate((cuts - 1, [len(end) - 1]))]
 
 
-def moved(spans: Tensor, found: tuple[Ints, Ints], starts: Ints, stops: Ints) -> Tensor:
+def moved(offsets: Tensor, found: tuple[Ints, Ints], starts: Ints, stops: Ints) -> Tensor:
     """Move offsets `[*B, 2]` and their bounds to where their bytes are once those pieces lie back to back."""
-    spans = spans.clone()
+    offsets = offsets.clone()
     if len(starts):
-        flat = spans.reshape(-1, 2).numpy()
+        flat = offsets.reshape(-1, 2).numpy()
         first, last = found
         to = np.cumsum(stops - starts) - stops
         shift = to[np.maximum(starts.searchsorted(first, side="right") - 1, 0)]
         shift[first == last] = 0
         shift[flat[:, 0] < 0] *= -1
         flat += shift[:, None]
-    return spans
+    return offsets

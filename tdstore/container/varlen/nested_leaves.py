@@ -7,8 +7,8 @@ Below its key, a store keeps a nested tensor as
 * `nested.spans`, int64 `[rows, 2]`: where each row begins and ends in the values. Rows follow one another.
 * `nested.shapes`, int64 `[rows, dims]`, of the strided layout only: the shape of each row.
 
-The envelope in the header says which: `{"nested": {"layout": "jagged", "shape": [8, -1, 3], "dim": 1}}`. The files
-of the `tensordict` package have no spans: there, the shapes tell.
+The value record in the header says which: `{"nested": {"layout": "jagged", "shape": [8, -1, 3], "dim": 1}}`. The files
+of the `tensordict` package have no offsets: there, the shapes give them.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ PARTS = (VALUES, SPANS, SHAPES)
 LAYOUTS = {"strided": torch.strided, "jagged": torch.jagged}
 
 
-def is_nested(envelope: Any) -> bool:
+def is_nested(record: Any) -> bool:
     """Return whether a record says that the leaves below are those of a nested tensor."""
-    return isinstance(envelope, dict) and "nested" in envelope
+    return isinstance(record, dict) and "nested" in record
 
 
-def nested_leaves(path: Path, envelope: Any) -> tuple[Path, ...]:
+def nested_leaves(path: Path, record: Any) -> tuple[Path, ...]:
     """Return the paths of the leaves of a nested tensor."""
-    return tuple((*path, name) for name in (VALUES, *_places_of(envelope["nested"])))
+    return tuple((*path, name) for name in (VALUES, *_places_of(record["nested"])))
 
 
 def _places_of(about: Any) -> list[str]:
     """Return the names of the leaves that hold the positions of rows."""
-    spans = isinstance(about, dict) and about.get("spans", True)
+    row_offsets = isinstance(about, dict) and about.get("spans", True)
     shapes = isinstance(about, dict) and about.get("layout") == "strided"
-    return [SPANS] * bool(spans) + [SHAPES] * shapes
+    return [SPANS] * bool(row_offsets) + [SHAPES] * shapes
 
 
 # -- taking apart ------------------------------------------------------------------------------
 def parts_of_nested(tensor: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Build the record and the leaves of a nested tensor. Values of one without gaps share its memory."""
     tensor = tensor.detach()
-    envelope, values, ends, shapes = (_of_jagged if tensor.layout is torch.jagged else _of_strided)(tensor)
+    record, values, ends, shapes = (_of_jagged if tensor.layout is torch.jagged else _of_strided)(tensor)
     begins = torch.cat((ends.new_zeros(1), ends[:-1])) if len(ends) else ends
     leaves = {VALUES: values, SPANS: torch.stack((begins, ends), 1)}
-    return {"nested": envelope}, leaves if shapes is None else {**leaves, SHAPES: shapes}
+    return {"nested": record}, leaves if shapes is None else {**leaves, SHAPES: shapes}
 
 
 def leaf_below(td: Any, path: Path) -> Tensor:
@@ -122,15 +122,15 @@ class Nested:
 
     Args:
         path: the entry.
-        envelope: its record in the header, checked by `check_nested`.
+        record: its value record in the header, checked by `check_nested`.
         values: the spec of the leaf of its elements.
         url: where it is, for messages.
     """
 
     __slots__ = ("_length", "_places_are", "_url", "dim", "dtype", "layout", "leaves", "path", "rest", "rows")
 
-    def __init__(self, path: Path, envelope: Any, values: LeafSpec, url: str) -> None:
-        about = envelope["nested"]
+    def __init__(self, path: Path, record: Any, values: LeafSpec, url: str) -> None:
+        about = record["nested"]
         self._url, self.path = url, path
         self.layout: torch.layout = LAYOUTS[about["layout"]]
         self.dim: int = about.get("dim", 1)
@@ -138,20 +138,20 @@ class Nested:
         self._length = values.shape[0]
         self.rows, *self.rest = about["shape"]
         self._places_are = _places_of(about)
-        self.leaves = nested_leaves(path, envelope)
+        self.leaves = nested_leaves(path, record)
 
     def shape(self, sel: Selection, store: Store) -> torch.Size:
         """Return the shape of what `rounds` gives; -1 for a ragged dimension. The shape of one row is read."""
-        taken = len(sel.src_shape)
+        selected = len(sel.src_shape)
         if not self.is_row(sel):
-            return torch.Size((*sel.shape, *(self.rows, *self.rest)[taken:]))
+            return torch.Size((*sel.shape, *(self.rows, *self.rest)[selected:]))
         sel.check_there((self.rows,))
         first: Any = sel.by_dimension()[0]  # type: ignore[index]
-        spans, shapes = drive(self._places_at(slice(first, first + 1), partial=_partial(store)), store)
+        row_offsets, shapes = drive(self._places_at(slice(first, first + 1), partial=_partial(store)), store)
         own = list(self.rest) if shapes is None else shapes[0].tolist()
         if shapes is None:
-            own[self.dim - 1] = int(spans[0, 1] - spans[0, 0])
-        return torch.Size((*sel.shape, *own[taken - 1 :]))
+            own[self.dim - 1] = int(row_offsets[0, 1] - row_offsets[0, 0])
+        return torch.Size((*sel.shape, *own[selected - 1 :]))
 
     def is_row(self, sel: Selection) -> bool:
         """Return whether a selection leaves one row, which is a plain tensor."""
@@ -168,11 +168,11 @@ class Nested:
         values, *rest = yield [Read((*self.path, name)) for name in (VALUES, *self._places_are)]
         return self._whole(values, *self._places(rest))
 
-    def _whole(self, values: Tensor, spans: Tensor, shapes: Tensor | None) -> Tensor:
-        begins, ends = spans.unbind(1)
-        self._check(spans, shapes, len(values))
+    def _whole(self, values: Tensor, row_offsets: Tensor, shapes: Tensor | None) -> Tensor:
+        begins, ends = row_offsets.unbind(1)
+        self._check(row_offsets, shapes, len(values))
         dense = bool((begins[1:] == ends[:-1]).all())
-        if not dense or (len(spans) and (int(begins[0]) or int(ends[-1]) != len(values))):
+        if not dense or (len(row_offsets) and (int(begins[0]) or int(ends[-1]) != len(values))):
             raise self._damaged("its rows do not follow one another")
         if shapes is None:
             offsets = torch.cat((begins.new_zeros(1), ends)).to(values.device)
@@ -214,9 +214,9 @@ class Nested:
         parts = [row.movedim(self.dim - 1, 0) for row in rows] if self.layout is torch.jagged else []
         values = torch.cat(parts) if parts else self._no_values()
         ends = torch.tensor([*map(len, parts)], dtype=torch.int64).cumsum(0)
-        spans = torch.stack((torch.cat((ends.new_zeros(1), ends))[: len(ends)], ends), 1)
+        row_offsets = torch.stack((torch.cat((ends.new_zeros(1), ends))[: len(ends)], ends), 1)
         shapes = None if self.layout is torch.jagged else torch.zeros((0, len(self.rest)), dtype=torch.int64)
-        return self._whole(values, spans, shapes)
+        return self._whole(values, row_offsets, shapes)
 
     def _no_values(self) -> Tensor:
         rest = [*self.rest[: self.dim - 1], *self.rest[self.dim :]] if self.layout is torch.jagged else []
@@ -224,15 +224,15 @@ class Nested:
 
     def _read_rows(self, index: slice | Tensor, *, partial: bool) -> Rounds[list[Tensor]]:
         """Read the elements of some rows alone. Adjacent ones take one request."""
-        spans, shapes = yield from self._places_at(index, partial=partial)
+        row_offsets, shapes = yield from self._places_at(index, partial=partial)
         path = (*self.path, VALUES)
         length = self._length
-        self._check(spans, shapes, length)
+        self._check(row_offsets, shapes, length)
         # A row may be asked for twice; but rows that lie over one another could make any amount of memory.
-        each = spans if isinstance(index, slice) else spans[np.unique(index.numpy(), return_index=True)[1]]
+        each = row_offsets if isinstance(index, slice) else row_offsets[np.unique(index.numpy(), return_index=True)[1]]
         if int((each[:, 1] - each[:, 0]).sum()) > length:
             raise self._damaged("its rows lie over one another")
-        pairs = sorted({(begin, end) for begin, end in spans.tolist() if begin < end})
+        pairs = sorted({(begin, end) for begin, end in row_offsets.tolist() if begin < end})
         runs: list[list[int]] = []
         for begin, end in pairs:
             if runs and begin <= runs[-1][1]:
@@ -246,7 +246,7 @@ class Nested:
         found = (yield reads) if reads else []
         starts = [begin for begin, _ in runs]
         rows = []
-        for number, (begin, end) in enumerate(spans.tolist()):
+        for number, (begin, end) in enumerate(row_offsets.tolist()):
             run = bisect.bisect_right(starts, begin) - 1
             values = found[run][begin - starts[run] : end - starts[run]] if begin < end else self._no_values()
             rows.append(values.movedim(0, self.dim - 1) if shapes is None else values.reshape(shapes[number].tolist()))
@@ -257,8 +257,8 @@ class Nested:
         names = self._places_are
         if SPANS not in names or not partial:
             found = yield [Read((*self.path, name)) for name in names]
-            spans, shapes = self._places(found)
-            return spans[index], None if shapes is None else shapes[index]
+            row_offsets, shapes = self._places(found)
+            return row_offsets[index], None if shapes is None else shapes[index]
         plan = Selection.full((self.rows,))[index].read_plan()
         found = yield [Read((*self.path, name), plan.index) for name in names]
         return self._places([plan.finish(part) for part in found])
@@ -267,27 +267,29 @@ class Nested:
         """Return offsets and shapes, from the leaves that hold them."""
         named = dict(zip(self._places_are, found, strict=True))
         shapes = named.get(SHAPES) if self.layout is torch.strided else None
-        spans = named.get(SPANS)
-        if spans is None:
+        row_offsets = named.get(SPANS)
+        if row_offsets is None:
             assert shapes is not None, self.path
             ends = shapes.prod(1).cumsum(0)
-            spans = torch.stack((ends - shapes.prod(1), ends), 1)
+            row_offsets = torch.stack((ends - shapes.prod(1), ends), 1)
             length = self._length
-            self._check(spans, shapes, length)
+            self._check(row_offsets, shapes, length)
             if len(ends) and int(ends[-1]) != length:
                 raise self._damaged(f"its shapes stand for {int(ends[-1])} elements, and {length} are there")
-        return spans, shapes
+        return row_offsets, shapes
 
-    def _check(self, spans: Tensor, shapes: Tensor | None, length: int) -> None:
-        begins, ends = spans.unbind(1)
+    def _check(self, row_offsets: Tensor, shapes: Tensor | None, length: int) -> None:
+        begins, ends = row_offsets.unbind(1)
         if bool((begins < 0).any()) or bool((begins > ends).any()) or bool((ends > length).any()):
             raise self._damaged(f"a row reaches beyond its {length} elements")
         if shapes is None:
             return
         sizes = shapes.double().prod(1)  # which does not wrap around
         fixed = [d for d, n in enumerate(self.rest) if n != -1]
-        odd = bool((shapes < 0).any()) or not torch.equal(sizes, (ends - begins).double())
-        if odd or bool((shapes[:, fixed] != torch.tensor([self.rest[d] for d in fixed], dtype=torch.int64)).any()):
+        mismatched = bool((shapes < 0).any()) or not torch.equal(sizes, (ends - begins).double())
+        if mismatched or bool(
+            (shapes[:, fixed] != torch.tensor([self.rest[d] for d in fixed], dtype=torch.int64)).any()
+        ):
             raise self._damaged("a shape is not that of its elements")
 
     def _damaged(self, why: str) -> CorruptStoreError:
@@ -299,13 +301,13 @@ def _partial(store: Store) -> bool:
     return Cap.PARTIAL_READ in store.caps
 
 
-def check_nested(path: Path, envelope: Any, specs: Any, batch: Sequence[int], url: str) -> None:
-    """Refuse a nested tensor whose leaves are not those that its group and its envelope need.
+def check_nested(path: Path, record: Any, specs: Any, batch: Sequence[int], url: str) -> None:
+    """Refuse a nested tensor whose leaves are not those that its group and its value record need.
 
     Raises:
         CorruptStoreError: one is missing, or has another dtype or shape.
     """
-    if not _sound(path, envelope, specs, batch):
+    if not _sound(path, record, specs, batch):
         raise CorruptStoreError(
             f"the nested tensor {path_text(path)} of {url} is not there: its leaves do not hold rows for a batch of "
             f"{list(batch)}",
@@ -313,8 +315,8 @@ def check_nested(path: Path, envelope: Any, specs: Any, batch: Sequence[int], ur
         )
 
 
-def _sound(path: Path, envelope: Any, specs: Any, batch: Sequence[int]) -> bool:
-    about = envelope["nested"]
+def _sound(path: Path, record: Any, specs: Any, batch: Sequence[int]) -> bool:
+    about = record["nested"]
     if not isinstance(about, dict) or about.get("layout") not in LAYOUTS:
         return False
     shape, dim, jagged = about.get("shape"), about.get("dim", 1), about["layout"] == "jagged"
@@ -325,8 +327,10 @@ def _sound(path: Path, envelope: Any, specs: Any, batch: Sequence[int]) -> bool:
         return False
     if any(n not in (-1, b) for n, b in zip(shape, batch, strict=False)):
         return False
-    values, spans, shapes = (specs.get((*path, name)) for name in PARTS)
-    if values is None or (about.get("spans", True) and (spans is None or spans != LeafSpec((rows, 2), torch.int64))):
+    values, row_offsets, shapes = (specs.get((*path, name)) for name in PARTS)
+    if values is None or (
+        about.get("spans", True) and (row_offsets is None or row_offsets != LeafSpec((rows, 2), torch.int64))
+    ):
         return False
     if not jagged:
         return len(values.shape) == 1 and shapes is not None and shapes == LeafSpec((rows, len(rest)), torch.int64)

@@ -1,4 +1,4 @@
-"""Reading columns of a store that gives no live tensors: one round for the spans, one for their bytes."""
+"""Reading columns of a store that gives no live tensors: one round for the offsets, one for the bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LONG, _MOST = 2048, 4 << 20
 
 
 class _Wanted(NamedTuple):
-    """The bytes of some spans: its mark first, then pieces of the text behind one another."""
+    """The bytes of some values: the mark first, then pieces of the data back to back."""
 
     reads: list[Read]
     bounds: tuple[Ints, Ints]
@@ -36,16 +36,16 @@ class _Wanted(NamedTuple):
     stops: Ints
 
 
-def _text_reads(spans: Tensor, path: Path, length: int, *, whole: bool) -> _Wanted:
+def _text_reads(offsets: Tensor, path: Path, length: int, *, whole: bool) -> _Wanted:
     """Build the requests for the bytes of some values. Neighbours are merged; no bytes need no request.
 
     Raises:
-        ValueError: a span reaches beyond a text of that length.
+        ValueError: an offset reaches beyond a text of that length.
     """
-    found = bounds(spans.reshape(-1, 2).numpy())
+    found = bounds(offsets.reshape(-1, 2).numpy())
     first, last = found
     if len(first) and (np.maximum.reduce(last) > length or np.minimum.reduce(last - first) < 0):
-        raise InvalidArgumentError(f"a span reaches beyond the {length} bytes of its text")
+        raise InvalidArgumentError(f"an offset reaches beyond the {length} bytes of its text")
     order = in_order(first, last)
     starts, stops = pieces(*order, _GAP)
     if not len(starts):
@@ -73,29 +73,29 @@ def _numbers(starts: Ints, stops: Ints) -> Tensor:
     return torch.from_numpy(np.arange(ends[-1]) + np.repeat(starts - (ends - sizes), sizes))
 
 
-def _stack(spans: Tensor, wanted: _Wanted, values: Sequence[Tensor], what: str, url: str) -> PackedStack:
+def _stack(offsets: Tensor, wanted: _Wanted, values: Sequence[Tensor], what: str, url: str) -> PackedStack:
     """Build the stack of offsets whose bytes were read."""
     if len(values) == 1 and len(wanted.starts) == 1:
-        return PackedStack.over(spans, Text(values[0], 0, what, url))
+        return PackedStack.over(offsets, Text(values[0], 0, what, url))
     if len(values) == 2:
-        return PackedStack.over(spans, Text(values[1], int(wanted.starts[1]), what, url))
+        return PackedStack.over(offsets, Text(values[1], int(wanted.starts[1]), what, url))
     text = values[0] if len(values) == 1 else torch.cat(list(values)) if values else torch.zeros(0, dtype=torch.uint8)
-    return PackedStack.over(moved(spans, wanted.bounds, wanted.starts, wanted.stops), Text(text, 0, what, url))
+    return PackedStack.over(moved(offsets, wanted.bounds, wanted.starts, wanted.stops), Text(text, 0, what, url))
 
 
-def column_rounds(handle: Any, path: Path, spans: Rounds[Tensor]) -> Rounds[NonTensor]:
-    """Read values of a column: a round for their spans, and one for their bytes if there are any.
+def column_rounds(handle: Any, path: Path, offsets: Rounds[Tensor]) -> Rounds[NonTensor]:
+    """Read values of a column: a round for their offsets, and one for their bytes if there are any.
 
     Args:
         path: the entry.
-        spans: the read of the spans `[*B, 2]` that are wanted.
+        offsets: the read of the offsets `[*B, 2]` that are wanted.
 
     Raises:
-        CorruptStoreError: the spans are none, or not those of the text that is there.
+        CorruptStoreError: the offsets are malformed, or not those of the text that is there.
     """
     store: Store = handle.store
     text = (*path, TEXT)
-    places = (yield from spans).cpu()
+    places = (yield from offsets).cpu()
     whole = Cap.PARTIAL_READ not in store.caps
     try:
         wanted = _text_reads(places, text, handle.specs[text].shape[0], whole=whole)
@@ -130,36 +130,36 @@ def check_mark(head: Tensor, handle: Any, path: Path) -> None:
         )
 
 
-def check_leaves(path: Path, envelope: Any, specs: Any, batch: Sequence[int], url: str) -> None:
+def check_leaves(path: Path, record: Any, specs: Any, batch: Sequence[int], url: str) -> None:
     """Refuse a value whose leaves are not those that its group needs.
 
     Raises:
         CorruptStoreError: one is missing, or has another dtype or shape.
     """
-    if is_column(envelope):
-        _check_column(path, envelope, specs, batch, url)
-    elif is_nested(envelope):
-        check_nested(path, envelope, specs, batch, url)
-    elif any(leaf not in specs for leaf in value_leaves(path, envelope)):
+    if is_column(record):
+        _check_column(path, record, specs, batch, url)
+    elif is_nested(record):
+        check_nested(path, record, specs, batch, url)
+    elif any(leaf not in specs for leaf in value_leaves(path, record)):
         raise CorruptStoreError(f"the tensor {path_text(path)} of {url} is not there", url=url)
 
 
-def _check_column(path: Path, envelope: Any, specs: Any, batch: Sequence[int], url: str) -> None:
-    spans, text = (specs.get(leaf) for leaf in column_leaves(path))
+def _check_column(path: Path, record: Any, specs: Any, batch: Sequence[int], url: str) -> None:
+    offsets, text = (specs.get(leaf) for leaf in column_leaves(path))
     sound = (
-        spans is not None
+        offsets is not None
         and text is not None
-        and (spans.dtype, text.dtype) == (torch.int64, torch.uint8)
+        and (offsets.dtype, text.dtype) == (torch.int64, torch.uint8)
         and len(text.shape) == 1
         and text.shape[0] >= HEAD
-        and spans.shape[-1:] == (2,)
-        and spans.shape[: len(batch)] == tuple(batch)
-        and len(spans.shape) > len(batch)
-        and type(envelope["column"]) is int
+        and offsets.shape[-1:] == (2,)
+        and offsets.shape[: len(batch)] == tuple(batch)
+        and len(offsets.shape) > len(batch)
+        and type(record["column"]) is int
     )
     if not sound:
         raise CorruptStoreError(
-            f"the values {path_text(path)} of {url} are not there: {spans!r} and {text!r} do not hold values "
+            f"the values {path_text(path)} of {url} are not there: {offsets!r} and {text!r} do not hold values "
             f"of a batch of {list(batch)}",
             url=url,
         )

@@ -74,12 +74,12 @@ class LazyOps(LazyWrites):
     def _all_at_once(self, fn: Callable[..., Sequence[Tensor]], columns: list[list[Any]]) -> list[Any] | None:
         """Call once for the leaves of all elements. Return None unless they and the operands allow it."""
         leaves: list[Tensor] = []
-        given: list[list[Any]] = [[] for _ in columns]
+        arguments: list[list[Any]] = [[] for _ in columns]
         for i, td in enumerate(self._tds):
             mine: list[Tensor] = []
             if not isinstance(td, ResidentTree) or td._state & LOCKED or not td._collect(mine):
                 return None
-            for into, column in zip(given, columns, strict=True):
+            for into, column in zip(arguments, columns, strict=True):
                 part = td._operand(column[i], mine)
                 if not isinstance(part, list):
                     return None
@@ -87,7 +87,7 @@ class LazyOps(LazyWrites):
             leaves += mine
         if not leaves:
             return None
-        results = iter((one_by_one(fn) if mapped() else fn)(leaves, *given))
+        results = iter((one_by_one(fn) if mapped() else fn)(leaves, *arguments))
         return [td._with_leaves(results) for td in self._tds]
 
     def _foreach_(self, fn: Callable[..., object], *operands: Any) -> Self:
@@ -242,8 +242,8 @@ class LazyOps(LazyWrites):
         made = [td.exclude(*keys, inplace=inplace) for td in self._tds]
         return self if inplace else self._of(made, self._stack_dim, self._dim_name, self._empty_batch_size)
 
-    def _kept(self, wanted: dict[str, Any]) -> Self:
-        return self._each(lambda td: td._kept(wanted))
+    def _selected(self, wanted: dict[str, Any]) -> Self:
+        return self._each(lambda td: td._selected(wanted))
 
     def filter_non_tensor_data(self) -> Self:
         return self._each(lambda td: td.filter_non_tensor_data())

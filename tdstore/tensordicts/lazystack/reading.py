@@ -343,7 +343,7 @@ class LazyTree(TensorDictBase):
             return self._scattered(terms)
         if isinstance(found.rows, int):
             return self._cut(self._tds[found.rows], found)
-        elements = self._taken(found.rows.flatten().tolist(), found)
+        elements = self._elements_at(found.rows.flatten().tolist(), found)
         empty_batch_size = () if elements else index_shape(self._inner, found.rest)
         name = self._dim_name if found.rows.ndim == 1 else None
         return self._nest(elements, found.rows.shape, found.place, empty_batch_size, name)
@@ -374,7 +374,7 @@ class LazyTree(TensorDictBase):
         part = td._at(found.index)
         return part._at((*(_ALL,) * found.place, 0)) if found.lift else part
 
-    def _taken(self, rows: list[int], found: Route) -> list[Any]:
+    def _elements_at(self, rows: list[int], found: Route) -> list[Any]:
         """Select elements at rows. A repeated element is copied, so that no change is made twice to it."""
         seen: set[int] = set()
         out = []
@@ -500,10 +500,10 @@ class LazyTree(TensorDictBase):
     def _walkable(self) -> Any:
         return self
 
-    def _shut(self, url: str) -> None:
+    def _mark_closed(self, url: str) -> None:
         for td in self._tds:
             if isinstance(td, (BindingMixin, LazyTree)):
-                td._shut(url)
+                td._mark_closed(url)
 
     def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
         return self._each(lambda td: td._walkable()._with_leaves(leaves))

@@ -294,7 +294,7 @@ class LazyStackedTensorDict(LazyOps):
         """Close the dataset that the stack is over, or those that its elements are over."""
         if self._binding is not None:
             handle = self._binding[0]
-            self._shut(handle.store.url)
+            self._mark_closed(handle.store.url)
             handle.close()
         else:
             for td in self._tds:

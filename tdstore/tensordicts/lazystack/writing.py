@@ -204,8 +204,8 @@ class LazyWrites(LazyTree):
             mine = (numbers == number).nonzero().flatten()
             td = self._tds[number]
             at = tuple(i[mine] for i in inner)
-            given = {k: flat_part(td, k, v, places.shape, mine, bool(at)) for k, v in entries.items()}
-            ready.append(td._prepared(given, at))
+            element_parts = {k: flat_part(td, k, v, places.shape, mine, bool(at)) for k, v in entries.items()}
+            ready.append(td._prepared(element_parts, at))
         return ready
 
     def _write_leaf_at(self, key: str, index: Any, value: Any) -> None:
@@ -324,10 +324,10 @@ class LazyWrites(LazyTree):
         source = _source(input_dict_or_td, kwargs)
         if source is self:
             return self
-        apart = (
+        separate = (
             isinstance(source, LazyTree) and source._stack_dim == self._stack_dim and len(source._tds) == len(self._tds)
         )
-        if options.get("update_batch_size") and isinstance(source, Container) and not apart:
+        if options.get("update_batch_size") and isinstance(source, Container) and not separate:
             self._free("change the batch size")
             options["update_batch_size"] = False
             before, self._tds = self._tds, self._resized(source)

@@ -118,8 +118,8 @@ class PersistentTensorDict(StoredWrites):
                 self.clear()
             if source.batch_size != self.batch_size:
                 self.batch_size = source.batch_size
-            kept = set(source.keys())
-            self.exclude(*[key for key in self.keys() if key not in kept], inplace=True)
+            source_keys = set(source.keys())
+            self.exclude(*[key for key in self.keys() if key not in source_keys], inplace=True)
             self.update(source)
         finally:
             if locked:

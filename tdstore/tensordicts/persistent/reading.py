@@ -89,8 +89,8 @@ class StoredTree(WindowTree):
         if not isinstance(entry, NestedTensor) or entry.layout.is_row(self._sel):
             return None
         if not self._sel.is_full:
-            envelope, parts = parts_of_nested(self._raw(key))
-            return envelope, specs_of_nested(parts)
+            record, parts = parts_of_nested(self._raw(key))
+            return record, specs_of_nested(parts)
         leaves = {leaf[-1]: self._handle.specs[leaf] for leaf in entry.leaves}
         return self._group().values[key], leaves
 
@@ -134,12 +134,12 @@ class StoredTree(WindowTree):
         batch = self._group().batch_size or ()
         return self._handle.column((*self._path, key)) and len(self._sel.src_shape) <= len(batch)
 
-    def _spans(self, key: str) -> tuple[Path, Selection]:
+    def _offsets(self, key: str) -> tuple[Path, Selection]:
         """Return the path and the selection of the offsets of a value per row, for the rows of this window."""
         return column_leaves((*self._path, key))[0], self._sel
 
     def _value_size(self, key: str) -> torch.Size:
-        path, sel = self._spans(key)
+        path, sel = self._offsets(key)
         if not self._by_column(key):
             return super()._value_size(key)
         return torch.Size((*sel.shape, *self._handle.specs[path].shape[len(sel.src_shape) : -1]))
@@ -226,15 +226,15 @@ class StoredTree(WindowTree):
         for key in self._first_keys():
             match self._entry(key):
                 case Column() if self._by_column(key):
-                    out.append(self._spans(key))
+                    out.append(self._offsets(key))
                 case SubGroup():
                     out += self._child(key)._columns()
         return out
 
     def _column_rounds(self, key: str) -> Rounds[NonTensor]:
         """Return the read of values per row, for the rows of this window."""
-        spans = _only(self._leaf_rounds([self._spans(key)]))
-        return self._value_shown(key, (yield from column_rounds(self._handle, (*self._path, key), spans)))
+        offsets = _only(self._leaf_rounds([self._offsets(key)]))
+        return self._value_shown(key, (yield from column_rounds(self._handle, (*self._path, key), offsets)))
 
     def _value_rounds(self, key: str, value: Rounds[NonTensor]) -> Rounds[NonTensor]:
         return self._value_shown(key, self._value_here((yield from value)))
@@ -428,7 +428,7 @@ class StoredTree(WindowTree):
         """Return this container without the values per row that lie in leaves; itself if there are none."""
         if not self._columns():
             return self
-        return self._kept(self._tensor_keys())
+        return self._selected(self._tensor_keys())
 
     def _tensor_keys(self) -> dict[str, Any]:
         keys: dict[str, Any] = {}
@@ -513,11 +513,11 @@ class StoredTree(WindowTree):
 
     def _packed(self, path: Path, value: Any) -> dict[str, Tensor]:
         """Encode the leaves of values per row, once for all the pieces of a copy."""
-        if self._texts is None or self._texts[0] != path:
+        if self._encoded_column is None or self._encoded_column[0] != path:
             found = stored_leaves(value)
             assert found is not None, path  # or nobody would ask for its leaves
-            self._texts = (path, found[1])
-        return self._texts[1]
+            self._encoded_column = (path, found[1])
+        return self._encoded_column[1]
 
     def _as_meta(self) -> Any:
         def build(td: Any) -> Any:

@@ -76,7 +76,7 @@ class View:
 class WindowTree(TensorDictBase):
     """Which entries and rows of a group of a store are shown, and under which batch size."""
 
-    __slots__ = ("_handle", "_path", "_texts", "_view", "_window")
+    __slots__ = ("_encoded_column", "_handle", "_path", "_view", "_window")
 
     _handle: StoreHandle
     _path: Path
@@ -84,7 +84,7 @@ class WindowTree(TensorDictBase):
     """Which rows; None for all, however many there are by now."""
     _view: View | None
     """None: this is the TensorDict of the store itself, which a change of structure changes."""
-    _texts: tuple[Path, dict[str, Tensor]] | None
+    _encoded_column: tuple[Path, dict[str, Tensor]] | None
     """Values as leaves, made for a copy."""
 
     def _setup(
@@ -101,7 +101,7 @@ class WindowTree(TensorDictBase):
         self._choose(sel)
         self._names = group.names if isinstance(names, EllipsisType) else names
         self._device = torch.device(device) if device is not None else _usable_device(group.device)
-        self._parents = self._undo = self._texts = None
+        self._parents = self._undo = self._encoded_column = None
         self._state = 0
 
     @classmethod
@@ -215,8 +215,8 @@ class WindowTree(TensorDictBase):
             return self._raw(key)
         group = self._handle.groups[path]
         view = self._view
-        if view is not None and (kept := view.nested.get(key)) is not None and self._still(kept, path, group):
-            return kept
+        if view is not None and (known := view.nested.get(key)) is not None and self._still(known, path, group):
+            return known
         child = self._stack_child(key) if group.kind == STACK_KIND else self._group_child(path, group)
         if self._state & LOCKED:
             unwrap(child)._lock(weakref.ref(self))
@@ -224,9 +224,9 @@ class WindowTree(TensorDictBase):
             view.nested[key] = child
         return child
 
-    def _still(self, kept: Any, path: Path, group: Group) -> bool:
+    def _still(self, known: Any, path: Path, group: Group) -> bool:
         """Return whether a nested TensorDict is that of the current group. Another may have replaced it."""
-        bare = unwrap(kept)
+        bare = unwrap(known)
         if not isinstance(bare, WindowTree) or bare._path != path:
             return group.kind == STACK_KIND  # a lazy stack, or an element of one
         batch = tuple(group.batch_size or ())
@@ -260,12 +260,12 @@ class WindowTree(TensorDictBase):
         return td if self._view is None else _as_view(td)
 
     # -- structure ---------------------------------------------------------------------------
-    def _kept(self, wanted: dict[str, Any]) -> Self:
+    def _selected(self, wanted: dict[str, Any]) -> Self:
         view = self._view
         own = View(wanted) if view is None else View(wanted, None, view.more, view.hidden, view.single)
         for key, sub in wanted.items():
             if sub is not None:
-                own.nested[key] = self._child(key)._kept(sub)
+                own.nested[key] = self._child(key)._selected(sub)
             elif self._kind(key) == GROUP:
                 own.nested[key] = self._child(key)  # the same one, as in memory
         return self._over(self._handle, self._path, self._window, own, self._device, self._names)

@@ -156,10 +156,10 @@ class StoredWrites(StoredTree):
             further = self._handle.specs[leaf].shape[len(sel.src_shape) :]
             shape = torch.Size((*sel.shape, *further))
             if isinstance(entry, NonTensorStack):
-                spans = plan.place(path, spread_over(entry, shape[:-1])).reshape(shape)
+                offsets = plan.place(path, spread_over(entry, shape[:-1])).reshape(shape)
             else:
-                spans = plan.place(path, [entry.plain()])[0].expand(shape)
-            plan.writes += self._parts(leaf, sel, spans)
+                offsets = plan.place(path, [entry.plain()])[0].expand(shape)
+            plan.writes += self._parts(leaf, sel, offsets)
             return
         old = self._handle.value(path) if self._handle.kind(path) == VALUE else NonTensorData(None, batch)
         if one and isinstance(old, NonTensorData) and self._view is not None:
@@ -260,8 +260,8 @@ class StoredWrites(StoredTree):
         plan = changes.plan_of(self._handle)
         window._plan_writes(entries, plan.data, plan)
 
-    def _plan_writes(self, given: Mapping[str, Any], writes: list[Write], plan: ValuePlan) -> None:
-        for key, value in given.items():
+    def _plan_writes(self, sources: Mapping[str, Any], writes: list[Write], plan: ValuePlan) -> None:
+        for key, value in sources.items():
             kind, path = self._kind(key), (*self._path, key)
             if kind is None:
                 raise self._missing(key)
@@ -331,8 +331,8 @@ class StoredWrites(StoredTree):
             self._take_batch(self._view, batch_size)
             return
         groups = dict(self._handle.groups)
-        kept = extend_names(self._names and self._names[: len(batch_size)], len(batch_size))
-        names = kept if kept and any(kept) else None
+        extended = extend_names(self._names and self._names[: len(batch_size)], len(batch_size))
+        names = extended if extended and any(extended) else None
         for path, group in groups.items():
             mine = path == self._path
             below = path[: len(self._path)] == self._path

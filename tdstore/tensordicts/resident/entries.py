@@ -186,7 +186,7 @@ class ResidentTree(TensorDictBase):
         """Check before anything is written that `entry[index] = value` will work."""
         old = self._data[key]
         if isinstance(old, UnbatchedTensor):
-            return old.taken(key, value, index is None)
+            return old.tensor_to_copy(key, value, index is None)
         if isinstance(old, NonTensorStack) or (isinstance(old, NonTensorData) and index is not None):
             check_rows_of_values(key, old, value, index)
         if isinstance(old, Container):
@@ -233,8 +233,8 @@ class ResidentTree(TensorDictBase):
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         n = len(batch_size)
         if self._names is not None:
-            kept = self._names[:n]
-            names: Names = extend_names(kept, n)
+            leading = self._names[:n]
+            names: Names = extend_names(leading, n)
             self._names = names if names and any(names) else None
         self._batch_size = batch_size
         for key, value in self._data.items():
@@ -374,7 +374,7 @@ class ResidentTree(TensorDictBase):
             if type(value) is Tensor or is_batched(value):
                 data[key] = next(leaves)
             elif isinstance(value, NonTensor):
-                data[key] = value.holding(next(leaves)) if isinstance(value, UnbatchedTensor) else value.apart()
+                data[key] = value.holding(next(leaves)) if isinstance(value, UnbatchedTensor) else value.own_copy()
             else:
                 data[key] = value._walkable()._with_leaves(leaves)
         return self._new(data, self._batch_size, self._device, self._names)
@@ -437,8 +437,8 @@ class ResidentTree(TensorDictBase):
         names = set(self._tensors_only())
         batch = self._batch_size
         for o in operands:
-            given = set(o._tensors_only()) if isinstance(o, Container) else names  # type: ignore[attr-defined]
-            if mismatched := names ^ given if exact else names - given:
+            other_keys = set(o._tensors_only()) if isinstance(o, Container) else names  # type: ignore[attr-defined]
+            if mismatched := names ^ other_keys if exact else names - other_keys:
                 raise KeyNotFoundError(f"keys {sorted(mismatched)} are in one TensorDict and not in the other")
         parts = [o.select(*tensors) if isinstance(o, Container) else o for o in operands]
         data.update(run(self._new(tensors, self._batch_size, self._device, self._names), *parts).items())

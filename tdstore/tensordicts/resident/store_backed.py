@@ -98,8 +98,8 @@ class BindingMixin(ResidentTree):
         leaf: Tensor = self._data[key]
         if not leaf.is_nested or leaf.is_meta or isinstance(leaf, FakeTensor):
             return None
-        envelope, parts = parts_of_nested(leaf)
-        return envelope, specs_of_nested(parts)
+        record, parts = parts_of_nested(leaf)
+        return record, specs_of_nested(parts)
 
     def is_shared(self) -> bool:
         """Return whether other processes of this machine see writes to the leaves (always so on CUDA)."""
@@ -169,8 +169,8 @@ class BindingMixin(ResidentTree):
         handle, path = self._binding
         with pickling(handle.trusted):
             for key in values:
-                given = entries[key]
-                check_value(given if isinstance(given, NonTensor) else NonTensorData(given), (*path, key))
+                assigned = entries[key]
+                check_value(assigned if isinstance(assigned, NonTensor) else NonTensorData(assigned), (*path, key))
 
         def begin(back: list[Undo]) -> None:
             # Columns in the store have a way back of their own; of few values a copy is cheap.
@@ -194,8 +194,8 @@ class BindingMixin(ResidentTree):
     def _check_slice(self, entries: Mapping[str, Any], keys: list[str]) -> None:
         """Refuse to write into some rows what is one value of the dataset, or of shared memory."""
         for key in keys:
-            held, given = self._data[key], entries[key]
-            part = given if isinstance(given, NonTensor) else NonTensorData(given)
+            held, assigned = self._data[key], entries[key]
+            part = assigned if isinstance(assigned, NonTensor) else NonTensorData(assigned)
             if isinstance(held, NonTensorData) and held.written(..., part) is not held:
                 raise UnsupportedError(
                     f"the value {key!r} of some rows of a dataset cannot be written by itself",
@@ -441,18 +441,18 @@ class BindingMixin(ResidentTree):
         if self._binding is None:
             return
         handle = self._binding[0]
-        self._shut(handle.store.url)
+        self._mark_closed(handle.store.url)
         handle.close()
 
-    def _shut(self, url: str) -> None:
+    def _mark_closed(self, url: str) -> None:
         if not isinstance(self._data, _Closed):
             groups, self._data = self._groups(), _Closed(url)
             for group in groups:
-                group._shut(url)
+                group._mark_closed(url)
 
     # -- travelling --------------------------------------------------------------------------
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._binding is not None and self._state & (MAPPED | SHARED) and self._binding[0].can_be_kept():
+        if self._binding is not None and self._state & (MAPPED | SHARED) and self._binding[0].pickles_by_name():
             return self._reference()
         return self._by_value()
 

@@ -409,8 +409,8 @@ class _LeafKeys(list[Any]):
 
 
 def _take(into: list[tuple[dict[str, Any], Any]]) -> None:
-    for data, taken in into:
-        data.update(taken.items())
+    for data, accepted in into:
+        data.update(accepted.items())
 
 
 def _as_device(device: Any) -> torch.device:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.storage.describe import check_value
-from tdstore.container.storage.inline_values import KeptStack
+from tdstore.container.storage.inline_values import InlineStack
 from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.varlen.columns import PackedStack
@@ -68,7 +68,7 @@ def check_copies(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         if mine.requires_grad:
             _check_grad(mine)
         if not mine.is_contiguous() and mine.layout is torch.strided:
-            _check_apart(mine)
+            _check_no_overlap(mine)
         if theirs.layout is not mine.layout or theirs.is_meta:
             if not mine.is_meta:
                 torch.empty_like(mine, requires_grad=False).copy_(theirs)  # torch tells
@@ -85,7 +85,7 @@ def _check_grad(leaf: Tensor) -> None:
         )
 
 
-def _check_apart(leaf: Tensor) -> None:
+def _check_no_overlap(leaf: Tensor) -> None:
     if any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True)):
         raise InvalidStateError(
             "an expanded tensor cannot be written in place, several of its elements are one: contiguous() it first"
@@ -114,7 +114,7 @@ def check_rows_of_values(key: str, old: NonTensor, value: Any, index: Any) -> No
                 f"cannot write values of shape {list(part.batch_size)} at an index of shape {list(shape)} "
                 f"in entry {key!r}"
             )
-    pool = old._pool if isinstance(old, (KeptStack, PackedStack)) else None
+    pool = old._pool if isinstance(old, (InlineStack, PackedStack)) else None
     handle = getattr(pool, "_handle", None) or getattr(pool, "handle", None)  # of a column, of what a header holds
     if handle is not None:
         handle.check_writable()
