@@ -106,6 +106,7 @@ def test_commit_is_one_put_of_the_root() -> None:
     store.save_header(header_of(NEW))
     store.close()
     assert same(everything(open_on(engine, verify="full")), NEW)
+    assert CLAIM not in engine.objects
     chunks = [k for k in engine.objects if not k.endswith("zarr.json")]
     assert all("/c." in k for k in chunks), "the chunks of the store before this one are gone"
     saved(OLD, engine)
@@ -151,6 +152,7 @@ def test_rival_builders() -> None:
     first.close()
     with pytest.raises(StoreExistsError):
         open_on(engine, mode="x")
+    assert CLAIM not in engine.objects
     assert same(everything(open_on(engine)), NEW)
 
 

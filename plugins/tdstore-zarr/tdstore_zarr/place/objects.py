@@ -53,9 +53,9 @@ class ObjectPlace(Place):
         self._tag: str | None = None
         self._exclusive = False
         self._token = ""
-        self._unreleased = ""
-        """Token of a claim that is not ours any more, and that the storage did not remove."""
         """Of our claim; empty while we have none."""
+        self._unreleased = ""
+        """Of a claim that is not ours any more, and that the storage did not remove."""
         self._lost = False
         """Whether another writer wrote although this one had the claim."""
         self._there = False
