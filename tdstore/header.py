@@ -119,7 +119,7 @@ def _checked(pairs: Iterable[tuple[Path, Group]], url: str) -> dict[Path, Group]
             raise CorruptStoreError(f"the header of {url} describes {path_text(path)} twice", url=url)
         if path and path[:-1] not in groups:
             raise CorruptStoreError(f"the header of {url} describes {path_text(path)} without its parent", url=url)
-        if any(n < 0 for n in group.batch_size or ()):
+        if group.batch_size and min(group.batch_size) < 0:
             raise CorruptStoreError(f"{path_text(path)} of {url} has batch size {group.batch_size}", url=url)
         if group.names is not None and len(group.names) != len(group.batch_size or ()):
             raise CorruptStoreError(f"{path_text(path)} of {url} has names that do not fit its batch size", url=url)

@@ -254,7 +254,7 @@ class Registry:
             claims = [b for b in every if any(os.path.isfile(os.path.join(text, m)) for m in b.markers)]
         elif os.path.isfile(text):
             head = _first_bytes(text)
-            claims = [b for b in every if any(head.startswith(m) for m in b.magic)]
+            claims = [b for b in every if head.startswith(tuple(b.magic))]
         else:
             claims = by_suffix
         # What the bytes say outweighs the name, unless the bytes say nothing or two things.
@@ -314,7 +314,7 @@ class Registry:
         raise self._unknown_scheme("backend", scheme, url)
 
     def _only(self, claims: list[Backend], location: str) -> Backend:
-        names = list(dict.fromkeys(b.name for b in claims))
+        names = list(dict.fromkeys([b.name for b in claims]))
         if len(names) > 1:
             raise AmbiguousBackendError(
                 f"{without_password(location)!r} is claimed by the backends {' and '.join(map(repr, names))}",

@@ -382,7 +382,7 @@ class StoredWrites(StoredTree):
         if not isinstance(value, self._resident_class) or (view is not None and view.is_own):
             return False
         leaves: list[tuple[Path, LeafSpec, Tensor]] = []
-        if Cap.PARTIAL_WRITE not in handle.store.caps or not self._pair(self._path, value._data, leaves):
+        if Cap.PARTIAL_WRITE not in handle.store.caps or not self._match_leaves(self._path, value._data, leaves):
             return False
         plain = type(index) is Tensor or type(index) is slice
         sel = self._sel[index if plain else spelled_out(as_terms(index), len(self._sel.shape))]
@@ -407,7 +407,7 @@ class StoredWrites(StoredTree):
             handle.store.write(writes)
         return True
 
-    def _pair(self, path: Path, data: Mapping[str, Any], leaves: list[tuple[Path, LeafSpec, Tensor]]) -> bool:
+    def _match_leaves(self, path: Path, data: Mapping[str, Any], leaves: list[tuple[Path, LeafSpec, Tensor]]) -> bool:
         """Add the tensors of a TensorDict, with their leaves in a group of the store; False if any of them has none."""
         entries, specs = self._handle.entries, self._handle.specs
         for key, value in data.items():
@@ -415,7 +415,9 @@ class StoredWrites(StoredTree):
                 case Leaf(place) if type(value) is Tensor and value.layout is torch.strided and not value.is_nested:
                     leaves.append((place, specs[place], value))
                 case SubGroup(place) if isinstance(value, self._resident_class):
-                    if self._handle.groups[place].kind == STACK_KIND or not self._pair(place, value._data, leaves):
+                    if self._handle.groups[place].kind == STACK_KIND or not self._match_leaves(
+                        place, value._data, leaves
+                    ):
                         return False
                 case _:
                     return False
