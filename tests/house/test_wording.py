@@ -90,7 +90,7 @@ RETIRED: dict[str, tuple[str, int]] = {
     "crowded": ("needs_compaction", 0),
     "dressed": ("wrapped", 0),
     "envelope": ("value record", 1),
-    "given": ("name what it is", 14),
+    "given": ("name what it is", 13),
     "hollow": ("empty", 0),
     "home": ("binding", 0),
     "kept": ("inline", 3),

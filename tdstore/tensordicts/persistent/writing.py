@@ -398,11 +398,11 @@ class StoredWrites(StoredTree):
         plan = sel.write_plan()
         writes: list[Write] = []
         for path, spec, tensor in leaves:
-            given = tensor.detach().to(device="cpu", dtype=spec.dtype)
+            converted = tensor.detach().to(device="cpu", dtype=spec.dtype)
             if plan.exact:
-                writes.append(Write(path, plan.indices[0], given))
+                writes.append(Write(path, plan.indices[0], converted))
             else:
-                writes += [Write(path, at, part) for at, part in plan.pieces(given)]
+                writes += [Write(path, at, part) for at, part in plan.pieces(converted)]
         if writes:
             handle.store.write(writes)
         return True
