@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdstore.errors import MissingDependencyError
 from tdstore.interop import from_tensordict, to_tensordict
 from tdstore.rl.storages.structure import is_foreign
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
 
+if TYPE_CHECKING:
+    from torchrl.data import TensorStorage  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
-def torchrl_storage(storage: TabularStorage) -> Any:
-    """Wrap a storage of this package as one of torchrl: rows are read and written there, as torchrl's TensorDicts.
+
+def torchrl_storage(storage: TabularStorage) -> TensorStorage:
+    """Wrap a storage of this package as one of torchrl, which reads and writes TensorDicts of `tensordict`.
 
     Args:
-        storage: where the rows are.
+        storage: the storage of the rows.
 
     Raises:
         MissingDependencyError: `torchrl` is not installed.
@@ -24,7 +27,8 @@ def torchrl_storage(storage: TabularStorage) -> Any:
         >>> storage = torchrl_storage(LazyStorage(1000, "zarr"))  # doctest: +SKIP
         >>> buffer = torchrl.data.TensorDictReplayBuffer(storage=storage, batch_size=32)  # doctest: +SKIP
     """
-    return _storage_class()(storage)
+    made: TensorStorage = _storage_class()(storage)
+    return made
 
 
 @functools.cache

@@ -172,7 +172,7 @@ class ReplayBuffer:
         return self._storage
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw all random numbers from that generator from now on."""
+        """Set the generator of all random numbers."""
         self._generator = generator
         ours = isinstance(self._sampler, Sampler)
         self._direct = ours and isinstance(self._storage, (TabularStorage, ListStorage))
@@ -225,12 +225,18 @@ class ReplayBuffer:
         return self
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBuffer:
-        """Insert a transform before the transform of that number; otherwise as `append_transform`."""
+        """Insert a transform, otherwise as `append_transform`.
+
+        Args:
+            index: the number of the transform to insert it before.
+            transform: the transform.
+            invert: whether it is called before writing instead of after reading.
+        """
         self._transforms.insert(index, (transform, invert))
         return self
 
     # -- writing -----------------------------------------------------------------------------
-    def extend(self, data: Any) -> Any:
+    def extend(self, data: Any) -> Tensor:
         """Write rows.
 
         Args:
@@ -241,18 +247,20 @@ class ReplayBuffer:
             int64 indices of the rows, `[n]`.
 
         Raises:
-            RuntimeError: there are no rows, or they do not fit the storage. Nothing has changed then.
+            RuntimeError: there are no rows, or they do not fit the storage. After an error nothing is changed.
         """
         if isinstance(data, list) and not data:
             raise InvalidStateError("extend needs at least one row")
         data = inverted(self._transforms, data)
         if self.dim_extend:
             data = dimensions.rows_first(data, self.dim_extend)
-        return self._put(self._writer.extend, data)
+        index: Tensor = self._put(self._writer.extend, data)
+        return index
 
-    def add(self, data: Any) -> Any:
-        """Write one row; return its index."""
-        return self._put(self._writer.add, inverted(self._transforms, data), one=True)
+    def add(self, data: Any) -> int | Tensor | None:
+        """Write one row, and return its index; None if the writer dropped the row."""
+        index: int | Tensor | None = self._put(self._writer.add, inverted(self._transforms, data), one=True)
+        return index
 
     def _put(self, write: Callable[[Any], Any], data: Any, *, one: bool = False) -> Any:
         with self._lock:
@@ -322,12 +330,12 @@ class ReplayBuffer:
         """Read a batch of rows that the sampler chooses.
 
         Args:
-            batch_size: default: that of the constructor, over which this one goes, with a warning.
-            return_info: give a dict beside the batch, with "index", and what the sampler tells
-                ("priority_weight").
+            batch_size: the number of rows; default: that of the constructor, which it replaces, with a warning.
+            return_info: whether to return a tuple of the batch and a dict, with "index" and facts of the sampler
+                such as "priority_weight".
 
         Raises:
-            RuntimeError: no batch size was given anywhere, or there are no rows.
+            RuntimeError: there is no batch size, or there are no rows.
         """
         size = asked_size(batch_size, self._batch_size)
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from tdstore.rl.buffers.writers import Writer
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.structure import is_container, is_foreign
 from tdstore.rl.storages.tabular import is_collection
+
+V = TypeVar("V")
 
 
 def collated(items: Sequence[Any]) -> Any:
@@ -42,10 +44,16 @@ def collated(items: Sequence[Any]) -> Any:
 
 
 def made_part(name: str, part: Any, default: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
-    """Return a part that was given, or made by a function, or by default.
+    """Return the part of a buffer that an argument specifies.
+
+    Args:
+        name: the name of the argument, for errors.
+        part: the part, a function that creates it, or None.
+        default: creates the default part.
+        fits: checks whether an object is such a part.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: `part` is none of these.
     """
     if part is None:
         return default()
@@ -133,10 +141,10 @@ def inverted(transforms: Sequence[tuple[Any, bool]], data: Any) -> Any:
     return data
 
 
-def written_rows(index: Any) -> Any:
-    """Return the numbers of the written rows: not -1."""
+def written_rows(index: V) -> V:
+    """Return the indices of written rows, without those of dropped rows, which are -1."""
     if isinstance(index, Tensor) and index.ndim == 1:
-        return index[index >= 0]
+        return cast("V", index[index >= 0])
     return index
 
 

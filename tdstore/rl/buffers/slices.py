@@ -137,17 +137,17 @@ class SliceSampler(Sampler):
     def _choose(self, found: Lanes, pieces: int, length: int) -> tuple[Ints, Ints]:
         """Choose trajectories for the pieces: their begins and their lengths."""
         if not self.strict_length:
-            return found.spans(torch.randint(len(found), (pieces,), generator=self._rng).numpy())
+            return found.begins_and_lengths(torch.randint(len(found), (pieces,), generator=self._rng).numpy())
         # Most trajectories are long enough as a rule, so short ones are drawn again; else all are looked at.
         begins, lengths = np.zeros(0, np.int64), np.zeros(0, np.int64)
         for _ in range(_TRIES):
             picked = torch.randint(len(found), (pieces,), generator=self._rng).numpy()
-            some, sizes = found.spans(picked)
+            some, sizes = found.begins_and_lengths(picked)
             long = sizes >= length
             begins, lengths = np.concatenate([begins, some[long]]), np.concatenate([lengths, sizes[long]])
             if len(begins) >= pieces:
                 return begins[:pieces], lengths[:pieces]
-        some, sizes = found.spans()
+        some, sizes = found.begins_and_lengths()
         enough = np.flatnonzero(sizes >= length)
         if not len(enough):
             raise InvalidStateError(
@@ -230,7 +230,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         return self._rows(found, begins + (drawn * (lengths - sizes + 1)).astype(np.int64), sizes, length)
 
     def _start(self, found: Lanes, length: int) -> None:
-        begins, lengths = found.spans()
+        begins, lengths = found.begins_and_lengths()
         long = np.flatnonzero(lengths >= length) if self.strict_length else np.arange(len(begins))
         if not len(long):
             raise InvalidStateError(

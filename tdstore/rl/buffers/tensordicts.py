@@ -36,9 +36,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 class TensorDictReplayBuffer(ReplayBuffer):
     """A replay buffer of TensorDicts.
 
-    Samples have the entry "index", and what the sampler tells. `update_tensordict_priority(sample)` sets the
-    priorities of its rows; rows that are written with an entry `priority_key` have them from the start, and again when
-    their place is opened.
+    Samples have the entry "index", and entries of the sampler. `update_tensordict_priority(sample)` sets the priorities
+    of its rows. The priorities of rows with an entry `priority_key` are set when they are written, and when their place
+    is opened.
 
     Args:
         priority_key: entry with the priorities.
@@ -60,14 +60,14 @@ class TensorDictReplayBuffer(ReplayBuffer):
             self._rank_stored()
 
     def _rank_stored(self) -> None:
-        """Set the priorities of rows that are there already to those that they have as an entry."""
+        """Set the priorities of existing rows to those of their entry `priority_key`."""
         rows = np.arange(len(self._storage))
         stored = self._storage.column(self.priority_key, rows) if len(rows) else None
         if stored is not None and bool((stored.isfinite() & (stored >= 0)).all()):
             self._sampler.update_priority(torch.from_numpy(rows), self._reduced(stored, len(rows)))
 
-    def extend(self, data: Any) -> Any:
-        """Write TensorDicts; their priorities are read from the entry `priority_key`, if they have it."""
+    def extend(self, data: Any) -> Tensor:
+        """Write TensorDicts, with the priorities of their entry `priority_key`, if they have it."""
         if not isinstance(data, list):
             only_collections(data)
         index = super().extend(data)
@@ -75,8 +75,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
             self._rank(index, data)
         return index
 
-    def add(self, data: Any) -> Any:
-        """Write one TensorDict."""
+    def add(self, data: Any) -> int | Tensor | None:
+        """Write one TensorDict, and return its index; None if the writer dropped it."""
         index = super().add(only_collections(data))
         if self._ranks:
             self._rank(torch.as_tensor(index).reshape(-1), data.unsqueeze(0))

@@ -167,7 +167,7 @@ class Trajectories:
         """Return the number of trajectories."""
         return len(self._starts)
 
-    def spans(self, picked: Ints | slice = slice(None)) -> tuple[Ints, Ints]:
+    def begins_and_lengths(self, picked: Ints | slice = slice(None)) -> tuple[Ints, Ints]:
         """Return the positions where trajectories begin, and their lengths."""
         starts = self._starts.values
         if isinstance(picked, slice):
@@ -185,7 +185,7 @@ class Trajectories:
         positions = self._oldest + (slots - self._oldest) % self._capacity
         starts = self._starts.values
         number = starts.searchsorted(positions, side="right") - 1
-        begins, lengths = self.spans(number)
+        begins, lengths = self.begins_and_lengths(number)
         return positions, begins + lengths
 
     def slots(self, positions: Ints) -> Ints:
@@ -217,18 +217,18 @@ class ParallelTrajectories:
         lanes = _lanes(storage)
         if len(self._each) != lanes:
             self._each = [Trajectories(self.end_key, self.traj_key, self.marks, lane) for lane in range(lanes)]
-        spans = []
+        by_lane = []
         for lane, one in enumerate(self._each):
             one.look(storage)
-            begins, lengths = one.spans()
-            spans.append((begins + (lane << _LANE), lengths))
-        self._begins, self._lengths = (np.concatenate(parts) for parts in zip(*spans, strict=True))
+            begins, lengths = one.begins_and_lengths()
+            by_lane.append((begins + (lane << _LANE), lengths))
+        self._begins, self._lengths = (np.concatenate(parts) for parts in zip(*by_lane, strict=True))
 
     def __len__(self) -> int:
         """Return the number of trajectories."""
         return len(self._begins)
 
-    def spans(self, picked: Ints | slice = slice(None)) -> tuple[Ints, Ints]:
+    def begins_and_lengths(self, picked: Ints | slice = slice(None)) -> tuple[Ints, Ints]:
         """Return the positions where trajectories begin, and their lengths."""
         return self._begins[picked], self._lengths[picked]
 

@@ -25,7 +25,22 @@ _FILE = "metadata.json"
 
 
 class Writer(ABC):
-    """Chooses slots for rows, and writes them into a storage."""
+    """Base of writers, which choose the slots of new rows and write them to a storage.
+
+    Example:
+        >>> class Fixed(Writer):
+        ...     def add(self, data):
+        ...         self.storage.set(0, data)
+        ...         return 0
+        ...
+        ...     def extend(self, data):
+        ...         rows = torch.zeros(len(data), dtype=torch.int64)
+        ...         self.storage.set(rows[-1:], data[-1:])
+        ...         return rows
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(5), writer=Fixed())
+        >>> rb.add(torch.ones(2)), len(rb)
+        (0, 1)
+    """
 
     def __init__(self, compilable: bool = False) -> None:
         self._storage: Any = None
@@ -33,53 +48,53 @@ class Writer(ABC):
         """Whether the storage has a cursor of its own, as those of this package have."""
 
     def register_storage(self, storage: Any) -> None:
-        """Write into that storage from now on."""
+        """Set the storage to write to."""
         self._storage = storage
         self._ours = isinstance(storage, (TabularStorage, ListStorage))
 
     @property
     def storage(self) -> Any:
-        """The storage that is written into.
+        """The storage to write to.
 
         Raises:
-            RuntimeError: none is.
+            RuntimeError: there is none.
         """
         if self._storage is None:
             raise InvalidStateError(f"this {type(self).__name__} has no storage: give it to a ReplayBuffer")
         return self._storage
 
     @abstractmethod
-    def add(self, data: Any) -> Any:
-        """Write one row; return its index."""
+    def add(self, data: Any) -> int | Tensor | None:
+        """Write one row, and return its index; None if the row is dropped."""
 
     @abstractmethod
-    def extend(self, data: Any) -> Any:
-        """Write rows; return their indices."""
+    def extend(self, data: Any) -> Tensor:
+        """Write rows, and return their int64 indices `[n]`; -1 for dropped rows."""
 
     @property
     def write_count(self) -> int:
-        """Rows that were ever written."""
+        """The number of all rows that were ever written."""
         return 0
 
     def empty(self) -> None:
-        """Begin again."""
+        """Reset the writer."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the writer."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on there."""
+        """Restore the position of the writer."""
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Write the state into a folder."""
+        """Write the state to a folder."""
         folder = FilePath(path)
         folder.mkdir(parents=True, exist_ok=True)
         named = {key.lstrip("_"): value for key, value in self.state_dict().items()}
         (folder / _FILE).write_text(json.dumps(named))
 
     def loads(self, path: str | os.PathLike[str]) -> None:
-        """Take over the state of a folder."""
+        """Restore the state of a folder."""
         named = json.loads((FilePath(path) / _FILE).read_text())
         self.load_state_dict({f"_{key}": value for key, value in named.items()})
 
@@ -89,9 +104,9 @@ class Writer(ABC):
 
 
 class RoundRobinWriter(Writer):
-    """Fills slot after slot, and begins again at the first when all are full.
+    """Writer to consecutive slots, which starts again at the first slot when all are full.
 
-    The cursor is the storage's own: it is committed with the rows.
+    The cursor belongs to the storage, and is committed with the rows.
 
     Example:
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(5), writer=RoundRobinWriter())
@@ -113,7 +128,7 @@ class RoundRobinWriter(Writer):
         """Rows of the first dimension that were ever written."""
         return int(self._storage.write_count) if self._ours else self._foreign[1]
 
-    def add(self, data: Any) -> Any:
+    def add(self, data: Any) -> int | Tensor | None:
         """Write one row at the cursor.
 
         Returns:
@@ -122,7 +137,7 @@ class RoundRobinWriter(Writer):
         storage = self.storage
         if self._ours:
             row = storage.append_one(data)
-            index: Any = row if storage.ndim == 1 else self._coordinates(np.array([row]))
+            index: int | Tensor = row if storage.ndim == 1 else self._coordinates(np.array([row]))
         else:
             index, count = self._foreign
             storage.set(index, data)
@@ -131,7 +146,7 @@ class RoundRobinWriter(Writer):
         return index
 
     def extend(self, data: Any) -> Tensor:
-        """Write rows at the cursor; if there are more than slots, the last ones stay.
+        """Write rows at the cursor. Of more rows than slots, the last ones stay.
 
         Returns:
             int64 indices `[n]`; with several dimensions of slots, coordinates `[n, ndim]`.
@@ -167,7 +182,7 @@ class RoundRobinWriter(Writer):
         return torch.from_numpy(grid)
 
     def empty(self) -> None:
-        """Begin again at the first slot."""
+        """Reset the cursor to the first slot."""
         if self._ours:
             self._storage.set_counters(0, 0)
         self._foreign = (0, 0)
@@ -177,7 +192,11 @@ class RoundRobinWriter(Writer):
         return {"_cursor": self._cursor, "_write_count": self.write_count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on at the cursor of a state dict."""
+        """Restore the cursor of a state dict.
+
+        Raises:
+            ValueError: the cursor is beyond the storage.
+        """
         cursor, count = int(state_dict["_cursor"]), int(state_dict.get("_write_count", 0))
         if self._ours:
             if not 0 <= cursor < self._storage.capacity:
@@ -189,9 +208,15 @@ class RoundRobinWriter(Writer):
 
 
 class TensorDictRoundRobinWriter(RoundRobinWriter):
-    """A round-robin writer of TensorDicts."""
+    """A round-robin writer that only accepts TensorDicts.
 
-    def add(self, data: Any) -> Any:
+    Example:
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(5), writer=TensorDictRoundRobinWriter())
+        >>> rb.extend(TensorDict({"a": torch.zeros(3)}, [3]))
+        tensor([0, 1, 2])
+    """
+
+    def add(self, data: Any) -> int | Tensor | None:
         """Write one TensorDict at the cursor."""
         return super().add(only_collections(data))
 
@@ -201,24 +226,39 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
 
 
 class ImmutableDatasetWriter(Writer):
-    """Refuses to write: the rows are a data set."""
+    """Writer that refuses all writes, for the rows of a fixed data set.
+
+    Example:
+        >>> rb = ReplayBuffer(storage=LazyTensorStorage(5), writer=ImmutableDatasetWriter())
+        >>> rb.add(torch.zeros(3))
+        Traceback (most recent call last):
+        ...
+        tdstore.errors.InvalidStateError: this buffer has an ImmutableDatasetWriter: its rows cannot be changed
+    """
 
     def add(self, data: Any) -> NoReturn:
-        """Refuse."""
+        """Refuse the row.
+
+        Raises:
+            RuntimeError: always.
+        """
         raise InvalidStateError("this buffer has an ImmutableDatasetWriter: its rows cannot be changed")
 
     def extend(self, data: Any) -> NoReturn:
-        """Refuse."""
+        """Refuse the rows.
+
+        Raises:
+            RuntimeError: always.
+        """
         raise InvalidStateError("this buffer has an ImmutableDatasetWriter: its rows cannot be changed")
 
 
 class TensorDictMaxValueWriter(Writer):
-    """Keeps the rows with the largest values of one entry.
+    """Writer that keeps the rows with the largest values of one entry.
 
     Args:
         rank_key: the entry; `("next", "reward")` by default.
-        reduction: what becomes of an entry with more than one number in a row: "sum", "max", "min", "mean" or
-            "median".
+        reduction: reduces an entry with several numbers in a row to one: "sum", "max", "min", "mean" or "median".
 
     Example:
         >>> rb = ReplayBuffer(storage=LazyTensorStorage(2), writer=TensorDictMaxValueWriter(rank_key="key"))
@@ -239,7 +279,7 @@ class TensorDictMaxValueWriter(Writer):
 
     @property
     def write_count(self) -> int:
-        """Rows that were ever offered."""
+        """The number of all rows passed to the writer."""
         return self._count
 
     def _values(self, data: Any, rows: int) -> Any:
@@ -253,15 +293,18 @@ class TensorDictMaxValueWriter(Writer):
         return (made if isinstance(made, Tensor) else made.values).numpy()
 
     def add(self, data: Any) -> int | None:
-        """Write a row if it is among the largest; return its index, or None."""
+        """Write a row if it is among the largest, and return its index; None if it is not."""
         index = int(self.extend(only_collections(data).unsqueeze(0))[0])
         return None if index < 0 else index
 
     def extend(self, data: Any) -> Tensor:
-        """Write those of the rows that are among the largest.
+        """Write the rows that are among the largest.
 
         Returns:
             int64 indices `[n]`; -1 for rows that were not written.
+
+        Raises:
+            RuntimeError: there are no rows. KeyError: the rows lack the entry. ValueError: a value is NaN.
         """
         storage = self.storage
         data = stacked(data) if isinstance(data, list) else only_collections(data)
@@ -282,10 +325,10 @@ class TensorDictMaxValueWriter(Writer):
         return made
 
     def _placed(self, ranks: Any, capacity: int) -> tuple[Ints, Any]:
-        """Place new values one after the other: in a free row, or in that of the smallest value if it is smaller.
+        """Assign a row to each new value: a free row, or the row of the smallest value if that is smaller.
 
         Returns:
-            A row for each value, -1 for those that have none in the end, and the values of all rows after that.
+            The row of each value, -1 for values without one, and the resulting values of all rows.
         """
         index = np.full(len(ranks), -1, np.int64)
         length = len(self._ranks)
@@ -305,20 +348,20 @@ class TensorDictMaxValueWriter(Writer):
         return index, after
 
     def empty(self) -> None:
-        """Forget the values."""
+        """Reset the values and the count."""
         self._ranks, self._count = np.zeros(0), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of rows offered; the values are those of the storage."""
+        """Return the number of rows passed to the writer. The values are read from the storage."""
         return {"_write_count": self._count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Look at the storage again."""
+        """Restore the count; the values are read from the storage at the next write."""
         self._count, self._ranks = int(state_dict["_write_count"]), np.zeros(0)
 
 
 def only_collections(data: V) -> V:
-    """Refuse what is no TensorDict."""
+    """Raise an error unless the data is a TensorDict."""
     if not is_collection(data):
         raise InvalidArgumentError(f"this buffer takes TensorDicts, not {type(data).__name__}")
     return data

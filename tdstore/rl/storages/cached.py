@@ -71,8 +71,8 @@ class StoredTable(Table):
     def write(self, rows: Rows, values: Sequence[Any]) -> None:
         """Write rows of all columns."""
         index = (slice(rows.start, rows.stop, 1) if isinstance(rows, slice) else torch.from_numpy(rows),)
-        given = zip(self.columns, values, strict=True)
-        self.handle.store.write([Write(c.path, index, v) for c, v in given if v is not None])
+        pairs = zip(self.columns, values, strict=True)
+        self.handle.store.write([Write(c.path, index, v) for c, v in pairs if v is not None])
 
     def gather(self, slots: Ints) -> list[Tensor]:
         """Return copies of slots."""
@@ -297,14 +297,14 @@ class _Waiting:
         """Send all pending rows: as many writes at once as can be undone."""
         with self._lock:
             while self._log:
-                most, count, taken = self.stored.undo_rows, 0, 0
+                most, count, sent = self.stored.undo_rows, 0, 0
                 for written, _ in self._log:
                     more = sum(map(count_of, written))
-                    if taken and count + more > most:
+                    if sent and count + more > most:
                         break
-                    count, taken = count + more, taken + 1
-                self._send([rows for written, _ in self._log[:taken] for rows in written], self._log[taken - 1][1])
-                del self._log[:taken]
+                    count, sent = count + more, sent + 1
+                self._send([rows for written, _ in self._log[:sent] for rows in written], self._log[sent - 1][1])
+                del self._log[:sent]
             self._marks[:] = False
             self._rows = 0
 

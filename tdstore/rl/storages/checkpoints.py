@@ -248,8 +248,8 @@ def _copy(source: Table, target: Table, state: State) -> None:
     places = {c.path: k for k, c in enumerate(source.columns)}
     for start in range(0, state.length, step):
         rows = slice(start, min(state.length, start + step))
-        given = source.look(rows)
-        values = [_as_wide(given[places[c.path]], c.shape[-1] if c.values else None) for c in target.columns]
+        stored = source.look(rows)
+        values = [_as_wide(stored[places[c.path]], c.shape[-1] if c.values else None) for c in target.columns]
         target.write(rows, [value.cpu() for value in values])
     target.commit(state)
 

@@ -481,7 +481,7 @@ class LazyStorage(TabularStorage):
         return made
 
     def all_slots(self) -> Any:
-        """Return all `max_size` slots, zeros where nothing was written; views where the storage has live tensors."""
+        """Return all `max_size` slots, zeros where nothing was written; views if the storage has live tensors."""
         with self._lock:
             table = self._ready()
             return self._structure.build(table.look(slice(0, table.capacity)), (table.capacity, *table.inner))

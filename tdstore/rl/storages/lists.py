@@ -153,10 +153,10 @@ class ListStorage(Storage):
         self.cursor, self.write_count = cursor, write_count
 
     def get(self, index: Any) -> Any:
-        """Return the object of an int, or a list of those of several rows.
+        """Return the object of an int, or the list of objects of several rows.
 
         Raises:
-            IndexError: beyond the end.
+            IndexError: the index is beyond the end.
         """
         with self._lock:
             if isinstance(index, tuple):

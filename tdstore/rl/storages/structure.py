@@ -67,12 +67,12 @@ class Node:
 
     __slots__ = ()
 
-    def take(self, data: Any, columns: list[Any], peer: bool) -> None:
-        """Put the tensors of `data` where they belong in the list of columns."""
+    def take(self, data: Any, columns: list[Any], lenient: bool) -> None:
+        """Write the tensors of `data` into the list of columns; `lenient` allows missing and unexpected entries."""
         raise NotImplementedError
 
     def build(self, columns: Sequence[Any], lead: tuple[int, ...]) -> Any:
-        """Make data of columns whose leading dimensions are `lead`."""
+        """Build data of columns whose leading dimensions are `lead`."""
         raise NotImplementedError
 
     def plain(self) -> JSON:
@@ -103,23 +103,23 @@ class Collection(Node):
     device: torch.device | None = None
     """The device that rows name; None: none."""
 
-    def take(self, data: Any, columns: list[Any], peer: bool) -> None:
-        """Put the tensors of `data` where they belong in the list of columns."""
+    def take(self, data: Any, columns: list[Any], lenient: bool) -> None:
+        """Write the tensors of `data` into the list of columns; `lenient` allows missing and unexpected entries."""
         if type(data) is not TensorDict:
             data = self._opened(data)
         count, parts = 0, self.parts
         for key, value in data.items():
             part = parts.get(key)
             if part is None:
-                if peer or value is None:
+                if lenient or value is None:
                     continue
                 raise self._different(data)
             count += 1
             if type(part) is int:
                 columns[part] = value
             else:
-                part.take(value, columns, peer)  # type: ignore[union-attr]
-        if count < len(parts) and not peer:
+                part.take(value, columns, lenient)  # type: ignore[union-attr]
+        if count < len(parts) and not lenient:
             raise self._different(data)
 
     def _opened(self, data: Any) -> Any:
@@ -132,14 +132,14 @@ class Collection(Node):
         raise InvalidTypeError(f"the rows of this storage are TensorDicts, and data{where} is a {type(data).__name__}")
 
     def _different(self, data: Any) -> DifferentKeysError:
-        given = {key for key, value in data.items() if value is not None}
-        missing = [path_text((*self.path, k)) for k in self.parts if k not in given]
-        unexpected = [path_text((*self.path, k)) for k in given if k not in self.parts]
-        said = [f"missing {', '.join(missing)}"] if missing else []
-        said += [f"unexpected {', '.join(sorted(unexpected))}"] if unexpected else []
+        received = {key for key, value in data.items() if value is not None}
+        missing = [path_text((*self.path, k)) for k in self.parts if k not in received]
+        unexpected = [path_text((*self.path, k)) for k in received if k not in self.parts]
+        differences = [f"missing {', '.join(missing)}"] if missing else []
+        differences += [f"unexpected {', '.join(sorted(unexpected))}"] if unexpected else []
         return DifferentKeysError(
-            f"the keys of the data differ from those of the storage: {'; '.join(said)}",
-            hint="on_mismatch='peer' leaves out what is unexpected, and missing entries as they are",
+            f"the keys of the data differ from those of the storage: {'; '.join(differences)}",
+            hint="on_mismatch='peer' ignores unexpected entries, and does not change missing ones",
         )
 
     def build(self, columns: Sequence[Any], lead: tuple[int, ...]) -> TensorDictBase:
@@ -167,12 +167,12 @@ class Fields(Node):
     kind: type | None = None
     """The class of a tuple; None: a dict."""
 
-    def take(self, data: Any, columns: list[Any], peer: bool) -> None:
-        """Put the tensors of `data` where they belong in the list of columns."""
+    def take(self, data: Any, columns: list[Any], lenient: bool) -> None:
+        """Write the tensors of `data` into the list of columns; `lenient` allows missing and unexpected entries."""
         if self.kind is None:
             if not isinstance(data, Mapping):
                 raise self._different(data)
-            if not peer and data.keys() != set(self.keys):
+            if not lenient and data.keys() != set(self.keys):
                 raise self._different(data)
             values = [data.get(key) for key in self.keys]
         else:
@@ -182,15 +182,15 @@ class Fields(Node):
         for part, value in zip(self.parts, values, strict=True):
             if isinstance(part, int):
                 columns[part] = value
-            elif value is not None or not peer:
-                part.take(value, columns, peer)
+            elif value is not None or not lenient:
+                part.take(value, columns, lenient)
 
     def _different(self, data: Any) -> DifferentKeysError:
         what = f"a dict with the keys {list(self.keys)}" if self.kind is None else f"a tuple of {len(self.parts)}"
-        given = f"the keys {list(data)}" if isinstance(data, Mapping) else type(data).__name__
-        given += f" of {len(data)}" if isinstance(data, tuple) else ""
+        received = f"the keys {list(data)}" if isinstance(data, Mapping) else type(data).__name__
+        received += f" of {len(data)}" if isinstance(data, tuple) else ""
         where = f" at {path_text(self.path)}" if self.path else ""
-        return DifferentKeysError(f"the rows of this storage are {what}{where}, and the data has {given}")
+        return DifferentKeysError(f"the rows of this storage are {what}{where}, and the data has {received}")
 
     def build(self, columns: Sequence[Any], lead: tuple[int, ...]) -> Any:
         """Make data of columns whose leading dimensions are `lead`."""
@@ -232,13 +232,13 @@ class Structure:
         """Bytes of one row of the first dimension, all columns together."""
         return sum(column.nbytes for column in self.columns) * math.prod(self.inner)
 
-    def take(self, data: Any, *, peer: bool = False) -> list[Any]:
-        """Split data into its columns, in order; None for one that is missing, which only `peer` allows."""
+    def take(self, data: Any, *, lenient: bool = False) -> list[Any]:
+        """Split data into its columns, in order; None for a missing one, which only `lenient` allows."""
         columns: list[Any] = [None] * len(self.columns)
         if isinstance(self.root, int):
             columns[0] = data
         else:
-            self.root.take(data, columns, peer)
+            self.root.take(data, columns, lenient)
         return columns
 
     def build(self, columns: Sequence[Any], lead: Sequence[int]) -> Any:
@@ -290,43 +290,43 @@ class Structure:
     def same_rows(self, other: Structure) -> list[str]:
         """Describe how the rows of another structure differ, for a message; empty where they fit."""
         mine, theirs = ({c.path: c for c in s.columns} for s in (self, other))
-        said = [f"{path_text(p)} is missing" for p in mine if p not in theirs]
-        said += [f"{path_text(p)} is unexpected" for p in theirs if p not in mine]
+        differences = [f"{path_text(p)} is missing" for p in mine if p not in theirs]
+        differences += [f"{path_text(p)} is unexpected" for p in theirs if p not in mine]
         for path, column in mine.items():
             there = theirs.get(path)
             if there is None or (column.values and there.values):
                 continue
             if (there.shape, there.dtype) != (column.shape, column.dtype):
-                said.append(
+                differences.append(
                     f"{path_text(path)} has rows of shape {list(there.shape)} and dtype {dtype_name(there.dtype)}, "
                     f"not {list(column.shape)} and {dtype_name(column.dtype)}"
                 )
         if self.inner != other.inner:
-            said.append(f"slots have the dimensions {list(other.inner)} after the first, not {list(self.inner)}")
-        return said
+            differences.append(f"slots have the dimensions {list(other.inner)} after the first, not {list(self.inner)}")
+        return differences
 
 
-def _joined(mine: Part, theirs: Part, columns: list[Column], given: Sequence[Column]) -> Part:
+def _joined(mine: Part, theirs: Part, columns: list[Column], received: Sequence[Column]) -> Part:
     if not isinstance(mine, Collection) or not isinstance(theirs, Collection):
         return mine
     parts = dict(mine.parts)
     for key, part in theirs.parts.items():
         if key in parts:
-            parts[key] = _joined(parts[key], part, columns, given)
+            parts[key] = _joined(parts[key], part, columns, received)
         else:
-            parts[key] = _moved(part, columns, given)
+            parts[key] = _moved(part, columns, received)
     return replace(mine, parts=parts)
 
 
-def _moved(part: Part, columns: list[Column], given: Sequence[Column]) -> Part:
+def _moved(part: Part, columns: list[Column], received: Sequence[Column]) -> Part:
     """Return a part with its columns added to a list of others."""
     if isinstance(part, int):
-        columns.append(given[part])
+        columns.append(received[part])
         return len(columns) - 1
     if isinstance(part, Collection):
-        return replace(part, parts={key: _moved(one, columns, given) for key, one in part.parts.items()})
+        return replace(part, parts={key: _moved(one, columns, received) for key, one in part.parts.items()})
     assert isinstance(part, Fields)
-    return replace(part, parts=tuple(_moved(one, columns, given) for one in part.parts))
+    return replace(part, parts=tuple(_moved(one, columns, received) for one in part.parts))
 
 
 def decode_structure(plain: Any, url: str) -> Structure:

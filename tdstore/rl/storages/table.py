@@ -462,21 +462,21 @@ class LiveTable(ArrayTable):
             super().write(rows, values)
             return
         store = self.handle.store
-        given = [
+        pairs = [
             (c, v if v.ndim == t.ndim else v.unsqueeze(0))
             for c, v, t in zip(self.columns, values, self.tensors, strict=True)
             if v is not None
         ]
         ahead, reserved = 0, self._reserved
         if isinstance(rows, slice) and rows.start <= self._reserved and not state.scattered:
-            if rows.stop >= max(state.length, self._beyond) and len(given) == len(self.columns):
+            if rows.stop >= max(state.length, self._beyond) and len(pairs) == len(self.columns):
                 ahead = max(0, min(self.capacity, rows.start + self._ahead) - rows.stop)
             reserved = rows.stop + ahead
         if isinstance(rows, slice):
             index = (slice(rows.start, rows.stop + ahead, 1),)
-            store.write([Write(c.path, index, _longer(v, ahead)) for c, v in given])
+            store.write([Write(c.path, index, _longer(v, ahead)) for c, v in pairs])
         else:
-            store.write([Write(c.path, (torch.from_numpy(rows),), v) for c, v in given])
+            store.write([Write(c.path, (torch.from_numpy(rows),), v) for c, v in pairs])
         self._reserved, self._beyond = reserved, max(self._beyond, last)
         if isinstance(rows, slice):
             self._map(rows.start, rows.stop + ahead)

@@ -182,7 +182,7 @@ class TabularStorage(Storage):
             self._make(structure)
             table = self._ready()
         structure = self._structure
-        columns = structure.take(data, peer=self.on_mismatch == "peer")
+        columns = structure.take(data, lenient=self.on_mismatch == "peer")
         single = len(lead) < self.ndim
         on_cpu = isinstance(table, ArrayTable)
         if isinstance(table, ArrayTable):
@@ -194,7 +194,7 @@ class TabularStorage(Storage):
         for i, column in enumerate(structure.columns):
             value = columns[i]
             if column.values:
-                columns[i] = self._texts(i, value, lead, single=single)
+                columns[i] = self._packed_values(i, value, lead, single=single)
                 continue
             if value is None:
                 continue
@@ -225,7 +225,7 @@ class TabularStorage(Storage):
             "values would be cut"
         )
 
-    def _texts(self, number: int, value: Any, lead: tuple[int, ...], *, single: bool) -> Tensor:
+    def _packed_values(self, number: int, value: Any, lead: tuple[int, ...], *, single: bool) -> Tensor:
         column = self._structure.columns[number]
         shape = (*self._tails[number][:-1],) if single else (lead[0], *self._tails[number][:-1])
         values = encoded_values(value)
@@ -243,20 +243,20 @@ class TabularStorage(Storage):
         return packed(values, shape, width)
 
     def _transact(self, table: Table, pieces: Sequence[tuple[Rows, list[Any]]], before: State, after: State) -> None:
-        """Write rows and make the counters valid; when that fails, what was there before is there again."""
-        kept = False
+        """Write rows and commit the counters. After an error the previous rows are restored."""
+        saved = False
         if table.durable and before.length:
             rows = _visible([rows for rows, _ in pieces], before.length)
             if rows is not None:
                 table.save(rows, before)
-                kept = True
+                saved = True
         try:
             for rows, values in pieces:
                 table.write(rows, values)
             self._commit(table, after)
         except BaseException:
             if table.publish is None:
-                table.take_back(saved=kept)
+                table.take_back(saved=saved)
             raise
 
     def _give_up(self, fresh: bool) -> None:
@@ -452,17 +452,17 @@ class TabularStorage(Storage):
         slots = found.slots
         if slots is None:
             raise OutOfRangeError("slots of several dimensions are named by a tuple of as many tensors, slices or ints")
-        columns = self._structure.take(data, peer=self.on_mismatch == "peer")
+        columns = self._structure.take(data, lenient=self.on_mismatch == "peer")
         unique, inverse = np.unique(slots // table.slots_per_row, return_inverse=True)
         whole = (unique.reshape(-1, 1) * table.slots_per_row + np.arange(table.slots_per_row)).reshape(-1)
         places = torch.from_numpy(inverse.reshape(-1) * table.slots_per_row + slots % table.slots_per_row)
         values = []
         for column, old, new in zip(self._structure.columns, table.gather(whole), columns, strict=True):
             if new is not None:
-                given = torch.as_tensor(new)
-                if given.dtype is not column.dtype:
-                    given = self._cast(given, column)
-                old[places] = given.expand(*found.shape, *column.shape).reshape(len(slots), *column.shape)
+                received = torch.as_tensor(new)
+                if received.dtype is not column.dtype:
+                    received = self._cast(received, column)
+                old[places] = received.expand(*found.shape, *column.shape).reshape(len(slots), *column.shape)
             values.append(old.view(len(unique), *table.inner, *column.shape))
         self._in_parts(table, unique, values, state, state._replace(epoch=state.epoch + 1))
 
@@ -471,7 +471,7 @@ class TabularStorage(Storage):
         return f"{len(self)} of {self.max_size} slots of this {type(self).__name__} are written"
 
     def get(self, index: Any) -> Any:
-        """Read rows; an int and a slice return views where the storage has live tensors."""
+        """Read rows. An int and a slice return views if the storage has live tensors."""
         with self._lock:
             table = self._ready()
             return self._picked(table, select(index, self._state.length, table.inner, self._what()))
@@ -521,11 +521,13 @@ class TabularStorage(Storage):
             number = next((i for i, c in enumerate(columns) if c.path == path), None)
             if number is None:
                 raise KeyNotFoundError(f"no entry {path_text(path)} in this {type(self).__name__}")
-            given = made.get(key)
+            received = made.get(key)
             if columns[number].values:
-                values[number] = self._texts(number, given, (state.length,), single=False)
+                values[number] = self._packed_values(number, received, (state.length,), single=False)
             else:
-                values[number] = given if given.dtype is columns[number].dtype else self._cast(given, columns[number])
+                values[number] = (
+                    received if received.dtype is columns[number].dtype else self._cast(received, columns[number])
+                )
             if state.length:
                 self._in_parts(table, slice(0, state.length), values, state, state._replace(epoch=state.epoch + 1))
 
@@ -544,8 +546,8 @@ class TabularStorage(Storage):
             keep = None if isinstance(table, ArrayTable) else _last_of(slots)
             if keep is not None:
                 slots, values = slots[keep], values[torch.from_numpy(keep)]
-            given: list[Any] = [values if c.path == (key,) else None for c in self._structure.columns]
-            table.write(slots, given)
+            received: list[Any] = [values if c.path == (key,) else None for c in self._structure.columns]
+            table.write(slots, received)
             if not table.by_request:
                 self._commit(table, self._state)
 
