@@ -12,6 +12,7 @@ tdstore that starts processes) stands in `FOLDERS`; a test that starts a process
 from __future__ import annotations
 
 import functools
+import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -217,6 +218,7 @@ def _audit(event: str, _: tuple[Any, ...]) -> None:
         refuse("process")
 
 
+platform.processor()  # asks a process once, and h5py asks for it when it is imported
 sys.addaudithook(_audit)
 
 
