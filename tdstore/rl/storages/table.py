@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import memmove
 from typing import Any, NamedTuple
 
@@ -106,14 +106,33 @@ def part_of(rows: Rows, start: int, stop: int) -> Rows:
     return rows[start:stop]
 
 
-class Block(list[Any]):
-    """Values of all columns, each a dense tensor of the CPU of the very dtype and shape: bytes that can be copied."""
+class Block(Sequence[Any]):
+    """Values of all columns, each a dense tensor of the CPU of the very dtype and shape: bytes that can be copied.
 
-    __slots__ = ("addresses",)
+    Args:
+        values: the tensors.
+        addresses: of the first row of each.
+        rows: those of the tensors that the block has; None: all.
+    """
 
-    def __init__(self, values: list[Any], addresses: list[int]) -> None:
-        super().__init__(values)
-        self.addresses = addresses
+    __slots__ = ("_rows", "_values", "addresses")
+
+    def __init__(self, values: Sequence[Any], addresses: list[int], rows: tuple[int, int] | None = None) -> None:
+        self._values, self.addresses, self._rows = values, addresses, rows
+
+    def __len__(self) -> int:
+        """Return the number of columns."""
+        return len(self._values)
+
+    def __getitem__(self, number: Any) -> Any:
+        """Return the tensor of a column."""
+        value = self._values[number]
+        return value if self._rows is None else value[self._rows[0] : self._rows[1]]
+
+    def cut(self, start: int, stop: int, sizes: Iterable[int]) -> Block:
+        """Return some of the rows of a whole block, whose rows have these sizes in bytes; no tensor is made."""
+        addresses = [address + start * size for address, size in zip(self.addresses, sizes, strict=True)]
+        return Block(self._values, addresses, (start, stop))
 
 
 class Table(ABC):
@@ -146,6 +165,10 @@ class Table(ABC):
     @abstractmethod
     def write(self, rows: Rows, values: Sequence[Any]) -> None:
         """Write rows of all columns; a column whose value is None keeps its own."""
+
+    def cut(self, values: Sequence[Any], start: int, stop: int) -> Sequence[Any]:
+        """Return some of the rows of values, for `write`."""
+        return [None if value is None else value[start:stop] for value in values]
 
     @abstractmethod
     def gather(self, slots: Ints) -> list[Tensor]:
@@ -230,6 +253,7 @@ class ArrayTable(Table):
         self._places = list(zip(starts, sizes, (c.dtype for c in columns), self._arrays, strict=True))
         """Address of the first row, bytes of a row, dtype, and the array, of each column."""
         self._bytes = list(zip(starts, sizes, strict=True))
+        self._sizes = sizes
         # The bytes of a complex tensor may be those of its conjugate: they are not copied as they are.
         self._dtypes = [None if c.values or c.dtype.is_complex else c.dtype for c in columns]
         self._state = State()
@@ -276,6 +300,10 @@ class ArrayTable(Table):
                 return None
             addresses.append(value.data_ptr())
         return Block(values, addresses)
+
+    def cut(self, values: Sequence[Any], start: int, stop: int) -> Sequence[Any]:
+        """Return some of the rows of values."""
+        return values.cut(start, stop, self._sizes) if type(values) is Block else super().cut(values, start, stop)
 
     def write(self, rows: Rows, values: Sequence[Any]) -> None:
         """Write rows of all columns."""

@@ -172,7 +172,7 @@ class TabularStorage(Storage):
                 self._commit(self._table, State(scattered=self._state.scattered, epoch=self._state.epoch + 1))
 
     # -- data in ---------------------------------------------------------------------------------
-    def _prepare(self, data: Any, lead: tuple[int, ...]) -> list[Any]:
+    def _prepare(self, data: Any, lead: tuple[int, ...]) -> Sequence[Any]:
         """Return the columns of data whose first dimensions are `lead`, each a tensor of the right shape and dtype."""
         table = self._table
         if table is None:
@@ -242,7 +242,9 @@ class TabularStorage(Storage):
             width = self._structure.columns[number].shape[-1]
         return packed(values, shape, width)
 
-    def _transact(self, table: Table, pieces: Sequence[tuple[Rows, list[Any]]], before: State, after: State) -> None:
+    def _transact(
+        self, table: Table, pieces: Sequence[tuple[Rows, Sequence[Any]]], before: State, after: State
+    ) -> None:
         """Write rows and commit the counters. After an error the previous rows are restored."""
         saved = False
         if table.durable and before.length:
@@ -309,7 +311,7 @@ class TabularStorage(Storage):
                 self._give_up(fresh)
                 raise
 
-    def _ring(self, table: Table, values: list[Any], n: int) -> Ints:
+    def _ring(self, table: Table, values: Sequence[Any], n: int) -> Ints:
         state, capacity = self._state, table.capacity
         self.filled_directly = False
         start, counted = state.cursor, state.write_count
@@ -323,9 +325,9 @@ class TabularStorage(Storage):
                 count = min(count, table.undo_rows)
             end = at + count
             first = count if end <= capacity else capacity - at
-            pieces = [(slice(at, at + first), values if first == n else _cut(values, done, done + first))]
+            pieces = [(slice(at, at + first), values if first == n else table.cut(values, done, done + first))]
             if count > first:
-                pieces.append((slice(0, count - first), _cut(values, done + first, done + count)))
+                pieces.append((slice(0, count - first), table.cut(values, done + first, done + count)))
             length = max(state.length, min(capacity, end))
             after = State(length, end % capacity, counted + done + count, 0, state.scattered, state.epoch)
             self._transact(table, pieces, state, after)
@@ -406,13 +408,13 @@ class TabularStorage(Storage):
         self._in_parts(table, slots, values, state, after)
         self.filled_directly = self.filled_directly or set_cursor
 
-    def _in_parts(self, table: Table, rows: Rows, values: list[Any], state: State, after: State) -> None:
+    def _in_parts(self, table: Table, rows: Rows, values: Sequence[Any], state: State, after: State) -> None:
         """Write rows of any place, no more at once than can be undone."""
         n, step = count_of(rows), table.undo_rows if table.durable else count_of(rows)
         for start in range(0, n, step):
             stop = min(n, start + step)
             part = part_of(rows, start, stop)
-            cut = values if stop - start == n else _cut(values, start, stop)
+            cut = values if stop - start == n else table.cut(values, start, stop)
             self._transact(table, [(part, cut)], state, after if stop == n else state)
 
     def _rows(self, cursor: Any, data: Any, lead: tuple[int, ...]) -> Ints:
@@ -563,10 +565,6 @@ class TabularStorage(Storage):
 def is_collection(data: Any) -> bool:
     """Check whether data is a TensorDict or a tensorclass, of this package or of `tensordict`."""
     return type(data) is TensorDict or is_container(data) or is_foreign(data)
-
-
-def _cut(values: list[Any], start: int, stop: int) -> list[Any]:
-    return [None if value is None else value[start:stop] for value in values]
 
 
 def _visible(places: Sequence[Rows], length: int) -> Rows | None:
