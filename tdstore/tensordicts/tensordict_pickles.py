@@ -279,8 +279,11 @@ class _Builder:
         return UnbatchedTensor(self.build(found.state["tensordict"])["data"])
 
     # Tensors: as torch rebuilds them, without hooks and without the attributes that its compiler left on them.
-    def storage(self, found: _Record) -> Any:
-        return torch.load(io.BytesIO(found.args[0]), map_location=self.map_location, weights_only=True)
+    def storage(self, found: _Record) -> torch.TypedStorage | torch.UntypedStorage:
+        made: torch.TypedStorage | torch.UntypedStorage = torch.load(
+            io.BytesIO(found.args[0]), map_location=self.map_location, weights_only=True
+        )
+        return made
 
     def tensor(self, found: _Record) -> Tensor:
         storage, offset, size, stride, requires_grad = (self.build(arg) for arg in found.args[:5])
@@ -291,9 +294,10 @@ class _Builder:
         kind = torch.nn.Buffer if found.name.endswith("Buffer") else torch.nn.Parameter
         return kind(self.build(found.args[0]), bool(found.args[1]))
 
-    def subclass(self, found: _Record) -> Any:
+    def subclass(self, found: _Record) -> Tensor:
         function, _kind, args, _state = found.args
-        return self.build(function(*args))
+        made: Tensor = self.build(function(*args))
+        return made
 
     def nested(self, found: _Record) -> Tensor:
         parts = found.args[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,10 +14,11 @@ from tdstore.errors import InvalidArgumentError
 from tdstore.index.shapes import as_size
 
 if TYPE_CHECKING:
-    from tdstore.tensordicts.base import TensorDictBase
     from tdstore.tensordicts.resident.tensordict import TensorDict
 
 FIELDS = ("device", "dtype", "shape")
+
+ContainerT = TypeVar("ContainerT", bound=Container)
 
 
 class TensorAttrs(MetaData):
@@ -135,7 +136,7 @@ def recorded(td: Any) -> dict[tuple[str, ...], TensorAttrs]:
     return found
 
 
-def converted(td: Container, found: dict[tuple[str, ...], TensorAttrs], non_blocking: bool) -> Any:
+def converted(td: ContainerT, found: dict[tuple[str, ...], TensorAttrs], non_blocking: bool) -> ContainerT:
     """Return the entries of `td`, with the leaves that are in `found` converted to the device and dtype given there."""
 
     def convert(key: str | tuple[str, ...], leaf: Tensor) -> Tensor:
@@ -147,5 +148,5 @@ def converted(td: Container, found: dict[tuple[str, ...], TensorAttrs], non_bloc
     source = td._walkable()
     if any(attrs.tgt_device not in (None, td.device) for attrs in found.values()):
         source = source.clone(False).clear_device_()
-    made: TensorDictBase = source.named_apply(convert, nested_keys=True)
+    made: ContainerT = source.named_apply(convert, nested_keys=True)
     return made

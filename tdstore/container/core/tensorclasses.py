@@ -76,9 +76,10 @@ def maker_of(cls: type[Typed]) -> type[Typed] | Callable[[], type[Typed]]:
     return made
 
 
-def resolve_class(found: Any) -> Any:
+def resolve_class(found: Any) -> type[Any]:
     """Return the class that a pickle refers to: `found`, or the result of calling it."""
-    return found if isinstance(found, type) else found()
+    cls: type[Any] = found if isinstance(found, type) else found()
+    return cls
 
 
 def known() -> list[type[Typed]]:

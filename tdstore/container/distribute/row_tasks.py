@@ -216,15 +216,19 @@ class Chunk:
             return Chunk, (self.source, self.at)
         return Chunk, (Packed(self.rows()), None)
 
-    def rows(self) -> Any:
+    def rows(self) -> TensorDictBase:
         """Return the rows, in memory."""
+        made: TensorDictBase
         if self.at is None and isinstance(self.source, Container):
-            return self.source._shallow()  # a TensorDict like any other, of memory that nobody else uses
-        if self.at is None:
-            return plain(self.source)
-        if isinstance(self.source, (Place, Arrived)):
-            return self.source.rows(self.at)
-        return self.source._at(self.at)._resident()
+            source: Any = self.source
+            made = source._shallow()  # a TensorDict like any other, of memory that nobody else uses
+        elif self.at is None:
+            made = plain(self.source)
+        elif isinstance(self.source, (Place, Arrived)):
+            made = self.source.rows(self.at)
+        else:
+            made = self.source._at(self.at)._resident()
+        return made
 
 
 class Rows:
@@ -256,7 +260,7 @@ class Rows:
         return None
 
 
-def join(results: list[Any], dim: int, how: Any) -> Any:
+def join(results: list[Any], dim: int, how: Any) -> Container | Tensor | None:
     """Join results by `torch.cat` or `torch.stack`; None when all of them are.
 
     Raises:
@@ -267,7 +271,8 @@ def join(results: list[Any], dim: int, how: Any) -> Any:
     if mismatched is not None or len(kinds) > 1:
         what = f"a {type(mismatched).__name__}" if mismatched is not None else " for some rows and ".join(sorted(kinds))
         raise InvalidTypeError(f"fn must return TensorDicts, or tensors, or None, for all rows; it returned {what}")
-    return None if kinds == {"None"} else how(results, dim)
+    made: Container | Tensor | None = None if kinds == {"None"} else how(results, dim)
+    return made
 
 
 class Target:

@@ -63,7 +63,7 @@ class Mapper:
         """Return whether the function is called on an entry that is not a tensor."""
         return self.call_on_nested or (self.is_leaf is not None and self.is_leaf(type(entry)))
 
-    def run(self, td: Any, others: list[Any], path: Path, batch: torch.Size) -> Any:
+    def run(self, td: Any, others: list[Any], path: Path, batch: torch.Size) -> Container | None:
         fn, named, n = self.fn, self.named, len(td._batch_size)
         # Below another batch size, a larger one of its own stays only where the results have it.
         above, self.least = self.least, None
@@ -106,7 +106,8 @@ class Mapper:
                     data[key] = built._coerce(key, made)
         if not data and (self.filter_empty or (self.filter_empty is None and dropped)):
             return None
-        return built
+        result: Container = built
+        return result
 
 
 def _or_empty(entry: Any, default: Any, like: Any) -> Any:

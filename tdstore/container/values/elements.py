@@ -109,11 +109,12 @@ class Elements:
         """The entries along the first dimension; writes into them are writes here."""
         return list(self.unbind(0))
 
-    def own_values(self: Any) -> Any:
+    def own_values(self: Any) -> NonTensor:
         """Return the entry with copies of the values that can be changed."""
-        made = self.own_copy()
+        made: Any = self.own_copy()
+        result: NonTensor = made
         if type(made._pool) not in (list, LazyGather) or torch.compiler.is_compiling() or unchanging(made.flat()):
-            return made  # values in a buffer are decoded anew by each that reads them
-        made = made.own()
+            return result  # values in a buffer are decoded anew by each that reads them
+        made = result = made.own()
         made._pool[:] = map(copied, made._pool)
-        return made
+        return result

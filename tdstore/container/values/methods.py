@@ -459,17 +459,20 @@ class ValueMethods(ValueCasts):
         """Apply `TensorDict.unflatten` to the batch."""
         return self.move(lambda t: t.unflatten(*args, **kwargs))
 
-    def atleast_1d(self: Any) -> Any:
+    def atleast_1d(self: Any) -> NonTensor:
         """Apply `TensorDict.atleast_1d` to the batch."""
-        return self.move(lambda t: _at_least(1, t))
+        made: NonTensor = self.move(lambda t: _at_least(1, t))
+        return made
 
-    def atleast_2d(self: Any) -> Any:
+    def atleast_2d(self: Any) -> NonTensor:
         """Apply `TensorDict.atleast_2d` to the batch."""
-        return self.move(lambda t: _at_least(2, t))
+        made: NonTensor = self.move(lambda t: _at_least(2, t))
+        return made
 
-    def atleast_3d(self: Any) -> Any:
+    def atleast_3d(self: Any) -> NonTensor:
         """Apply `TensorDict.atleast_3d` to the batch."""
-        return self.move(lambda t: _at_least(3, t))
+        made: NonTensor = self.move(lambda t: _at_least(3, t))
+        return made
 
     def chunk(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Apply `TensorDict.chunk` to the batch."""
