@@ -26,7 +26,9 @@ class MeasureMixin(Container):
 
     # -- sizes -------------------------------------------------------------------------------
     def bytes(self, *, count_duplicates: bool = True) -> int:
-        """Count the bytes of all tensor leaves and of their gradients, without reading them.
+        """Count the bytes of all tensor leaves, of their gradients, and of the offsets of jagged leaves.
+
+        Stored leaves are not read, and count as they do in memory.
 
         Args:
             count_duplicates: False counts a tensor that several entries share once.
@@ -57,7 +59,7 @@ class MeasureMixin(Container):
         return list(found.values())
 
     def _companions(self, key: str) -> list[tuple[Any, int]]:
-        """List the other tensors of an in-memory leaf, each with its bytes. A stored leaf has none."""
+        """List the other tensors of a leaf, each with its bytes: the gradient, and the offsets of a jagged leaf."""
         return []
 
     def _leaf_places(self) -> list[tuple[Any, str]]:

@@ -84,6 +84,15 @@ class StoredTree(WindowTree):
         whole = isinstance(entry, NestedTensor) and not entry.layout.is_row(self._sel)
         return torch.jagged if whole else torch.strided
 
+    def _companions(self, key: str) -> list[tuple[Any, int]]:
+        entry = None if self._kind(key) == VALUE else self._entry(key)  # a value: an unbatched tensor
+        if not isinstance(entry, NestedTensor) or entry.layout.layout is not torch.jagged:
+            return []
+        if entry.layout.is_row(self._sel):
+            return []
+        offsets = self._leaf_shape(key)[0] + 1  # int64, as the tensor has them once it is read
+        return [(self._identity(key), offsets * torch.int64.itemsize)]
+
     def _nested_parts(self, key: str) -> tuple[dict[str, Any], dict[str, LeafSpec]] | None:
         entry = self._entry(key)
         if not isinstance(entry, NestedTensor) or entry.layout.is_row(self._sel):
