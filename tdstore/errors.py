@@ -206,6 +206,9 @@ class StoreTimeoutError(StoreBusyError, TimeoutError):
 class ConflictError(StoreBusyError):
     """Another writer committed first; nothing of this writer was published."""
 
+    repeated: bool = False
+    """Whether an earlier commit of the same store has raised a conflict to its caller."""
+
 
 class ReadOnlyError(StoreError, PermissionError, RuntimeError):
     """The store was opened for reading only."""

@@ -23,6 +23,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Protocol
 
+from tdstore.errors import ConflictError
 from tdstore.header import Header
 
 logger = logging.getLogger("tdstore")
@@ -111,7 +112,8 @@ class Ending:
             if self._due is not None and threading.current_thread() is _state.thread and not _is_gone(self._place):
                 _state.ended.wait(DELAY)  # perhaps a removal is under way
             dropped_and_removed = self._due is not None and _is_gone(self._place)
-            level = logging.DEBUG if dropped_and_removed else logging.ERROR
+            known = dropped_and_removed or (isinstance(error, ConflictError) and error.repeated)
+            level = logging.DEBUG if known else logging.ERROR
             logger.log(level, "tdstore: %s has uncommitted changes, and they are lost: %s", self._place, error)
 
     def _wait(self, ended: threading.Event) -> None:

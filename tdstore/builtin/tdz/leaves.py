@@ -72,6 +72,8 @@ class TdzLeaves(ResidentStore):
         self._windows: list[Window] = []
         self._open = ArchiveFiles()
         # Descriptors only: a store that was changed is held, and closed, by `tdstore.lifetime`.
+        self._conflicts = False
+        """Whether a conflict with another writer was raised."""
         self._last = weakref.finalize(self, self._open.end)
         self._last.atexit = False
 
@@ -281,11 +283,13 @@ class TdzLeaves(ResidentStore):
 
     def _check_current(self) -> None:
         if self._open.fd >= 0 and not files.is_same_entry(self._open.fd, self._name, self._open.folder):
-            raise ConflictError(
+            error = ConflictError(
                 f"{self.url} was replaced since it was opened here",
                 url=self.url,
                 hint="what was mapped stays readable; open the location again to write to the new data",
             )
+            error.repeated, self._conflicts = self._conflicts, True
+            raise error
 
 
 def _first_row(leaf: LeafEntry, index: StoreIndex) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 import tdstore
-from tdstore import TensorDict
+from tdstore import TensorDict, lifetime
 from tdstore.builtin.tdz.store import open_tdz
 from tdstore.errors import ConflictError, StoreIOError
 from tdstore.header import Header
@@ -144,6 +145,23 @@ def test_the_second_of_two_commits_is_a_conflict(tmp_path):
         second.close()
     assert tdstore.open(path, verify="full")["x"].unique().tolist() == [1]
     assert os.listdir(tmp_path) == ["x.tdz"]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_conflict_is_an_error_of_the_commit_or_a_line_in_the_log(tmp_path, capsys, commits):
+    path = tmp_path / "x.tdz"
+    saved(path)
+    first, second = tdstore.open(path, mode="r+"), tdstore.open(path, mode="r+")
+    first["x"].fill_(1)
+    second["x"].fill_(2)
+    first.close()
+    if commits:
+        with pytest.raises(ConflictError):
+            second.commit()
+    del second
+    gc.collect()
+    lifetime.settle()
+    assert capsys.readouterr().err.count("uncommitted changes") == (not commits)
 
 
 def test_a_writer_whose_file_was_moved_says_so_and_one_whose_file_was_removed_does_not(tmp_path):
