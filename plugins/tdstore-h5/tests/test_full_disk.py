@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path as FsPath
@@ -9,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from tdstore_h5.file.journal import Journal
+from tdstore_h5.rows import overlay
 
 import tdstore
 from tdstore import TensorDict
 from tdstore.errors import StoreIOError
-from tdstore.testing.crash import small_disk
+from tdstore.testing.crash import in_child, small_disk
 
 ROWS = 1000
 LAYOUTS: dict[str, dict[str, Any]] = {"contiguous": {}, "compressed": {"chunks": 100, "compression": "gzip"}}
@@ -182,3 +185,57 @@ def test_rows_whose_commit_finds_no_room_are_taken_back(disk: FsPath) -> None:
     with tdstore.open(file, verify="full") as again:
         assert torch.equal(again["a"], saved["a"])
         assert list(again["s"]) == list(saved["s"])
+
+
+def _fill(disk: FsPath) -> FsPath:
+    """Take all that is left of a disk."""
+    info = os.statvfs(disk)
+    filler = disk / "filler"
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, info.f_bavail * info.f_frsize)
+    return filler
+
+
+def test_a_journal_that_was_not_begun_is_removed(disk: FsPath) -> None:
+    file = disk / "t.h5"
+    TensorDict({"a": torch.zeros(ROWS)}, [ROWS]).save(file).close()
+    with tdstore.open(file, "r+") as td:
+        filler = _fill(disk)
+        with pytest.raises(StoreIOError, match="No space left"):
+            td.set_at_("a", torch.tensor(5.0), 0)
+        assert sorted(os.listdir(disk)) == ["filler", "t.h5"]
+        filler.unlink()
+        td.set_at_("a", torch.tensor(6.0), 0)
+    with tdstore.open(file) as td:
+        assert td["a"][:2].tolist() == [6, 0]
+    assert os.listdir(disk) == ["t.h5"]
+
+
+def test_a_commit_after_a_refused_one_can_be_finished_by_the_next_opener(
+    disk: FsPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal of the second commit is a whole one: a writer that dies while it applies it leaves no torn file."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def torn(fd: int, start: int, count: int, read: Any) -> None:
+        os.pwrite(fd, read(0, count // 2 + 1).data, start)
+        os._exit(7)
+
+    file, layout = disk / "t.h5", LAYOUTS["compressed"]
+    noise = torch.randint(0, 255, (ROWS, 300), dtype=torch.uint8)
+    TensorDict({"a": torch.zeros_like(noise)}, [ROWS]).save(file, **layout).close()
+
+    def work() -> None:
+        td = tdstore.open(file, "r+", **layout)
+        td.set_("a", noise)
+        with monkeypatch.context() as patch, pytest.raises(StoreIOError, match="No space left"):
+            patch.setattr(Journal, "done", full)
+            td.commit()
+        monkeypatch.setattr(overlay, "apply", torn)
+        td.commit()
+
+    assert in_child(work) == 7
+    with tdstore.open(file) as td:
+        assert torch.equal(td["a"], noise)

@@ -8,6 +8,7 @@ leaves.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import struct
@@ -101,8 +102,13 @@ class Journal:
     def mark(self, paths: Iterable[Path]) -> None:
         """Record leaves that are about to change in place."""
         text = msgspec.json.encode([list(path) for path in paths])
-        self._add(_MARK, 0, np.frombuffer(text, np.uint8))
-        self._wait()
+        before = self.size
+        try:
+            self._add(_MARK, 0, np.frombuffer(text, np.uint8))
+            self._wait()
+        except OSError:
+            self.cut(before)
+            raise
 
     def data(self, start: int, data: Bytes) -> int:
         """Add bytes of a commit; returns their position in the journal."""
@@ -126,10 +132,16 @@ class Journal:
         return read_exact(self._fd, position, size)
 
     def cut(self, size: int) -> None:
-        """Drop everything after the first `size` bytes: a commit that could not be written."""
-        if self._fd >= 0 and self.size > size:
+        """Drop everything after the first `size` bytes: records that could not be written. 0 removes the journal."""
+        if self._fd < 0 or self.size <= size:
+            return
+        if size:
             files.truncate(self._fd, size)
             self.size = size
+        else:  # the next record begins it again
+            self.close()
+            with contextlib.suppress(OSError):  # without records it means nothing to the next opener
+                os.unlink(self.path)
 
     def remove(self) -> None:
         """Remove the journal: its commit is in the file, or was dropped."""
@@ -169,6 +181,8 @@ class Journal:
                     os.close(folder)
         except BaseException:
             os.close(fd)
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
             raise
         self._fd, self.size = fd, len(_MAGIC)
 
