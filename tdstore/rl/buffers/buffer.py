@@ -25,10 +25,10 @@ from tdstore.rl.buffers.parts import (
     is_key,
     is_sampler,
     is_storage,
-    is_torchrl,
     is_writer,
     made_part,
     mark_truncated,
+    storage_for,
     written_rows,
 )
 from tdstore.rl.buffers.prioritized import PrioritizedSampler
@@ -38,7 +38,6 @@ from tdstore.rl.buffers.writers import RoundRobinWriter, Writer
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.lists import ListStorage
 from tdstore.rl.storages.tabular import TabularStorage, is_collection
-from tdstore.rl.torchrl import torchrl_storage
 
 
 class ReplayBuffer:
@@ -118,7 +117,7 @@ class ReplayBuffer:
 
     def _begin(self) -> None:
         """Write and sample in the rows that the storage has."""
-        self._writer.register_storage(self._for(self._writer))
+        self._writer.register_storage(storage_for(self._writer, self._storage))
         if isinstance(self._storage, Storage):
             self._storage.attach(self)
             if self._storage.filled_directly and isinstance(self._writer, RoundRobinWriter):
@@ -165,12 +164,6 @@ class ReplayBuffer:
         """Whether the storage has been allocated."""
         return bool(self._storage.initialized)
 
-    def _for(self, part: Any) -> Any:
-        """Return the storage in the form for a sampler or a writer: parts of torchrl take one of torchrl."""
-        if is_torchrl(part) and isinstance(self._storage, TabularStorage):
-            return torchrl_storage(self._storage)
-        return self._storage
-
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Set the generator of all random numbers."""
         self._generator = generator
@@ -196,7 +189,7 @@ class ReplayBuffer:
         """Write in another way."""
         with self._lock:
             self._writer = made_part("writer", writer, RoundRobinWriter, is_writer)
-            self._writer.register_storage(self._for(self._writer))
+            self._writer.register_storage(storage_for(self._writer, self._storage))
 
     def set_storage(self, storage: Any, collate_fn: Callable[[Any], Any] | None = None) -> None:
         """Keep the rows in another storage: those that it has count, and those of the old one are gone.
@@ -240,8 +233,7 @@ class ReplayBuffer:
         """Write rows.
 
         Args:
-            data: a batch (a TensorDict, a tensorclass, a tensor, a dict or tuple of these), or a list of rows. It is
-                not changed.
+            data: a batch (TensorDict, tensorclass, tensor, dict or tuple of these), or a list of rows; not changed.
 
         Returns:
             int64 indices of the rows, `[n]`.
@@ -358,7 +350,7 @@ class ReplayBuffer:
                 batch = storage.take_slots(slots)
                 index = as_index(slots, storage)
             else:
-                index, info = sampler.sample(self._for(sampler), size)
+                index, info = sampler.sample(storage_for(sampler, self._storage), size)
                 batch = storage.get(index)
         info = {"index": index, **info}
         return self._finished(batch, info), info
@@ -600,7 +592,7 @@ class ReplayBuffer:
         self.__dict__.update(state)
         self._lock, self._pool, self._pending = threading.RLock(), None, deque()
         self._marked, self._writing = deque(), 0
-        self._writer.register_storage(self._for(self._writer))
+        self._writer.register_storage(storage_for(self._writer, self._storage))
         if isinstance(self._storage, Storage):
             self._storage.attach(self)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,11 @@ from tdstore.rl.buffers.slices import SliceSampler
 from tdstore.rl.buffers.writers import Writer
 from tdstore.rl.storages.base import Storage
 from tdstore.rl.storages.structure import is_container, is_foreign
-from tdstore.rl.storages.tabular import is_collection
+from tdstore.rl.storages.tabular import TabularStorage, is_collection
+from tdstore.rl.torchrl import torchrl_storage
+
+if TYPE_CHECKING:
+    from torchrl.data import TensorStorage  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
 V = TypeVar("V")
 
@@ -116,6 +120,13 @@ def is_key(index: Any) -> bool:
 def is_torchrl(part: Any) -> bool:
     """Check whether an object is of a class of torchrl."""
     return type(part).__module__.split(".")[0] == "torchrl"
+
+
+def storage_for(part: Any, storage: V) -> V | TensorStorage:
+    """Return the storage in the form for a sampler or a writer: parts of torchrl use a storage of torchrl."""
+    if is_torchrl(part) and isinstance(storage, TabularStorage):
+        return torchrl_storage(storage)
+    return storage
 
 
 def is_transform(part: Any) -> bool:
