@@ -30,7 +30,7 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.header import Header
-from tdstore.index.ranges import index_shape
+from tdstore.index.ranges import check_writes, index_shape
 from tdstore.index.rows import check_indices, take
 from tdstore.index.selection import gather, last_wins
 from tdstore.index.tracing import fake_mode
@@ -332,8 +332,8 @@ class H5Store(Store):
             check_indices((r.index, self.specs([r.path])[0].shape) for r in reads)
             return [self._read_one(r) for r in reads]
         leaves = [self._leaf(r.path) for r in reads]
-        check_indices((r.index, leaf.spec.shape) for r, leaf in zip(reads, leaves, strict=True))
-        if any(leaf.spec.nbytes > LARGE for leaf in leaves):
+        check_indices([(r.index, leaf.spec.shape) for r, leaf in zip(reads, leaves, strict=True)])
+        if max([leaf.spec.nbytes for leaf in leaves], default=0) > LARGE:
             return self._read_large(leaves, reads)
         return [self._read(leaf, r) for leaf, r in zip(leaves, reads, strict=True)]
 
@@ -412,14 +412,7 @@ class H5Store(Store):
     def write(self, writes: Sequence[Write]) -> None:
         session = self._changing()
         leaves = [self._leaf(w.path) for w in writes]
-        check_indices((w.index, leaf.spec.shape) for w, leaf in zip(writes, leaves, strict=True))
-        for leaf, w in zip(leaves, writes, strict=True):
-            expected = index_shape(leaf.spec.shape, w.index)
-            if tuple(w.value.shape) != expected or w.value.dtype != leaf.spec.dtype:
-                raise InvalidArgumentError(
-                    f"{path_text(w.path)} takes shape {list(expected)} and dtype {leaf.spec.dtype} at this index, "
-                    f"not {list(w.value.shape)} and {w.value.dtype}"
-                )
+        check_writes([(w, leaf.spec.shape, leaf.spec.dtype) for w, leaf in zip(writes, leaves, strict=True)])
         for leaf, w in zip(leaves, writes, strict=True):
             if w.value.numel():
                 compare_before(session, w.path, leaf, *blocks_of(leaf.spec.shape, w.index))
@@ -429,11 +422,12 @@ class H5Store(Store):
     def _rows(self, w: Write) -> Rows:
         """Return a write without repeated rows, into a leaf that is allocated in the file."""
         session, leaf, index, value = self._session, self._leaf(w.path), w.index, w.value
-        at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
-        if at is not None:
-            rows, positions = last_wins(index[at])  # type: ignore[arg-type]
-            if positions is not None:
-                index, value = (*index[:at], rows, *index[at + 1 :]), take(value, at, positions)
+        for at, term in enumerate(index):
+            if isinstance(term, Tensor):  # the only one
+                rows, positions = last_wins(term)
+                if positions is not None:
+                    index, value = (*index[:at], rows, *index[at + 1 :]), take(value, at, positions)
+                break
         if leaf.plain and leaf.offset is None and leaf.spec.nbytes:
             session.overlaid()
             datasets.allocate(session.handle, session.raw, w.path, leaf)

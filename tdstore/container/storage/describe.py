@@ -34,12 +34,16 @@ _PLAINEST = (str, int, float, bool, type(None))
 
 
 def describe(
-    td: Any, prefix: Path = (), jagged: dict[Path, Tensor] | None = None
+    td: Any,
+    prefix: Path = (),
+    jagged: dict[Path, Tensor] | None = None,
+    payloads: dict[Path, Tensor] | None = None,
 ) -> tuple[dict[Path, Group], dict[Path, LeafSpec]]:
     """Describe a container by group records and leaf specs, by path under `prefix`. Reads no data.
 
     Args:
         jagged: for one document with all: takes the nested tensors, and no value is kept as leaves.
+        payloads: takes the leaves that values become, by path. Without it the values keep them.
 
     Raises:
         UntrustedDataError: a value that is not plain data; the message names its key.
@@ -62,20 +66,20 @@ def describe(
                 values[key], leaves = found
                 specs.update({(*path, key, name): spec for name, spec in leaves.items()})
             elif kind == LEAF:
-                shape, device, dtype, *_ = node._leaf_facts(key)
-                specs[(*path, key)] = _spec((*path, key), shape, device, dtype, node)
+                specs[(*path, key)] = _spec((*path, key), node)
             elif kind != GROUP and jagged is not None:
                 values[key] = value_json(node._raw(key), (*path, key))
             elif kind != GROUP:
-                values[key], held = stored_value(node._raw(key), (*path, key))
+                values[key], held = stored_value(node._raw(key), (*path, key), payloads)
                 specs.update(held)
         groups[path] = group_of(node, values, tensorclass)
     return groups, specs
 
 
-def _spec(path: Path, shape: Any, device: Any, dtype: torch.dtype, node: Any) -> LeafSpec:
+def _spec(path: Path, node: Any) -> LeafSpec:
+    shape, device, dtype, _, name = node._leaf_facts(path[-1])
     layout = node._leaf_layout(path[-1])
-    fake = node._leaf_facts(path[-1])[4] == FakeTensor.__name__
+    fake = name == FakeTensor.__name__
     if fake or device.type == "meta" or layout != torch.strided:
         what = "has no data (it is on the meta device)" if device.type == "meta" else f"has the layout {layout}"
         what = "has no data (it is a FakeTensor)" if fake else what
@@ -129,27 +133,23 @@ def check_value(value: NonTensor, path: Path) -> None:
                 to_plain(one)
 
 
-def stored_value(value: NonTensor, path: Path) -> tuple[Any, dict[Path, LeafSpec]]:
+def stored_value(
+    value: NonTensor, path: Path, payloads: dict[Path, Tensor] | None = None
+) -> tuple[Any, dict[Path, LeafSpec]]:
     """Build the record of a value, and the specs of the leaves that hold it, if it has values enough for leaves.
 
-    The leaves themselves are kept with the value, for whoever walks down a path to read them.
+    Args:
+        payloads: takes the leaves themselves. Without it they are kept with the value, to be read down its path.
     """
     with naming(path):
         if (found := stored_leaves(value)) is None:
             return value.to_json(), {}
     value_record, leaves = found
-    if isinstance(value, NonTensorStack):
+    if payloads is not None:
+        payloads.update({(*path, name): leaf for name, leaf in leaves.items()})
+    elif isinstance(value, NonTensorStack):
         value._held = leaves
     return value_record, specs_of(leaves, path)
-
-
-def let_go(td: Any) -> None:
-    """Forget the leaves that `describe` made of values, once they are written."""
-    for _, node, *_ in _nodes(td, (), class_of(td)):
-        for key in node._first_keys() if isinstance(node, Container._resident_class) else ():
-            value = node._raw(key)
-            if isinstance(value, NonTensorStack):
-                value._held = None
 
 
 @contextmanager

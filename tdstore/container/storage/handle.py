@@ -54,7 +54,13 @@ class StoreHandle:
     )  # fmt: skip
 
     def __init__(
-        self, store: Store, backend: Backend, location: str | None, mode: Mode, options: Mapping[str, Any]
+        self,
+        store: Store,
+        backend: Backend,
+        location: str | None,
+        mode: Mode,
+        options: Mapping[str, Any],
+        saved: tuple[Mapping[Path, Group], Mapping[Path, LeafSpec]] | None = None,
     ) -> None:
         self.mode = mode
         self._hold(store)
@@ -73,7 +79,12 @@ class StoreHandle:
         """Names of tensorclasses that this data cannot be given, of which the user was warned."""
         self.specs: dict[Path, LeafSpec] = {}
         self.groups: dict[Path, Group] = {}
-        self.reload()
+        if saved is None:
+            self.reload()
+        else:  # what was just committed is not read back
+            groups, specs = saved
+            plain = {p: LeafSpec(s.shape, s.dtype, fill_value=s.fill_value) for p, s in specs.items()}
+            self._believe(_complete(dict(groups), plain, store.url), plain)
 
     def _hold(self, store: Store) -> None:
         """Take a store. One that is written is closed soon after this handle was dropped, or when the process ends."""

@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from tdstore.container.core.container import GROUP, Container
 from tdstore.container.core.locks import BOUND, MAPPED, READONLY, SHARED, THROUGH
 from tdstore.container.core.tensorclasses import rewrap, unwrap_all, wrap
-from tdstore.container.storage.describe import STACK_KIND, describe, let_go
+from tdstore.container.storage.describe import STACK_KIND, describe
 from tdstore.container.storage.entry_kinds import Leaf, NestedTensor, SubGroup
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.errors import CorruptStoreError, KeyNotFoundError, NotAGroupError, OptionError
@@ -22,7 +23,7 @@ from tdstore.io.opening import Location, Storage, find_backend, open_store
 from tdstore.io.progress import Progress
 from tdstore.keys import unravel
 from tdstore.store import Cap, Store
-from tdstore.types import LeafSpec, Mode, Path, Write, path_text
+from tdstore.types import LeafSpec, Mode, Path, StoreIndex, Write, path_text
 
 if TYPE_CHECKING:
     from tdstore.tensordicts.base import TensorDictBase
@@ -199,7 +200,7 @@ def allocate(
         if writes:
             store.write(writes)
         store.save_header(Header(groups))
-        return StoreHandle(store, backend, text, mode, options)
+        return StoreHandle(store, backend, text, mode, options, saved=(groups, specs))
     except BaseException:
         store.close()
         raise
@@ -209,7 +210,8 @@ def write(
     td: Any, location: Location, storage: Storage, mode: Mode, options: dict[str, Any], progress: bool = False
 ) -> StoreHandle:
     """Save a container as a new dataset: wholly there, or the old one untouched."""
-    groups, specs = describe(td)
+    payloads: dict[Path, Tensor] = {}
+    groups, specs = describe(td, payloads=payloads)
     for key, chosen in (options.pop("leaf_options", None) or {}).items():
         leaf = unravel(key)
         if leaf not in specs:
@@ -224,13 +226,17 @@ def write(
             limit = max([limit, *(s.nbytes for s in specs.values())])
         with Progress(sum(s.nbytes for s in specs.values()), "save", progress) as bar:
             for batch in leaf_batches(specs, limit):
-                values = td._read_pieces(batch)
+                rest = iter(td._read_pieces([piece for piece in batch if piece[0] not in payloads]))
+                values = [_piece(payloads[path], index) if path in payloads else next(rest) for path, index in batch]
                 store.write([Write(path, index, value) for (path, index), value in zip(batch, values, strict=True)])
                 bar.advance(sum(v.nbytes for v in values))
         store.save_header(Header(groups))
-        return StoreHandle(store, backend, text, mode, options)
+        return StoreHandle(store, backend, text, mode, options, saved=(groups, specs))
     except BaseException:
         store.close()
         raise
-    finally:
-        let_go(td)
+
+
+def _piece(leaf: Tensor, index: StoreIndex) -> Tensor:
+    """Return a part of a leaf that `describe` made of a value."""
+    return (leaf[index] if index else leaf).detach().cpu()

@@ -187,8 +187,12 @@ class StoredTree(WindowTree):
         distinct = {id(sel): sel for _, sel in wanted}
         plans = {at: (sel.read_plan(), sel.is_full) for at, sel in distinct.items()}
         reads = []
+        looked_at: tuple[Any, ...] = ()
         for i, (path, sel) in enumerate(wanted):
-            sel.check_there(self._handle.specs[path].shape)
+            shape = self._handle.specs[path].shape
+            if (sel, *shape[:1]) != looked_at:
+                sel.check_there(shape)
+                looked_at = (sel, *shape[:1])
             plan, full = plans[id(sel)]
             out = outs[i] if outs is not None and plan.exact and (parts or full) else None
             reads.append(Read(path, plan.index if parts and not full else (), out))
@@ -196,7 +200,7 @@ class StoredTree(WindowTree):
         done = []
         for i, ((_, sel), value) in enumerate(zip(wanted, values, strict=True)):
             plan, full = plans[id(sel)]
-            if not full:
+            if not full and not (parts and plan.exact):
                 value = plan.finish(value if parts else value[plan.index])
             if outs is not None and outs[i] is not value:
                 if outs[i].data_ptr() != value.data_ptr():
@@ -255,7 +259,7 @@ class StoredTree(WindowTree):
     def _collect_reads(self, leaves: list[tuple[Path, Selection]], others: list[Rounds[Any]]) -> None:
         handle, sel = self._handle, self._sel
         for key in self._first_keys():
-            match entry := self._entry(key):
+            match entry := handle.entries[(*self._path, key)]:
                 case Leaf(path):
                     leaves.append((path, sel))
                 case SubGroup():
@@ -286,11 +290,11 @@ class StoredTree(WindowTree):
         data: dict[str, Any] = {}
         live = Cap.VIEW in self._handle.store.caps
         for key in self._first_keys():
-            match self._entry(key):
+            match self._handle.entries[(*self._path, key)]:
                 case Leaf():
                     data[key] = next(leaves)
-                case SubGroup():
-                    data[key] = self._raw(key)._built(leaves, others)
+                case SubGroup(path):
+                    data[key] = wrap(self._handle, path, self._child(key))._built(leaves, others)
                 case NestedTensor():
                     data[key] = next(others)
                 case Column() | Unbatched() if not live or self._by_column(key):

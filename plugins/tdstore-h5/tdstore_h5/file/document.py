@@ -107,7 +107,7 @@ def _add(found: Document, record: _Record, url: str) -> None:
     where = f"{url}: leaf {path_text(record.path)}"
     if dtype is None or not 1 <= len(record.path) <= MAX_DEPTH or record.path in found.specs:
         raise CorruptStoreError(f"{where} is described twice, too deep or of unknown dtype {record.dtype!r}", url=url)
-    if len(record.shape) > 32 or any(n < 0 for n in record.shape):
+    if len(record.shape) > 32 or min(record.shape, default=0) < 0:
         raise CorruptStoreError(f"{where} has the impossible shape {record.shape[:8]}", url=url)
     try:
         crcs = np.frombuffer(base64.b64decode(record.crc, validate=True), "<u4").astype(np.uint32)
