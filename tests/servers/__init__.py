@@ -23,8 +23,8 @@ Every server has its own port and folder, and ends with its context, also when t
 """
 
 from tests.servers.azure import AzureServer, azurite
+from tests.servers.checkers import pyright
 from tests.servers.faults import Fault, Request
-from tests.servers.npm import pyright
 from tests.servers.process import MissingServer, ServerFailed
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer, redis_server
