@@ -6,17 +6,19 @@ are looked at here, and in the checks at opening.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tdstore.container.core.container import GROUP, LEAF, VALUE
 from tdstore.container.entries.unbatched import LEAF as UNBATCHED
 from tdstore.container.varlen.columns import column_leaves, is_column
-from tdstore.container.varlen.nested_leaves import VALUES, Nested, is_nested
+from tdstore.container.varlen.nested_leaves import VALUES, Nested, check_nested, is_nested
+from tdstore.container.varlen.reading import check_column
+from tdstore.errors import CorruptStoreError
 from tdstore.header import Group
 from tdstore.storekit.foreign_strings import Refusal
-from tdstore.types import LeafSpec, Path
+from tdstore.types import LeafSpec, Path, path_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,42 @@ class Refused:
 Entry = Leaf | SubGroup | Column | NestedTensor | Unbatched | Inline | Refused
 
 
+ValueEntry = Column | NestedTensor | Unbatched | Inline | Refused
+
+
+def value_entry(
+    path: Path, record: Any, specs: Mapping[Path, LeafSpec], url: str, batch: Sequence[int] | None = None
+) -> ValueEntry:
+    """Decode a value record of a header: nothing else looks into one to tell what it is.
+
+    Args:
+        path: the entry.
+        record: its value record.
+        specs: the leaves of the store.
+        url: where it is, for messages.
+        batch: the batch size of its group, for a record that was not looked at yet.
+
+    Raises:
+        CorruptStoreError: with `batch`, the leaves that the record speaks of are not there, or do not fit.
+    """
+    if isinstance(record, Refusal):
+        return Refused(path, record)
+    if is_column(record):
+        if batch is not None:
+            check_column(path, record, specs, batch, url)
+        return Column(path)
+    if is_nested(record):
+        if batch is not None:
+            check_nested(path, record, specs, batch, url)
+        return NestedTensor(path, Nested(path, record, specs[(*path, VALUES)], url))
+    unbatched = isinstance(record, dict) and "unbatched" in record
+    if not unbatched or record["unbatched"] != 1:
+        return Inline(path, record, unbatched)
+    if batch is not None and (*path, UNBATCHED) not in specs:
+        raise CorruptStoreError(f"the tensor {path_text(path)} of {url} is not there", url=url)
+    return Unbatched(path)
+
+
 class Entries(dict[Path, Entry | None]):
     """The entries of a catalogue by path, each decoded when it is first asked for; None where nothing is.
 
@@ -118,6 +156,7 @@ class Entries(dict[Path, Entry | None]):
         groups: the group records. Neither mapping gains or loses an entry afterwards.
         specs: the leaves.
         url: where they are, for messages.
+        values: entries that are decoded already.
 
     Example:
         >>> entries = Entries({(): Group(batch_size=(3,), keys=("a", "b"), values={"b": {"data": 1}})},
@@ -128,8 +167,14 @@ class Entries(dict[Path, Entry | None]):
 
     __slots__ = ("_groups", "_specs", "_url")
 
-    def __init__(self, groups: Mapping[Path, Group], specs: Mapping[Path, LeafSpec], url: str) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        groups: Mapping[Path, Group],
+        specs: Mapping[Path, LeafSpec],
+        url: str,
+        values: Mapping[Path, ValueEntry] | None = None,
+    ) -> None:
+        super().__init__(values or {})
         self._groups, self._specs, self._url = groups, specs, url
 
     def __missing__(self, path: Path) -> Entry | None:
@@ -146,12 +191,4 @@ class Entries(dict[Path, Entry | None]):
         group = self._groups.get(path[:-1])
         if group is None or path[-1] not in group.values:
             return None
-        record = group.values[path[-1]]
-        if isinstance(record, Refusal):
-            return Refused(path, record)
-        if is_column(record):
-            return Column(path)
-        if is_nested(record):
-            return NestedTensor(path, Nested(path, record, self._specs[(*path, VALUES)], self._url))
-        unbatched = isinstance(record, dict) and "unbatched" in record
-        return Unbatched(path) if unbatched and record["unbatched"] == 1 else Inline(path, record, unbatched)
+        return value_entry(path, group.values[path[-1]], self._specs, self._url)

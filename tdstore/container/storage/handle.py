@@ -16,13 +16,23 @@ from torch import Tensor
 from tdstore import lifetime
 from tdstore.container.entries.unbatched import UnbatchedTensor
 from tdstore.container.storage.describe import STACK_KIND, decoded
-from tdstore.container.storage.entry_kinds import Column, Entries, Entry, Inline, Refused, SubGroup, Unbatched
+from tdstore.container.storage.entry_kinds import (
+    Column,
+    Entries,
+    Entry,
+    Inline,
+    Refused,
+    SubGroup,
+    Unbatched,
+    ValueEntry,
+    value_entry,
+)
 from tdstore.container.storage.inline_values import inline_value
 from tdstore.container.values.codecs import trusting
 from tdstore.container.values.nontensor import NonTensor
-from tdstore.container.varlen.columns import LiveText, PackedStack, column_leaves, is_column, value_leaves
+from tdstore.container.varlen.columns import LiveText, PackedStack
 from tdstore.container.varlen.compaction import compact_columns
-from tdstore.container.varlen.reading import check_leaves, column_rounds
+from tdstore.container.varlen.reading import column_rounds
 from tdstore.container.varlen.rounds import Rounds, drive
 from tdstore.errors import (
     CorruptStoreError,
@@ -84,7 +94,8 @@ class StoreHandle:
         else:  # what was just committed is not read back
             groups, specs = saved
             plain = {p: LeafSpec(s.shape, s.dtype, fill_value=s.fill_value) for p, s in specs.items()}
-            self._believe(_complete(dict(groups), plain, store.url), plain)
+            known, values = _complete(dict(groups), plain, store.url)
+            self._believe(known, plain, values)
 
     def _hold(self, store: Store) -> None:
         """Take a store. One that is written is closed soon after this handle was dropped, or when the process ends."""
@@ -114,11 +125,17 @@ class StoreHandle:
         header = self.store.load_header()
         if self.mode in ("r", "r+", "a"):
             refuse_partial(header, self.store.url, self.options)
-        self._believe(_complete(dict(header.groups), specs, self.store.url), specs)
+        groups, values = _complete(dict(header.groups), specs, self.store.url)
+        self._believe(groups, specs, values)
 
-    def _believe(self, groups: dict[Path, Group], specs: dict[Path, LeafSpec]) -> None:
+    def _believe(
+        self,
+        groups: dict[Path, Group],
+        specs: dict[Path, LeafSpec],
+        values: Mapping[Path, ValueEntry] | None = None,
+    ) -> None:
         self.groups, self.specs = groups, specs
-        self.entries = Entries(groups, specs, self.store.url)
+        self.entries = Entries(groups, specs, self.store.url, values)
 
     def overlay(self, groups: Mapping[Path, Group]) -> None:
         """Take group records as a reader's own view of the data. The store is not touched."""
@@ -357,15 +374,23 @@ def without(groups: Mapping[Path, Group], gone: Iterable[Path]) -> dict[Path, Gr
     return out
 
 
-def _complete(groups: dict[Path, Group], specs: Mapping[Path, LeafSpec], url: str) -> dict[Path, Group]:
-    """Fill in what a foreign writer left out: groups, key order, batch sizes. Refuse what contradicts the data."""
+def _complete(
+    groups: dict[Path, Group], specs: Mapping[Path, LeafSpec], url: str
+) -> tuple[dict[Path, Group], dict[Path, ValueEntry]]:
+    """Fill in what a foreign writer left out: groups, key order, batch sizes. Refuse what contradicts the data.
+
+    Returns:
+        The groups, parents first, and their values decoded.
+    """
     foreign = not groups
     children: dict[Path, dict[str, None]] = {path: {} for path in groups}
+    values: dict[Path, ValueEntry] = {}
     parts: set[Path] = set()
     for path, group in groups.items():
         for key, value_record in group.values.items():
-            check_leaves((*path, key), value_record, specs, group.batch_size or (), url)
-            parts.update(value_leaves((*path, key), value_record))
+            entry = value_entry((*path, key), value_record, specs, url, group.batch_size or ())
+            parts.update(entry.leaves)
+            values[(*path, key)] = entry
     for path in specs:
         if path in groups:
             raise CorruptStoreError(f"{path_text(path)} of {url} is a leaf and a group", url=url)
@@ -393,7 +418,8 @@ def _complete(groups: dict[Path, Group], specs: Mapping[Path, LeafSpec], url: st
         batch = group.batch_size
         if batch is None:
             below += [groups[(*path, k)].batch_size or () for k in keys if (*path, k) in groups]
-            below += [specs[column_leaves((*path, k))[0]].shape[:-1] for k, v in group.values.items() if is_column(v)]
+            columns = [entry for k in group.values if isinstance(entry := values[(*path, k)], Column)]
+            below += [specs[entry.leaves[0]].shape[:-1] for entry in columns]
             batch = tuple(common_prefix(below))
         for key in keys:
             spec = specs.get((*path, key))
@@ -413,4 +439,6 @@ def _complete(groups: dict[Path, Group], specs: Mapping[Path, LeafSpec], url: st
                     url=url,
                 )
         groups[path] = msgspec.structs.replace(group, keys=tuple(keys), batch_size=batch)
-    return {path: groups[path] for path in sorted(groups, key=len)}
+    if values:  # where a leaf or a group has the name of a value too, it is what is shown
+        values = {path: entry for path, entry in values.items() if path not in specs and path not in groups}
+    return {path: groups[path] for path in sorted(groups, key=len)}, values

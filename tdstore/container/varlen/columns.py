@@ -28,7 +28,6 @@ from tdstore.container.values.codecs import pickling, to_plain, trusting
 from tdstore.container.values.nested_lists import nested
 from tdstore.container.values.nontensor import NonTensor, NonTensorStack, spread_over
 from tdstore.container.varlen.encoding import Ints, decode_rows, encode_rows
-from tdstore.container.varlen.nested_leaves import is_nested, nested_leaves
 from tdstore.errors import CorruptStoreError, UntrustedDataError
 from tdstore.index.index_terms import as_terms
 from tdstore.pickling import rebuild
@@ -42,15 +41,6 @@ _SPARE = 1 << 16
 # A pair of offsets is one element of this dtype in memory, so that shape operations see the batch and nothing else.
 # Only its 16 bytes are moved around; no arithmetic ever sees it.
 _PAIR = torch.complex128
-
-
-def value_leaves(path: Path, record: Any) -> tuple[Path, ...]:
-    """Return the paths of the leaves that hold a value. There are none if its record holds it."""
-    if is_column(record):
-        return column_leaves(path)
-    if is_nested(record):
-        return nested_leaves(path, record)
-    return ((*path, LEAF),) if isinstance(record, dict) and record.get("unbatched") == 1 else ()
 
 
 def stored_leaves(value: NonTensor) -> tuple[dict[str, Any], dict[str, Tensor]] | None:

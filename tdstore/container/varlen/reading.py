@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from tdstore.container.values.nontensor import NonTensor
-from tdstore.container.varlen.columns import PackedStack, Text, column_leaves, is_column, value_leaves
+from tdstore.container.varlen.columns import PackedStack, Text, column_leaves
 from tdstore.container.varlen.encoding import Ints, bounds, in_order, moved, pieces
-from tdstore.container.varlen.nested_leaves import check_nested, is_nested
 from tdstore.container.varlen.rounds import Rounds
 from tdstore.errors import CorruptStoreError, InvalidArgumentError
 from tdstore.store import Cap, Store
@@ -130,21 +129,12 @@ def check_mark(head: Tensor, handle: Any, path: Path) -> None:
         )
 
 
-def check_leaves(path: Path, record: Any, specs: Any, batch: Sequence[int], url: str) -> None:
-    """Refuse a value whose leaves are not those that its group needs.
+def check_column(path: Path, record: Any, specs: Any, batch: Sequence[int], url: str) -> None:
+    """Refuse values per row whose leaves are not those that their group needs.
 
     Raises:
         CorruptStoreError: one is missing, or has another dtype or shape.
     """
-    if is_column(record):
-        _check_column(path, record, specs, batch, url)
-    elif is_nested(record):
-        check_nested(path, record, specs, batch, url)
-    elif any(leaf not in specs for leaf in value_leaves(path, record)):
-        raise CorruptStoreError(f"the tensor {path_text(path)} of {url} is not there", url=url)
-
-
-def _check_column(path: Path, record: Any, specs: Any, batch: Sequence[int], url: str) -> None:
     offsets, text = (specs.get(leaf) for leaf in column_leaves(path))
     sound = (
         offsets is not None

@@ -82,7 +82,7 @@ def route(kind: str, name: str, folder: Path) -> Callable[[], object]:
     return lambda: stored.__setitem__(ROWS, batch)
 
 
-@pytest.mark.parametrize(("kind", "name"), MOST, ids=" ".join)
+@pytest.mark.parametrize(("kind", "name"), MOST, ids=[" ".join(route) for route in MOST])
 def test_a_route_makes_no_more_calls(kind: str, name: str, tmp_path: Path) -> None:
     run = route(kind, name, tmp_path)
     run()  # imports, and fills caches
