@@ -242,7 +242,13 @@ class CrashTests(StoreSetup):
 
     # -- works ---------------------------------------------------------------------------
     def work(self, name: str, location: Location, layout: Mapping[str, Any]) -> None:
-        """Do one of `WORKS` on a store that holds `OLD`."""
+        """Do one of `WORKS` on a store that holds `OLD`.
+
+        Args:
+            name: the name of the work.
+            location: the store.
+            layout: options for `save`.
+        """
         if name == "save":
             save_leaves(self.made, location, NEW, values={"s": "new"}, **layout)
             return
@@ -266,7 +272,11 @@ class CrashTests(StoreSetup):
         store.save_header(header_for({**made, ("moved", "a"): OLD[("a",)], ("n", "b"): OLD["n", "b"]}))
 
     def outcome(self, location: Location, new: Leaves) -> str:
-        """Return the state that a reader finds: "old", "new", "dirty" or "corrupt". Anything else fails the test."""
+        """Return the state that a reader finds: "old", "new", "dirty" or "corrupt".
+
+        Raises:
+            AssertionError: the leaves or the header are neither the old ones nor the new ones.
+        """
         try:
             with self.made(location, **self.reading) as store:
                 found, header = read_all(store), store.load_header()
@@ -295,7 +305,16 @@ class CrashTests(StoreSetup):
         return "old" if is_old else "new"
 
     def prepared(self, work: str, location: Location, layout: Mapping[str, Any]) -> tuple[Work, Leaves, float]:
-        """Return a function that restores the old store, the contents after the work, and the seconds that it takes."""
+        """Save the old store, and do a work on it once.
+
+        Args:
+            work: the name of the work.
+            location: the store.
+            layout: options for saving.
+
+        Returns:
+            A function that restores the old store, the contents after the work, and its duration in seconds.
+        """
         save_leaves(self.made, location, OLD, **layout)
         with self.made(location) as store:
             old_header = store.load_header()

@@ -59,11 +59,21 @@ ODD_KEYS = (
     "x" * 300,
     "ж" * 200,
 )
-"""Keys that a file system, a URL or a format of its own could misread; each is a leaf name like any other."""
+"""Keys that a file system, a URL or a file format could misread; each is a valid name of a leaf."""
 
 
 def sample(dtype: torch.dtype | str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
-    """Return a tensor of random bit patterns (so with NaN payloads, infinities and negative zeros), never all zero."""
+    """Return a tensor of random bit patterns, with NaN payloads, infinities and negative zeros among them.
+
+    Args:
+        dtype: the dtype, or its name.
+        shape: the shape.
+        seed: draws other bits for the same dtype and shape.
+
+    Example:
+        >>> sample("float32", (3, 2)).shape, same(sample("int64", (4,)), sample("int64", (4,)))
+        (torch.Size([3, 2]), True)
+    """
     dtype = NAME_TO_DTYPE[dtype] if isinstance(dtype, str) else dtype
     rng = np.random.default_rng([seed, *dtype_name(dtype).encode(), *shape])
     if dtype is torch.bool:
@@ -79,7 +89,12 @@ def bits(tensor: Tensor) -> bytes:
 
 
 def same(got: Tensor, expected: Tensor) -> bool:
-    """Check for equal shape, dtype and bits. NaN equals itself here, and 0.0 is not -0.0."""
+    """Check for equal shape, dtype and bits. NaN equals itself, and 0.0 differs from -0.0.
+
+    Example:
+        >>> same(torch.tensor(0.0), torch.tensor(-0.0)), same(torch.tensor(torch.nan), torch.tensor(torch.nan))
+        (False, True)
+    """
     return got.shape == expected.shape and got.dtype == expected.dtype and bits(got) == bits(expected)
 
 

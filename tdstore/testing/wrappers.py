@@ -1,4 +1,4 @@
-"""Wrappers around a store: one counts calls, one is slow, one fails. For tests and for finding slow code."""
+"""Wrappers around a store that count calls, delay them or let them fail, for tests and for finding slow code."""
 
 # ruff: noqa: D102 - the methods of Store are documented there
 
@@ -18,7 +18,18 @@ from tdstore.types import Fault, LeafSpec, Path, Read, Write
 
 
 class WrappedStore(Store):
-    """A store that passes every call to `inner`, after a call of `before_call(method, count)`."""
+    """A store that passes every call to `inner`, after a call of `before_call(method, count)`.
+
+    Args:
+        inner: the store to wrap.
+
+    Example:
+        >>> class Logged(WrappedStore):
+        ...     def before_call(self, method, count):
+        ...         print(method, count)
+        >>> Logged(open_memory()).create({("a",): LeafSpec((3,), "int64")})
+        create 1
+    """
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
@@ -29,7 +40,7 @@ class WrappedStore(Store):
         self.uncommitted = inner.uncommitted
 
     def before_call(self, method: str, count: int) -> None:
-        """Run before each call; `count` is how many leaves it concerns (0 for the header)."""
+        """Run before each call; `count` is the number of its leaves, 0 for the header."""
 
     def paths(self) -> Iterator[Path]:
         self.before_call("paths", 0)
@@ -104,7 +115,7 @@ class WrappedStore(Store):
         return self.inner.nbytes_stored()
 
     def close(self) -> None:
-        # Not announced: closing must work for any wrapper.
+        # Without before_call: closing must work for any wrapper.
         self.inner.close()
 
 
@@ -134,13 +145,22 @@ class CountingStore(WrappedStore):
         return sum(self.calls.values()) - sum(self.calls[free] for free in ("paths", "view", "flush"))
 
     def reset(self) -> None:
-        """Count from zero again."""
+        """Reset all counts to zero."""
         self.calls.clear()
         self.leaves.clear()
 
 
 class SlowStore(WrappedStore):
-    """A store that waits `latency` seconds before each call, as one behind a network would."""
+    """A store that waits before each call, like a store behind a network.
+
+    Args:
+        inner: the store to wrap.
+        latency: the waiting time, in seconds.
+
+    Example:
+        >>> list(SlowStore(open_memory(), latency=0.001).paths())
+        []
+    """
 
     def __init__(self, inner: Store, latency: float = 0.02) -> None:
         super().__init__(inner)
@@ -156,7 +176,23 @@ class SlowStore(WrappedStore):
 
 
 class FlakyStore(WrappedStore):
-    """A store that fails each `every`-th call with `TransientError`, before anything is done."""
+    """A store that fails each `every`-th call with `TransientError`, before the call changes anything.
+
+    Args:
+        inner: the store to wrap.
+        every: the number of calls of which the last one fails.
+
+    Raises:
+        ValueError: `every` is less than 1.
+
+    Example:
+        >>> store = FlakyStore(open_memory(), every=2)
+        >>> _ = store.paths()
+        >>> store.load_header()
+        Traceback (most recent call last):
+        ...
+        tdstore.errors.TransientError: load_header on ram:// failed (call 2 of a flaky store)
+    """
 
     def __init__(self, inner: Store, every: int = 3) -> None:
         if every < 1:
