@@ -1,0 +1,321 @@
+"""`CheckedStore`: the checks that the protocol asks of every store, written once."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from tdstore.errors import ReadOnlyError
+from tdstore.header import Header
+from tdstore.index.ranges import check_writes, index_shape
+from tdstore.index.rows import check_indices, last_wins, take
+from tdstore.store import Cap, Store
+from tdstore.storekit import refusals
+from tdstore.types import LeafSpec, Path, Read, StoreIndex, Write
+
+
+class Typed(Protocol):
+    """What has a shape and a dtype: a `LeafSpec`, a tensor, or a record of a backend."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Sizes of the dimensions."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of an element."""
+
+
+L = TypeVar("L")
+"""What a backend keeps for each leaf."""
+R = TypeVar("R", Read, Write)
+_NO_LOCK = nullcontext()
+
+
+class CheckedStore(Store, Generic[L]):
+    """A store whose backend sees checked input only. Derive from it instead of from `Store`.
+
+    The backend fills in `_catalogue` and methods with an underscore; what these are given is checked:
+
+    =========================== =================================================================================
+    `_catalogue()`              the leaves by path; `_spec(leaf)` is the `LeafSpec` of one, by default `leaf.spec`
+    `_read(wanted)`             `(leaf, read)` for each request; a result other than `read.out` is copied into it
+    `_write(wanted)`            `(leaf, write)` for each; no row is named twice
+    `_create(leaves)`           specs by path, with options of `leaf_options` only
+    `_delete(paths)`            paths of leaves, each once
+    `_resize(lengths)`          of leaves with dimensions, none negative (only with `RESIZE`)
+    `_rename(moves)`            of leaves, to names that differ (optional)
+    `_save(header)`             the commit; `_header` is afterwards this header
+    `_discard()`                take back what was not committed (only with `DISCARD`)
+    `_close()`                  called once
+    =========================== =================================================================================
+
+    Refused before: calls after `close`, changes in mode "r", changes by a forked child of the process that opened the
+    store, paths without a leaf, indices out of range, values and `out=` of another shape or dtype, unknown options.
+
+    Args:
+        url: the location, for messages.
+        writable: False in mode "r".
+
+    Example:
+        >>> from tdstore.storekit import CheckedStore
+        >>> issubclass(CheckedStore, Store)
+        True
+    """
+
+    leaf_options: ClassVar[frozenset[str] | None] = frozenset()
+    """Names of the layout options of a leaf. None: `_create` checks them."""
+    _closed = False
+    _lock: AbstractContextManager[Any] | None = None
+    """A reentrant lock that every change holds, where threads must take turns."""
+    _pid: int | None = None
+    """The process that may change the store; None for any."""
+    _header: Header
+    """Of the last commit."""
+
+    def __init__(self, url: str, *, writable: bool) -> None:
+        self.url, self.writable = url, writable
+        self._pid = os.getpid()
+        self._header = Header()
+
+    # -- of the backend ---------------------------------------------------------------------
+    @abstractmethod
+    def _catalogue(self) -> Mapping[Path, L]:
+        """Return the leaves that there are now, by path."""
+
+    def _spec(self, leaf: L) -> LeafSpec:
+        """Return shape, dtype and fill value of a leaf."""
+        spec: LeafSpec = leaf.spec  # type: ignore[attr-defined]
+        return spec
+
+    def _typed(self, leaf: L) -> Typed:
+        """Return what tells shape and dtype of a leaf; override where that is cheaper than its spec."""
+        return self._spec(leaf)
+
+    @abstractmethod
+    def _read(self, wanted: Sequence[tuple[L, Read]]) -> list[Tensor]:
+        """Return a tensor for each request, in memory of its own or in `read.out`."""
+
+    def _write(self, wanted: Sequence[tuple[L, Write]]) -> None:
+        """Write values, wholly or not at all."""
+        raise self.unsupported(Cap.WRITE)
+
+    def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        """Make leaves, replacing those that are there."""
+        raise self.unsupported(Cap.WRITE)
+
+    def _delete(self, paths: Sequence[Path]) -> None:
+        """Remove leaves."""
+        raise self.unsupported(Cap.WRITE)
+
+    def _resize(self, lengths: Mapping[Path, int]) -> None:
+        """Set the lengths of first dimensions."""
+        super().resize(lengths)
+
+    def _rename(self, moves: Mapping[Path, Path]) -> None:
+        """Give leaves other names, all at once."""
+        super().rename(moves)
+
+    def _save(self, header: Header) -> None:
+        """Commit."""
+        raise self.unsupported(Cap.WRITE)
+
+    def _discard(self) -> None:
+        """Take back what was not committed."""
+        super().discard()
+
+    def _close(self) -> None:
+        """Commit rows of committed leaves, and let go of every handle."""
+
+    @property
+    def _forked(self) -> bool:
+        """Whether this is a forked child of the process that opened the store: it neither writes nor commits."""
+        return self._pid is not None and self._pid != os.getpid()
+
+    @property
+    def _guard(self) -> AbstractContextManager[Any]:
+        """Return what a change holds: nothing in a forked child, where a thread of the parent may hold the lock."""
+        if self._lock is None or self._forked:
+            return _NO_LOCK
+        return self._lock
+
+    # -- checks -----------------------------------------------------------------------------
+    def _check_open(self) -> None:
+        """Refuse a call after `close`."""
+        if self._closed:
+            raise refusals.closed(self.url)
+
+    def _check_writable(self) -> None:
+        """Refuse a change that this store, or this process, cannot make. Extend it where there are more reasons."""
+        if self._closed:
+            raise refusals.closed(self.url)
+        if not self.writable:
+            raise self._read_only()
+        if self._forked:
+            raise refusals.forked(self.url)
+
+    def _read_only(self) -> ReadOnlyError:
+        """Create the error for a change in mode "r"."""
+        return refusals.read_only(self.url)
+
+    def _leaf(self, path: Path) -> L:
+        """Return a leaf of the open store."""
+        if self._closed:
+            raise refusals.closed(self.url)
+        try:
+            return self._catalogue()[path]
+        except KeyError:
+            raise refusals.no_leaf(self.url, path) from None
+
+    def _wanted(self, reads: Sequence[Read], leaves: Mapping[Path, L] | None = None) -> list[tuple[L, Read]]:
+        """Check requests, and return each with its leaf.
+
+        Args:
+            leaves: another catalogue than the present one.
+        """
+        self._check_open()
+        found = self._found(reads, self._catalogue() if leaves is None else leaves)
+        typed = self._typed
+        check_indices([(r.index, typed(leaf).shape) for leaf, r in found])
+        for leaf, r in found:
+            if (out := r.out) is not None:
+                known = typed(leaf)
+                shape = index_shape(known.shape, r.index)
+                if tuple(out.shape) != shape or out.dtype != known.dtype:
+                    raise refusals.wrong_out(r.path, out.shape, out.dtype, shape, known.dtype)
+        return found
+
+    def _found(self, asked: Sequence[R], leaves: Mapping[Path, L]) -> list[tuple[L, R]]:
+        try:
+            return [(leaves[one.path], one) for one in asked]
+        except KeyError:
+            raise refusals.no_leaf(self.url, next(a.path for a in asked if a.path not in leaves)) from None
+
+    def _check_all(self, paths: Iterable[Path]) -> None:
+        leaves = self._catalogue()
+        for path in paths:
+            if path not in leaves:
+                raise refusals.no_leaf(self.url, path)
+
+    # -- the protocol -----------------------------------------------------------------------
+    def paths(self) -> Iterator[Path]:
+        """Return the paths of all leaves, as `Store.paths` does."""
+        self._check_open()
+        return iter(tuple(self._catalogue()))
+
+    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
+        """Return a spec for each path, as `Store.specs` does."""
+        self._check_open()
+        self._check_all(paths)
+        leaves = self._catalogue()
+        return [self._spec(leaves[path]) for path in paths]
+
+    def load_header(self) -> Header:
+        """Return the header, as `Store.load_header` does: by default `_header`."""
+        self._check_open()
+        return self._header
+
+    def read(self, reads: Sequence[Read]) -> list[Tensor]:
+        """Check requests and read, as `Store.read` does."""
+        found = self._read(self._wanted(reads))
+        for at, r in enumerate(reads):
+            if r.out is not None and found[at] is not r.out:
+                r.out.detach().copy_(found[at])
+                found[at] = r.out
+        return found
+
+    def write(self, writes: Sequence[Write]) -> None:
+        """Check values and write, as `Store.write` does."""
+        with self._guard:
+            self._check_writable()
+            found, typed = self._found(writes, self._catalogue()), self._typed
+            check_writes([(w, (known := typed(leaf)).shape, known.dtype) for leaf, w in found])
+            self._write([(leaf, w if _is_plain(w.index) else last_write(w)) for leaf, w in found])
+
+    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        """Check specs and make leaves, as `Store.create` does."""
+        with self._guard:
+            self._check_writable()
+            for path, spec in leaves.items():
+                if not path:
+                    raise refusals.no_name(self.url)
+                if self.leaf_options is not None:
+                    for name in spec.options:
+                        if name not in self.leaf_options:
+                            raise refusals.leaf_option(self.url, path, name, sorted(self.leaf_options))
+            self._create(leaves)
+
+    def delete(self, paths: Sequence[Path]) -> None:
+        """Check paths and remove leaves, as `Store.delete` does."""
+        with self._guard:
+            self._check_writable()
+            self._check_all(paths)
+            self._delete(list(dict.fromkeys(paths)))
+
+    def resize(self, lengths: Mapping[Path, int]) -> None:
+        """Check lengths and set them, as `Store.resize` does."""
+        with self._guard:
+            self._check_writable()
+            for path, length in lengths.items():
+                if not self._typed(self._leaf(path)).shape or length < 0:
+                    raise refusals.bad_length(self.url, path, length)
+            self._resize(lengths)
+
+    def rename(self, moves: Mapping[Path, Path]) -> None:
+        """Check names and move leaves, as `Store.rename` does."""
+        with self._guard:
+            self._check_writable()
+            self._check_all(moves)
+            if () in moves.values():
+                raise refusals.no_name(self.url)
+            if len(set(moves.values())) < len(moves):
+                raise refusals.same_name(self.url, moves)
+            self._rename(moves)
+
+    def save_header(self, header: Header) -> None:
+        """Commit, as `Store.save_header` does."""
+        with self._guard:
+            self._check_writable()
+            self._save(header)
+
+    def discard(self) -> None:
+        """Take changes back, as `Store.discard` does."""
+        with self._guard:
+            self._check_writable()
+            self._discard()
+
+    def close(self) -> None:
+        """Commit rows and let go, as `Store.close` does. A store whose `_close` raises is closed."""
+        with self._guard:
+            if not self._closed:
+                try:
+                    self._close()
+                finally:
+                    self._closed = True
+
+
+def _is_plain(index: StoreIndex) -> bool:
+    return all(type(term) is slice for term in index)
+
+
+def last_write(w: Write) -> Write:
+    """Drop repeated rows of a write, of which the last one is written.
+
+    Example:
+        >>> found = last_write(Write(("a",), (torch.tensor([4, 1, 4]),), torch.tensor([1, 2, 3])))
+        >>> found.index, found.value
+        ((tensor([1, 4]),), tensor([2, 3]))
+    """
+    at = next((i for i, term in enumerate(w.index) if isinstance(term, Tensor)), None)
+    if at is None:
+        return w
+    rows, positions = last_wins(w.index[at])  # type: ignore[arg-type]
+    if positions is None:
+        return w
+    return Write(w.path, (*w.index[:at], rows, *w.index[at + 1 :]), take(w.value, at, positions))
