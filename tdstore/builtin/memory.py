@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from tdstore.builtin.resident import ResidentStore, full
-from tdstore.errors import InvalidArgumentError, OptionError, StoreNotFoundError
+from tdstore.builtin.resident import TensorStore, full
+from tdstore.errors import StoreNotFoundError
 from tdstore.header import Header
 from tdstore.store import Cap
-from tdstore.types import LeafSpec, Mode, Path, path_text
+from tdstore.types import LeafSpec, Mode, Path
 
 
 def open_memory(location: str | None = None, *, mode: Mode = "w") -> MemoryStore:
@@ -21,7 +21,7 @@ def open_memory(location: str | None = None, *, mode: Mode = "w") -> MemoryStore
     return MemoryStore()
 
 
-class MemoryStore(ResidentStore):
+class MemoryStore(TensorStore):
     """Leaves as tensors of this process."""
 
     caps = Cap.WRITE | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.VIEW | Cap.CONCURRENT_READ | Cap.DISCARD
@@ -35,17 +35,11 @@ class MemoryStore(ResidentStore):
         self._header = Header()
         self._committed: tuple[dict[Path, Tensor], dict[Path, Any]] = {}, {}
 
-    def load_header(self) -> Header:
-        self._check_open()
-        return self._header
-
-    def save_header(self, header: Header) -> None:
-        self._check_writable()
+    def _save(self, header: Header) -> None:
         self._header = header
         self._committed = dict(self._leaves), dict(self._fills)
 
-    def discard(self) -> None:
-        self._check_writable()
+    def _discard(self) -> None:
         self._leaves, self._fills = map(dict, self._committed)
 
     def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
@@ -53,31 +47,18 @@ class MemoryStore(ResidentStore):
         fills = [self._fills.get(path, 0) for path in paths]
         return [LeafSpec(t.shape, t.dtype, fill_value=fill) for t, fill in zip(views, fills, strict=True)]
 
-    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        self._check_writable()
-        for spec in leaves.values():
-            if spec.options:
-                raise OptionError(f"{self.url} has no leaf option {next(iter(spec.options))!r}", url=self.url)
+    def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         self._leaves |= {path: full(spec, self.device) for path, spec in leaves.items()}
         self._fills |= {path: spec.fill_value for path, spec in leaves.items()}
 
-    def rename(self, moves: Mapping[Path, Path]) -> None:
-        self._check_writable()
+    def _rename(self, moves: Mapping[Path, Path]) -> None:
         specs = self.specs(list(moves))
-        if len(set(moves.values())) < len(moves):
-            raise InvalidArgumentError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
         values = [self._leaves.pop(old) for old in moves]
         for new, value, spec in zip(moves.values(), values, specs, strict=True):
             self._leaves[new], self._fills[new] = value, spec.fill_value
 
-    def resize(self, lengths: Mapping[Path, int]) -> None:
-        self._check_writable()
+    def _resize(self, lengths: Mapping[Path, int]) -> None:
         specs = self.specs(list(lengths))
-        for spec, (path, length) in zip(specs, lengths.items(), strict=True):
-            if not spec.shape or length < 0:
-                raise InvalidArgumentError(
-                    f"{path_text(path)} of shape {spec.shape} cannot be resized to length {length}"
-                )
         for spec, (path, length) in zip(specs, lengths.items(), strict=True):
             old = self._leaves[path]
             new = full(spec.replace(shape=(length, *old.shape[1:])), self.device)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Generic
 
 import numpy as np
 import torch
@@ -11,41 +12,16 @@ from torch import Tensor
 from tdstore.builtin.memmap.layout import LeafFile
 from tdstore.builtin.readcheck import ReadCheck
 from tdstore.dtypes import NAME_TO_DTYPE
-from tdstore.errors import KeyNotFoundError, ReadOnlyError, StoreClosedError
-from tdstore.index.ranges import check_writes
-from tdstore.index.rows import check_indices
-from tdstore.index.selection import last_wins
-from tdstore.store import Store
+from tdstore.storekit.checked import CheckedStore, L
 from tdstore.storekit.pageadvice import copy_rows
-from tdstore.types import LeafSpec, Path, Read, StoreIndex, Write, path_text
+from tdstore.types import LeafSpec, Path, Read, StoreIndex, Write
 
 
-class ResidentStore(Store):
-    """Base of stores whose leaves are tensors of this process: a subclass provides `_leaves`."""
+class ResidentStore(CheckedStore[L], Generic[L]):
+    """Base of stores whose leaves are live tensors, which any process may write that has them."""
 
-    _leaves: dict[Path, Tensor]
-    _closed = False
     _reading: ReadCheck[LeafFile] | None = None
     """What is still to be compared with checksums."""
-
-    def paths(self) -> Iterator[Path]:
-        self._check_open()
-        return iter(tuple(self._leaves))
-
-    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        return [LeafSpec(t.shape, t.dtype) for t in map(self.view, paths)]
-
-    def view(self, path: Path) -> Tensor:
-        self._check_open()
-        try:
-            return self._leaves[path]
-        except KeyError:
-            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
-
-    def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        views = [self.view(r.path) for r in reads]
-        check_indices((r.index, leaf.shape) for r, leaf in zip(reads, views, strict=True))
-        return [copy_rows(leaf, r.index, r.out) for leaf, r in zip(views, reads, strict=True)]
 
     def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
         if (reading := self._reading) is not None and reading.pending:
@@ -62,48 +38,43 @@ class ResidentStore(Store):
         """Return a leaf with its checksums."""
         raise NotImplementedError
 
-    def write(self, writes: Sequence[Write]) -> None:
-        self._check_writable()
-        views = [self.view(w.path) for w in writes]
-        check_writes((w, leaf.shape, leaf.dtype) for w, leaf in zip(writes, views, strict=True))
-        for leaf, w in zip(views, writes, strict=True):
+
+class TensorStore(ResidentStore[Tensor]):
+    """Base of stores whose leaves are nothing but tensors."""
+
+    _leaves: dict[Path, Tensor]
+
+    def _catalogue(self) -> Mapping[Path, Tensor]:
+        return self._leaves
+
+    def _typed(self, leaf: Tensor) -> Tensor:
+        return leaf
+
+    def view(self, path: Path) -> Tensor:
+        return self._leaf(path)
+
+    def _read(self, wanted: Sequence[tuple[Tensor, Read]]) -> list[Tensor]:
+        return [copy_rows(leaf, r.index, r.out) for leaf, r in wanted]
+
+    def _write(self, wanted: Sequence[tuple[Tensor, Write]]) -> None:
+        for leaf, w in wanted:
             put(leaf, w.index, w.value)
 
-    def delete(self, paths: Sequence[Path]) -> None:
-        self._check_writable()
+    def _delete(self, paths: Sequence[Path]) -> None:
         for path in paths:
-            self.view(path)
-        for path in dict.fromkeys(paths):
             del self._leaves[path]
-
-    def close(self) -> None:
-        self._closed = True
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreClosedError(f"{self.url} was closed", url=self.url)
-
-    def _check_writable(self) -> None:
-        self._check_open()
-        if not self.writable:
-            raise ReadOnlyError(
-                f"{self.url} was opened for reading only", url=self.url, hint="open it with mode='r+' to write"
-            )
 
 
 def put(leaf: Tensor, index: StoreIndex, value: Tensor) -> None:
-    """Assign `leaf[index] = value`; of repeated rows the last one wins (torch leaves that undefined)."""
+    """Assign `leaf[index] = value`, where no row is named twice."""
     at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
     if at is None:
         (leaf[index] if index else leaf).copy_(value)
         return
-    rows, positions = last_wins(index[at])  # type: ignore[arg-type]
+    rows: Tensor = index[at]  # type: ignore[assignment]
     if carrier := _CARRIER.get(leaf.dtype):
         leaf, value = leaf.view(carrier), value.view(carrier)
-    value = value.to(leaf.device)
-    if positions is not None:
-        value = value.index_select(at, positions.to(leaf.device))
-    leaf[(*index[:at], rows.to(leaf.device), *index[at + 1 :])] = value
+    leaf[(*index[:at], rows.to(leaf.device), *index[at + 1 :])] = value.to(leaf.device)
 
 
 # torch cannot assign to rows of these; integers of the same width carry their bits.

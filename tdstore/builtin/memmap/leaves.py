@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,9 @@ from tdstore.builtin.memmap.resources import Hold
 from tdstore.builtin.memmap.tensor import MemoryMappedTensor
 from tdstore.builtin.memmap.writing import LeafWriter, read_runs
 from tdstore.builtin.resident import ResidentStore, rows_of
-from tdstore.errors import InvalidArgumentError, KeyNotFoundError, OptionError, StoreClosedError, UnsupportedError
+from tdstore.errors import StoreClosedError, UnsupportedError
 from tdstore.header import Header
-from tdstore.index.ranges import check_writes
-from tdstore.index.rows import check_indices, runs
+from tdstore.index.rows import runs
 from tdstore.index.selection import gather
 from tdstore.keys import encode_file_name
 from tdstore.lifetime import Ending
@@ -32,9 +31,10 @@ from tdstore.types import LeafSpec, Mode, Path, Read, Write, path_text
 _PREALLOCATED = 256 << 20
 
 
-class MemmapLeaves(ResidentStore):
+class MemmapLeaves(ResidentStore[LeafFile]):
     """A directory store without opening, commit and close."""
 
+    leaf_options = frozenset({"preallocate"})
     caps = (
         Cap.WRITE
         | Cap.PARTIAL_READ
@@ -58,7 +58,7 @@ class MemmapLeaves(ResidentStore):
         self._mode: Mode = mode
         self._options = options
         self._sync = options["durable"] == "commit"
-        self._leaves = {}
+        self._leaves: dict[Path, Tensor] = {}
         self._header = Header()
         self._raw = b""
         self._meta: dict[tuple[str, ...], bytes] = {}
@@ -83,16 +83,14 @@ class MemmapLeaves(ResidentStore):
         )
 
     # -- catalogue -----------------------------------------------------------------------
-    def paths(self) -> Iterator[Path]:
-        self._check_open()
-        return iter(tuple(self._files))
+    def _catalogue(self) -> Mapping[Path, LeafFile]:
+        return self._files
 
-    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        return [self._leaf(path).spec() for path in paths]
+    def _spec(self, leaf: LeafFile) -> LeafSpec:
+        return leaf.spec()
 
-    def load_header(self) -> Header:
-        self._check_open()
-        return self._header
+    def _typed(self, leaf: LeafFile) -> LeafFile:
+        return leaf
 
     def leaf_file(self, path: Path) -> str:
         """Return the absolute name of a leaf's file after the commit.
@@ -120,36 +118,27 @@ class MemmapLeaves(ResidentStore):
     def _summed(self, path: Path) -> LeafFile:
         return self._leaf(path)
 
-    def _leaf(self, path: Path) -> LeafFile:
-        self._check_open()
-        try:
-            return self._files[path]
-        except KeyError:
-            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
-
     # -- data ----------------------------------------------------------------------------
     def view(self, path: Path) -> Tensor:
-        tensor = self._mapped(path)
-        leaf = self._files[path]
+        leaf = self._leaf(path)
+        tensor = self._mapped(leaf)
         leaf.handed = True
         if self.writable and leaf.nbytes and (leaf.temp is not None or self._hold.building):
             leaf.changes_from(0)  # an uncommitted leaf is then hashed once
         return tensor
 
-    def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        leaves = [self._mapped(r.path) for r in reads]
-        check_indices((r.index, leaf.shape) for r, leaf in zip(reads, leaves, strict=True))
-        for r, leaf in zip(reads, leaves, strict=True):
+    def _read(self, wanted: Sequence[tuple[LeafFile, Read]]) -> list[Tensor]:
+        tensors = [self._mapped(leaf) for leaf, _ in wanted]
+        for leaf, r in wanted:
             if r.out is None:
-                self._refuse_holes(r.path, rows_of(leaf.shape, r.index))
+                self._refuse_holes(leaf, rows_of(leaf.shape, r.index))
         return [
-            self._read_file(r) if self._lacks_blocks(r.path) else self._gather(leaf, r)
-            for leaf, r in zip(leaves, reads, strict=True)
+            self._read_file(leaf, r) if self._lacks_blocks(leaf) else self._gather(tensor, r)
+            for (leaf, r), tensor in zip(wanted, tensors, strict=True)
         ]
 
-    def _lacks_blocks(self, path: Path) -> bool:
+    def _lacks_blocks(self, leaf: LeafFile) -> bool:
         """Check whether a read through the mapping may end the process: on a full tmpfs, a hole finds no page."""
-        leaf = self._files[path]
         holes = leaf.holes is not None and leaf.holes.left
         if not holes and (self.writable or not leaf.sparse):
             return False
@@ -157,8 +146,7 @@ class MemmapLeaves(ResidentStore):
             self._in_memory = files.is_in_memory(os.fstat(self._hold.root).st_dev)
         return self._in_memory
 
-    def _read_file(self, r: Read) -> Tensor:
-        leaf = self._files[r.path]
+    def _read_file(self, leaf: LeafFile, r: Read) -> Tensor:
         if self._reading is not None:
             self._reading.check(leaf, r.index[0] if r.index else slice(None))
         with files.io_errors(self.url, f"reading leaf {path_text(r.path)}", writing=False):
@@ -179,70 +167,51 @@ class MemmapLeaves(ResidentStore):
     def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
         if rows is not None:
             for path in paths:
-                self._refuse_holes(path, rows_of(self._leaf(path).shape, (rows,)))
+                leaf = self._leaf(path)
+                self._refuse_holes(leaf, rows_of(leaf.shape, (rows,)))
         super().check(paths, rows)
 
-    def _refuse_holes(self, path: Path, rows: int) -> None:
+    def _refuse_holes(self, leaf: LeafFile, rows: int) -> None:
         """Refuse to copy rows that take far more memory than the leaf takes on the storage, unless that is allowed."""
-        leaf = self._leaf(path)
         if self._options["max_bytes"] is None:
             with files.io_errors(self.url, "looking at leaves", writing=False):
                 stored = partial(self._writer.bytes_of, leaf)
-                check_holes(path, leaf.shape, leaf.nbytes, rows, stored, self.url)
+                check_holes(leaf.path, leaf.shape, leaf.nbytes, rows, stored, self.url)
 
-    def _mapped(self, path: Path) -> Tensor:
-        leaf = self._leaf(path)
-        tensor = self._leaves.get(path)
+    def _mapped(self, leaf: LeafFile) -> Tensor:
+        tensor = self._leaves.get(leaf.path)
         if tensor is None:
             if leaf.probe is None:
-                with files.io_errors(self.url, f"mapping leaf {path_text(path)}"):
+                with files.io_errors(self.url, f"mapping leaf {path_text(leaf.path)}"):
                     self._writer.map(leaf)
                 leaf.version = leaf.seen()
-            tensor = self._leaves[path] = self._wrap(leaf)
+            tensor = self._leaves[leaf.path] = self._wrap(leaf)
         return tensor
 
-    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        self._check_writable()
-        for path, spec in leaves.items():
-            if unknown := set(spec.options) - {"preallocate"}:
-                raise OptionError(
-                    f"{self.url} has no leaf option {sorted(unknown)[0]!r}; its option is preallocate", url=self.url
-                )
-            if not path:
-                raise InvalidArgumentError(f"a leaf of {self.url} needs a name")
+    def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         with files.io_errors(self.url, "making leaves"):
             for path, spec in leaves.items():
-                self._discard(path)
+                self._drop(path)
                 leaf = LeafFile(path, spec.shape, spec.dtype, spec.fill_value, self._layout.file(path))
                 self._files[path] = leaf
                 asked = spec.options.get("preallocate", self._options["preallocate"])
                 self._writer.make(leaf, allocate=leaf.nbytes <= _PREALLOCATED if asked is None else asked)
 
-    def write(self, writes: Sequence[Write]) -> None:
-        self._check_writable()
-        wanted = [(self._leaf(w.path), w) for w in writes]
-        check_writes((w, leaf.shape, leaf.dtype) for leaf, w in wanted)
+    def _write(self, wanted: Sequence[tuple[LeafFile, Write]]) -> None:
         wanted = [(leaf, w) for leaf, w in wanted if leaf.nbytes and w.value.numel()]
         if not self._hold.building:
             for leaf, w in wanted:  # all, before the first row of any is overwritten
                 self._writer.reserve(leaf, w.index)
         for leaf, w in wanted:
             with files.io_errors(self.url, f"writing leaf {path_text(w.path)}"):
-                self._writer.write(leaf, w.index, w.value, partial(self._mapped, w.path))
+                self._writer.write(leaf, w.index, w.value, partial(self._mapped, leaf))
 
-    def delete(self, paths: Sequence[Path]) -> None:
-        self._check_writable()
-        for path in paths:
-            self._leaf(path)
+    def _delete(self, paths: Sequence[Path]) -> None:
         with files.io_errors(self.url, "deleting"):
             for path in paths:
-                self._discard(path)
+                self._drop(path)
 
-    def resize(self, lengths: Mapping[Path, int]) -> None:
-        self._check_writable()
-        for path, length in lengths.items():
-            if not self._leaf(path).shape or length < 0:
-                raise InvalidArgumentError(f"leaf {path_text(path)} of {self.url} cannot be resized to {length} rows")
+    def _resize(self, lengths: Mapping[Path, int]) -> None:
         with files.io_errors(self.url, "resizing"):
             for path, length in lengths.items():
                 old = self._files[path]
@@ -268,16 +237,15 @@ class MemmapLeaves(ResidentStore):
         try:
             self._writer.make(leaf, aside=True)
             if leaf.nbytes and old.nbytes:
-                rows = self._mapped(old.path)[: leaf.shape[0]]
-                self._writer.write(leaf, (), rows, partial(self._mapped, old.path))
+                rows = self._mapped(old)[: leaf.shape[0]]
+                self._writer.write(leaf, (), rows, partial(self._mapped, old))
         except BaseException:
             self._writer.discard(leaf)
             raise
-        self._discard(old.path)
+        self._drop(old.path)
 
-    def rename(self, moves: Mapping[Path, Path]) -> None:
-        self._check_writable()
-        leaves = {new: self._leaf(old) for old, new in moves.items()}
+    def _rename(self, moves: Mapping[Path, Path]) -> None:
+        leaves = {new: self._files[old] for old, new in moves.items()}
         with files.io_errors(self.url, "renaming"):
             for leaf in leaves.values():
                 self._writer.set_aside(leaf)
@@ -285,14 +253,14 @@ class MemmapLeaves(ResidentStore):
                 self._files.pop(old, None)
                 self._leaves.pop(old, None)
             for new, leaf in leaves.items():
-                self._discard(new)
+                self._drop(new)
                 leaf.path = new
                 leaf.file = self._layout.file(new) if leaf.nbytes else ()
                 self._files[new] = leaf
                 if leaf.probe is not None:
                     self._leaves[new] = self._wrap(leaf)
 
-    def _discard(self, path: Path) -> None:
+    def _drop(self, path: Path) -> None:
         leaf = self._files.pop(path, None)
         self._leaves.pop(path, None)
         if leaf is not None:

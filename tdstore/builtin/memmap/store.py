@@ -228,8 +228,7 @@ class MemmapStore(MemmapLeaves):
         self._write_manifest()
 
     # -- commit --------------------------------------------------------------------------
-    def save_header(self, header: Header) -> None:
-        self._check_writable()
+    def _save(self, header: Header) -> None:
         with files.io_errors(self.url, "committing"):
             if self.location is None:
                 self._header = header
@@ -340,9 +339,8 @@ class MemmapStore(MemmapLeaves):
             leaf.grown = leaf.grown and leaf.floor == leaf.nbytes  # longer still, after a growth that was taken back
         self._mark_committed()
 
-    def discard(self) -> None:
+    def _discard(self) -> None:
         """Discard changes of structure since the last commit; rows written into its leaves stay written."""
-        self._check_writable()
         if self.location is None:
             raise self.unsupported(Cap.DISCARD)
         with files.io_errors(self.url, "taking back changes"):
@@ -431,10 +429,7 @@ class MemmapStore(MemmapLeaves):
         self._check_open()
         return self._writer.blocks() * 512
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+    def _close(self) -> None:
         self._leaves.clear()
         with files.io_errors(self.url, "closing"):
             self._end()

@@ -19,7 +19,7 @@ from tdstore.builtin.resident import put
 from tdstore.builtin.tensorbytes import byte_blocks
 from tdstore.dtypes import to_numpy
 from tdstore.errors import CorruptStoreError, StoreClosedError
-from tdstore.index.rows import last_wins, runs, take
+from tdstore.index.rows import runs, take
 from tdstore.storekit import files
 from tdstore.storekit.checksums import BLOCK, EMPTY, Summer, sums_of_file, sums_of_zeros
 from tdstore.storekit.session import FileParts
@@ -337,9 +337,6 @@ class LeafWriter:
         fd = self.fd(leaf)
         row = leaf.nbytes // leaf.shape[0]
         if isinstance(rows, Tensor):
-            rows, positions = last_wins(rows)
-            if positions is not None:
-                value = take(value, 0, positions)
             value = take(value, 0, torch.argsort(rows))
         first = 0
         for start, stop in _row_runs(rows):

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from tdstore.builtin.resident import ResidentStore, put
+from tdstore.builtin.resident import TensorStore, put
 from tdstore.builtin.shared import handoff, names
 from tdstore.builtin.shared.arena import Arena
 from tdstore.builtin.shared.catalogue import Catalogue, Entry, check_path, encode_catalogue
@@ -31,7 +31,6 @@ from tdstore.errors import (
     UnsupportedError,
 )
 from tdstore.header import Header
-from tdstore.index.ranges import check_writes
 from tdstore.lifetime import Ending
 from tdstore.pickling import rebuild
 from tdstore.registry import split_scheme
@@ -141,7 +140,7 @@ def sweep(directory: str | None = None, *, lock_timeout: float = 10.0) -> list[s
     return names.sweep(names.directory_of(directory), lock_timeout)
 
 
-class SharedStore(ResidentStore):
+class SharedStore(TensorStore):
     """Leaves in one arena of shared memory.
 
     All processes see row writes at once. The structure (which leaves, their lengths, the header) is
@@ -179,25 +178,20 @@ class SharedStore(ResidentStore):
         self._marks = DirtyMarkers(arena, timeout)
         self._room: dict[int, int] = {}
         """By offset: how many bytes a leaf that this store has grown may take there."""
-        self._discard: Callable[[], object] | None = None
+        self._remove_private: Callable[[], object] | None = None
         if private is not None:
             # Closed, or dropped, before its first commit: leave no trace.
             discard = partial(names.discard, arena.inode, private, os.getpid())
-            self._discard = Ending(self, discard, self.url)
+            self._remove_private = Ending(self, discard, self.url)
         self._adopt(arena.catalogue())
 
     # -- the catalogue ----------------------------------------------------------------------
     def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        for path in paths:
-            self.view(path)
+        self._check_open()
+        self._check_all(paths)
         return [self._entries[path].spec for path in paths]
 
-    def load_header(self) -> Header:
-        self._check_open()
-        return self._header
-
-    def save_header(self, header: Header) -> None:
-        self._check_writable()
+    def _save(self, header: Header) -> None:
         unchanged = not self._staged and self._generation and self._private is None and header == self._header
         if not unchanged:
             self._commit(header)
@@ -234,11 +228,8 @@ class SharedStore(ResidentStore):
         return True
 
     # -- the data ---------------------------------------------------------------------------
-    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        self._check_writable()
-        for path, spec in leaves.items():
-            if spec.options:
-                raise OptionError(f"{self.url} has no leaf option {next(iter(spec.options))!r}", url=self.url)
+    def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        for path in leaves:
             check_path(path, self.url)
         # The first commit finds its place in the same mapping.
         reserve = 4096 + 256 * len(leaves)
@@ -251,54 +242,45 @@ class SharedStore(ResidentStore):
                 leaf.fill_(spec.fill_value)
             self._put_entry(path, entry, leaf)
 
-    def write(self, writes: Sequence[Write]) -> None:
-        self._check_writable()
-        leaves = [self.view(w.path) for w in writes]
-        check_writes((w, leaf.shape, leaf.dtype) for w, leaf in zip(writes, leaves, strict=True))
+    def _write(self, wanted: Sequence[tuple[Tensor, Write]]) -> None:
         words = self._arena.words
         mark = self._marks.take()
         try:
-            for leaf, w in zip(leaves, writes, strict=True):
+            for leaf, w in wanted:
                 # Rows that no other process can see need no dirty marker.
                 words[mark] = 0 if self._is_fresh(w) else self._entries[w.path].offset
                 put(leaf, w.index, w.value)
         finally:
             self._marks.give(mark)
 
-    def discard(self) -> None:
-        self._check_writable()
+    def _discard(self) -> None:
         self._entries = dict(self._committed)
         self._leaves = {path: self._arena.tensor(entry) for path, entry in self._entries.items()}
         self._staged = False
 
-    def delete(self, paths: Sequence[Path]) -> None:
-        super().delete(paths)
+    def _delete(self, paths: Sequence[Path]) -> None:
+        super()._delete(paths)
         for path in paths:
             del self._entries[path]
         self._staged = True
 
-    def rename(self, moves: Mapping[Path, Path]) -> None:
-        self._check_writable()
-        for old, new in moves.items():
-            self.view(old)
+    def _rename(self, moves: Mapping[Path, Path]) -> None:
+        for new in moves.values():
             check_path(new, self.url)
         moved = [(new, self._entries.pop(old), self._leaves.pop(old)) for old, new in moves.items()]
         for path, entry, leaf in moved:
             self._put_entry(path, entry, leaf)
 
-    def resize(self, lengths: Mapping[Path, int]) -> None:
+    def _resize(self, lengths: Mapping[Path, int]) -> None:
         """Set the length of the first dimension; others see it once `save_header` was called.
 
         A leaf that grows gets new memory, which earlier views do not share; one that grows again gets twice as much as
         it needs, and from then on grows in place, until that is used up.
         """
-        self._check_writable()
         specs = dict(zip(lengths, self.specs(list(lengths)), strict=True))
         grown = {}
         for path, length in lengths.items():
             spec = specs[path]
-            if not spec.shape:
-                raise OptionError(f"{path_text(path)} of {self.url} has no first dimension to resize", url=self.url)
             new = spec.replace(shape=(length, *spec.shape[1:]))
             entry = self._entries[path]._replace(shape=new.shape)
             if length > spec.shape[0] and (entry.offset not in self._room or new.nbytes > self._room[entry.offset]):
@@ -319,10 +301,10 @@ class SharedStore(ResidentStore):
             again = old[path][0] in self._room
             wide = spec.replace(shape=(2 * spec.shape[0] if again else spec.shape[0], *spec.shape[1:]))
             try:
-                self.create({path: wide})
+                self._create({path: wide})
             except StoreIOError:
                 wide = spec
-                self.create({path: wide})
+                self._create({path: wide})
             entry = self._entries[path]._replace(shape=spec.shape)
             self._put_entry(path, entry, self._arena.tensor(entry))
             self._room[entry.offset] = wide.nbytes
@@ -352,14 +334,11 @@ class SharedStore(ResidentStore):
         self._check_open()
         return self._arena.used()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Release the memory; existing tensors stay valid. A saved, named store stays until its owner ends."""
-        if self._closed:
-            return
-        super().close()
         self._leaves = {}
-        if self._private is not None and self._discard is not None:
-            self._discard()
+        if self._private is not None and self._remove_private is not None:
+            self._remove_private()
         self._marks = DirtyMarkers(self._arena, self._timeout)
         handoff.collect()
 

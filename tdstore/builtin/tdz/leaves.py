@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,8 @@ from tdstore.builtin.tdz.reading import LeafEntry, Member, as_entry, load_member
 from tdstore.builtin.tdz.writing import ArchiveFiles, new_file, new_info
 from tdstore.builtin.tensorbytes import write_tensor
 from tdstore.builtin.window import Window
-from tdstore.errors import ConflictError, InvalidArgumentError, KeyNotFoundError, OptionError
+from tdstore.errors import ConflictError
 from tdstore.header import Header
-from tdstore.index.ranges import check_writes
-from tdstore.index.rows import check_indices
 from tdstore.store import Cap
 from tdstore.storekit import files
 from tdstore.storekit.budget import allocating, check_holes
@@ -29,7 +27,7 @@ from tdstore.storekit.sparse import HOLES, Holes, reserve
 from tdstore.types import LeafSpec, Mode, Path, Read, StoreIndex, Write, path_text
 
 
-class TdzLeaves(ResidentStore):
+class TdzLeaves(ResidentStore[LeafEntry]):
     """An archive's store without opening, commit and close."""
 
     caps = (
@@ -78,16 +76,14 @@ class TdzLeaves(ResidentStore):
         self._last.atexit = False
 
     # -- catalogue -----------------------------------------------------------------------
-    def paths(self) -> Iterator[Path]:
-        self._check_open()
-        return iter(tuple(self._entries))
+    def _catalogue(self) -> Mapping[Path, LeafEntry]:
+        return self._entries
 
-    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        return [self._entry(path).spec() for path in paths]
+    def _spec(self, leaf: LeafEntry) -> LeafSpec:
+        return leaf.spec()
 
-    def load_header(self) -> Header:
-        self._check_open()
-        return self._header
+    def _typed(self, leaf: LeafEntry) -> LeafEntry:
+        return leaf
 
     def reopen_token(self) -> tuple[str, Mode, dict[str, Any]] | None:
         return self.location, "r+" if self.writable else "r", dict(self._options)
@@ -97,34 +93,25 @@ class TdzLeaves(ResidentStore):
         return os.fstat(self._open.fd).st_blocks * 512 if self._open.fd >= 0 else None
 
     def _summed(self, path: Path) -> LeafEntry:
-        return self._entry(path)
-
-    def _entry(self, path: Path) -> LeafEntry:
-        self._check_open()
-        try:
-            return self._entries[path]
-        except KeyError:
-            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
+        return self._leaf(path)
 
     # -- data ----------------------------------------------------------------------------
     def view(self, path: Path) -> Tensor:
-        leaf = self._entry(path)
+        leaf = self._leaf(path)
         leaf.handed = True
         return self._tensor(leaf)
 
-    def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        entries = [self._entry(r.path) for r in reads]
-        check_indices((r.index, entry.shape) for r, entry in zip(reads, entries, strict=True))
-        for r, entry in zip(reads, entries, strict=True):
+    def _read(self, wanted: Sequence[tuple[LeafEntry, Read]]) -> list[Tensor]:
+        for entry, r in wanted:
             if r.out is None:
                 self._refuse_holes(entry, rows_of(entry.shape, r.index))
-        tensors = [self._tensor(entry) for entry in entries]
-        return [self._gather(tensor, r) for tensor, r in zip(tensors, reads, strict=True)]
+        tensors = [self._tensor(entry) for entry, _ in wanted]
+        return [self._gather(tensor, r) for tensor, (_, r) in zip(tensors, wanted, strict=True)]
 
     def check(self, paths: Sequence[Path], rows: slice | Tensor | None = None) -> None:
         if rows is not None:
             for path in paths:
-                entry = self._entry(path)
+                entry = self._leaf(path)
                 self._refuse_holes(entry, rows_of(entry.shape, (rows,)))
         super().check(paths, rows)
 
@@ -159,10 +146,10 @@ class TdzLeaves(ResidentStore):
         found = window.tensor(leaf.start, leaf.shape, leaf.dtype)
         if leaf.building:
             self._windows.append(window)
-            self._guard(leaf, window, found)
+            self._guard_holes(leaf, window, found)
         return found
 
-    def _guard(self, leaf: LeafEntry, window: Window, mapped: Tensor) -> None:
+    def _guard_holes(self, leaf: LeafEntry, window: Window, mapped: Tensor) -> None:
         """Register that the mapping of a new leaf is a hole: writers through it reserve blocks first."""
         fd, start, url = os.dup(self._open.new), leaf.start, f"{self.url}: leaf {path_text(leaf.path)}"
 
@@ -175,13 +162,7 @@ class TdzLeaves(ResidentStore):
         window.keep(leaf.holes)
         weakref.finalize(leaf.holes, os.close, fd)
 
-    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        self._check_writable()
-        for path, spec in leaves.items():
-            if spec.options:
-                raise OptionError(f"{self.url} has no leaf option {next(iter(spec.options))!r}", url=self.url)
-            if not path:
-                raise InvalidArgumentError(f"a leaf of {self.url} needs a name")
+    def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         with files.io_errors(self.url, "making leaves"):
             for path, spec in leaves.items():
                 self._fill(self._make(path, spec))
@@ -203,11 +184,8 @@ class TdzLeaves(ResidentStore):
         self._changed = True
         return leaf
 
-    def write(self, writes: Sequence[Write]) -> None:
-        self._check_writable()
-        entries = [self._entry(w.path) for w in writes]
-        check_writes((w, entry.shape, entry.dtype) for w, entry in zip(writes, entries, strict=True))
-        wanted = [(leaf, w) for leaf, w in zip(entries, writes, strict=True) if leaf.nbytes and w.value.numel()]
+    def _write(self, wanted: Sequence[tuple[LeafEntry, Write]]) -> None:
+        wanted = [(leaf, w) for leaf, w in wanted if leaf.nbytes and w.value.numel()]
         self._check_current()
         for leaf, w in wanted if HOLES else ():  # all, before the first row of any is overwritten
             if not leaf.building:
@@ -225,30 +203,20 @@ class TdzLeaves(ResidentStore):
                     start = leaf.start + (first * leaf.nbytes // leaf.shape[0] if first else 0)
                     write_tensor(self._open.new, w.value, start)
 
-    def delete(self, paths: Sequence[Path]) -> None:
-        self._check_writable()
+    def _delete(self, paths: Sequence[Path]) -> None:
         for path in paths:
-            self._entry(path)
-        for path in paths:
-            self._entries.pop(path, None)
+            del self._entries[path]
         self._changed = True
 
-    def rename(self, moves: Mapping[Path, Path]) -> None:
-        self._check_writable()
-        if len(set(moves.values())) < len(moves):
-            raise InvalidArgumentError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
-        moved = {new: self._entry(old) for old, new in moves.items() if old != new}
+    def _rename(self, moves: Mapping[Path, Path]) -> None:
+        moved = {new: self._entries[old] for old, new in moves.items() if old != new}
         for leaf in moved.values():
             self._entries.pop(leaf.path, None)
         with files.io_errors(self.url, "renaming"):
             for new, leaf in moved.items():  # an entry has its name in front of it: a copy under the new one
                 self._copy(leaf, self._make(new, leaf.spec()))
 
-    def resize(self, lengths: Mapping[Path, int]) -> None:
-        self._check_writable()
-        for path, length in lengths.items():
-            if not self._entry(path).shape or length < 0:
-                raise InvalidArgumentError(f"leaf {path_text(path)} of {self.url} cannot be resized to {length} rows")
+    def _resize(self, lengths: Mapping[Path, int]) -> None:
         with files.io_errors(self.url, "resizing"):
             for path, length in lengths.items():
                 old = self._entries[path]
@@ -270,9 +238,8 @@ class TdzLeaves(ResidentStore):
             filled = torch.full((), leaf.fill, dtype=leaf.dtype).expand(leaf.shape)
             write_tensor(self._open.new, filled, leaf.start)
 
-    def discard(self) -> None:
+    def _discard(self) -> None:
         """Discard changes of structure since the last commit; rows written into its leaves stay written."""
-        self._check_writable()
         if self._changed:
             with files.io_errors(self.url, "taking back changes"):
                 self._open.drop_unfinished()

@@ -175,7 +175,7 @@ class TdzStore(TdzLeaves):
             raise StoreNotFoundError(f"there is nothing at {self.url}", url=self.url) from error
         except files.NotRegularError as error:
             raise StoreNotFoundError(f"{self.url} is not a file", url=self.url) from error
-        self._read()
+        self._load()
         if self._options["verify"] == "full":
             for fault in self.verify():
                 raise CorruptStoreError(f"{self.url}: {fault.reason}", url=self.url)
@@ -185,7 +185,7 @@ class TdzStore(TdzLeaves):
                     self._tensor(leaf)
                     self._reading.check(leaf, None)
 
-    def _read(self) -> None:
+    def _load(self) -> None:
         listing = read_listing(self._open.fd, self.url)
         _, self._header, leaves = read_dataset(self._open.fd, listing, self.url)
         check_bombs(leaves, self._options["max_bytes"], self.url)
@@ -210,8 +210,7 @@ class TdzStore(TdzLeaves):
             )
 
     # -- commit --------------------------------------------------------------------------
-    def save_header(self, header: Header) -> None:
-        self._check_writable()
+    def _save(self, header: Header) -> None:
         with files.io_errors(self.url, "committing"), zip_errors(self.url):
             if self._open.fd < 0 and self._method != zipfile.ZIP_STORED:
                 self._publish_packed(header)
@@ -381,7 +380,7 @@ class TdzStore(TdzLeaves):
     # -- the rest ------------------------------------------------------------------------
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
         """Compare every byte of the archive with its checksums; uncommitted changes are left out."""
-        leaves = [self._entry(path) for path in (self._entries if paths is None else paths)]
+        leaves = [self._leaf(path) for path in (self._entries if paths is None else paths)]
         with files.io_errors(self.url, "verifying", writing=False):
             found = [(leaf, self._fault(leaf)) for leaf in leaves]
         return [Fault(leaf.path, reason) for leaf, reason in found if reason is not None]
