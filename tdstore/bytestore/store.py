@@ -6,12 +6,11 @@ round; writes are buffered in memory, packed into new objects, and become visibl
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -29,19 +28,14 @@ from tdstore.engine import EngineCap
 from tdstore.errors import (
     ConflictError,
     CorruptStoreError,
-    InvalidArgumentError,
-    KeyNotFoundError,
     OptionError,
     ReadOnlyError,
-    StoreBusyError,
-    StoreClosedError,
     StoreError,
-    StoreNotFoundError,
 )
 from tdstore.header import Header
-from tdstore.index.ranges import Ints, index_shape
-from tdstore.index.rows import check_indices
-from tdstore.store import Cap, Store
+from tdstore.index.ranges import Ints
+from tdstore.store import Cap
+from tdstore.storekit import CheckedStore, refusals
 from tdstore.types import Fault, LeafSpec, Mode, Path, Read, Write, path_text
 
 Verify = Literal["full", "size", "none"]
@@ -63,20 +57,7 @@ class Limits(NamedTuple):
     """What the store may declare; None: anything."""
 
 
-def _serialized(fn: Callable[Concatenate[ByteStore, P], R]) -> Callable[Concatenate[ByteStore, P], R]:
-    """Serialize the threads that change a store: each write overlays the state before it."""
-
-    @functools.wraps(fn)
-    def run(self: ByteStore, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._pid != os.getpid():  # a thread of the parent may have had its turn when this process was forked
-            return fn(self, *args, **kwargs)
-        with self._change_lock:
-            return fn(self, *args, **kwargs)
-
-    return run
-
-
-class ByteStore(Store):
+class ByteStore(CheckedStore[Leaf]):
     """Leaves as pieces of immutable objects. Made by `open_objects` and `open_directory`.
 
     A reader stays at the generation that it opened (for `keep_old` seconds after it was replaced); `refresh` moves it.
@@ -102,8 +83,7 @@ class ByteStore(Store):
         reopen: Reopen | None,
         close_engine: bool,
     ) -> None:
-        self.url = view.url
-        self.writable = mode != "r"
+        super().__init__(view.url, writable=mode != "r")
         self.engine = view.engine
         if EngineCap.ASYNC in self.engine.can:
             vars(self)["caps"] = type(self).caps | Cap.ASYNC
@@ -119,9 +99,7 @@ class ByteStore(Store):
         self._uncommitted = Uncommitted(view.table.leaves)
         self._conflict: ConflictError | None = None
         self._can_commit = False
-        self._closed = False
-        self._pid = os.getpid()
-        self._change_lock = threading.RLock()
+        self._lock = threading.RLock()  # each write overlays the state before it
         view.memory = self._buffer.pieces
 
     @property
@@ -130,41 +108,26 @@ class ByteStore(Store):
         return self._before.generation if self._before is not None and self._committed else None
 
     # -- catalogue -----------------------------------------------------------------------
-    def paths(self) -> Iterator[Path]:
-        """List the leaves, as `Store.paths` does."""
-        return iter(tuple(self._open().table.leaves))
-
-    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        """Return specs, as `Store.specs` does."""
-        self._open()
-        return [self._leaf(path).spec for path in paths]
+    def _catalogue(self) -> Mapping[Path, Leaf]:
+        return self._view.table.leaves
 
     def load_header(self) -> Header:
         """Return the header, as `Store.load_header` does."""
         return self._open().header
 
-    @_serialized
-    def save_header(self, header: Header) -> None:
+    def _save(self, header: Header) -> None:
         """Commit, as `Store.save_header` does: put the buffered rows, then the manifest, if that is unchanged since.
 
         Raises:
             ConflictError: another writer committed since this store was opened.
             UnsupportedError: the engine knows no conditions, and `single_writer` was not given.
         """
-        self._commit(self._changing(), header)
+        self._commit(self._view, header)
 
     # -- data ----------------------------------------------------------------------------
-    @_serialized
-    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        """Create leaves, as `Store.create` does. There are no leaf options."""
-        view = self._changing()
+    def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        view = self._view
         for path, spec in leaves.items():
-            if spec.options:
-                raise OptionError(
-                    f"{self.url}: {path_text(path)} has the unknown option {next(iter(spec.options))!r}; "
-                    "the object layout has no leaf options",
-                    url=self.url,
-                )
             try:
                 fill_bytes(spec)
             except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -177,39 +140,27 @@ class ByteStore(Store):
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         """Read, as `Store.read` does: one round of requests, however many leaves and rows (several above 128 MiB)."""
         view = self._open()
-        return view.read(lambda: self._within(view, reads))
+        return view.read(lambda: self._wanted(reads, view.table.leaves))
 
     async def aread(self, reads: Sequence[Read]) -> list[Tensor]:
         """Read, as `Store.aread` does, with the asynchronous requests of the engine."""
         view = self._open()
-        return await view.aread(lambda: self._within(view, reads))
+        return await view.aread(lambda: self._wanted(reads, view.table.leaves))
 
-    def _within(self, view: View, reads: Sequence[Read]) -> list[tuple[Read, Leaf]]:
-        found = [(r, self._leaf(r.path, view)) for r in reads]
-        check_indices((r.index, leaf.spec.shape) for r, leaf in found)
-        return found
+    def _read(self, wanted: Sequence[tuple[Leaf, Read]]) -> list[Tensor]:
+        return self._view.read(lambda: wanted)
 
-    @_serialized
-    def write(self, writes: Sequence[Write]) -> None:
-        """Write, as `Store.write` does: into the buffer, which is put as new objects when it is full."""
-        view = self._changing()
-        check_indices((w.index, self._leaf(w.path).spec.shape) for w in writes)
-        for w in writes:
-            spec = self._leaf(w.path).spec
-            expected = index_shape(spec.shape, w.index)
-            if tuple(w.value.shape) != expected or w.value.dtype != spec.dtype:
-                raise InvalidArgumentError(
-                    f"{path_text(w.path)} takes shape {list(expected)} and dtype {spec.dtype} at this index, "
-                    f"not {list(w.value.shape)} and {w.value.dtype}"
-                )
-        size = sum(w.value.numel() * w.value.dtype.itemsize + 1024 for w in writes)
+    def _write(self, wanted: Sequence[tuple[Leaf, Write]]) -> None:
+        """Write into the buffer, which is put as new objects when it is full."""
+        view = self._view
+        size = sum(w.value.numel() * w.value.dtype.itemsize + 1024 for _, w in wanted)
         if self._buffer.nbytes + size >= self._limits.buffer_bytes:
             self._flush_buffer(view)  # before any change: the storage may refuse it
         self._uncommitted.rows = True
-        before = {w.path: self._leaf(w.path) for w in writes}
+        before = {w.path: self._leaf(w.path) for _, w in wanted}
         fits = bool(self._buffer.pieces)  # then nothing is put meanwhile
         try:
-            for w in writes:
+            for _, w in wanted:
                 self._buffer_value(view, w)
         except BaseException:
             if not fits:
@@ -231,36 +182,25 @@ class ByteStore(Store):
             if self._buffer.nbytes >= self._limits.buffer_bytes:
                 self._flush_buffer(view)
 
-    @_serialized
-    def delete(self, paths: Sequence[Path]) -> None:
-        """Delete leaves, as `Store.delete` does."""
-        view = self._changing()
-        for path in paths:
-            self._leaf(path)
+    def _delete(self, paths: Sequence[Path]) -> None:
+        view = self._view
         self._uncommitted.record_removed(paths)
         with view.guard:
-            for path in dict.fromkeys(paths):
+            for path in paths:
                 view.remove(path)
 
-    @_serialized
-    def resize(self, lengths: Mapping[Path, int]) -> None:
-        """Resize leaves, as `Store.resize` does, without moving a byte."""
-        view = self._changing()
-        for path, length in lengths.items():
-            if not self._leaf(path).spec.shape or length < 0:
-                raise InvalidArgumentError(f"{path_text(path)} of {self.url} cannot have length {length}")
+    def _resize(self, lengths: Mapping[Path, int]) -> None:
+        """Resize leaves without moving a byte."""
+        view = self._view
         self._uncommitted.record_resized()
         with view.guard:
             for path, length in lengths.items():
                 view.replace(path, self._leaf(path).resized(length))
 
-    @_serialized
-    def rename(self, moves: Mapping[Path, Path]) -> None:
-        """Rename leaves, as `Store.rename` does, without moving a byte."""
-        view = self._changing()
+    def _rename(self, moves: Mapping[Path, Path]) -> None:
+        """Rename leaves without moving a byte."""
+        view = self._view
         leaves = {path: self._leaf(path) for path in moves}
-        if len(set(moves.values())) < len(moves):
-            raise InvalidArgumentError(f"two leaves of {self.url} cannot be given the same name: {dict(moves)}")
         self._uncommitted.record_renamed(moves)
         with view.guard:
             for path in leaves:
@@ -269,17 +209,15 @@ class ByteStore(Store):
                 view.replace(moves[path], leaf)
 
     # -- life ----------------------------------------------------------------------------
-    @_serialized
     def discard(self) -> None:
         """Restore the leaves of the last commit, as `Store.discard` does, without a request.
 
         Objects that were put for no commit are removed by the next commit, or by `close`.
         """
-        if not self.writable:
-            self._changing()  # it says so; after a conflict, which it says too, changes may still be taken back
-        self._take_back(self._open())
+        with self._guard:
+            super()._check_writable()  # after a conflict, too, changes may be taken back
+            self._take_back(self._view)
 
-    @_serialized
     def flush(self) -> None:
         """Commit rows that were written into leaves of the last commit; a change of structure waits for `save_header`.
 
@@ -287,9 +225,10 @@ class ByteStore(Store):
         """
         view = self._open()
         if self.writable and self._committed and self._uncommitted.rows and not self._uncommitted.structure:
-            self._commit(self._changing(), view.header)
+            with self._guard:
+                self._check_writable()
+                self._commit(view, view.header)
 
-    @_serialized
     def refresh(self) -> bool:
         """Move to the newest generation; returns True if it differs from the one before.
 
@@ -297,7 +236,10 @@ class ByteStore(Store):
             StoreError: there are uncommitted changes.
             StoreNotFoundError: the store was removed.
         """
-        view = self._open()
+        with self._guard:
+            return self._refresh(self._open())
+
+    def _refresh(self, view: View) -> bool:
         if self._uncommitted or not isinstance(self._before, Document) or not self._committed:
             raise StoreError(
                 f"{self.url} cannot be refreshed: it has changes of its own, or is a directory of files",
@@ -306,7 +248,7 @@ class ByteStore(Store):
             )
         blob = fetch_manifest(self.engine)
         if blob is None:
-            raise StoreNotFoundError(f"nothing is stored at {self.url} any more", url=self.url)
+            raise refusals.not_found(self.url)
         data = bytes(blob.data)
         if generation_of(data) == self._before.generation:
             return False
@@ -356,11 +298,10 @@ class ByteStore(Store):
         """Return location, mode "r" and options to reopen with; uncommitted changes are committed first."""
         self._open()
         if not self._committed:
-            raise StoreNotFoundError(f"{self.url} is not saved yet: no other process can open it", url=self.url)
+            raise refusals.not_saved(self.url)
         self.flush()
         return None if self._reopen is None else (self._reopen[0], "r", dict(self._reopen[1]))
 
-    @_serialized
     def collect(self, older_than: float = 86400.0) -> list[str]:
         """Remove objects that no manifest names: of writers that were killed. Needs an engine that can list.
 
@@ -370,22 +311,22 @@ class ByteStore(Store):
         Returns:
             The names of the objects that were removed.
         """
-        self._changing()
-        if self._uncommitted:
-            raise StoreError(f"{self.url} has changes that are not committed", url=self.url, hint="commit them first")
-        return self._publisher.collect(older_than)
+        with self._guard:
+            self._check_writable()
+            if self._uncommitted:
+                raise StoreError(
+                    f"{self.url} has changes that are not committed", url=self.url, hint="commit them first"
+                )
+            return self._publisher.collect(older_than)
 
-    @_serialized
-    def close(self) -> None:
-        """Commit written rows, drop other changes, remove uncommitted objects, close the engine. May be repeated."""
-        if self._closed:
-            return
+    def _close(self) -> None:
+        """Commit written rows, drop other changes, remove uncommitted objects, close the engine."""
         try:
             changed = self._uncommitted and self._committed and self._pid == os.getpid()
             if changed and self._conflict is None:
-                self._commit_rows(self._changing())
+                self._check_writable()
+                self._commit_rows(self._view)
         finally:
-            self._closed = True
             if self._pid == os.getpid():
                 self._publisher.discard()
             self._buffer.clear()
@@ -394,27 +335,20 @@ class ByteStore(Store):
 
     # -- inside --------------------------------------------------------------------------
     def _open(self) -> View:
-        if self._closed:
-            raise StoreClosedError(f"{self.url} was closed", url=self.url)
+        self._check_open()
         return self._view
 
-    def _changing(self) -> View:
-        view = self._open()
-        if not self.writable:
-            hint = DIRECTORY_HINT if isinstance(self._before, UploadedDirectory) else "open it with mode='r+' to write"
-            raise ReadOnlyError(f"{self.url} was opened for reading only", url=self.url, hint=hint)
+    def _read_only(self) -> ReadOnlyError:
+        known = isinstance(self._before, UploadedDirectory)
+        return refusals.read_only(self.url, DIRECTORY_HINT) if known else super()._read_only()
+
+    def _check_writable(self) -> None:
+        super()._check_writable()
         if self._conflict is not None:
             raise self._conflict.with_traceback(None)
-        if self._pid != os.getpid():
-            raise StoreBusyError(
-                f"{self.url} was opened before this process was forked: its parent alone writes it",
-                url=self.url,
-                hint="close it before forking, and open it in the child",
-            )
         if not self._can_commit:
             self._publisher.check_can_commit()  # now, not after rows were written that could not be committed
             self._can_commit = True
-        return view
 
     def _take_back(self, view: View) -> None:
         with view.guard:
@@ -429,12 +363,6 @@ class ByteStore(Store):
                 view.restore(self._uncommitted.without_structure(view.table.leaves))
         if self._uncommitted.rows:
             self._commit(view, view.header)
-
-    def _leaf(self, path: Path, view: View | None = None) -> Leaf:
-        try:
-            return (view or self._view).table.leaves[path]
-        except KeyError:
-            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
 
     def _flush_buffer(self, view: View) -> None:
         """Put the buffer as new objects; besides it, at most `object_bytes` times the number of lanes are in memory."""

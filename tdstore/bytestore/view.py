@@ -16,7 +16,7 @@ from tdstore.bytestore.manifest import Document
 from tdstore.bytestore.read import Check, Fetcher, Rounds, Want, drive, written_bytes
 from tdstore.bytestore.table import Bytes, Leaf, Table, stored_bytes
 from tdstore.engine import Engine
-from tdstore.errors import CorruptStoreError, InvalidArgumentError, StoreError
+from tdstore.errors import CorruptStoreError, StoreError
 from tdstore.header import Header
 from tdstore.index.ranges import Ints, Range, byte_ranges, index_shape
 from tdstore.index.rows import gather
@@ -39,7 +39,7 @@ CACHE_BYTES = 64 << 20
 """All leaves that are kept."""
 
 
-Found = Callable[[], Sequence[tuple[Read, Leaf]]]
+Found = Callable[[], Sequence[tuple[Leaf, Read]]]
 
 
 class View:
@@ -286,7 +286,7 @@ class _Tips:
 class _Job:
     """The reads of one call: requested ranges, then results."""
 
-    def __init__(self, view: View, reads: Sequence[tuple[Read, Leaf]], *, exact: bool = False) -> None:
+    def __init__(self, view: View, reads: Sequence[tuple[Leaf, Read]], *, exact: bool = False) -> None:
         self.view = view
         self._exact = exact
         self._changes = view._changes
@@ -296,22 +296,22 @@ class _Job:
         self._targets: list[_Target] = []
         self._wholes: dict[Path, _Whole] = {}
         self._tips: dict[Path, _Tips] = {}
-        shapes = [index_shape(leaf.spec.shape, read.index) for read, leaf in reads]
+        shapes = [index_shape(leaf.spec.shape, read.index) for leaf, read in reads]
         self._check_room(reads, shapes)
-        for (read, leaf), shape in zip(reads, shapes, strict=True):
+        for (leaf, read), shape in zip(reads, shapes, strict=True):
             self._add(read, leaf, shape)
 
-    def _check_room(self, reads: Sequence[tuple[Read, Leaf]], shapes: Sequence[tuple[int, ...]]) -> None:
+    def _check_room(self, reads: Sequence[tuple[Leaf, Read]], shapes: Sequence[tuple[int, ...]]) -> None:
         """Refuse to allocate far more than is stored, before any allocation."""
         sizes = [
             math.prod(shape) * leaf.spec.dtype.itemsize if read.out is None else 0
-            for (read, leaf), shape in zip(reads, shapes, strict=True)
+            for (leaf, read), shape in zip(reads, shapes, strict=True)
         ]
         if not self.view.wary or sum(sizes) <= SUSPECT_BYTES:
             return
-        leaves = {read.path: leaf for read, leaf in reads}
+        leaves = {read.path: leaf for leaf, read in reads}
         wanted = dict.fromkeys(leaves, 0)
-        for (read, leaf), size in zip(reads, sizes, strict=True):
+        for (leaf, read), size in zip(reads, sizes, strict=True):
             wanted[read.path] = min(wanted[read.path] + size, leaf.spec.nbytes)  # rows asked for twice are meant
         total, stored = sum(wanted.values()), stored_bytes(leaves.values(), self.view.table.pieces)
         if is_suspect(total, stored):
@@ -325,11 +325,6 @@ class _Job:
     def _add(self, read: Read, leaf: Leaf, shape: tuple[int, ...]) -> None:
         spec = leaf.spec
         out = read.out
-        if out is not None and (tuple(out.shape) != shape or out.dtype != spec.dtype):
-            raise InvalidArgumentError(
-                f"out= has shape {list(out.shape)} and dtype {out.dtype}, "
-                f"but what is read has {list(shape)} and {spec.dtype}"
-            )
         target = _Target(spec, read.index, out, shape)
         self._targets.append(target)
         if not self._exact and (is_small(leaf) or self.view.cached(read.path) is not None):

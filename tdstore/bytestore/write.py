@@ -22,7 +22,6 @@ from tdstore.bytestore.table import (
 )
 from tdstore.dtypes import to_numpy
 from tdstore.index.ranges import Ints, byte_ranges
-from tdstore.index.rows import last_wins, take
 from tdstore.storekit.checksums import crc32c
 from tdstore.types import Path, StoreIndex
 
@@ -64,13 +63,8 @@ class Buffer:
 def placed(spec_shape: Sequence[int], itemsize: int, index: StoreIndex, value: Tensor) -> tuple[Ints, Ints, Bytes]:
     """Return sorted disjoint byte ranges of the leaf, where each begins in the value, and the bytes of the value.
 
-    Where an index names a row twice, only its last value is included.
+    No row is named twice.
     """
-    at = next((i for i, term in enumerate(index) if isinstance(term, Tensor)), None)
-    if at is not None:
-        rows, positions = last_wins(index[at])  # type: ignore[arg-type]
-        if positions is not None:
-            index, value = (*index[:at], rows, *index[at + 1 :]), take(value, at, positions)
     ranges = byte_ranges(spec_shape, itemsize, index)
     sizes = ranges[:, 1] - ranges[:, 0]
     source = np.cumsum(sizes) - sizes
