@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path as FsPath
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
@@ -18,24 +19,16 @@ from tdstore.builtin.resident import full
 from tdstore.dtypes import to_numpy
 from tdstore.errors import (
     CorruptStoreError,
-    InvalidArgumentError,
-    KeyNotFoundError,
     OptionError,
-    ReadOnlyError,
-    StoreBusyError,
-    StoreClosedError,
-    StoreError,
-    StoreExistsError,
-    StoreNotFoundError,
     UnsupportedError,
 )
 from tdstore.header import Header
-from tdstore.index.ranges import check_writes, index_shape
-from tdstore.index.rows import check_indices, take
-from tdstore.index.selection import gather, last_wins
+from tdstore.index.ranges import index_shape
+from tdstore.index.selection import gather
 from tdstore.index.tracing import fake_mode
 from tdstore.registry import split_scheme
-from tdstore.store import Cap, Store
+from tdstore.store import Cap
+from tdstore.storekit import CheckedStore, refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
 from tdstore.storekit.files import io_errors
 from tdstore.storekit.foreign_strings import leaves_of_values
@@ -190,13 +183,11 @@ def open_h5(
         mode = "r+" if os.path.lexists(path) else "x"
     if mode in ("w", "x"):
         if mode == "x" and os.path.lexists(path):
-            raise StoreExistsError(f"{url} exists", url=url, hint="mode='w' replaces it, mode='r+' changes it")
+            raise refusals.place_exists(url)
         if os.path.isdir(path):
-            raise StoreExistsError(f"{url} is a folder", url=url, hint="choose the name of a file")
+            raise refusals.other_kind(url, "a folder")
         if os.path.isfile(path) and os.path.getsize(path) and not h5py.is_hdf5(path):
-            raise StoreExistsError(
-                f"{url} is a file of another kind", url=url, hint="remove it, or choose another name"
-            )
+            raise refusals.other_kind(url, "a file of another kind")
         session.begin(new_file(path, url, timeout=lock_timeout, locking=locking), exclusive=mode == "x")
     else:
         open_session(session, write=mode == "r+", verify=verify, accept=recover == "accept", max_bytes=max_bytes)
@@ -241,9 +232,14 @@ LARGE = 64 << 20
 _NO_BLOCKS: Ints = np.empty(0, np.int64)
 
 
-class H5Store(Store):
+Stored = Leaf | Tensor
+"""A dataset; or, in the file of another program, its strings in memory."""
+
+
+class H5Store(CheckedStore[Stored]):
     """Leaves as HDF5 datasets of one file. Made by `open_h5`."""
 
+    leaf_options = None
     caps = (
         Cap.WRITE
         | Cap.PARTIAL_READ
@@ -255,13 +251,12 @@ class H5Store(Store):
     )
 
     def __init__(self, session: Session, mode: Mode, layout: dict[str, Any], arguments: dict[str, Any]) -> None:
-        self.url = session.url
-        self.writable = mode != "r"
+        super().__init__(session.url, writable=mode != "r")
+        self._pid = None  # the handle knows its process, and opens the file again in a child
         self._session = session
         self._mode = mode
         self._layout = layout
         self._arguments = arguments
-        self._closed = False
         self._foreign: Header | None = None
         self._strings: dict[Path, Tensor] = {}
         """Leaves in memory: the strings of another program's file."""
@@ -279,21 +274,22 @@ class H5Store(Store):
     def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
         """Return location, mode "r" and options to reopen with: this store remains the only writer."""
         if self._session.handle.temporary:
-            raise StoreNotFoundError(f"{self.url} is not saved yet: no other process can open it", url=self.url)
+            raise refusals.not_saved(self.url)
         if self.writable:
             self._session.share()  # or other openers would wait for this store
         return self._session.path, "r", {k: v for k, v in self._arguments.items() if v is not None}
 
     # -- catalogue --------------------------------------------------------------------
-    def paths(self) -> Iterator[Path]:
-        return iter((*self._open().contents.leaves, *self._strings))
+    @property
+    def _guard(self) -> AbstractContextManager[Any]:
+        return self._session.handle.guard
 
-    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        self._open()
-        if not self._strings:
-            return [self._leaf(path).spec for path in paths]
-        found = {path: LeafSpec(leaf.shape, leaf.dtype) for path, leaf in self._strings.items()}
-        return [found[path] if path in found else self._leaf(path).spec for path in paths]
+    def _catalogue(self) -> Mapping[Path, Stored]:
+        leaves = self._session.contents.leaves
+        return {**leaves, **self._strings} if self._strings else leaves
+
+    def _spec(self, leaf: Stored) -> LeafSpec:
+        return LeafSpec(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf.spec
 
     def load_header(self) -> Header:
         session = self._open()
@@ -301,14 +297,12 @@ class H5Store(Store):
             return session.document.header
         return self._foreign_header(None) if self._foreign is None else self._foreign
 
-    @_one_at_a_time
-    def save_header(self, header: Header) -> None:
-        self._changing().commit(header)
+    def _save(self, header: Header) -> None:
+        self._session.commit(header)
 
     # -- data -------------------------------------------------------------------------
-    @_one_at_a_time
-    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        session = self._changing()
+    def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        session = self._session
         plan, columns = [], leaves_of_values(leaves)
         for path, spec in leaves.items():
             filled = options.with_fill(spec, self._layout)
@@ -326,38 +320,31 @@ class H5Store(Store):
             session.add(path, leaf)
             session.sums.put(path, constant_sums(spec, datasets.fill_pattern(spec, self.url)))
 
-    def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        self._open()
-        if self._strings and any(r.path in self._strings for r in reads):
-            check_indices((r.index, self.specs([r.path])[0].shape) for r in reads)
-            return [self._read_one(r) for r in reads]
-        leaves = [self._leaf(r.path) for r in reads]
-        check_indices([(r.index, leaf.spec.shape) for r, leaf in zip(reads, leaves, strict=True)])
-        if max([leaf.spec.nbytes for leaf in leaves], default=0) > LARGE:
-            return self._read_large(leaves, reads)
-        return [self._read(leaf, r) for leaf, r in zip(leaves, reads, strict=True)]
+    def _read(self, wanted: Sequence[tuple[Stored, Read]]) -> list[Tensor]:
+        if max([self._typed(leaf).nbytes for leaf, _ in wanted], default=0) > LARGE:
+            return self._read_large(wanted)
+        return [self._read_one(leaf, r) for leaf, r in wanted]
 
-    def _read_large(self, leaves: Sequence[Leaf], reads: Sequence[Read]) -> list[Tensor]:
-        """Read as `read` does, where results may be larger than memory, or than the stored data."""
-        shapes = [index_shape(leaf.spec.shape, r.index) for leaf, r in zip(leaves, reads, strict=True)]
-        sizes = [math.prod(s) * leaf.spec.dtype.itemsize for s, leaf in zip(shapes, leaves, strict=True)]
-        sizes = [0 if r.out is not None else size for size, r in zip(sizes, reads, strict=True)]
+    def _read_large(self, wanted: Sequence[tuple[Stored, Read]]) -> list[Tensor]:
+        """Read where results may be larger than memory, or than the stored data."""
+        specs = [self._spec(leaf) for leaf, _ in wanted]
+        shapes = [index_shape(spec.shape, r.index) for spec, (_, r) in zip(specs, wanted, strict=True)]
+        sizes = [math.prod(shape) * spec.dtype.itemsize for shape, spec in zip(shapes, specs, strict=True)]
+        sizes = [0 if r.out is not None else size for size, (_, r) in zip(sizes, wanted, strict=True)]
         if self._arguments["max_bytes"] is None and sum(sizes) > SUSPECT_BYTES:
-            stored_by_path = {r.path: leaf.stored for leaf, r in zip(leaves, reads, strict=True)}
-            stored = min(self._session.raw.stored(), sum(stored_by_path.values()))
+            by_path = {r.path: leaf.nbytes if isinstance(leaf, Tensor) else leaf.stored for leaf, r in wanted}
+            stored = min(self._session.raw.stored(), sum(by_path.values()))
             if is_suspect(sum(sizes), stored):
-                raise refuse_absent(reads[sizes.index(max(sizes))].path, sum(sizes), stored, self.url)
+                raise refuse_absent(wanted[sizes.index(max(sizes))][1].path, sum(sizes), stored, self.url)
         found = []
-        for leaf, r, shape in zip(leaves, reads, shapes, strict=True):
-            with allocating(r.path, shape if r.out is None else (), leaf.spec.dtype, self.url):
-                found.append(self._read(leaf, r))
+        for (leaf, r), shape, spec in zip(wanted, shapes, specs, strict=True):
+            with allocating(r.path, shape if r.out is None else (), spec.dtype, self.url):
+                found.append(self._read_one(leaf, r))
         return found
 
-    def _read_one(self, r: Read) -> Tensor:
-        strings = self._strings.get(r.path)
-        return self._read(self._leaf(r.path), r) if strings is None else gather(strings, r.index, r.out)
-
-    def _read(self, leaf: Leaf, r: Read) -> Tensor:
+    def _read_one(self, leaf: Stored, r: Read) -> Tensor:
+        if isinstance(leaf, Tensor):
+            return gather(leaf, r.index, r.out)
         session, spec = self._session, leaf.spec
         starts, size = _NO_BLOCKS, 0
         if session.some_unseen(r.path) and not fake_mode():  # a fake result has no bytes to compare
@@ -408,48 +395,33 @@ class H5Store(Store):
         with io_errors(self.url, f"reading {path_text(r.path)}", writing=False):
             return session.raw.read(leaf.offset, spec, r.index, r.out, arrived)
 
-    @_one_at_a_time
-    def write(self, writes: Sequence[Write]) -> None:
-        session = self._changing()
-        leaves = [self._leaf(w.path) for w in writes]
-        check_writes([(w, leaf.spec.shape, leaf.spec.dtype) for w, leaf in zip(writes, leaves, strict=True)])
-        for leaf, w in zip(leaves, writes, strict=True):
+    def _write(self, wanted: Sequence[tuple[Stored, Write]]) -> None:
+        session = self._session
+        for _, w in wanted:
             if w.value.numel():
+                leaf = session.contents.leaves[w.path]
                 compare_before(session, w.path, leaf, *blocks_of(leaf.spec.shape, w.index))
-        session.mark([w.path for w in writes])
-        write_rows(session, [self._rows(w) for w in writes if w.value.numel()])
+        session.mark([w.path for _, w in wanted])
+        write_rows(session, [self._rows(w) for _, w in wanted if w.value.numel()])
 
     def _rows(self, w: Write) -> Rows:
-        """Return a write without repeated rows, into a leaf that is allocated in the file."""
-        session, leaf, index, value = self._session, self._leaf(w.path), w.index, w.value
-        for at, term in enumerate(index):
-            if isinstance(term, Tensor):  # the only one
-                rows, positions = last_wins(term)
-                if positions is not None:
-                    index, value = (*index[:at], rows, *index[at + 1 :]), take(value, at, positions)
-                break
+        """Return a write into a leaf that is allocated in the file."""
+        session, leaf = self._session, self._session.contents.leaves[w.path]
         if leaf.plain and leaf.offset is None and leaf.spec.nbytes:
             session.overlaid()
             datasets.allocate(session.handle, session.raw, w.path, leaf)
-        return Rows(w.path, leaf, index, value)
+        return Rows(w.path, leaf, w.index, w.value)
 
-    @_one_at_a_time
-    def delete(self, paths: Sequence[Path]) -> None:
-        session = self._changing()
-        for path in paths:
-            self._leaf(path)
+    def _delete(self, paths: Sequence[Path]) -> None:
+        session = self._session
         session.begin_structure()
-        for path in dict.fromkeys(paths):
+        for path in paths:
             session.unlink(path)
 
-    @_one_at_a_time
-    def resize(self, lengths: Mapping[Path, int]) -> None:
-        session = self._changing()
+    def _resize(self, lengths: Mapping[Path, int]) -> None:
+        session = self._session
         for path, length in lengths.items():
-            if not self._leaf(path).spec.shape or length < 0:
-                raise InvalidArgumentError(f"{path_text(path)} of {self.url} cannot have length {length}")
-        for path, length in lengths.items():
-            leaf = self._leaf(path)
+            leaf = session.contents.leaves[path]
             row = math.prod(leaf.spec.shape[1:])
             end = row * min(length, leaf.spec.shape[0])
             if end:  # the grain that the new end is in changes its length
@@ -458,13 +430,8 @@ class H5Store(Store):
         for path, length in lengths.items():
             session.resize(path, length)
 
-    @_one_at_a_time
-    def rename(self, moves: Mapping[Path, Path]) -> None:
-        session = self._changing()
-        for old in moves:
-            self._leaf(old)
-        if len(set(moves.values())) < len(moves):
-            raise InvalidArgumentError(f"two leaves of {self.url} would get the same name")
+    def _rename(self, moves: Mapping[Path, Path]) -> None:
+        session = self._session
         for new in moves.values():
             encode_path(new)
         session.begin_structure()
@@ -479,7 +446,7 @@ class H5Store(Store):
         """
         session = self._open()
         if not self.writable:
-            raise ReadOnlyError(f"{self.url} was opened for reading only: it has nothing to discard", url=self.url)
+            raise self._read_only()
         if not session.handle.child and not session.handle.replaced:
             session.discard()
 
@@ -506,11 +473,7 @@ class H5Store(Store):
         file = session.given.open(session.handle, owner)
         return file[encode_path(path)] if path else file
 
-    @_one_at_a_time
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+    def _close(self) -> None:
         self._session.close()
 
     @_one_at_a_time
@@ -527,8 +490,8 @@ class H5Store(Store):
     @_one_at_a_time
     def layout(self, path: Path) -> Mapping[str, Any]:
         """Return layout options, as `Store.layout` does."""
-        session = self._open()
-        if path in self._strings or self._leaf(path).plain:
+        session, leaf = self._session, self._leaf(path)
+        if isinstance(leaf, Tensor) or leaf.plain:
             return {}
         dataset = session.dataset(path)
         with h5_errors(self.url, f"looking at {path_text(path)}"):
@@ -541,34 +504,15 @@ class H5Store(Store):
             }
         return {name: value for name, value in filters.items() if value is not None}
 
-    def _leaf(self, path: Path) -> Leaf:
-        try:
-            return self._session.contents.leaves[path]
-        except KeyError:
-            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
-
     def _open(self) -> Session:
-        if self._closed:
-            raise StoreClosedError(f"{self.url} was closed", url=self.url)
+        self._check_open()
         return self._session
 
-    def _changing(self) -> Session:
-        session = self._open()
-        if not self.writable:
-            raise ReadOnlyError(
-                f"{self.url} was opened for reading only", url=self.url, hint="open it with mode='r+' to write"
-            )
-        if session.handle.child:
-            raise StoreBusyError(
-                f"{self.url} was opened before this process was forked: its parent alone writes it",
-                url=self.url,
-                hint="close it before forking, and open it in the child",
-            )
-        session.handle.check_storage()
-        if session.handle.replaced:
-            raise StoreError(
-                f"{self.url} was replaced by a save of this process; this store still reads the old file",
-                url=self.url,
-                hint="open the new one",
-            )
-        return session
+    def _check_writable(self) -> None:
+        super()._check_writable()
+        handle = self._session.handle
+        if handle.child:
+            raise refusals.forked(self.url)
+        handle.check_storage()
+        if handle.replaced:
+            raise refusals.replaced(self.url)

@@ -15,7 +15,7 @@ from torch import Tensor
 from tdstore.dtypes import to_numpy
 from tdstore.index.ranges import index_shape
 from tdstore.index.rows import take as take_rows
-from tdstore.index.selection import last_wins, sorted_unique
+from tdstore.index.selection import sorted_unique
 from tdstore.storekit.pageadvice import empty
 from tdstore.types import LeafSpec, StoreIndex
 from tdstore_h5.rows.contiguous import Bytes
@@ -74,7 +74,7 @@ def unreadable_rows(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex) ->
 
 
 def write(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, value: Tensor) -> None:
-    """Write `value` to `leaf[index]`; the last of repeated rows wins."""
+    """Write `value` to `leaf[index]`, where no row is named twice."""
     if not value.numel():
         return
     index = _within(dataset, spec, index)
@@ -82,13 +82,11 @@ def write(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex, value: Tenso
     if at is None:
         dataset[_slices(index) or ()] = to_numpy(value.contiguous())
         return
-    rows, positions = last_wins(index[at])  # type: ignore[arg-type]
-    order = np.argsort(rows.numpy(), kind="stable")
-    take = torch.from_numpy(order) if positions is None else positions[torch.from_numpy(order)]
-    ordered = rows.numpy()[order]
-    for where, piece in _pieces(ordered):
+    rows = index[at].numpy()  # type: ignore[union-attr]
+    order = np.argsort(rows, kind="stable")
+    for where, piece in _pieces(rows[order]):
         target = (*_slices(index[:at]), piece, *_slices(index[at + 1 :]))
-        dataset[target] = to_numpy(take_rows(value, at, take[where]))
+        dataset[target] = to_numpy(take_rows(value, at, torch.from_numpy(order)[where]))
 
 
 def _within(dataset: h5py.Dataset, spec: LeafSpec, index: StoreIndex) -> StoreIndex:
