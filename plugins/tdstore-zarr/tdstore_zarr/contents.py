@@ -22,7 +22,7 @@ from tdstore.errors import CorruptStoreError, StoreBusyError, StoreNotFoundError
 from tdstore.header import Header
 from tdstore.index.ranges import index_shape
 from tdstore.storekit.budget import SUSPECT_BYTES, check_declared, is_suspect, refuse_absent
-from tdstore.types import Fault, Path, Read, path_text
+from tdstore.types import Fault, LeafSpec, Path, Read, path_text
 from tdstore_zarr.codec import bridge
 from tdstore_zarr.codec.buffers import Buffers, seal_of
 from tdstore_zarr.codec.codecs import ChunkError
@@ -217,8 +217,12 @@ class Contents:
 
     def shape(self, leaf: Leaf) -> tuple[int, ...]:
         """Return the shape of a leaf when the store was opened: a reader sees no later rows."""
+        return self.opened_spec(leaf).shape
+
+    def opened_spec(self, leaf: Leaf) -> LeafSpec:
+        """Return the spec of a leaf when the store was opened; of one that was made since, the present one."""
         opened = None if self._opened is None else self._opened.get(leaf.path)
-        return leaf.meta.shape if opened is None else opened.spec.shape
+        return leaf.spec if opened is None else opened.spec
 
     def _as_committed(self) -> None:
         """Drop all changes in memory since the last commit."""

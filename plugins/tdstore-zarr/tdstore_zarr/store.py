@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path as FsPath
 from typing import Any, Literal
@@ -17,32 +17,28 @@ from tdstore.dtypes import to_numpy
 from tdstore.engine import Engine, EngineCap
 from tdstore.errors import (
     CorruptStoreError,
-    InvalidArgumentError,
     KeyNotFoundError,
     OptionError,
-    ReadOnlyError,
     StoreBusyError,
-    StoreClosedError,
-    StoreError,
-    StoreExistsError,
     StoreNotFoundError,
     UnsupportedError,
 )
 from tdstore.header import Header
-from tdstore.index.ranges import check_writes, index_shape
-from tdstore.index.rows import check_indices, gather
+from tdstore.index.ranges import index_shape
+from tdstore.index.rows import gather
 from tdstore.lifetime import Ending
 from tdstore.registry import registry, split_scheme
 from tdstore.replacing import check_replaceable
-from tdstore.store import Cap, Store
+from tdstore.store import Cap
+from tdstore.storekit import CheckedStore, Typed, refusals
 from tdstore.storekit.budget import allocating
 from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.storekit.pageadvice import empty
-from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
+from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write
 from tdstore_zarr import store_objects
 from tdstore_zarr.codec.buffers import LIMIT
 from tdstore_zarr.layout import chunking as layouts
-from tdstore_zarr.layout.grid import full_index, unique
+from tdstore_zarr.layout.grid import full_index
 from tdstore_zarr.layout.leaf import Leaf
 from tdstore_zarr.place.base import Place
 from tdstore_zarr.place.folder import FolderPlace
@@ -256,7 +252,7 @@ def _open_local(text: str, mode: Mode, defaults: dict[str, Any], arguments: dict
             place: Place = ZipPlace(path, url, timeout=timeout, exclusive=mode == "x")
         else:
             if mode == "x" and os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
-                raise StoreExistsError(f"{url} exists", url=url, hint="mode='w' replaces it, mode='r+' changes it")
+                raise refusals.place_exists(url)
             new = FolderPlace.new(path, url, timeout=timeout, exclusive=mode == "x")
             place = new
             try:
@@ -269,7 +265,7 @@ def _open_local(text: str, mode: Mode, defaults: dict[str, Any], arguments: dict
         return ZarrStore(_session(place, arguments, writable=True), path, mode, defaults, arguments)
     if zipped:
         if not os.path.lexists(path):
-            raise StoreNotFoundError(f"{url}: there is no such file", url=url)
+            raise refusals.not_found(url)
         if mode == "r+":
             raise UnsupportedError(
                 f"{url} is a zip file, which is written whole: it cannot be changed in place",
@@ -296,9 +292,14 @@ def _open_local(text: str, mode: Mode, defaults: dict[str, Any], arguments: dict
     raise AssertionError("unreachable")
 
 
-class ZarrStore(Store):
+Stored = Leaf | Tensor
+"""An array; or, in a group of another program, its strings in memory."""
+
+
+class ZarrStore(CheckedStore[Stored]):
     """Leaves as the arrays of a zarr v3 group. Made by `open_zarr`."""
 
+    leaf_options = None
     caps = (
         Cap.WRITE | Cap.DISCARD | Cap.PARTIAL_READ | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT
         | Cap.CONCURRENT_READ
@@ -307,15 +308,13 @@ class ZarrStore(Store):
     def __init__(
         self, session: Session, location: str | None, mode: Mode, layout: dict[str, Any], arguments: dict[str, Any]
     ) -> None:
-        self.url = session.url
-        self.writable = mode != "r"
+        super().__init__(session.url, writable=mode != "r")
         self._session = session
         self._location = location
         self._mode = mode
         self._layout = layout
         self._arguments = arguments
-        self._closed = False
-        self._lock = threading.RLock()
+        self._lock: threading.RLock = threading.RLock()
         self.after_commit: Callable[[], None] | None = None
         """Called once, after the first commit."""
         # What is being built, and the claim on a place, are taken away also when nothing was ever written.
@@ -326,7 +325,7 @@ class ZarrStore(Store):
         """Return location, mode "r" and options to reopen with: this store remains the only writer."""
         session = self._session
         if not session.place.published:
-            raise StoreNotFoundError(f"{self.url} is not saved yet: no other process can open it", url=self.url)
+            raise refusals.not_saved(self.url)
         if self._location is None:
             raise UnsupportedError(f"{self.url} has no name by which another process could open it", url=self.url)
         if self.writable and session.pid == os.getpid() and not self._closed:
@@ -334,38 +333,35 @@ class ZarrStore(Store):
         return self._location, "r", {k: v for k, v in self._arguments.items() if v is not None}
 
     # -- catalogue -------------------------------------------------------------------------
-    def paths(self) -> Iterator[Path]:
-        session = self._open()
-        return iter((*session.leaves, *session.strings))
+    def _catalogue(self) -> Mapping[Path, Stored]:
+        leaves, strings = self._session.leaves, self._session.strings
+        return {**leaves, **strings} if strings else leaves
 
-    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        strings = self._open().strings
-        if not strings:
-            return [self._leaf(path).spec for path in paths]
-        found = {path: LeafSpec(leaf.shape, leaf.dtype) for path, leaf in strings.items()}
-        return [found[path] if path in found else self._leaf(path).spec for path in paths]
+    def _spec(self, leaf: Stored) -> LeafSpec:
+        return LeafSpec(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf.spec
+
+    def _typed(self, leaf: Stored) -> Typed:
+        return leaf if isinstance(leaf, Tensor) else self._session.opened_spec(leaf)
 
     def load_header(self) -> Header:
         return self._open().header()
 
-    def save_header(self, header: Header) -> None:
-        session = self._changing()
-        with self._lock:
-            session.commit(header)
-            if self.after_commit is not None:
-                done, self.after_commit = self.after_commit, None
-                done()
+    def _save(self, header: Header) -> None:
+        self._session.commit(header)
+        if self.after_commit is not None:
+            done, self.after_commit = self.after_commit, None
+            done()
 
     # -- data ------------------------------------------------------------------------------
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         session = self._open()
         if self.writable:
-            with self._lock:
-                return self._read_changed(session, reads)
+            with self._guard:
+                return self._read_changed(reads)
         for _ in range(LOOKS):
             version = session.version
             try:
-                found = self._read(session, reads)
+                found = super().read(reads)
                 if session.version == version and not session.follow(ask=False):
                     return found
             except (CorruptStoreError, KeyNotFoundError):
@@ -378,12 +374,12 @@ class ZarrStore(Store):
                 break
         raise self._changed()
 
-    def _read_changed(self, session: Session, reads: Sequence[Read]) -> list[Tensor]:
+    def _read_changed(self, reads: Sequence[Read]) -> list[Tensor]:
         """Read with uncommitted writes; chunks that do not fit show that another writer committed."""
         try:
-            return self._read(session, reads)
+            return super().read(reads)
         except CorruptStoreError:
-            if session.place.stale():
+            if self._session.place.stale():
                 raise self._changed() from None
             raise
 
@@ -402,115 +398,78 @@ class ZarrStore(Store):
             hint="open it again",
         )
 
-    def _read(self, session: Session, reads: Sequence[Read]) -> list[Tensor]:
-        jobs, results, copies = [], [], []
-        strings = session.strings
-        check_indices(
-            (r.index, strings[r.path].shape if r.path in strings else session.shape(self._leaf(r.path))) for r in reads
-        )
-        session.check_room(reads)
-        for r in reads:
-            if r.path in strings:
-                results.append(gather(strings[r.path], r.index, r.out))
+    def _read(self, wanted: Sequence[tuple[Stored, Read]]) -> list[Tensor]:
+        session = self._session
+        jobs, results = [], []
+        session.check_room([r for _, r in wanted])
+        for leaf, r in wanted:
+            if isinstance(leaf, Tensor):
+                results.append(gather(leaf, r.index, r.out))
                 continue
-            leaf = self._leaf(r.path)
             known = session.shape(leaf)
             index = r.index if known == leaf.meta.shape else tuple(full_index(known, r.index))
-            shape = index_shape(known, r.index)
             target = r.out
-            if target is None:
-                target = self._room(leaf, shape)
-            else:
-                if target.shape != shape or target.dtype != leaf.meta.dtype:
-                    raise InvalidArgumentError(
-                        f"out= has shape {list(target.shape)} and dtype {target.dtype}, but {path_text(r.path)} "
-                        f"has {list(shape)} and {leaf.meta.dtype} at this index"
-                    )
-                if not target.is_contiguous() or target.is_conj() or target.is_neg() or target.requires_grad:
-                    fresh = self._room(leaf, shape)
-                    copies.append((target, fresh))
-                    target = fresh
+            if target is None or not _is_plain(target):  # then the caller copies it
+                target = self._room(leaf, index_shape(known, r.index))
             jobs.append(Job(leaf, index, to_numpy(target)))
-            results.append(target if r.out is None else r.out)
+            results.append(target)
         session.read(jobs)
         for job in jobs:
             if job.leaf.meta.dtype is torch.bool:
                 bits = job.out.view("u1") if job.out.flags.c_contiguous else job.out
                 bits.clip(0, 1, out=bits) if bits.dtype != bool else None
-        for target, fresh in copies:
-            target.detach().copy_(fresh)
         return results
 
     def _room(self, leaf: Leaf, shape: tuple[int, ...]) -> Tensor:
         with allocating(leaf.path, shape, leaf.meta.dtype, self.url):
             return empty(shape, leaf.meta.dtype)
 
-    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        session = self._changing()
-        with self._lock:
-            keys = session.place.keys
-            columns = leaves_of_values(leaves)
-            plan = [
-                (p, spec, layouts.fit(spec, self._layout, self.url, p, keys, column=p in columns))
-                for p, spec in leaves.items()
-            ]
-            session.check_places(leaves)
-            for path in leaves:
-                session.names.node(path)
-            session.restructure(leaves)
-            for path, _, meta in plan:
-                session.unlink(path)
-                session.add(Leaf(path, session.names.node(path), meta))
+    def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        session = self._session
+        keys = session.place.keys
+        columns = leaves_of_values(leaves)
+        plan = [
+            (p, layouts.fit(spec, self._layout, self.url, p, keys, column=p in columns)) for p, spec in leaves.items()
+        ]
+        session.check_places(leaves)
+        for path in leaves:
+            session.names.node(path)
+        session.restructure(leaves)
+        for path, meta in plan:
+            session.unlink(path)
+            session.add(Leaf(path, session.names.node(path), meta))
 
-    def write(self, writes: Sequence[Write]) -> None:
-        session = self._changing()
-        with self._lock:
-            pairs = [(w, self._leaf(w.path)) for w in writes]
-            check_writes([(w, leaf.meta.shape, leaf.meta.dtype) for w, leaf in pairs])
-            session.touch([w.path for w in writes])
-            session.write(*[(leaf, *unique(w.index, w.value)) for w, leaf in pairs])
+    def _write(self, wanted: Sequence[tuple[Stored, Write]]) -> None:
+        session = self._session
+        session.touch([w.path for _, w in wanted])
+        session.write(*[(session.leaves[w.path], w.index, w.value) for _, w in wanted])
 
-    def delete(self, paths: Sequence[Path]) -> None:
-        session = self._changing()
-        with self._lock:
-            for path in paths:
-                self._leaf(path)
-            session.restructure(paths)
-            for path in dict.fromkeys(paths):
-                session.unlink(path)
+    def _delete(self, paths: Sequence[Path]) -> None:
+        self._session.restructure(paths)
+        for path in paths:
+            self._session.unlink(path)
 
-    def resize(self, lengths: Mapping[Path, int]) -> None:
-        session = self._changing()
-        with self._lock:
-            for path, length in lengths.items():
-                if not self._leaf(path).meta.shape or length < 0:
-                    raise InvalidArgumentError(f"{path_text(path)} of {self.url} cannot have length {length}")
-            session.restructure(lengths)
-            for path, length in lengths.items():
-                resize(session, self._leaf(path), length)
+    def _resize(self, lengths: Mapping[Path, int]) -> None:
+        session = self._session
+        session.restructure(lengths)
+        for path, length in lengths.items():
+            resize(session, session.leaves[path], length)
 
-    def rename(self, moves: Mapping[Path, Path]) -> None:
-        session = self._changing()
-        with self._lock:
-            for old in moves:
-                self._leaf(old)
-            if len(set(moves.values())) < len(moves):
-                raise InvalidArgumentError(f"two leaves of {self.url} would get the same name")
-            session.rename(moves)
+    def _rename(self, moves: Mapping[Path, Path]) -> None:
+        self._session.rename(moves)
 
     # -- life --------------------------------------------------------------------------------
     def flush(self) -> None:
         session = self._open()
         if self.writable:
-            with self._lock:
+            with self._guard:
                 session.buffers.flush()
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
         session = self._open()
         chosen = list(session.leaves if paths is None else (p for p in paths if p not in session.strings))
-        for path in chosen:
-            self._leaf(path)
-        with self._lock:
+        self._check_all(chosen)
+        with self._guard:
             session.buffers.flush()
             return session.faults(chosen)
 
@@ -522,62 +481,40 @@ class ZarrStore(Store):
         session = self._open()
         return sum(leaf.stored for leaf in session.leaves.values()) + len(session.root)
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+    def _close(self) -> None:
         if self._ending is not None:
             self._ending.cancel()
         self._session.close()
 
-    def discard(self) -> None:
-        """Discard every change since the last `save_header`, or since the store was opened."""
-        session = self._changing()
-        with self._lock:
-            session.discard()
+    def _discard(self) -> None:
+        self._session.discard()
 
     def layout(self, path: Path) -> Mapping[str, Any]:
         """Return layout options, as `Store.layout` does: chunks are encoded as one, shards are stored as one object."""
-        if path in self._open().strings:
+        leaf = self._leaf(path)
+        if isinstance(leaf, Tensor):
             return {}
-        meta = self._leaf(path).meta
+        meta = leaf.meta
         inner = next((c for c in meta.codecs if c.get("name") == "sharding_indexed"), None)
         codecs = inner["configuration"]["codecs"] if inner else meta.codecs
         names = [str(codec.get("name")) for codec in codecs if codec.get("name") != "bytes"]
         shards = {"shards": meta.chunks} if meta.sharded else {}
         return {"chunks": meta.inner, **shards, "codecs": ", ".join(names) or None}
 
-    def _leaf(self, path: Path) -> Leaf:
-        try:
-            return self._session.leaves[path]
-        except KeyError:
-            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
-
     def _open(self) -> Session:
-        if self._closed:
-            raise StoreClosedError(f"{self.url} was closed", url=self.url)
+        self._check_open()
         return self._session
 
-    def _changing(self) -> Session:
-        session = self._open()
-        if not self.writable:
-            raise ReadOnlyError(
-                f"{self.url} was opened for reading only", url=self.url, hint="open it with mode='r+' to write"
-            )
-        if session.pid != os.getpid():
-            raise StoreBusyError(
-                f"{self.url} was opened before this process was forked: its parent alone writes it",
-                url=self.url,
-                hint="close it before forking, and open it in the child",
-            )
-        place = session.place
+    def _check_writable(self) -> None:
+        super()._check_writable()
+        place = self._session.place
         if isinstance(place, FolderPlace) and place.replaced:
-            raise StoreError(
-                f"{self.url} was replaced by a save of this process; this store is of the old one",
-                url=self.url,
-                hint="open the new one",
-            )
-        return session
+            raise refusals.replaced(self.url)
+
+
+def _is_plain(out: Tensor) -> bool:
+    """Check whether chunks can be decoded into the memory of `out`."""
+    return out.is_contiguous() and not out.is_conj() and not out.is_neg() and not out.requires_grad
 
 
 class ZippedZarrStore(ZarrStore):

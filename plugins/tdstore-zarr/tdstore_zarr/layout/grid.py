@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from tdstore.index.rows import last_wins, take
 from tdstore.types import StoreIndex
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -135,13 +134,3 @@ def region(number: int, sizes: Sequence[int], chunk: Sequence[int]) -> tuple[sli
 def rows_of(term: slice | Tensor) -> Ints:
     """Return the positions that a term selects."""
     return term.numpy() if isinstance(term, Tensor) else np.arange(term.start, term.stop, term.step, dtype=np.int64)
-
-
-def unique(index: StoreIndex, value: Tensor) -> tuple[StoreIndex, Tensor]:
-    """Drop repeated rows: the last value wins."""
-    for at, term in enumerate(index):
-        if isinstance(term, Tensor):
-            rows, positions = last_wins(term)
-            if positions is not None:
-                return (*index[:at], rows, *index[at + 1 :]), take(value, at, positions)
-    return index, value
