@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import RLock
 from typing import Any, Literal
 
@@ -14,18 +13,15 @@ import torch
 from torch import Tensor
 
 from tdstore.errors import (
-    InvalidArgumentError,
-    KeyNotFoundError,
     OptionError,
     ReadOnlyError,
-    StoreClosedError,
     StoreError,
     StoreNotFoundError,
 )
 from tdstore.header import Header
 from tdstore.index.ranges import index_shape
-from tdstore.index.rows import check_indices
 from tdstore.store import Cap, Store
+from tdstore.storekit import CheckedStore, refusals
 from tdstore.storekit.budget import allocating
 from tdstore.storekit.pageadvice import empty
 from tdstore.types import MODES, Fault, LeafSpec, Mode, Path, Read, Write, path_text
@@ -228,99 +224,77 @@ def _tls(url: str, ca: str | None, certificate: str | None, key: str | None, che
     return context
 
 
-class RedisStore(Store):
+class RedisStore(CheckedStore[Array]):
     """Leaves on a server. Made by `open_redis`."""
 
     caps = CAPS
 
     def __init__(self, session: Session, mode: Mode, token: tuple[str, dict[str, Any]]) -> None:
-        self.url = session.url
-        self.writable = mode != "r"
+        super().__init__(session.url, writable=mode != "r")
+        self._pid = None  # a child writes by a connection of its own
         self._session = session
         self._token = token
         self._lock = RLock()
-        self._closed = False
-        self._pid = os.getpid()
 
     def reopen_token(self) -> tuple[str, Mode, dict[str, Any]]:
         """Return location, mode and options to reopen with, for writing if this store may write."""
         if not self._session.published:
-            raise StoreNotFoundError(f"{self.url} is not saved yet: no other process can open it", url=self.url)
+            raise refusals.not_saved(self.url)
         location, arguments = self._token
         return location, "r+" if self.writable else "r", {k: v for k, v in arguments.items() if v is not None}
 
     # -- catalogue -----------------------------------------------------------------------
-    def paths(self) -> Iterator[Path]:
-        return iter(tuple(self._open().document.arrays))
-
-    def specs(self, paths: Sequence[Path]) -> list[LeafSpec]:
-        self._open()
-        return [self._array(path).spec for path in paths]
+    def _catalogue(self) -> Mapping[Path, Array]:
+        return self._session.document.arrays
 
     def load_header(self) -> Header:
         return self._open().document.header
 
-    def save_header(self, header: Header) -> None:
-        with self._lock:
-            writer = self._changing()
-            if writer.published:
-                commit.commit(writer, header)
-            else:
-                commit.publish(writer, header)
+    def _save(self, header: Header) -> None:
+        writer = self._writer()
+        if writer.published:
+            commit.commit(writer, header)
+        else:
+            commit.publish(writer, header)
 
     # -- data ----------------------------------------------------------------------------
-    def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
-        with self._lock:
-            writer = self._changing()
-            made: dict[Path, LeafSpec] = {}
-            for path, spec in leaves.items():
-                if spec.options:
-                    name = next(iter(spec.options))
-                    near = difflib.get_close_matches(name, ("fill_value",), 1)
-                    raise OptionError(
-                        f"{self.url} has no leaf option {name!r} (for {path_text(path)})",
-                        url=self.url,
-                        hint=f"did you mean {near[0]!r}?" if near else "block= of the store is the only layout option",
-                    )
-                encode_value(list(path))  # refuses keys that JSON cannot hold
-                plain = spec.replace(fill_value=_plain(spec, self.url, path))
-                with allocating(path, (plain.nbytes // TARGET_CELL,), torch.bool, self.url):  # a flag for each cell
-                    tried = new_array(plain, 1, "0" * 16, block=writer.block)
-                tried.fill_item()
-                made[path] = plain
-            if made:
-                with writer.line.errors("creating leaves"):
-                    writer.own_structure()
-                    writer.make(made)
+    def _create(self, leaves: Mapping[Path, LeafSpec]) -> None:
+        writer = self._writer()
+        made: dict[Path, LeafSpec] = {}
+        for path, spec in leaves.items():
+            encode_value(list(path))  # refuses keys that JSON cannot hold
+            plain = spec.replace(fill_value=_plain(spec, self.url, path))
+            with allocating(path, (plain.nbytes // TARGET_CELL,), torch.bool, self.url):  # a flag for each cell
+                tried = new_array(plain, 1, "0" * 16, block=writer.block)
+            tried.fill_item()
+            made[path] = plain
+        if made:
+            with writer.line.errors("creating leaves"):
+                writer.own_structure()
+                writer.make(made)
 
-    def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        session = self._open()
-        arrays = [self._array(r.path) for r in reads]
-        check_indices((r.index, array.spec.shape) for r, array in zip(reads, arrays, strict=True))
-        shapes = [index_shape(array.spec.shape, r.index) for r, array in zip(reads, arrays, strict=True)]
+    def _read(self, wanted: Sequence[tuple[Array, Read]]) -> list[Tensor]:
+        session = self._session
+        arrays = [array for array, _ in wanted]
+        shapes = [index_shape(array.spec.shape, r.index) for array, r in wanted]
         session.check_room(
             (r.path, array, math.prod(shape) * array.spec.dtype.itemsize)
-            for r, array, shape in zip(reads, arrays, shapes, strict=True)
+            for (array, r), shape in zip(wanted, shapes, strict=True)
             if r.out is None
         )
         results: list[Tensor] = []
-        for r, array, shape in zip(reads, arrays, shapes, strict=True):
-            if r.out is None:
-                with allocating(r.path, shape, array.spec.dtype, self.url):
-                    results.append(empty(shape, array.spec.dtype))
-            elif tuple(r.out.shape) != shape or r.out.dtype != array.spec.dtype:
-                raise InvalidArgumentError(
-                    f"out= for {path_text(r.path)} has shape {list(r.out.shape)} and dtype {r.out.dtype}, "
-                    f"but what is read has {list(shape)} and {array.spec.dtype}"
-                )
-            else:
+        for (array, r), shape in zip(wanted, shapes, strict=True):
+            if r.out is not None:
                 results.append(r.out)
+                continue
+            with allocating(r.path, shape, array.spec.dtype, self.url):
+                results.append(empty(shape, array.spec.dtype))
         ends: list[Callable[[], None]] = []
 
         def plan() -> list[Fetch]:
             ends.clear()
             fetches: list[Fetch] = []
-            for r, array, out in zip(reads, arrays, results, strict=True):
+            for (array, r), out in zip(wanted, results, strict=True):
                 more, end = plan_read(r.path, array, r.index, out)
                 fetches += more
                 if end is not None:
@@ -328,7 +302,7 @@ class RedisStore(Store):
             return fetches
 
         if any(array.mine is not None for array in arrays):
-            with self._lock, session.line.errors("reading"):
+            with self._guard, session.line.errors("reading"):
                 assert isinstance(session, Writer)
                 session.read(plan, session.wire())
         else:
@@ -340,75 +314,55 @@ class RedisStore(Store):
                 out.view(torch.uint8).clamp_(max=1)  # a bool of any other byte breaks torch
         return results
 
-    def write(self, writes: Sequence[Write]) -> None:
-        with self._lock:
-            writer = self._changing()
-            arrays = [self._array(w.path) for w in writes]
-            check_indices((w.index, array.spec.shape) for w, array in zip(writes, arrays, strict=True))
-            for array, w in zip(arrays, writes, strict=True):
-                expected = index_shape(array.spec.shape, w.index)
-                if tuple(w.value.shape) != expected or w.value.dtype != array.spec.dtype:
-                    raise InvalidArgumentError(
-                        f"{path_text(w.path)} takes shape {list(expected)} and dtype {array.spec.dtype} at this index, "
-                        f"not {list(w.value.shape)} and {w.value.dtype}"
-                    )
-            row_writes.write(writer, writes)
+    def _write(self, wanted: Sequence[tuple[Array, Write]]) -> None:
+        row_writes.write(self._writer(), [w for _, w in wanted])
 
-    def delete(self, paths: Sequence[Path]) -> None:
-        with self._lock:
-            writer = self._changing()
-            gone = [self._array(path) for path in dict.fromkeys(paths)]
-            if gone:
-                with writer.line.errors("deleting leaves"):
-                    writer.own_structure()
-                    for path in dict.fromkeys(paths):
-                        del writer.document.arrays[path]
-                    writer.drop(gone)
+    def _delete(self, paths: Sequence[Path]) -> None:
+        writer = self._writer()
+        gone = [self._leaf(path) for path in paths]
+        if gone:
+            with writer.line.errors("deleting leaves"):
+                writer.own_structure()
+                for path in paths:
+                    del writer.document.arrays[path]
+                writer.drop(gone)
 
-    def resize(self, lengths: Mapping[Path, int]) -> None:
-        with self._lock:
-            writer = self._changing()
+    def _resize(self, lengths: Mapping[Path, int]) -> None:
+        writer = self._writer()
+        with writer.line.errors("resizing"):
+            writer.own_structure()
             for path, length in lengths.items():
-                if not self._array(path).spec.shape or length < 0:
-                    raise InvalidArgumentError(f"{path_text(path)} of {self.url} cannot have length {length}")
-            with writer.line.errors("resizing"):
-                writer.own_structure()
-                for path, length in lengths.items():
-                    writer.resize(path, length)
+                writer.resize(path, length)
 
-    def rename(self, moves: Mapping[Path, Path]) -> None:
-        with self._lock:
-            writer = self._changing()
-            held = {old: self._array(old) for old in moves}
-            if len(set(moves.values())) < len(moves):
-                raise InvalidArgumentError(f"two leaves of {self.url} would get the same name")
-            for new in moves.values():
-                encode_value(list(new))
-            with writer.line.errors("renaming leaves"):
-                writer.own_structure()
-                arrays = writer.document.arrays
-                over = [arrays[new] for new in moves.values() if new in arrays and new not in held]
-                for old in moves:
-                    del arrays[old]
-                for old, new in moves.items():
-                    arrays[new] = held[old]
-                writer.drop(over)
+    def _rename(self, moves: Mapping[Path, Path]) -> None:
+        writer = self._writer()
+        held = {old: self._leaf(old) for old in moves}
+        for new in moves.values():
+            encode_value(list(new))
+        with writer.line.errors("renaming leaves"):
+            writer.own_structure()
+            arrays = writer.document.arrays
+            over = [arrays[new] for new in moves.values() if new in arrays and new not in held]
+            for old in moves:
+                del arrays[old]
+            for old, new in moves.items():
+                arrays[new] = held[old]
+            writer.drop(over)
 
     # -- life ----------------------------------------------------------------------------
-    def discard(self) -> None:
-        """Discard changes, as `Store.discard` does. Rows written before a change of structure are durable, and stay."""
-        with self._lock:
-            commit.take_back(self._changing())
+    def _discard(self) -> None:
+        """Discard changes. Rows written before a change of structure are durable, and stay."""
+        commit.take_back(self._writer())
 
     def flush(self) -> None:
-        self._open()
+        self._check_open()
 
     def verify(self, paths: Sequence[Path] | None = None) -> list[Fault]:
         session = self._open()
         asked = list(session.document.arrays) if paths is None else list(paths)
         found = []
         for path in asked:
-            array = self._array(path)
+            array = self._leaf(path)
             reason = session.faults(path, array)
             if reason is not None:
                 found.append(Fault(path, reason))
@@ -425,40 +379,25 @@ class RedisStore(Store):
                     total += sum(session.line.idempotent(lambda wire, asked=asked: wire.raising(asked)))  # type: ignore[misc]
         return total
 
-    def close(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            session = self._session
-            try:
-                # In a forked child, uncommitted changes and the connection belong to the parent.
-                if isinstance(session, Writer) and session.pid == os.getpid():
-                    if session.published:
-                        commit.finish(session)
-                    else:
-                        commit.discard(session)
-            finally:
-                session.end()
-
-    def _array(self, path: Path) -> Array:
+    def _close(self) -> None:
+        session = self._session
         try:
-            return self._session.document.arrays[path]
-        except KeyError:
-            raise KeyNotFoundError(f"no leaf {path_text(path)} in {self.url}") from None
+            # In a forked child, uncommitted changes and the connection belong to the parent.
+            if isinstance(session, Writer) and session.pid == os.getpid():
+                if session.published:
+                    commit.finish(session)
+                else:
+                    commit.discard(session)
+        finally:
+            session.end()
 
     def _open(self) -> Session:
-        if self._closed:
-            raise StoreClosedError(f"{self.url} was closed", url=self.url)
+        self._check_open()
         return self._session
 
-    def _changing(self) -> Writer:
-        session = self._open()
-        if not isinstance(session, Writer):
-            raise ReadOnlyError(
-                f"{self.url} was opened for reading only", url=self.url, hint="open it with mode='r+' to write"
-            )
-        return session
+    def _writer(self) -> Writer:
+        assert isinstance(self._session, Writer)  # as the store is writable
+        return self._session
 
 
 def _plain(spec: LeafSpec, url: str, path: Path) -> Any:
