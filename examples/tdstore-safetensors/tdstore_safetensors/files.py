@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 import numpy as np
-from tdstore.errors import CorruptStoreError, StoreError, StoreExistsError, StoreIOError
+from tdstore.errors import CorruptStoreError
+from tdstore.storekit import io_errors
 
 Array = np.ndarray[Any, Any]
-
-
-@contextmanager
-def system_errors(url: str, doing: str) -> Iterator[None]:
-    """Turn the system's errors into tdstore's, which say what happened to which file."""
-    try:
-        yield
-    except StoreError:  # some of tdstore's are OSErrors too
-        raise
-    except FileExistsError as error:
-        raise StoreExistsError(f"{url} exists", url=url, hint="mode='w' replaces it") from error
-    except OSError as error:
-        raise StoreIOError(f"{url}: {doing}: {error.strerror}", url=url, errno=error.errno) from error
 
 
 def read_into(array: Array, file: BinaryIO, offset: int, url: str) -> Array:
@@ -32,7 +19,7 @@ def read_into(array: Array, file: BinaryIO, offset: int, url: str) -> Array:
     # Several threads may do this at once (a seek and a read they may not), and a file that another process
     # cuts short is an error here, where a memory map would kill this process.
     raw, done = array.reshape(-1).view(np.uint8).data, 0
-    with system_errors(url, "reading"):
+    with io_errors(url, "reading", writing=False):
         while done < len(raw):
             count = os.preadv(file.fileno(), [raw[done:]], offset + done)
             if not count:
@@ -44,7 +31,7 @@ def read_into(array: Array, file: BinaryIO, offset: int, url: str) -> Array:
 def write_whole(path: str, parts: Iterable[bytes | memoryview], *, exclusive: bool) -> BinaryIO:
     """Put a new file in place of what is at `path`, in one step and for good. Return it, open for reading."""
     folder, temporary = os.path.dirname(path), f"{path}.{secrets.token_hex(4)}.tmp"
-    with system_errors(path, "saving"):
+    with io_errors(path, "saving"):
         os.makedirs(folder, exist_ok=True)
         file = open(temporary, "x+b")
         try:
