@@ -17,7 +17,7 @@ from tdstore.index.ranges import check_writes, index_shape
 from tdstore.index.rows import check_indices, last_wins, take
 from tdstore.store import Cap, Store
 from tdstore.storekit import refusals
-from tdstore.types import LeafSpec, Path, Read, StoreIndex, Write
+from tdstore.types import LeafSpec, Path, Read, Write
 
 
 class Typed(Protocol):
@@ -236,7 +236,7 @@ class CheckedStore(Store, Generic[L]):
             self._check_writable()
             found, typed = self._found(writes, self._catalogue()), self._typed
             check_writes([(w, (known := typed(leaf)).shape, known.dtype) for leaf, w in found])
-            self._write([(leaf, w if _is_plain(w.index) else last_write(w)) for leaf, w in found])
+            self._write([(leaf, last_write(w)) for leaf, w in found])
 
     def create(self, leaves: Mapping[Path, LeafSpec]) -> None:
         """Check specs and make leaves, as `Store.create` does."""
@@ -300,10 +300,6 @@ class CheckedStore(Store, Generic[L]):
                     self._closed = True
 
 
-def _is_plain(index: StoreIndex) -> bool:
-    return all(type(term) is slice for term in index)
-
-
 def last_write(w: Write) -> Write:
     """Drop repeated rows of a write, of which the last one is written.
 
@@ -312,10 +308,9 @@ def last_write(w: Write) -> Write:
         >>> found.index, found.value
         ((tensor([1, 4]),), tensor([2, 3]))
     """
-    at = next((i for i, term in enumerate(w.index) if isinstance(term, Tensor)), None)
-    if at is None:
-        return w
-    rows, positions = last_wins(w.index[at])  # type: ignore[arg-type]
-    if positions is None:
-        return w
-    return Write(w.path, (*w.index[:at], rows, *w.index[at + 1 :]), take(w.value, at, positions))
+    for at, term in enumerate(w.index):
+        if isinstance(term, Tensor):
+            rows, positions = last_wins(term)
+            if positions is not None:
+                return Write(w.path, (*w.index[:at], rows, *w.index[at + 1 :]), take(w.value, at, positions))
+    return w
