@@ -350,8 +350,8 @@ class Contents:
             list(pool.map(ask, range(count)))
         leaf.complete = True
 
-    def read_whole(self, leaf: Leaf) -> Any:
-        """Return all of a leaf, as a numpy array."""
+    def read_whole(self, leaf: Leaf) -> np.ndarray[Any, Any]:
+        """Return all of a leaf."""
         out = np.empty(leaf.meta.shape, numpy_dtype(leaf.meta.dtype))
         self.read([Job(leaf, (), out)])
         return out
