@@ -28,7 +28,7 @@ from tdstore.index.selection import gather
 from tdstore.index.tracing import fake_mode
 from tdstore.registry import split_scheme
 from tdstore.store import Cap
-from tdstore.storekit import CheckedStore, Typed, refusals
+from tdstore.storekit import CheckedStore, refusals
 from tdstore.storekit.budget import SUSPECT_BYTES, allocating, is_suspect, refuse_absent
 from tdstore.storekit.files import io_errors
 from tdstore.storekit.foreign_strings import leaves_of_values
@@ -291,7 +291,7 @@ class H5Store(CheckedStore[Stored]):
     def _spec(self, leaf: Stored) -> LeafSpec:
         return LeafSpec(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf.spec
 
-    def _typed(self, leaf: Stored) -> Typed:
+    def _typed(self, leaf: Stored) -> LeafSpec | Tensor:
         return leaf if isinstance(leaf, Tensor) else leaf.spec
 
     def load_header(self) -> Header:
