@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tdstore.errors import InvalidArgumentError, InvalidStateError, OutOfRangeError
+from tdstore.dtypes import dtype_name
+from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, OutOfRangeError
 from tdstore.rl.buffers.samplers import Info, Sampler, as_slots
 from tdstore.rl.buffers.segment_tree import SegmentTree
 from tdstore.rl.storages.table import Ints, State
@@ -159,10 +160,16 @@ class PrioritizedSampler(Sampler):
 
         Raises:
             ValueError: a priority is negative, NaN or infinite, or there is another number of them.
-            IndexError: an index is beyond the end.
+            IndexError: an index is beyond the rows of the storage.
+            TypeError: the priorities are no real numbers.
         """
         slots = as_slots(index, storage)
-        given = torch.as_tensor(priority).detach()
+        try:
+            given = torch.as_tensor(priority).detach()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidTypeError(f"priority is a number or a tensor of numbers, not {priority!r:.100}") from error
+        if given.is_complex():
+            raise InvalidTypeError(f"priority is of real numbers, not {dtype_name(given.dtype)}")
         if given.dtype is torch.float32 and given.is_cpu:  # numpy casts few numbers faster than torch does
             values = given.numpy().astype(np.float64).reshape(-1)
         else:
@@ -175,20 +182,23 @@ class PrioritizedSampler(Sampler):
             raise InvalidArgumentError(
                 f"priority {values[wrong]} at position {wrong}: priorities are finite and not negative"
             )
-        if len(slots) and slots.view(np.uint64).max() >= self.max_capacity:  # beyond the end, or below 0
+        rows = self.max_capacity if storage is None else min(self.max_capacity, len(storage))
+        if len(slots) and slots.view(np.uint64).max() >= rows:  # beyond the end, or below 0
             named = slots != -1
             slots = slots[named]
             values = values[named] if len(values) == len(named) else values
-            self._check(slots)
+            self._check(slots, rows)
         if len(slots):
             self._largest = max(self._largest, float(values.max()))
             self._tree.update(slots, self._weight(values) if len(values) > 1 else self._weight(float(values[0])))
 
-    def _check(self, slots: Ints) -> None:
-        if len(slots) and slots.view(np.uint64).max() >= self.max_capacity:
-            wrong = int(slots.max()) if slots.max() >= self.max_capacity else int(slots.min())
+    def _check(self, slots: Ints, rows: int | None = None) -> None:
+        limit = self.max_capacity if rows is None else rows
+        if len(slots) and slots.view(np.uint64).max() >= limit:
+            wrong = int(slots.max()) if slots.max() >= limit else int(slots.min())
+            what = f"{limit} slots of this {type(self).__name__}"
             raise OutOfRangeError(
-                f"index {wrong} is beyond the {self.max_capacity} slots of this {type(self).__name__}"
+                f"index {wrong} is beyond the {what if limit == self.max_capacity else f'{limit} rows of the storage'}"
             )
 
     def empty(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdstore.errors import InvalidArgumentError, InvalidStateError, OutOfRangeError
+from tdstore.errors import InvalidArgumentError, InvalidStateError, InvalidTypeError, OutOfRangeError
 from tdstore.rl.storages.table import Ints
 
 _FILE = "sampler_metadata.json"
@@ -195,7 +195,7 @@ def as_slots(index: Any, storage: Any) -> Ints:
     """Return the slots that an index names: the inverse of `as_index`; coordinates `[n, ndim]` too.
 
     Raises:
-        IndexError: no int64 numbers.
+        IndexError: numbers other than integers. TypeError: no numbers.
     """
     ndim = storage.ndim if storage is not None else 1
     if ndim == 1 and isinstance(index, Tensor) and index.ndim == 1 and index.dtype is torch.int64 and index.is_cpu:
@@ -210,7 +210,10 @@ def as_slots(index: Any, storage: Any) -> Ints:
             return np.ravel_multi_index(tuple(parts), shape).reshape(-1).astype(np.int64)
     if isinstance(index, tuple) and len(index) == 1:
         index = index[0]
-    found = np.asarray(torch.as_tensor(index).cpu()).reshape(-1)
+    try:
+        found = np.asarray(torch.as_tensor(index).cpu()).reshape(-1)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidTypeError(f"index is an integer or a tensor of integers, not {index!r:.100}") from error
     if found.dtype.kind not in "iu":
         raise OutOfRangeError(f"index is of integers, not {found.dtype}")
     return found.astype(np.int64)

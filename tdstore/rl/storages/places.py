@@ -110,7 +110,10 @@ def device_of(asked: Any, default: torch.device, *, in_memory: bool) -> torch.de
         return default
     if kind == "cpu" or default.type != "cpu":
         return default
-    device = torch.device(asked)
+    try:
+        device = torch.device(asked)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidArgumentError(f"device={text!r}: torch knows no such device") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidArgumentError(f"device={text!r}: this machine has no CUDA device")
     return device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,8 @@ class MultiStepReplayBuffer(ReplayBuffer):
     ) -> None:
         if n_step < 1:
             raise InvalidArgumentError(f"n_step is at least 1, not {n_step}")
+        if not math.isfinite(gamma):
+            raise InvalidArgumentError(f"gamma is a finite number, not {gamma}")
         super().__init__(max_size, device, dtype, storage=storage, path=path, **options)
         self.n_step = n_step
         self.gamma = gamma

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from tdstore import TensorDict
 from tdstore.errors import InvalidArgumentError
+from tdstore.rl.buffers.samplers import as_slots
 from tdstore.rl.buffers.segment_tree import SegmentTree
 from tdstore.rl.storages.table import State
 from tdstore.rl.transitions.replay import Ints, ReplayBuffer
@@ -56,8 +58,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         path: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
-        if not alpha >= 0:
-            raise InvalidArgumentError(f"alpha is at least 0, not {alpha}")
+        if not 0 <= alpha < math.inf:
+            raise InvalidArgumentError(f"alpha is a finite number of 0 or more, not {alpha}")
         super().__init__(max_size, device, dtype, storage=storage, path=path, **options)
         self.alpha = alpha
         self.max_priority = 1.0
@@ -159,8 +161,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Raises:
             EmptyBufferError: there are no rows. ValueError: `beta` is negative.
         """
-        if not beta >= 0:
-            raise InvalidArgumentError(f"beta is at least 0, not {beta}")
+        if not 0 <= beta < math.inf:
+            raise InvalidArgumentError(f"beta is a finite number of 0 or more, not {beta}")
         self._check_size(batch_size)
         self._follow()
         share = self._tree.total / batch_size
@@ -185,7 +187,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             IndexError: a position has no row. ValueError: the numbers of positions and priorities differ, or a
                 priority is not finite. After an error nothing is changed.
         """
-        slots = torch.as_tensor(idxs, dtype=torch.int64).reshape(-1).cpu().numpy()
+        slots = as_slots(idxs, None) if torch.as_tensor(idxs).numel() else np.zeros(0, np.int64)
         values = torch.as_tensor(priorities).detach().reshape(-1).cpu().double().numpy()
         if len(slots) != len(values):
             raise InvalidArgumentError(f"{len(values)} priorities for {len(slots)} rows")

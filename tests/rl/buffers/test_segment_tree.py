@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from tdstore import TensorDict
+from tdstore.rl import transitions
 from tdstore.rl.buffers import PrioritizedSampler, ReplayBuffer, SegmentTree
 from tdstore.rl.storages import LazyTensorStorage
 
@@ -74,3 +76,40 @@ def test_a_state_of_an_earlier_release_is_loaded(dtype):
     assert (sampler.alpha, sampler.beta, sampler.eps, sampler.default_priority) == (1.0, 0.5, 0.0, 4.0)
     again = sampler.state_dict()
     assert torch.equal(again["_weights"][:4], state["_weights"].double()) and set(again) == set(state)
+
+
+@pytest.mark.parametrize(
+    ("index", "priority", "error", "match"),
+    [
+        ([4], 1.0, IndexError, "index 4 is beyond the 4 rows"),
+        ([1], "high", TypeError, "priority .* 'high'"),
+        ([1], None, TypeError, "priority .* None"),
+        ([1], torch.ones(1, dtype=torch.complex64), TypeError, "complex64"),
+        (None, 1.0, TypeError, "index .* None"),
+    ],
+)
+def test_what_is_no_priority_or_no_row_is_named(index, priority, error, match):
+    sampler = PrioritizedSampler(6, alpha=0.7, beta=0.5)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(6), sampler=sampler, batch_size=4)
+    buffer.extend(torch.arange(4))
+    before = sampler.priorities()
+    with pytest.raises(error, match=match):
+        buffer.update_priority(index, priority)
+    assert (sampler.priorities() == before).all() and len(buffer.sample()) == 4
+
+
+def test_parameters_of_buffers_of_transitions_are_finite():
+    with pytest.raises(ValueError, match="alpha"):
+        transitions.PrioritizedReplayBuffer(4, alpha=float("inf"))
+    with pytest.raises(ValueError, match="gamma"):
+        transitions.MultiStepReplayBuffer(4, gamma=float("nan"))
+    with pytest.raises(ValueError, match="device='quux'"):
+        LazyTensorStorage(4, device="quux")
+    buffer = transitions.PrioritizedReplayBuffer(4)
+    buffer.add(TensorDict({"obs": torch.arange(3)}, [3]))
+    with pytest.raises(IndexError, match="integers"):
+        buffer.update_priorities([0.5], [3.0])
+    buffer.update_priorities([], [])
+    with pytest.raises(ValueError, match="beta"):
+        buffer.sample(2, beta=float("inf"))
+    assert buffer.priorities.tolist() == [1.0] * 3
