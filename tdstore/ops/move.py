@@ -36,8 +36,18 @@ class MoveOps(OpsBase):
         leaf, which must not be of the batch, grows or shrinks with the size of an element. `batch_size` is that of
         the result, then.
 
+        Args:
+            shape: the new batch size, as numbers or as one sequence; one -1 stands for what is left. Or a dtype.
+            size: the new batch size, by this name.
+            batch_size: the new batch size, by this name.
+
         Raises:
             BatchSizeError: another number of elements. RuntimeError: a leaf's strides do not allow a view.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2, 3, 5)}, [2, 3])
+            >>> td.view(3, 2)["a"].shape
+            torch.Size([3, 2, 5])
         """
         if shape and isinstance(shape[0], torch.dtype):
             return self._bytes_as(shape[0], batch_size)
@@ -49,10 +59,21 @@ class MoveOps(OpsBase):
         return self._move(lambda t: t.view((*new, *t.shape[n:])), new, None, lambda v: v.reshape(old), views=True)
 
     def reshape(self, *args: Any, shape: Any = None, size: Any = None, inplace: bool = False) -> Self:
-        """Reshape as `view`, copying leaves where a view is impossible. The shape may be given as `shape` or `size`,
-        too.
+        """Reshape as `view`, copying leaves where a view is impossible: leaves `[*B, ...]` become `[*shape, ...]`.
 
-        With `inplace`, this TensorDict takes over the result's entries and batch size: see `flatten`.
+        Args:
+            args: the new batch size, as numbers or as one sequence; one -1 stands for what is left.
+            shape: the new batch size, by this name.
+            size: the new batch size, by this name.
+            inplace: let this TensorDict take over the result's entries and batch size: see `flatten`.
+
+        Raises:
+            BatchSizeError: another number of elements.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2, 3, 5)}, [2, 3])
+            >>> td.reshape(-1)["a"].shape
+            torch.Size([6, 5])
         """
         old = self.batch_size
         new = view_shape(old, as_size(_first_not_none(shape, size, flat_args(args))))
@@ -66,7 +87,12 @@ class MoveOps(OpsBase):
         """Reorder the batch dimensions: each is named once, as for tensors.
 
         Raises:
-            DimensionError: a dimension out of range. ValueError: one that is missing or repeated.
+            DimensionError: a dimension out of range. InvalidArgumentError: one that is missing or repeated.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2, 3, 5)}, [2, 3])
+            >>> td.permute(1, 0)["a"].shape
+            torch.Size([3, 2, 5])
         """
         n = len(self.batch_size)
         wanted = flat_args(args) if dims is None else dims

@@ -113,7 +113,24 @@ class TensorDictBase(
 
     @classmethod
     def stack(cls, input: Sequence[T], dim: int = 0, *, out: Any = None) -> T:
-        """Stack TensorDicts along a new batch dimension, as `torch.stack`."""
+        """Stack TensorDicts along a new batch dimension, as `torch.stack`.
+
+        Args:
+            input: TensorDicts of one batch size `[*B]`, with the same keys and leaf shapes.
+            dim: the place of the new dimension, from `-len(B) - 1` to `len(B)`.
+            out: a TensorDict to write the result into, in place.
+
+        Raises:
+            DifferentKeysError: keys that not all have.
+            BatchSizeError: batch sizes that differ.
+            DimensionError: `dim` is out of range.
+            InvalidStateError: leaf shapes that differ, or no TensorDicts.
+
+        Example:
+            >>> tds = [TensorDict({"a": torch.zeros(3, 2)}, [3]) for _ in range(4)]
+            >>> TensorDict.stack(tds, 1).batch_size
+            torch.Size([3, 4])
+        """
         return construct_and_join.stack(input, dim, out=out)
 
     @classmethod
@@ -142,7 +159,24 @@ class TensorDictBase(
 
     @classmethod
     def cat(cls, input: Sequence[T], dim: int = 0, *, out: Any = None) -> T:
-        """Concatenate TensorDicts along a batch dimension, as `torch.cat`."""
+        """Concatenate TensorDicts along a batch dimension, as `torch.cat`.
+
+        Args:
+            input: TensorDicts with the same keys, whose batch sizes differ in `dim` at most.
+            dim: the batch dimension to concatenate along.
+            out: a TensorDict to write the result into, in place.
+
+        Raises:
+            DifferentKeysError: keys that not all have.
+            BatchSizeError: batch sizes that differ in another dimension.
+            DimensionError: `dim` is out of range.
+            InvalidStateError: feature shapes that differ, or no TensorDicts.
+
+        Example:
+            >>> tds = [TensorDict({"a": torch.zeros(n, 2)}, [n]) for n in (3, 4)]
+            >>> TensorDict.cat(tds)["a"].shape
+            torch.Size([7, 2])
+        """
         return construct_and_join.cat(input, dim, out=out)
 
 

@@ -66,7 +66,25 @@ class AccessMixin(Container):
     def get(self, key: NestedKey, default: Any = AS_SET, **kwargs: Any) -> Entry:
         """Return the entry, or `default`. Non-tensor values come wrapped; `td[key]` unwraps them.
 
-        `as_list=` and the like are for entries of lazy stacks: see `LazyStackedTensorDict.get`.
+        Args:
+            key: a string, or a tuple of strings for a nested entry.
+            default: what to return if there is no such entry. Without it, a missing entry is None or an error, as
+                `tdstore.set_get_defaults_to_none` has it.
+            kwargs: `as_list=` and the like, for entries of lazy stacks: see `LazyStackedTensorDict.get`.
+
+        Returns:
+            A tensor `[*batch_size, ...]`, a nested TensorDict or a wrapped value.
+
+        Raises:
+            KeyNotFoundError: there is no such entry, and missing entries are errors.
+            NotAGroupError: a part of the key before the last is not a TensorDict.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3, 2), "next": {"a": torch.ones(3)}}, [3])
+            >>> td.get(("next", "a"))
+            tensor([1., 1., 1.])
+            >>> td.get("b", "missing")
+            'missing'
         """
         found = self._find(key)
         if found is None:
@@ -109,7 +127,22 @@ class AccessMixin(Container):
     def get_at(self, key: NestedKey, index: Any, default: Any = AS_SET) -> Entry:
         """Return `td.get(key)[index]` and read no more than that. If there is no such entry, return `default`.
 
-        Non-tensor values come wrapped, as `get` gives them.
+        Args:
+            key: a string, or a tuple of strings for a nested entry.
+            index: an index into the batch dimensions and the feature dimensions behind them, as tensors take it.
+            default: what to return if there is no such entry; see `get`.
+
+        Returns:
+            A tensor, a TensorDict or a wrapped value.
+
+        Raises:
+            KeyNotFoundError: there is no such entry, and missing entries are errors.
+            NotAGroupError: a part of the key before the last is not a TensorDict.
+
+        Example:
+            >>> td = TensorDict({"a": torch.arange(6).reshape(3, 2)}, [3])
+            >>> td.get_at("a", 1)
+            tensor([2, 3])
         """
         place = self._find(key)
         if place is None:
@@ -168,6 +201,13 @@ class AccessMixin(Container):
             leaves_only: tensors only; nested TensorDicts and non-tensor values are left out.
             is_leaf: classes to treat as leaves, such as `is_leaf_nontensor`.
             sort: alphabetical order.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3])
+            >>> list(td.keys())
+            ['a', 'n']
+            >>> list(td.keys(True, True))
+            ['a', ('n', 'b')]
         """
         return KeysView(self, include_nested, leaves_only, is_leaf, sort)
 
@@ -179,7 +219,19 @@ class AccessMixin(Container):
         *,
         sort: bool = False,
     ) -> Collection[Entry]:
-        """Return a view of the entries. Arguments are those of `keys`."""
+        """Return a view of the entries, in the order of the keys.
+
+        Args:
+            include_nested: go into nested TensorDicts.
+            leaves_only: tensors only; nested TensorDicts and non-tensor values are left out.
+            is_leaf: classes to treat as leaves, such as `is_leaf_nontensor`.
+            sort: alphabetical order of the keys.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.ones(3)}}, [3])
+            >>> [leaf.sum().item() for leaf in td.values(True, True)]
+            [0.0, 3.0]
+        """
         return ValuesView(self, include_nested, leaves_only, is_leaf, sort)
 
     @overload
@@ -203,7 +255,19 @@ class AccessMixin(Container):
         *,
         sort: bool = False,
     ) -> Any:
-        """Return a view of `(key, entry)` pairs. Arguments are those of `keys`."""
+        """Return a view of `(key, entry)` pairs, in the order of the keys. Nested keys are tuples.
+
+        Args:
+            include_nested: go into nested TensorDicts.
+            leaves_only: tensors only; nested TensorDicts and non-tensor values are left out.
+            is_leaf: classes to treat as leaves, such as `is_leaf_nontensor`.
+            sort: alphabetical order of the keys.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.ones(3)}}, [3])
+            >>> [(key, leaf.sum().item()) for key, leaf in td.items(True, True)]
+            [('a', 0.0), (('n', 'b'), 3.0)]
+        """
         return ItemsView(self, include_nested, leaves_only, is_leaf, sort)
 
     @property

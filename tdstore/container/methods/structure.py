@@ -34,12 +34,20 @@ class StructureMixin(Container):
     def select(self, *keys: NestedKey, inplace: bool = False, strict: bool = True, as_tensordict: bool = False) -> Self:
         """Return a TensorDict with only these (nested) entries, in this order. It shares them.
 
-        `as_tensordict` concerns tensorclasses: the result is no longer one.
-
-        With a key and one below it, only the one below is kept.
+        Args:
+            keys: keys, or one list of them. Of a key and one below it, only the one below is selected.
+            inplace: remove the other entries from this TensorDict, and return it.
+            strict: refuse keys that do not exist. Else they are ignored.
+            as_tensordict: return a plain TensorDict for a tensorclass.
 
         Raises:
-            KeyNotFoundError: `strict` and one is not there.
+            KeyNotFoundError: `strict`, and a key does not exist.
+            LockedError: `inplace`, and this TensorDict is locked.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3), "c": torch.zeros(3)}}, [3])
+            >>> list(td.select(("n", "b")).keys(True, True))
+            [('n', 'b')]
         """
         if len(keys) == 1 and isinstance(keys[0], (list, set)):
             keys = tuple(keys[0])
@@ -67,7 +75,16 @@ class StructureMixin(Container):
         self._raw(first)._want(tree[first], below)
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
-        """Return a TensorDict without these (nested) entries. Keys that do not exist are ignored."""
+        """Return a TensorDict without these (nested) entries. Keys that do not exist are ignored.
+
+        Raises:
+            InvalidKeyError: a key that is neither a string nor a tuple of strings.
+            LockedError: `inplace`, and this TensorDict is locked.
+
+        Example:
+            >>> list(TensorDict({"a": torch.zeros(3), "b": torch.zeros(3)}, [3]).exclude("a").keys())
+            ['b']
+        """
         if len(keys) == 1 and isinstance(keys[0], (list, set)):
             keys = tuple(keys[0])
         return self._keep(self._all_but([entry_path(k) for k in keys]), inplace, "exclude")
@@ -322,6 +339,11 @@ class StructureMixin(Container):
         """Copy leaves and values too (`recurse=True`), or only the tree around the same ones.
 
         Values are copied as `copy.deepcopy` does it. One that it refuses, such as a lock, is in both.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3])
+            >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
+            (False, True)
         """
         td = self._resident()
         data: dict[str, Any] = {}
