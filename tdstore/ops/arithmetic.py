@@ -154,7 +154,10 @@ class ArithmeticOps(OpsBase):
             raise InvalidArgumentError("clamp needs min=, max= or both")
         below: Self = self if min is None else self.clamp_min(min)
         result = below if max is None else below.clamp_max(max)
-        return _unlocked(result) if out is None else out.update(result, inplace=True)
+        if out is not None:
+            written: Self = out.update(result, inplace=True)
+            return written
+        return result if isinstance(min, ArithmeticOps) or isinstance(max, ArithmeticOps) else _unlocked(result)
 
     def mod(self, other: Any, *, default: Any = None) -> Self:
         """Apply [`torch.remainder`][] to every leaf: the remainder has the sign of the divisor."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -16,88 +16,94 @@ class CastOps(OpsBase):
     __slots__ = ()
 
     def type(self, dst_type: torch.dtype) -> Self:
-        """Cast every leaf to `dst_type`, integers included."""
+        """Cast every leaf to `dst_type`, integers included. The result is not locked."""
+        made: Any = self._cast(dst_type)
+        made.unlock_()
+        found: Self = made
+        return found
+
+    def _cast(self, dst_type: torch.dtype) -> Self:
         return self._foreach(lambda leaves: [t.to(dst_type) for t in leaves])
 
     def bool(self) -> Self:
         """Cast every leaf to [`torch.bool`][]."""
-        return self.type(torch.bool)
+        return self._cast(torch.bool)
 
     def double(self) -> Self:
         """Cast every leaf to [`torch.float64`][]."""
-        return self.type(torch.float64)
+        return self._cast(torch.float64)
 
     def float(self) -> Self:
         """Cast every leaf to [`torch.float32`][]."""
-        return self.type(torch.float32)
+        return self._cast(torch.float32)
 
     def half(self) -> Self:
         """Cast every leaf to [`torch.float16`][]."""
-        return self.type(torch.float16)
+        return self._cast(torch.float16)
 
     def bfloat16(self) -> Self:
         """Cast every leaf to [`torch.bfloat16`][]."""
-        return self.type(torch.bfloat16)
+        return self._cast(torch.bfloat16)
 
     def int(self) -> Self:
         """Cast every leaf to [`torch.int32`][]."""
-        return self.type(torch.int32)
+        return self._cast(torch.int32)
 
     def float16(self) -> Self:
         """Cast every leaf to [`torch.float16`][]."""
-        return self.type(torch.float16)
+        return self._cast(torch.float16)
 
     def float32(self) -> Self:
         """Cast every leaf to [`torch.float32`][]."""
-        return self.type(torch.float32)
+        return self._cast(torch.float32)
 
     def float64(self) -> Self:
         """Cast every leaf to [`torch.float64`][]."""
-        return self.type(torch.float64)
+        return self._cast(torch.float64)
 
     def complex32(self) -> Self:
         """Cast every leaf to [`torch.complex32`][]."""
-        return self.type(torch.complex32)
+        return self._cast(torch.complex32)
 
     def complex64(self) -> Self:
         """Cast every leaf to [`torch.complex64`][]."""
-        return self.type(torch.complex64)
+        return self._cast(torch.complex64)
 
     def complex128(self) -> Self:
         """Cast every leaf to [`torch.complex128`][]."""
-        return self.type(torch.complex128)
+        return self._cast(torch.complex128)
 
     def int8(self) -> Self:
         """Cast every leaf to [`torch.int8`][]."""
-        return self.type(torch.int8)
+        return self._cast(torch.int8)
 
     def int16(self) -> Self:
         """Cast every leaf to [`torch.int16`][]."""
-        return self.type(torch.int16)
+        return self._cast(torch.int16)
 
     def int32(self) -> Self:
         """Cast every leaf to [`torch.int32`][]."""
-        return self.type(torch.int32)
+        return self._cast(torch.int32)
 
     def int64(self) -> Self:
         """Cast every leaf to [`torch.int64`][]."""
-        return self.type(torch.int64)
+        return self._cast(torch.int64)
 
     def uint8(self) -> Self:
         """Cast every leaf to [`torch.uint8`][]."""
-        return self.type(torch.uint8)
+        return self._cast(torch.uint8)
 
     def uint16(self) -> Self:
         """Cast every leaf to [`torch.uint16`][]."""
-        return self.type(torch.uint16)
+        return self._cast(torch.uint16)
 
     def uint32(self) -> Self:
         """Cast every leaf to [`torch.uint32`][]."""
-        return self.type(torch.uint32)
+        return self._cast(torch.uint32)
 
     def uint64(self) -> Self:
         """Cast every leaf to [`torch.uint64`][]."""
-        return self.type(torch.uint64)
+        return self._cast(torch.uint64)
 
     # -- dtypes with a scale -------------------------------------------------------------------
     def qint8(self) -> Self:

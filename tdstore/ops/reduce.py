@@ -309,7 +309,9 @@ class ReduceOps(OpsBase):
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Self:
         """Compute the 2-norm of every leaf: a TensorDict of scalars of batch size `[]`, written to `out` if given."""
-        made: Self = _into(out, self._reduction(how.length(dtype), None, False, None, key_transform))
+        td: Any = self
+        found = td._reduction(how.length(dtype), None, False, None, key_transform)
+        made: Self = _into(out, found.lock_() if td.is_locked and out is None else found)
         return made
 
     def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Self:

@@ -155,7 +155,7 @@ class TensorDictBase(
         entries: dict[str, Any] = td._data
         data = {k: v.densify(layout) if isinstance(v, _KINDS) else v for k, v in entries.items()}
         made: TensorDict = td._new(data, td._batch_size, td._device, td._names)
-        return made
+        return made.lock_() if self.is_locked else made
 
     @classmethod
     def cat(cls, input: Sequence[T], dim: int = 0, *, out: Any = None) -> T:

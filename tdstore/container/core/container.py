@@ -314,9 +314,7 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
     def __enter__(self) -> Self:
         offered, *running = self._undo if isinstance(self._undo, list) else (self._undo,)
         if offered is None:
-            raise InvalidStateError(
-                "with td: needs an operation that can be undone, such as td.unlock_(), td.view(...) or td.unsqueeze(0)"
-            )
+            offered = ""  # nothing to undo
         self._undo = [None, *running, offered]
         return self
 

@@ -96,7 +96,7 @@ def _padded(tds: Sequence[Any], dim: int, value: float, masks: Any, path: Path) 
             made.set(key, _padded([entry._resident() for entry in column], dim, value, below, here))
             masks.set(key, below)
         elif all(isinstance(entry, Tensor) for entry in column):
-            tensor, mask = _stacked(column, dim, value, here)
+            tensor, mask = _stacked(column, dim, value, here, len(batch))
             made.set(key, tensor)
             masks.set(key, mask)
         elif all(isinstance(entry, NonTensor) for entry in column):
@@ -106,7 +106,8 @@ def _padded(tds: Sequence[Any], dim: int, value: float, masks: Any, path: Path) 
     return made
 
 
-def _stacked(tensors: Sequence[Tensor], dim: int, value: float, path: Path) -> tuple[Tensor, Tensor]:
+def _stacked(tensors: Sequence[Tensor], dim: int, value: float, path: Path, ndim: int) -> tuple[Tensor, Tensor]:
+    """Return the padded tensors, and where they are: of `ndim` dimensions, those of the batch, at least."""
     shapes = [tensor.shape for tensor in tensors]
     others = {(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}
     if len(others) > 1 or any(len(shape) <= dim for shape in shapes):
@@ -116,7 +117,7 @@ def _stacked(tensors: Sequence[Tensor], dim: int, value: float, path: Path) -> t
     longest = max(shape[dim] for shape in shapes)
     size = (len(tensors), *shapes[0][:dim], longest, *shapes[0][dim + 1 :])
     out = tensors[0].new_full(size, value)
-    mask = torch.zeros(size[: dim + 2], dtype=torch.bool, device=out.device)
+    mask = torch.zeros(size[: max(dim + 2, ndim)], dtype=torch.bool, device=out.device)
     for i, tensor in enumerate(tensors):
         out[i].narrow(dim, 0, tensor.shape[dim]).copy_(tensor)
         mask[i].narrow(dim, 0, tensor.shape[dim]).fill_(True)

@@ -88,7 +88,8 @@ def _open(box: Box, inward: bool, restacked: bool) -> Any:
     """Rebuild the TensorDict after mapping: its batch lost, or gained, the mapped dimension.
 
     Args:
-        restacked: a lazy stack that comes out is stacked along the dimension that was mapped.
+        restacked: a lazy stack that comes out is stacked along the dimension that was mapped, and so is what comes out
+            without a batch dimension of its own.
     """
     td, dim = box.td, box.dim
     if not box.parts:
@@ -103,7 +104,13 @@ def _open(box: Box, inward: bool, restacked: bool) -> Any:
     made = _rebuilt(td, torch.Size(batch), iter(box.parts), dim)
     for path, old in box.form.stacks.items():
         made = _stacked_at(made, path, _stack_dim(old, dim, inward, restacked and not path))
+    if restacked and dim is not None and () not in box.form.stacks and len(batch) == 1 and _is_resident(made):
+        made = made.to_lazystack(0)
     return made.lock_() if box.form.locked else made
+
+
+def _is_resident(value: object) -> bool:
+    return isinstance(value, Container._resident_class) and not isinstance(value, Typed)
 
 
 def _stack_dim(old: int, dim: int | None, inward: bool, restacked: bool) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from collections.abc import KeysView as Keys
 from enum import Enum
 from typing import Any, Literal, Self, overload
@@ -275,14 +275,15 @@ class AccessMixin(Container):
         """First-level keys in alphabetical order."""
         return sorted(self._first_keys())
 
-    def non_tensor_items(self, include_nested: bool = False) -> list[tuple[Any, NonTensor]]:
-        """List `(key, wrapped value)` of the non-tensor entries."""
+    def non_tensor_items(self, include_nested: bool = False) -> Sequence[tuple[Any, NonTensor]]:
+        """Return `(key, wrapped value)` of the non-tensor entries: a tuple, and with `include_nested` a list."""
         found = walk(self, include_nested, False, None, False, True)  # by kind: a stored leaf is not read for this
-        return [
+        items = [
             (key, node._raw(last))
             for key, node, last in found
             if node._kind(last) == VALUE and not node._is_unbatched(last)
         ]
+        return items if include_nested else tuple(items)
 
     def is_empty(self) -> bool:
         """Return whether there is no leaf at any level."""

@@ -122,6 +122,8 @@ class FillingMixin(Container):
             )
         if pad is None or isinstance(other, Tensor):
             made = td._foreach(lambda xs, ys: [pick(x, y) for x, y in zip(xs, ys, strict=True)], rhs)
+            if isinstance(rhs, Container):
+                made.unlock_()
         else:
             made = _where_padded(td, rhs, pick, pad)
         rows = _values_where(condition, td, rhs)

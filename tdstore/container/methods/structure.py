@@ -16,7 +16,7 @@ from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.functions.broadcast import uneven, widened
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.methods.apply import Mapper, writes_in_place
-from tdstore.container.values.nontensor import NonTensor, NonTensorStack
+from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import InvalidArgumentError, KeyExistsError, OptionError
 from tdstore.index.shapes import as_size
 from tdstore.types import NestedKey, Path, path_text
@@ -165,6 +165,8 @@ class StructureMixin(Container):
                     part.set(name, default)
             parts.append(part)
         rest = self.exclude(*used, inplace=inplace)
+        if self.is_locked and not inplace:
+            rest = rest.clone(recurse=False)  # the nested ones can be changed, too
         if not reproduce_struct:
             rest.filter_empty_()
         return (*parts, rest)
@@ -338,7 +340,8 @@ class StructureMixin(Container):
     def clone(self, recurse: bool = True) -> Self:
         """Copy leaves and values too (`recurse=True`), or only the tree around the same ones.
 
-        Values are copied as `copy.deepcopy` does it. One that it refuses, such as a lock, is in both.
+        Values are copied as `copy.deepcopy` does it. One that it refuses, such as a lock, is in both. Dicts and lists
+        are copied in either case: they are part of the tree.
 
         Example:
             >>> td = TensorDict({"a": torch.zeros(3)}, [3])
@@ -355,7 +358,7 @@ class StructureMixin(Container):
             elif recurse:
                 data[key] = value.own_values()
             else:  # what is done in place to one of them is not done to the other
-                data[key] = value.__copy__() if type(value) is NonTensorStack else value
+                data[key] = value.own_lists()
         made: Self = td._new(data, td._batch_size, td._device, td._names)
         return made
 

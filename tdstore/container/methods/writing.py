@@ -323,9 +323,10 @@ class WritingMixin(Container):
         Raises:
             KeyNotFoundError, LockedError.
         """
-        node, last = self._existing(key)
-        if node.is_locked:
-            raise node._refuse_locked(f"delete {key_text(key)}")
+        found = self._find(key)
+        if (self if found is None else found[0]).is_locked:
+            raise self._refuse_locked(f"delete {key_text(key)}")
+        node, last = found or self._existing(key)
         node._drop([last])
         return self
 
@@ -371,8 +372,8 @@ class WritingMixin(Container):
         Args:
             safe: raise `KeyError` if the new key exists; otherwise it is replaced.
         """
-        node, last = self._existing(old_key)
-        if self.is_locked or node.is_locked:
+        node, last = (self, "") if self.is_locked else self._existing(old_key)
+        if node.is_locked:
             raise self._refuse_locked(f"rename {old_key!r}")
         old, new = entry_path(old_key), entry_path(new_key)
         if old == new:

@@ -81,6 +81,7 @@ class NamedStorageMixin(Container):
         def run() -> Any:  # self
             if prefix is None and not kwargs and _files_of(self) is not None:
                 return self.lock_()
+            _refuse_other_memory(self, SHARED, "memmap_", "shared memory, where other processes see its writes")
             return self._become(self.memmap(prefix, copy_existing, **kwargs))
 
         return later(run) if early else run()  # type: ignore[return-value]  # or a future of self
@@ -145,8 +146,8 @@ class NamedStorageMixin(Container):
         return place
 
     @property
-    def saved_path(self) -> str:
-        """Where the memory-mapped files are; `AttributeError` if there are none.
+    def saved_path(self) -> str | None:
+        """Where the memory-mapped files are: None of temporary ones; `AttributeError` if there are none.
 
         A relative path, if one was given, for as long as the working directory is the same, and else an absolute one.
         """
@@ -154,6 +155,8 @@ class NamedStorageMixin(Container):
         if binding is None or not self._state & MAPPED:
             raise AttributeError("saved_path: this TensorDict is not memory-mapped")
         handle, path = binding
+        if handle.location is None:
+            return None
         place, root, written = handle.store.group_location(path), handle.store.group_location(()), handle.location
         if written is not None and not os.path.isabs(written) and os.path.abspath(written) == root:
             return str(PurePath(written, os.path.relpath(place, root)))
@@ -289,7 +292,12 @@ class NamedStorageMixin(Container):
         return found
 
     def share_memory_(self) -> Self:
-        """Move the leaves to shared memory that child processes see, and lock."""
+        """Move the leaves to shared memory that child processes see, and lock.
+
+        Raises:
+            InvalidStateError: the leaves are in memory-mapped files, which processes share already.
+        """
+        _refuse_other_memory(self, MAPPED, "share_memory_", "memory-mapped files, which other processes open, too")
         if self._device is not None and self._device.type == "cuda":
             return self
         return self._become(self.save(storage="shared"))
@@ -378,6 +386,14 @@ def _files_of(td: Any) -> str | None:
     if not td._state & MAPPED or getattr(td, "_binding", None) is None or td._binding[0].location is None:
         return None
     return str(td.saved_path)
+
+
+def _refuse_other_memory(td: Any, state: int, method: str, where: str) -> None:
+    if td._state & state:
+        raise InvalidStateError(
+            f"{method}: memmap and shared memory are mutually exclusive: the entries are in {where}; "
+            "clone() gives a copy that can be moved"
+        )
 
 
 def _refuse_copy(td: Any, files: str | None, prefix: str) -> None:

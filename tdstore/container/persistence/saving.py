@@ -18,7 +18,7 @@ from tdstore.container.functions.construct_and_join import flat_schema
 from tdstore.container.storage.handle import StoreHandle
 from tdstore.container.storage.open_and_save import allocate, open_container, over, write
 from tdstore.container.values.codecs import pickling
-from tdstore.errors import OptionError, StoreError, StoreExistsError, UnsupportedError
+from tdstore.errors import OptionError, StoreExistsError, UnsupportedError
 from tdstore.header import Group
 from tdstore.index.shapes import as_size
 from tdstore.io.opening import DEFAULT_ON_DISK, Location, Storage
@@ -261,8 +261,8 @@ class SavingMixin(Container):
     def _owned(self, what: str) -> tuple[Any, Path]:
         binding = getattr(self, "_binding", None)
         if binding is None:
-            raise StoreError(
-                f"{what}: this TensorDict is not the one over a dataset",
+            raise UnsupportedError(
+                f"{what}: this TensorDict is not the one over a dataset, memory-mapped or opened",
                 hint="use the TensorDict that save(), memmap() or load(mode='r+') returned",
             )
         handle, path = binding

@@ -40,6 +40,19 @@ def copied(value: V) -> V:
         return value
 
 
+_LISTS = (dict, list, tuple)
+
+
+def relisted(value: V) -> V:
+    """Return dicts, lists and tuples made anew, level by level, around the same values."""
+    made: Any = value
+    if type(made) is dict:
+        made = {key: relisted(item) for key, item in made.items()}
+    elif type(made) in _LISTS:
+        made = type(made)(map(relisted, made))
+    return made  # type: ignore[no-any-return]
+
+
 class Element:
     """Writes into an entry of one value. A value that was read from a stack writes into the stack, too."""
 
@@ -89,6 +102,15 @@ class Element:
         made: NonTensor = me
         return made
 
+    def own_lists(self: Any) -> NonTensor:
+        """Return the entry with copies of the dicts and lists that it is made of, around the same values."""
+        me: Any = self
+        if type(self._data) in _LISTS:
+            me = self.for_batch(self.batch_size)
+            me._data = relisted(self._data)
+        made: NonTensor = me
+        return made
+
     def __getstate__(self: Any) -> Any:
         return None, {"data": self._data, "batch_size": self.batch_size}
 
@@ -108,6 +130,11 @@ class Elements:
     def tensordicts(self: Any) -> list[Any]:
         """The entries along the first dimension; writes into them are writes here."""
         return list(self.unbind(0))
+
+    def own_lists(self: Any) -> NonTensor:
+        """Return a stack of its own: rows written in one do not appear in the other."""
+        made: NonTensor = self.__copy__()
+        return made
 
     def own_values(self: Any) -> NonTensor:
         """Return the entry with copies of the values that can be changed."""

@@ -1,8 +1,8 @@
 """Entries that are not tensors: one value for the whole batch, or one per position.
 
-Both answer to the shape operations of a batch through a tensor of positions, so that whatever
-torch can do to a shape works here too, and nothing is written twice. What is a view of a tensor is
-a view here, and what is a copy is a copy: rows written through a slice are seen by all who share them.
+Both answer to the shape operations of a batch through a tensor of positions, so that whatever torch can do to a shape
+works here too, and nothing is written twice. Views and copies are those of a tensor: rows written through a slice are
+seen by all that share them.
 """
 
 from __future__ import annotations
@@ -186,8 +186,9 @@ class NonTensor(ValueShapes):
         """Select values of this entry where `condition` is true, of `other` elsewhere, into `out` if given."""
         theirs = other if isinstance(other, NonTensor) else NonTensorData(other)
         wide = torch.broadcast_shapes(condition.shape, self.batch_size, theirs.batch_size)
-        chosen = condition.expand(wide).flatten().tolist()
-        rows = zip(chosen, self.expand(wide).flat(), theirs.expand(wide).flat(), strict=True)
+        rows = zip(
+            condition.expand(wide).flatten().tolist(), self.expand(wide).flat(), theirs.expand(wide).flat(), strict=True
+        )
         values = [mine if here else yours for here, mine, yours in rows]
         at = torch.arange(len(values)).reshape(wide)
         made = NonTensorStack._make(values, at) if wide else NonTensorData(values[0])

@@ -376,9 +376,9 @@ class LazyWrites(LazyTree):
     def del_(self, key: NestedKey) -> Self:
         path = entry_path(key)
         having = [td for td in self._tds if td._find(path) is not None]
+        self._free(f"delete {path_text(path)}")
         if not having:
             raise self._missing(key)
-        self._free(f"delete {path_text(path)}")
         for td in having:
             td.del_(path)
         return self
@@ -397,8 +397,8 @@ class LazyWrites(LazyTree):
         return self
 
     def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
-        self._existing(old_key)
         self._free(f"rename {old_key!r}")
+        self._existing(old_key)
         if safe and self._find(entry_path(new_key)) is not None:
             raise KeyExistsError(f"key {new_key!r} is already there")
         for td in self._tds:
