@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from tdstore.errors import StoreBusyError, StoreError, StoreExistsError
 from tdstore.storekit import files
+from tdstore.storekit.session import own_sessions
 
 _TEMP = re.compile(r"\..*\.tdstore-[0-9a-f]{16}(-old)?")
 _SHOWN = 5
@@ -69,6 +70,7 @@ class Site:
             self._make_parents(folder)
             self.parent = files.open_dir(folder)
         try:
+            self._refuse_open_dataset(folder)
             with files.io_errors(url, "making its folder"), self.locked():
                 self._sweep()
                 self._make_temp()
@@ -84,6 +86,16 @@ class Site:
             yield
         finally:
             files.unlock(self.parent)
+
+    def _refuse_open_dataset(self, folder: str) -> None:
+        """Refuse a target in a dataset that this process writes: the lock of its folder would be waited for in vain."""
+        info = os.fstat(self.parent)
+        if own_sessions((info.st_dev, info.st_ino)):
+            raise StoreBusyError(
+                f"{self.url} is inside the dataset {folder}, which this process has open for writing",
+                url=self.url,
+                hint="close that dataset first, or save beside it",
+            )
 
     def _lock_parent(self) -> None:
         timeout = max(self.timeout, 1.0)

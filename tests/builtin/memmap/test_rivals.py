@@ -12,6 +12,8 @@ from pathlib import Path as FsPath
 import pytest
 import torch
 
+import tdstore
+from tdstore import TensorDict
 from tdstore.builtin.memmap.store import open_memmap
 from tdstore.errors import StoreBusyError, StoreClosedError, StoreExistsError, TDStoreError
 from tdstore.lifetime import settle
@@ -232,3 +234,14 @@ def test_many_leaves_few_descriptors(tmp_path: FsPath) -> None:
     assert in_child(body) == 0
     with open_memmap(str(location)) as store:
         assert store.read([Read(("g7", "leaf4957"))])[0].tolist() == [4957, 4957]
+
+
+def test_a_save_into_a_dataset_that_this_process_writes_is_refused_at_once(tmp_path):
+    """Its lock is our own, so that waiting for it ends in nothing; a closed one holds no lock."""
+    outer = TensorDict({"a": torch.zeros(3)}, [3]).memmap_(tmp_path / "x")
+    with pytest.raises(StoreBusyError, match="inside the dataset .*x, which this process has open") as caught:
+        TensorDict({"b": torch.ones(3)}, [3]).save(tmp_path / "x" / "sub", lock_timeout=60)
+    assert "save beside it" in caught.value.hint
+    assert not (tmp_path / "x" / "sub").exists()
+    assert tdstore.open(tmp_path / "x")["a"].tolist() == [0, 0, 0]
+    del outer
