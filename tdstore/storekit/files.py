@@ -379,6 +379,35 @@ def _rename2(parent: int, a: str, b: str, flags: int) -> int:
     return int(_renameat2(parent, os.fsencode(a), parent, os.fsencode(b), ctypes.c_uint(flags)))
 
 
+def make_parents(folder: str) -> list[str]:
+    """Make a folder and those above it.
+
+    Returns:
+        The folders that were not there before, the outermost first.
+    """
+    missing, made = [], []
+    while not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for path in reversed(missing):
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            continue  # another process made it; if it is a file, opening it fails
+        made.append(path)
+    return made
+
+
+def remove_empty(folders: list[str]) -> None:
+    """Remove the folders that `make_parents` made and nothing was put into, and forget them."""
+    for folder in reversed(folders):
+        try:
+            os.rmdir(folder)
+        except OSError:
+            break  # something is in it, perhaps of another process
+    folders.clear()
+
+
 def try_lock(fd: int, *, exclusive: bool) -> bool:
     """Take a flock without waiting; on failure a lock that `fd` held before may be lost."""
     try:

@@ -67,7 +67,7 @@ class Site:
             raise StoreExistsError(f"{url!r} cannot be replaced by {kind}", url=url)
         folder = os.path.dirname(path)
         with files.io_errors(url, "making its folder"):
-            self._make_parents(folder)
+            self._made += files.make_parents(folder)
             self.parent = files.open_dir(folder)
         try:
             self._refuse_open_dataset(folder)
@@ -246,26 +246,10 @@ class Site:
             if fd >= 0:
                 os.close(fd)
         self.root = self.parent = -1
-        for folder in [] if forked else reversed(self._made):
-            try:
-                os.rmdir(folder)
-            except OSError:
-                break  # another process filled it meanwhile
-        self._made.clear()
+        if not forked:
+            files.remove_empty(self._made)
 
     # -- beginning -------------------------------------------------------------------------
-    def _make_parents(self, folder: str) -> None:
-        missing = []
-        while not os.path.isdir(folder):
-            missing.append(folder)
-            folder = os.path.dirname(folder)
-        for path in reversed(missing):
-            try:
-                os.mkdir(path)
-            except FileExistsError:
-                continue  # another process made it; if it is a file, opening it fails
-            self._made.append(path)
-
     def _make_temp(self) -> None:
         # The name may be as long as the file system allows: ours must fit too.
         short = self.name.encode()[:200].decode(errors="ignore")

@@ -154,7 +154,7 @@ class TdzStore(TdzLeaves):
             return
         if there:
             self._check_replaceable()
-        os.makedirs(os.path.dirname(self.location), exist_ok=True)
+        self._open.made = files.make_parents(os.path.dirname(self.location))
         self._open.folder = files.open_dir(os.path.dirname(self.location))
 
     def _check_replaceable(self) -> None:
@@ -349,6 +349,7 @@ class TdzStore(TdzLeaves):
                 files.unlink(hold.temp, hold.folder)
             else:
                 files.rename(hold.temp, hold.folder, self._name, hold.folder)
+        hold.made.clear()
         files.unlock(hold.new)
         if self._sync:
             files.fsync(hold.folder)

@@ -94,6 +94,8 @@ class ArchiveFiles:
         self.new = -1
         """Of the one that is being built."""
         self.temp: str | None = None
+        self.made: list[str] = []
+        """Folders that were made on the way to an archive that is not published yet."""
 
     def drop_unfinished(self) -> None:
         """Remove the unfinished file."""
@@ -107,6 +109,7 @@ class ArchiveFiles:
         """Release everything. In a forked child the unfinished file stays: it is its parent's."""
         if self.pid == os.getpid():
             self.drop_unfinished()
+            files.remove_empty(self.made)
         for fd in (self.fd, self.folder):
             if fd >= 0:
                 os.close(fd)

@@ -22,7 +22,7 @@ import h5py
 from h5py import h5f, h5fd, h5p
 
 from tdstore.errors import OptionError, StoreBusyError, StoreError, StoreIOError, StoreNotFoundError
-from tdstore.storekit.files import NotRegularError, io_errors, raise_io, truncate
+from tdstore.storekit.files import NotRegularError, io_errors, raise_io, remove_empty, truncate
 from tdstore_h5.faults import h5_errors
 from tdstore_h5.file.journal import Journal
 from tdstore_h5.rows.overlay import Overlay
@@ -53,6 +53,8 @@ class Handle:
         self.unflushed = False
         self.temporary = False
         """Whether the file is not published yet, and vanishes with this handle."""
+        self.made: list[str] = []
+        """Folders that were made for it, and vanish with it."""
         self.diverted = False
         self.failed = False
         """Whether the storage refused a write of HDF5."""
@@ -279,6 +281,7 @@ class Handle:
             if fd >= 0:
                 if self.temporary and self.pid == os.getpid():
                     _unlink_same(self.path, fd)
+                    remove_empty(self.made)
                 if self.pid == os.getpid() and self.locking is not False and not self.child:
                     # Closing is not enough where a child, between fork and exec, still has a copy.
                     fcntl.flock(fd, fcntl.LOCK_UN)

@@ -36,15 +36,18 @@ def new_file(path: str, url: str, *, timeout: float, locking: bool | None) -> Ha
     """Make an empty, locked temporary file beside `path`, and remove those of dead processes."""
     folder, name = os.path.split(path)
     prefix = f".{_cut(name)}.tdstore-"
+    with files.io_errors(url, "making its folder"):
+        made = files.make_parents(folder)
     with folder_lock(path, url, timeout, locking):
         sweep(folder, prefix)
         temp = os.path.join(folder, prefix + secrets.token_hex(6))
         try:
             fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except OSError as error:
+            files.remove_empty(made)
             files.raise_io(error, url, "making a temporary file")
         handle = Handle(temp, fd, url, write=True, locking=locking)
-        handle.temporary = True
+        handle.temporary, handle.made = True, made
         # Even with locking=False: this lock shows other processes that the writer is alive.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         handle.alone = True
@@ -82,6 +85,7 @@ def publish(
                 else:
                     os.replace(handle.path, path)
             handle.temporary = False
+            handle.made.clear()
             handle.path = path
             unlink_journal(journal_path(path), handle.url)  # of a dead writer of the old file; it fits no other
             if old is not None:
