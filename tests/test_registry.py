@@ -164,7 +164,7 @@ BROKEN = {
     "raises_at_import": ("broken_import", ["the moon is in the wrong phase", "RuntimeError"], "RuntimeError"),
     "unknown_hook": ("unknown_hook", ["tdstore_bakends", "tdstore_backends"], "PluginError"),
     "hook_raises": ("hook_raises", ["while listing backends", "tdstore_backends"], "ZeroDivisionError"),
-    "yields_garbage": ("yields_garbage", ["'not a backend'", "Backend"], "TypeError"),
+    "yields_garbage": ("yields_garbage", ["'not a backend'", "Backend"], "InvalidTypeError"),
     "bad_signature": ("bad_signature", ["colour", "tdstore_guess_backend"], "PluginValidationError"),
     "no_module": ("no_module", ["no_such_module_at_all"], "ModuleNotFoundError"),
     "exits": ("exits", ["SystemExit"], "SystemExit"),

@@ -20,7 +20,7 @@ from tdstore.header import Header
 from tdstore.index.selection import gather
 from tdstore.store import Cap, Store
 from tdstore.testing import StoreTests
-from tdstore.types import Read
+from tdstore.types import Read, Write
 from tests.testing import wrong_files
 from tests.testing.wrong_bytestore import ByteStore
 
@@ -258,6 +258,9 @@ class JoinedKeys(MemoryStore):
 
     def view(self, path):
         return super().view(tuple("/".join(path).split("/")))
+
+    def write(self, writes):
+        super().write([Write(tuple("/".join(w.path).split("/")), w.index, w.value) for w in writes])
 
 
 class AnyOption(MemoryStore):
