@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from concurrent.futures import Executor
 
@@ -26,12 +27,15 @@ pytestmark = [
 def ray():
     import ray
 
+    before = signal.getsignal(signal.SIGTERM)
     with tempfile.TemporaryDirectory(prefix="ray") as folder:  # its sockets have paths of at most 107 bytes
         ray.init(
             num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20, _temp_dir=folder
         )
         yield ray
         ray.shutdown()
+    # Ray leaves its own. CPython drops a signal with a Python handler in a child that is being forked: pools then hang.
+    signal.signal(signal.SIGTERM, before)
 
 
 def executor_of(ray):
