@@ -105,7 +105,8 @@ class LeafSpec:
         return hash((self.shape, self.dtype))
 
     def __repr__(self) -> str:
-        extra = "".join(f", {k}={v!r}" for k, v in self.options.items())
+        shown = dict(self.options) if self.fill_value == 0 else {"fill_value": self.fill_value, **self.options}
+        extra = "".join(f", {k}={v!r}" for k, v in shown.items())
         return f"LeafSpec({self.shape}, {dtype_name(self.dtype)!r}{extra})"
 
 

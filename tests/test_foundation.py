@@ -142,7 +142,7 @@ def test_leaf_spec():
     assert hash(spec) == hash(LeafSpec((2, 3), torch.bfloat16))
     assert spec != LeafSpec((2, 3), "float16")
     assert spec != (2, 3)
-    assert repr(spec) == "LeafSpec((2, 3), 'bfloat16', chunks=(1, 3))"
+    assert repr(spec) == "LeafSpec((2, 3), 'bfloat16', fill_value=1, chunks=(1, 3))"
     longer = spec.replace(shape=(9, 3))
     assert (longer.shape, longer.fill_value, longer.options) == ((9, 3), 1, {"chunks": (1, 3)})
     assert LeafSpec((), "int8").nbytes == 1

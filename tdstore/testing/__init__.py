@@ -13,16 +13,10 @@
 The kit needs pytest and hypothesis: `pip install tdstore[testing]`.
 """
 
-import pytest
-
-# Before the modules are imported: failures then show the values on both sides of an assert.
-_SUBJECTS = "setup samples comparing catalogue reading writing headers modes discarding sharing declaration machine"
-pytest.register_assert_rewrite(*(f"{__name__}.{subject}" for subject in (*_SUBJECTS.split(), "endings", "crash")))
-
-from tdstore.testing.crash import CrashTests  # noqa: E402
-from tdstore.testing.kit import StoreTests  # noqa: E402
-from tdstore.testing.samples import same, sample, store_indices  # noqa: E402
-from tdstore.testing.wrappers import CountingStore, FlakyStore, SlowStore, WrappedStore  # noqa: E402
+from tdstore.testing.crash import CrashTests
+from tdstore.testing.kit import StoreTests
+from tdstore.testing.samples import same, sample, store_indices
+from tdstore.testing.wrappers import CountingStore, FlakyStore, SlowStore, WrappedStore
 
 __all__ = [
     "CountingStore",

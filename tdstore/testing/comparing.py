@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,10 +15,22 @@ from torch import Tensor
 from tdstore.dtypes import dtype_name, to_numpy
 from tdstore.header import Group, Header
 from tdstore.store import Store
-from tdstore.testing.samples import same
+from tdstore.testing.samples import digest, same
 from tdstore.types import LeafSpec, Path, Read, path_text
 
 _Error = TypeVar("_Error", bound=BaseException)
+
+
+def failure(text: str) -> AssertionError:
+    """Create the error of a failed comparison: what differs, and the promise of the test that compared."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        name, owner = frame.f_code.co_name, frame.f_locals.get("self")
+        promise = inspect.getdoc(getattr(type(owner), name, None)) if name.startswith("test_") else None
+        if promise:
+            return AssertionError(f"{text}\nThe test: {' '.join(promise.splitlines()[0].split())}")
+        frame = frame.f_back
+    return AssertionError(text)
 
 
 def difference(got: object, expected: Tensor) -> str | None:
@@ -64,7 +77,7 @@ def check_same(got: object, expected: Tensor, what: object = "") -> None:
     __tracebackhide__ = True
     differs = difference(got, expected)
     if differs is not None:
-        raise AssertionError(f"{_named(what)}{differs}")
+        raise failure(f"{_named(what)}{differs}")
 
 
 def _named(what: object) -> str:
@@ -89,7 +102,7 @@ def check_paths(got: Any, expected: Any, what: str = "") -> None:
     if lost or added or len(listed) != len(set(listed)):
         parts = [_count("missing", lost), _count("not expected", added)]
         parts += ["a leaf is listed twice"] * (len(listed) != len(set(listed)))
-        raise AssertionError(f"{what or 'leaves differ'}: {', '.join(part for part in parts if part)}")
+        raise failure(f"{what or 'leaves differ'}: {', '.join(part for part in parts if part)}")
 
 
 def _count(kind: str, paths: list[Path]) -> str:
@@ -102,11 +115,11 @@ def _count(kind: str, paths: list[Path]) -> str:
 def check_out(store: Store, read: Read, expected: Tensor, what: object = "") -> None:
     """Read into `read.out`; all of it must be filled, and returned."""
     __tracebackhide__ = True
-    assert read.out is not None
+    assert read.out is not None, "the request has no `out`"
     before = read.out.clone()
     (got,) = store.read([read])
     if same(read.out.contiguous(), before.contiguous()) and not same(before.contiguous(), expected):
-        raise AssertionError(f"{_named(what)}`out` was not filled: it holds what it held before `read`")
+        raise failure(f"{_named(what)}`out` was not filled: it holds what it held before `read`")
     check_same(read.out.contiguous(), expected, f"{_named(what)}`out` was filled wrongly")
     check_is_out(got, read.out, what)
 
@@ -115,7 +128,7 @@ def check_is_out(got: Tensor, out: Tensor, what: object = "") -> None:
     """Check that the answer of `read` lies in the memory of `out`."""
     __tracebackhide__ = True
     if out.numel() and got.data_ptr() != out.data_ptr():
-        raise AssertionError(f"{_named(what)}`read` filled `out` but returned another tensor than `out`")
+        raise failure(f"{_named(what)}`read` filled `out` but returned another tensor than `out`")
 
 
 def check_unchanged(before: object, after: object, what: str) -> None:
@@ -123,7 +136,7 @@ def check_unchanged(before: object, after: object, what: str) -> None:
     __tracebackhide__ = True
     if before == after:
         return
-    raise AssertionError(f"{what}: {changes(before, after)}")
+    raise failure(f"{what}: {changes(before, after)}")
 
 
 def changes(before: object, after: object) -> str:
@@ -181,13 +194,13 @@ def raises(
         caught.value = error
         text = str(error)
         if match not in text:
-            raise AssertionError(f"{where}the message of {type(error).__name__} lacks {match!r}: {text}") from error
+            raise failure(f"{where}the message of {type(error).__name__} lacks {match!r}: {text}") from error
         return
     except AssertionError:
         raise
     except Exception as error:
-        raise AssertionError(f"{where}{expected} is expected, not {_error_name(type(error))}: {error}") from error
-    raise AssertionError(f"{where}{expected} is expected, and nothing was raised")
+        raise failure(f"{where}{expected} is expected, not {_error_name(type(error))}: {error}") from error
+    raise failure(f"{where}{expected} is expected, and nothing was raised")
 
 
 def _error_name(kind: type[BaseException]) -> str:
@@ -200,7 +213,7 @@ def check_own_memory(tensor: Tensor, what: object = "") -> None:
     if not tensor.numel() or tensor.device.type != "cpu":
         return
     if _mapped_read_only(tensor.data_ptr()):
-        raise AssertionError(
+        raise failure(
             f"{_named(what)}the tensor lies in memory that cannot be written; writing into it would end the process"
         )
 
@@ -228,7 +241,7 @@ def check_read_writable(store: Store, reads: list[Read]) -> None:
             warnings.filterwarnings("error", message="The given (NumPy array|buffer) is not writable")
             got = store.read(reads)
     except UserWarning as warning:
-        raise AssertionError(
+        raise failure(
             "`read` gives a tensor over memory that must not be written (torch warns of it): copy it, or read into an "
             "array of your own"
         ) from warning
@@ -238,13 +251,44 @@ def check_read_writable(store: Store, reads: list[Read]) -> None:
         check_own_memory(tensor, read.path)
 
 
+def check_equal(got: object, expected: object, what: str) -> None:
+    """Fail with both values where they differ.
+
+    Example:
+        >>> check_equal((2,), (3,), "the shape")
+        Traceback (most recent call last):
+        ...
+        AssertionError: the shape: (2,) instead of (3,)
+    """
+    __tracebackhide__ = True
+    if got != expected:
+        raise failure(f"{what}: {_short(got)} instead of {_short(expected)}")
+
+
+def check_digests(got: Mapping[Path, str], expected: Mapping[Any, Tensor], what: str) -> None:
+    """Fail with the leaves whose hashes, of another process, are not those of the expected tensors."""
+    __tracebackhide__ = True
+    check_paths(got, expected, what)
+    wrong = [path_text(path) for path, value in expected.items() if got[path] != digest(value)]
+    if wrong:
+        raise failure(f"{what}: other values in leaf {_names(wrong)}")
+
+
+def check_mentions(error: BaseException, *words: str) -> None:
+    """Check that the message of an error has all of these words."""
+    __tracebackhide__ = True
+    for word in words:
+        if word not in str(error):
+            raise failure(f"the message of {type(error).__name__} does not name {word}: {error}")
+
+
 def check_spec(got: LeafSpec, expected: LeafSpec, path: Path) -> None:
     """Fail with the difference of two specs: dtype, shape or fill value."""
     __tracebackhide__ = True
     for name in ("dtype", "shape", "fill_value"):
         found, wanted = getattr(got, name), getattr(expected, name)
         if found != wanted and not (found != found and wanted != wanted):  # NaN is not itself
-            raise AssertionError(f"specs of leaf {path_text(path)}: {name} {_plain(found)} instead of {_plain(wanted)}")
+            raise failure(f"specs of leaf {path_text(path)}: {name} {_plain(found)} instead of {_plain(wanted)}")
 
 
 def _plain(value: object) -> str:
@@ -258,16 +302,16 @@ def check_header(got: Header, expected: Header, what: str = "the header") -> Non
         lost = [path_text(p) for p in expected.groups if p not in got.groups]
         added = [path_text(p) for p in got.groups if p not in expected.groups]
         parts = [f"lost: {_names(lost)}"] * bool(lost) + [f"added: {_names(added)}"] * bool(added)
-        raise AssertionError(f"{what}: groups were lost, added or reordered ({'; '.join(parts) or 'reordered'})")
+        raise failure(f"{what}: groups were lost, added or reordered ({'; '.join(parts) or 'reordered'})")
     for path, group in expected.groups.items():
         for field in Group.__struct_fields__:
             found, wanted = getattr(got.groups[path], field), getattr(group, field)
             if found != wanted:
                 where = f"{what}: {field} of group {path_text(path)}"
-                raise AssertionError(f"{where} is {_short(found)} instead of {_short(wanted)}")
+                raise failure(f"{where} is {_short(found)} instead of {_short(wanted)}")
         found, wanted = list(got.groups[path].values), list(group.values)
         if found != wanted:
-            raise AssertionError(f"{what}: the values of group {path_text(path)} were reordered: {_short(found)}")
+            raise failure(f"{what}: the values of group {path_text(path)} were reordered: {_short(found)}")
 
 
 def check_names(error: BaseException, place: object, doing: str = "") -> None:
@@ -275,4 +319,4 @@ def check_names(error: BaseException, place: object, doing: str = "") -> None:
     __tracebackhide__ = True
     if str(place) not in str(error):
         where = f"{doing}: " if doing else ""
-        raise AssertionError(f"{where}the message of {type(error).__name__} does not name {place}: {error}")
+        raise failure(f"{where}the message of {type(error).__name__} does not name {place}: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -20,8 +21,8 @@ import torch
 from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreError, StoreIOError
 from tdstore.header import Header
 from tdstore.store import Store
-from tdstore.testing.comparing import check_leaves
-from tdstore.testing.processes.syscalls import needs_strace, traced, unsynced
+from tdstore.testing.comparing import check_equal, check_header, check_leaves, check_unchanged, raises
+from tdstore.testing.processes.syscalls import kill_points, named_call, needs_strace, traced, unsynced
 from tdstore.testing.setup import (
     Leaves,
     Location,
@@ -189,7 +190,7 @@ class CrashTests(StoreSetup):
     random_kills: ClassVar[int] = 25
     """Kills by the clock, of each work."""
     traced_kills: ClassVar[int] = 8
-    """Kills at calls of the system, of each work, spread over all of them."""
+    """Kills at calls of the system, of each work: one of each kind at least, and so many, spread over all of them."""
     durable: ClassVar[Mapping[str, Any] | None] = None
     """Options under which commits are synced, such as `{"durable": "commit"}`; then `test_syncs` looks."""
     flips: ClassVar[int] = 4
@@ -346,7 +347,7 @@ class CrashTests(StoreSetup):
             assert died or result == "new", f"the work {work!r} came to its end, and a reader finds {result!r}"
             if self.strays(location) and littered % 8 == 0:
                 save_leaves(self.made, location, {})
-                assert self.strays(location) == [], "what a dead writer left stays when the next one has saved"
+                check_equal(self.strays(location), [], "what a dead writer left stays when the next one has saved")
             littered += bool(died)
         promised = self.outcomes.get(work, {"old", "new"})
         assert seen.get("old", 0) > 1, f"hardly a kill left the old store: {seen}"
@@ -375,16 +376,16 @@ class CrashTests(StoreSetup):
         put_back()
         status, calls = traced(lambda: self.work(work, location, layout))
         assert status == 0, f"the work {work!r} failed under strace"
-        count = min(self.traced_kills, len(calls))
-        for number in sorted({1 + i * len(calls) // count for i in range(count)}):
+        for number in kill_points(calls, self.traced_kills):
             put_back()
-            traced(lambda: self.work(work, location, layout), kill_at=number)
+            status, _ = traced(lambda: self.work(work, location, layout), kill_at=named_call(calls, number))
             doing = f"killed at call {number} of {len(calls)}, {calls[number - 1].partition('(')[0].split()[-1]}"
             try:
                 found = self.outcome(location, new)
             except AssertionError as error:
                 raise AssertionError(f"{doing}: {error}") from error
             assert found in allowed, f"{doing}: the store is {found!r}, and `outcomes` says {sorted(allowed)}"
+            assert status or found == "new", f"the work {work!r} came to its end, and a reader finds {found!r}"
 
     @pytest.mark.parametrize("work", ["save", "structure"])
     def test_syncs(self, location: Location, work: str) -> None:
@@ -396,7 +397,7 @@ class CrashTests(StoreSetup):
             pytest.skip("the class names no options under which commits are synced (durable)")
         needs_strace()
         path = local_path(location)
-        assert path is not None
+        assert path is not None, f"{location} is not local: override test_syncs"
         layout = {**list(self.layouts.values())[-1], **self.durable}
         save_leaves(self.made, location, OLD, **layout)
         status, calls = traced(lambda: self.work(work, location, layout))
@@ -416,17 +417,20 @@ class CrashTests(StoreSetup):
             store.flush()
             die()
 
-        assert in_child(work) == -signal.SIGKILL
+        check_equal(in_child(work), -signal.SIGKILL, "status of the writer that was to be killed")
         before = self.fingerprint(location)
         with self.made(location, recover="accept") as store:
-            assert store.read([Read(("a",))])[0][0, 0] == -1
-        assert self.fingerprint(location) == before, "reading changed the storage"
+            check_equal(
+                float(store.read([Read(("a",))])[0][0, 0]), -1.0, "the first element, read with recover='accept'"
+            )
+        check_unchanged(before, self.fingerprint(location), "reading changed the storage")
         for mode in ("r", "r+"):
-            with pytest.raises(DirtyStoreError) as caught:
+            with raises(DirtyStoreError, doing=f"mode {mode!r} after a killed writer") as caught:
                 self.made(location, mode)
-            assert caught.value.leaves == (("a",),)
+            check_equal(caught.value.leaves, (("a",),), "leaves that the DirtyStoreError names")
         self.made(location, "r+", recover="accept").close()
-        assert load(self.made, location, **self.reading)[("a",)][0, 0] == -1
+        found = load(self.made, location, **self.reading)
+        check_equal(float(found[("a",)][0, 0]), -1.0, "the first element, after recover='accept' in mode 'r+'")
 
     def test_a_mark_without_a_change_is_forgiven(self, location: Location) -> None:
         """Check that a writer that died before its first change leaves the old store, and its marker is removed."""
@@ -438,13 +442,14 @@ class CrashTests(StoreSetup):
             store.write([Write(("a",), (slice(0, 1, 1),), OLD[("a",)][:1])])
             die()
 
-        assert in_child(work) == -signal.SIGKILL
-        assert self.is_marked(location)
-        assert same_leaves(load(self.made, location, **self.reading), OLD)
+        check_equal(in_child(work), -signal.SIGKILL, "status of the writer that was to be killed")
+        assert self.is_marked(location), "a writer that died left no dirty marker"
+        check_leaves(load(self.made, location, **self.reading), OLD, "after a writer that changed nothing")
         with self.made(location, "r+") as store:
             store.write([Write(("n", "b"), (), NEW["n", "b"])])
-        assert not self.is_marked(location)
-        assert same_leaves(load(self.made, location, **self.reading), {**OLD, ("n", "b"): NEW["n", "b"]})
+        assert not self.is_marked(location), "the dirty marker stays after the next writer has committed"
+        want = {**OLD, ("n", "b"): NEW["n", "b"]}
+        check_leaves(load(self.made, location, **self.reading), want, "after the next writer")
 
     def _needs_dirt(self) -> None:
         if "dirty" not in self.outcomes.get("rows", ()):
@@ -457,7 +462,7 @@ class CrashTests(StoreSetup):
             pytest.skip("the class names no options that check everything")
         save_leaves(self.made, location, OLD, values={"s": "text"}, **self.layouts[layout])
         path = local_path(location)
-        assert path is not None
+        assert path is not None, f"{location} is not local: override test_flipped_bits"
         chance = random.Random(1)
         with self.made(location) as store:
             header = store.load_header()
@@ -469,8 +474,9 @@ class CrashTests(StoreSetup):
             file.write_bytes(good[:at] + bytes([good[at] ^ (1 << chance.randrange(8))]) + good[at + 1 :])
             try:
                 with self.made(location, **self.reading) as store:
-                    assert same_leaves(read_all(store), OLD), f"{file} byte {at}"
-                    assert store.load_header() == header
+                    flipped = f"a bit of byte {at} of {file.name} was flipped, and no error was raised"
+                    check_leaves(read_all(store), OLD, flipped)
+                    check_header(store.load_header(), header, flipped)
             except StoreError as error:
                 noticed.append(str(error))
             file.write_bytes(good)
@@ -485,26 +491,26 @@ class CrashTests(StoreSetup):
     def test_full_disk(self, disk: FsPath, location: Location, disk_layout: str) -> None:
         """Check that a save that does not fit is an error that leaves the old store whole, and no remains."""
         path = local_path(location)
-        assert path is not None
+        assert path is not None, f"{location} is not local: override test_full_disk"
         place = disk / path.name
         save_leaves(self.made, place, OLD)
         store = self.made(place, "w", **self.full_disk_layouts[disk_layout])
-        with pytest.raises(StoreIOError) as caught:
+        with raises(StoreIOError, doing="a save that does not fit") as caught:
             _fill_up(store)
-        assert caught.value.errno == 28
+        check_equal(caught.value.errno, errno.ENOSPC, "errno of the error on a full disk")
         store.close()
         del store
-        assert self.strays(place) == []
-        assert same_leaves(load(self.made, place, **self.reading), OLD)
+        check_equal(self.strays(place), [], "files beside the store after a save that did not fit")
+        check_leaves(load(self.made, place, **self.reading), OLD, "after a save that did not fit")
         save_leaves(self.made, place, NEW)
-        assert same_leaves(load(self.made, place, **self.reading), NEW)
+        check_leaves(load(self.made, place, **self.reading), NEW, "after a save that fits")
 
 
 def _differences(found: Leaves, expected: Leaves, name: str) -> str:
     try:
         check_leaves(found, expected, f"not the {name} ones")
     except AssertionError as error:
-        return str(error)
+        return str(error).partition("\nThe test: ")[0]
     return ""
 
 

@@ -10,7 +10,7 @@ from tdstore.testing.checks.headers import HeaderTests
 from tdstore.testing.checks.machine import MachineTests
 from tdstore.testing.checks.modes import ModeTests
 from tdstore.testing.checks.reading import ReadTests
-from tdstore.testing.checks.sharing import SharingTests
+from tdstore.testing.checks.rivals import RivalTests
 from tdstore.testing.checks.writing import WriteTests
 
 
@@ -18,7 +18,7 @@ from tdstore.testing.checks.writing import WriteTests
 class StoreTests(
     MachineTests,
     EndingTests,
-    SharingTests,
+    RivalTests,
     DiscardTests,
     ModeTests,
     HeaderTests,

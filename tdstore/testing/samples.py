@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,11 @@ def bits(tensor: Tensor) -> bytes:
     return np.ascontiguousarray(to_numpy(tensor.cpu())).tobytes()
 
 
+def digest(tensor: Tensor) -> str:
+    """Return a hash of dtype, shape and bits."""
+    return hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + bits(tensor)).hexdigest()
+
+
 def same(got: Tensor, expected: Tensor) -> bool:
     """Check for equal shape, dtype and bits. NaN equals itself, and 0.0 differs from -0.0.
 
@@ -112,7 +118,7 @@ def assign(value: Tensor, index: StoreIndex, new: Tensor) -> Tensor:
         array[_numpy_index(index)] = source
     else:
         rows = index[at]
-        assert isinstance(rows, Tensor)
+        assert isinstance(rows, Tensor), "only a tensor names rows"
         for k, row in enumerate(rows.tolist()):
             array[(*_numpy_index(index[:at]), row, *_numpy_index(index[at + 1 :]))] = source.take(k, axis=at)
     return from_numpy(array, value.dtype)

@@ -206,3 +206,13 @@ def test_folders_have_few_files():
 def test_every_module_is_read():
     assert len(core()) > 100
     assert all(isinstance(tree(path), ast.Module) for path in core())
+
+
+def test_asserts_of_the_kit_say_what_is_wrong():
+    """An author of a backend reads messages of the kit, not its source: no `assert False`."""
+    bare = [
+        f"{name_of(path)}:{node.lineno}: {ast.unparse(node)}"
+        for path, node in nodes(ast.Assert)
+        if name_of(path).startswith("tdstore/testing/") and node.msg is None
+    ]
+    none(bare, "asserts of the kit without a message: give one, or use a helper of tdstore/testing/comparing.py")

@@ -15,7 +15,7 @@ from tdstore.store import Store
 from tdstore.testing import CrashTests
 from tdstore.testing.crash import in_child
 from tdstore.testing.processes.syscalls import needs_strace, traced, unsynced
-from tests.testing import wrong_files
+from tests.testing import wrong_files, wrong_modes
 
 IN_MEMORY = True
 
@@ -92,7 +92,7 @@ class Files(CrashTests):
 
 
 def wrong_file(name: str) -> CrashTests:
-    return type("Wrong", (Files,), {"open": staticmethod(wrong_files.OPENERS[name])})()
+    return type("Wrong", (Files,), {"open": staticmethod({**wrong_files.OPENERS, **wrong_modes.OPENERS}[name])})()
 
 
 @pytest.mark.parametrize("work", ["rows", "structure"])
@@ -106,6 +106,18 @@ def test_a_right_file_passes(tmp_path: Path, work: str) -> None:
 def test_data_and_header_in_two_commits(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="the leaves are the new ones and the header is the old one"):
         wrong_file("TwoCommits").test_kill_at_every_call(tmp_path / "d", "structure", "default")
+
+
+@pytest.mark.parametrize("work", ["rows"])
+def test_each_write_is_a_commit(tmp_path: Path, work: str) -> None:
+    with pytest.raises(AssertionError, match="neither old nor new: not the old ones: leaf 'a': "):
+        wrong_file("WriteCommits").test_kill_at_every_call(tmp_path / "d", work, "default")
+
+
+def test_published_by_a_copy(tmp_path: Path) -> None:
+    """The copy is a call that `points` lacks."""
+    with pytest.raises(AssertionError, match=r"killed at call \d+ of \d+, \w+: (the store is 'corrupt'|neither)"):
+        wrong_file("CopiesToPublish").test_kill_at_system_calls(tmp_path / "d", "save")
 
 
 def test_no_rollback_journal(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tdstore.index.selection import gather
 from tdstore.store import Cap, Store
 from tdstore.testing import StoreTests
 from tdstore.types import Read, Write
-from tests.testing import wrong_files
+from tests.testing import wrong_answers, wrong_files, wrong_modes
 from tests.testing.wrong_bytestore import ByteStore
 
 _count = itertools.count()
@@ -467,12 +467,22 @@ _BYTES = (
     ForeignError, WritesInReadOnly, CommitsOnRead, PublishesEarly, EmptiesAtOpen, LeavesTraces, AppendTruncates,
     BlindVerify, ZerosForMissingBytes, LostDelete, TwiceIsNotFine,
 )  # fmt: skip
-_tests(Memory, *_MEMORY)
+_tests(Memory, *_MEMORY, *wrong_answers.ANSWERS)
 _tests(Bytes, *_BYTES)
 for _cls in (wrong_files.SqliteStore, *wrong_files.WRONG):
     _name = _cls.__name__
     _body = {"backend": wrong_files.BACKENDS[_name], "open": staticmethod(wrong_files.OPENERS[_name])}
     globals()[f"Test{_name}"] = type(f"Test{_name}", (Files,), {**_body, "__module__": __name__, "__test__": True})
+for _cls in wrong_modes.MODES:
+    _body = {"open": staticmethod(wrong_modes.OPENERS[_cls.__name__]), "__module__": __name__, "__test__": True}
+    globals()[f"Test{_cls.__name__}"] = type(f"Test{_cls.__name__}", (Files,), _body)
+
+
+def open_OptionEater(location: str | None = None, *, mode: str = "w", **ignored: Any) -> Store:  # noqa: N802
+    return wrong_answers.OptionEater()
+
+
+TestOptionEater.open = staticmethod(open_OptionEater)  # type: ignore[name-defined]  # noqa: F821
 TestWaitingDel.patience = 3  # type: ignore[name-defined]  # noqa: F821
 TestHiddenFlag.caps = HiddenFlag.caps  # type: ignore[name-defined]  # noqa: F821  # its author hides it here too
 TestIgnoredIndex.max_examples = 30  # type: ignore[name-defined]  # noqa: F821

@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 
-from tdstore.errors import OptionError, StoreError, StoreExistsError
+from tdstore.errors import OptionError, PluginError, StoreError, StoreExistsError
 from tdstore.registry import registry
 from tdstore.store import Cap
-from tdstore.testing.comparing import check_unchanged, raises
+from tdstore.testing.comparing import check_unchanged, failure, raises
 from tdstore.testing.processes.warm import python
 from tdstore.testing.setup import (
     Location,
@@ -48,14 +48,30 @@ class DeclarationTests(StoreSetup):
         if self.backend is None:
             pytest.skip("no backend name was given: nothing is declared")
         backend = self.declaration()
-        assert backend.summary.strip()
-        assert "\n" not in backend.summary
+        assert backend.summary.strip(), "Backend.summary is empty: tdstore.backends() shows it"
+        assert "\n" not in backend.summary, f"Backend.summary is more than one line: {backend.summary!r}"
         module, _, function = backend.opener.partition(":")
-        assert module
-        assert function
-        assert backend.schemes or backend.suffixes or backend.markers or backend.magic
+        named = module and function
+        assert named, f"Backend.opener is {backend.opener!r} instead of 'package.module:function'"
+        known_by = (backend.schemes, backend.suffixes, backend.markers, backend.magic)
+        assert any(known_by), "the backend has no schemes, suffixes, markers or magic: no location is recognised"
         assert not any("://" in scheme for scheme in backend.schemes), "schemes are given without ://"
         assert all(suffix.startswith(".") for suffix in backend.suffixes), "suffixes start with a dot"
+
+    def test_opener_is_importable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Check that other processes can import the opener by its name: no function inside a function, no lambda."""
+        self._importable(monkeypatch)
+        backend = self.declaration()
+        module, _, function = backend.opener.partition(":")
+        if "<" in function:
+            raise failure(
+                f"the opener {function!r} of {module} is defined inside of a function, or a lambda: other processes "
+                "cannot import it. Define it at the top level of its module"
+            )
+        try:
+            registry()._opener(backend)
+        except PluginError as error:
+            raise failure(f"the opener {backend.opener!r} cannot be imported: {error}") from error
 
     def test_declared_caps(self, location: Location) -> None:
         """Check that `Backend.caps`, which `tdstore.backends()` shows to users, are the abilities of its stores."""
@@ -99,7 +115,7 @@ class DeclarationTests(StoreSetup):
         self._importable(monkeypatch)
         before = self.fingerprint(location) if Cap.PERSISTENT in self.caps else None
         for mode in ("w", "r") if Cap.WRITE in self.caps else ("r",):
-            with raises(OptionError, match="no_such_option"):
+            with raises(OptionError, match="no_such_option", doing="an option that the opener does not have"):
                 registry().open(
                     self.declaration(),
                     location,

@@ -9,7 +9,7 @@ import pytest
 
 from tdstore.errors import DirtyStoreError
 from tdstore.store import Cap
-from tdstore.testing.comparing import check_leaves
+from tdstore.testing.comparing import check_leaves, failure
 from tdstore.testing.processes.events import HEADER, KILLS, NEW, OLD, ORDERLY, Ended, host
 from tdstore.testing.setup import Location, StoreSetup, import_root, read_all, same_leaves
 from tdstore.types import Mode
@@ -30,15 +30,15 @@ class EndingTests(StoreSetup):
         patience = self.patience * (3 if event == "spawned" else 1)  # a fresh interpreter imports torch
         ended = process.run(location, event, mode=mode, options=self.options, patience=patience)
         if ended.stuck:
-            raise AssertionError(
+            raise failure(
                 f"deadlock: the process did not end within {patience:g} s ({event}). Where its threads were:\n"
                 f"{ended.errors}"
             )
         if ended.remarks:
-            raise AssertionError(f"{event}: {'; '.join(ended.remarks)}\n{ended.errors}")
+            raise failure(f"{event}: {'; '.join(ended.remarks)}\n{ended.errors}")
         for sign in ("Exception ignored", "Traceback (most recent call last)", "uncommitted changes"):
             if sign in ended.errors:
-                raise AssertionError(f"{event}: the process ends with complaints:\n{ended.errors}")
+                raise failure(f"{event}: the process ends with complaints:\n{ended.errors}")
         return ended
 
     def _needs_events(self, location: Location) -> None:
@@ -59,7 +59,7 @@ class EndingTests(StoreSetup):
             got = read_all(store)
         what = f"written in mode {mode!r}, ended by: {event}"
         if same_leaves(got, OLD):
-            raise AssertionError(f"{what}: the rows are lost, only the last commit is there")
+            raise failure(f"{what}: the rows are lost, only the last commit is there")
         check_leaves(got, NEW, what)
 
     @pytest.mark.parametrize("mode", ["r+", "w"])
@@ -80,7 +80,7 @@ class EndingTests(StoreSetup):
                 got = read_all(store)
         except DirtyStoreError as error:
             if not error.leaves:
-                raise AssertionError(f"{what}: the DirtyStoreError names no leaves: {error}") from error
+                raise failure(f"{what}: the DirtyStoreError names no leaves: {error}") from error
             return "dirty"
         if same_leaves(got, NEW):
             return "new"

@@ -38,8 +38,7 @@ class HeaderTests(StoreSetup):
         """Check that a new store has an empty header, which is falsy."""
         self.needs(Cap.WRITE)
         header = self.opened(location, "w").load_header()
-        assert header == Header()
-        assert not header
+        check_header(header, Header(), "the header of a new store")
 
     def test_header_round_trip(self, location: Location) -> None:
         """Check nested groups, batch sizes, names, devices, kinds, values and the order of keys."""
@@ -48,7 +47,7 @@ class HeaderTests(StoreSetup):
     def test_header_minimal(self, location: Location) -> None:
         """Check that a header with one empty group is saved, and differs from an empty one."""
         store = self._keeps_header(location, Header({(): Group()}))
-        assert store.load_header()
+        assert store.load_header(), "a header with one empty group is falsy: it cannot be told from none"
 
     def test_header_odd_keys(self, location: Location) -> None:
         """Check that any string may name a group or a value."""
@@ -106,7 +105,7 @@ class HeaderTests(StoreSetup):
         self.saved(location, {}, RICH)
         store = self.opened(location)
         self._check(store, RICH)
-        assert list(store.paths()) == []
+        check_paths(store.paths(), [], "a store with a header and no leaf")
         with raises(KeyError):
             store.read([Read(("a",))])
 

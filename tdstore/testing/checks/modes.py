@@ -18,16 +18,18 @@ from tdstore.errors import (
 from tdstore.header import Group, Header
 from tdstore.store import Cap, Store
 from tdstore.testing.comparing import (
+    check_equal,
     check_header,
     check_leaves,
     check_names,
     check_paths,
     check_same,
     check_unchanged,
+    failure,
     raises,
 )
 from tdstore.testing.samples import sample
-from tdstore.testing.setup import Location, StoreSetup, content, fill, header_for, numbers, read_all
+from tdstore.testing.setup import Location, StoreSetup, fill, header_for, numbers, read_all
 from tdstore.types import LeafSpec, Mode, Path, Read, Write
 
 OLD = {("a",): numbers(4, 3), ("g", "b"): numbers(5).long()}
@@ -56,7 +58,7 @@ class ModeTests(StoreSetup):
         if mode == "r+":
             self.needs(Cap.WRITE)
         before = self.fingerprint(location) if Cap.PERSISTENT in self.caps else None
-        with raises(StoreNotFoundError) as caught:
+        with raises(StoreNotFoundError, doing=f"mode {mode!r} where nothing is") as caught:
             self.opened(location, mode)
         if Cap.PERSISTENT in self.caps:
             check_names(caught.value, location)
@@ -67,7 +69,7 @@ class ModeTests(StoreSetup):
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         self.saved(location, OLD)
         with self.opened(location, "r+") as store:
-            assert store.writable
+            assert store.writable, "`writable` is False in mode 'r+'"
             store.write([Write(("a",), (), OLD[("a",)] + 1)])
         with self.opened(location) as store:
             got = store.read([Read(("a",))])[0]
@@ -90,12 +92,11 @@ class ModeTests(StoreSetup):
         """Check that "w" shows a reader the old store until `save_header`, then the new one, without the old."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         self.saved(location, OLD)
-        before = content(self.opened(location))
         store = self.opened(location, "w")
-        assert list(store.paths()) == []
+        check_paths(store.paths(), [], "a store opened with mode 'w' shows the leaves of the old one")
         fill(store, NEW)
         with self.opened(location) as reader:
-            assert content(reader) == before, "mode 'w' changed the old store before save_header"
+            check_leaves(read_all(reader), OLD, "mode 'w' changed the old store before save_header")
             check_header(reader.load_header(), header_for(OLD))
         store.save_header(header_for(NEW))
         store.close()
@@ -136,7 +137,9 @@ class ModeTests(StoreSetup):
         before = self.fingerprint(location)
         with self.opened(location, "w") as store:
             fill(store, NEW)
-        check_unchanged(before, self.fingerprint(location), "the storage was changed")
+        check_unchanged(
+            before, self.fingerprint(location), "mode 'w', closed before save_header, changed the old store"
+        )
         check_same(self.opened(location).read([Read(("a",))])[0], OLD[("a",)])
 
     def test_x_refuses(self, location: Location) -> None:
@@ -146,7 +149,7 @@ class ModeTests(StoreSetup):
             fill(store, OLD)
             store.save_header(header_for(OLD))
         before = self.fingerprint(location)
-        with raises(StoreExistsError) as caught:
+        with raises(StoreExistsError, doing="mode 'x' where a store is") as caught:
             self.opened(location, "x")
         check_names(caught.value, location)
         check_unchanged(before, self.fingerprint(location), "the storage was changed")
@@ -155,11 +158,11 @@ class ModeTests(StoreSetup):
         """Check that "a" makes a missing store and opens an existing one."""
         self.needs(Cap.WRITE, Cap.PERSISTENT)
         with self.opened(location, "a") as store:
-            assert not store.load_header()
+            check_header(store.load_header(), Header(), "the header of a new store, made with mode 'a'")
             fill(store, OLD)
             store.save_header(header_for(OLD))
         with self.opened(location, "a") as store:
-            check_paths(store.paths(), OLD)
+            check_paths(store.paths(), OLD, "opened with mode 'a' where a store is")
             check_header(store.load_header(), header_for(OLD))
             store.write([Write(("a",), (), OLD[("a",)] + 1)])
         check_same(self.opened(location).read([Read(("a",))])[0], OLD[("a",)] + 1)
@@ -170,14 +173,14 @@ class ModeTests(StoreSetup):
         self.saved(location, OLD)
         before = self.fingerprint(location)
         store = self.opened(location, "r")
-        assert not store.writable
+        assert not store.writable, "`writable` is True in mode 'r'"
         # What cannot write at all may say so instead.
         refusal = (ReadOnlyError,) if Cap.WRITE in self.caps else (ReadOnlyError, UnsupportedError)
         for name, change in _changes(self.caps).items():
             with raises(refusal, doing=f"{name} in mode 'r'") as caught:
                 change(store)
             check_names(caught.value, store.url, name)
-        assert content(store)[("a",)][1] == (4, 3)
+        check_leaves(read_all(store), OLD, "after refused changes in mode 'r'")
         store.flush()
         store.verify()
         store.close()
@@ -188,7 +191,10 @@ class ModeTests(StoreSetup):
         store = self.holding(location, OLD)
         url = store.url
         store.close()
-        store.close()
+        try:
+            store.close()
+        except Exception as error:
+            raise failure(f"a second close() raises {type(error).__name__}: {error}") from error
         calls: dict[str, Callable[[Store], object]] = {
             "paths": lambda s: list(s.paths()),
             "specs": lambda s: s.specs([("a",)]),
@@ -209,7 +215,7 @@ class ModeTests(StoreSetup):
         """Check that `with` returns the store itself and closes it, also when the body raises."""
         first = self.holding(location, OLD)
         with first as store:
-            assert store is first
+            assert store is first, "`with store as it` gives another object than the store"
         with raises(StoreClosedError):
             first.load_header()
         second = self.holding(location, OLD)
@@ -225,14 +231,15 @@ class ModeTests(StoreSetup):
         with self.opened(location) as store:
             if type(store).verify is Store.verify:
                 pytest.skip("the store keeps no checksums (it does not override verify)")
-            assert store.verify() == [], "verify finds a fault in a store that has none"
+            check_equal(store.verify(), [], "faults that verify finds in a store that has none")
         self.corrupt(location)
         faults: list[Path] = []
         try:
             with self.opened(location) as store:
                 read_all(store)
                 faults = [fault.path for fault in store.verify()]
-                assert [fault.path for fault in store.verify([("small",)])] == []
+                blamed = [fault.path for fault in store.verify([("small",)])]
+                check_equal(blamed, [], "faults of leaf 'small', which is not damaged")
         except StoreError:
             return
         assert faults == [("big",)], "a flipped byte went unnoticed, or another leaf was blamed"
@@ -242,7 +249,7 @@ class ModeTests(StoreSetup):
         self.needs(Cap.PERSISTENT)
         self.saved(location, {("big",): sample("uint8", (1 << 19,)), ("small",): numbers(2)})
         self.truncate(location)
-        with raises(StoreError) as caught, self.opened(location) as store:
+        with raises(StoreError, doing="reading what was cut short") as caught, self.opened(location) as store:
             store.read([Read(("big",))])
         check_names(caught.value, str(location).rpartition("://")[2])
 

@@ -11,21 +11,36 @@ from tdstore.dtypes import dtype_name
 from tdstore.errors import KeyNotFoundError, UnsupportedError
 from tdstore.store import Cap, Store
 from tdstore.testing.comparing import (
+    check_equal,
     check_is_out,
+    check_mentions,
     check_names,
     check_out,
+    check_paths,
     check_read_writable,
     check_same,
     check_spec,
+    failure,
     raises,
 )
 from tdstore.testing.samples import DTYPES, INDICES, OUTSIDE, SHAPES, pick, rows, same, sample
-from tdstore.testing.setup import Location, StoreSetup, fill, numbers
+from tdstore.testing.setup import Location, StoreSetup, able, fill, numbers
 from tdstore.types import LeafSpec, Path, Read, Write
 
 
 class ReadTests(StoreSetup):
     """Tests that reads return the stored values, in memory of their own and in the requested order."""
+
+    def test_read_returns_a_list(self, location: Location) -> None:
+        """Check that `read` returns a list of tensors, as many as there were requests."""
+        store = self.holding(location, {("a",): numbers(2)})
+        for reads in ([], [Read(("a",))], [Read(("a",)), Read(("a",))]):
+            got: object = store.read(reads)
+            if not isinstance(got, list):
+                raise failure(f"`read` returns a {type(got).__name__} instead of a list")
+            check_equal(len(got), len(reads), f"the number of answers to {len(reads)} requests")
+            for tensor in got:
+                check_same(tensor, numbers(2))
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_round_trip_dtype(self, location: Location, dtype: str) -> None:
@@ -49,11 +64,14 @@ class ReadTests(StoreSetup):
             check_same(got, value)
 
     def test_negative_zero_and_nan(self, location: Location) -> None:
-        """Check that -0.0 is not 0.0: a store that skips "empty" blocks must compare bits, not numbers."""
+        """Check that -0.0 is not 0.0, nor one NaN another: a store that compares or skips values must compare bits."""
         leaves = {("zeros",): torch.full((64,), -0.0), ("nans",): torch.full((64,), float("nan"))}
+        payloads = torch.tensor([0x7FC00001, 0x7F800001, -0x3FEDCC, -1], dtype=torch.int32)
+        leaves[("payloads",)] = payloads.view(torch.float32)
+        leaves[("narrow",)] = (payloads >> 16).to(torch.int16).view(torch.bfloat16)
         store = self.holding(location, leaves)
         for path, value in leaves.items():
-            check_same(store.read([Read(path)])[0], value)
+            check_same(store.read([Read(path)])[0], value, path)
 
     def test_read_order_and_duplicates(self, location: Location) -> None:
         """Check that answers come in request order, one for each request, also for repeated leaves."""
@@ -61,7 +79,7 @@ class ReadTests(StoreSetup):
         store = self.holding(location, leaves)
         asked = [("c",), ("a",), ("e",), ("a",), ("c",), ("b",), ("d",), ("a",)]
         got = store.read([Read(path) for path in asked])
-        assert len(got) == len(asked)
+        check_equal(len(got), len(asked), f"the number of answers to {len(asked)} requests")
         for path, tensor in zip(asked, got, strict=True):
             check_same(tensor, leaves[path], f"the answer at the place of {path} is another leaf")
 
@@ -78,8 +96,8 @@ class ReadTests(StoreSetup):
     def test_read_nothing(self, location: Location) -> None:
         """Check that an empty batch is no error."""
         store = self.holding(location, {("a",): numbers(2)})
-        assert store.read([]) == []
-        assert store.specs([]) == []
+        check_equal(store.read([]), [], "read([])")
+        check_equal(store.specs([]), [], "specs([])")
 
     def test_read_does_not_alias(self, location: Location) -> None:
         """Check that each answer has memory of its own: changing one changes neither the store nor another answer."""
@@ -111,7 +129,7 @@ class ReadTests(StoreSetup):
     def test_missing_leaf_read(self, location: Location) -> None:
         """Check that the error names a missing leaf, key by key."""
         store = self.holding(location, {("group", "there"): numbers(2)})
-        with raises(KeyNotFoundError) as caught:
+        with raises(KeyNotFoundError, doing="reading a leaf that is not there") as caught:
             store.read([Read(("group", "there")), Read(("group", "absent-leaf"))])
         _names_leaf(caught.value)
         with raises(KeyNotFoundError) as caught:
@@ -127,7 +145,7 @@ class ReadTests(StoreSetup):
         out = torch.full((4, 3), -1.0)
         with_out, without = store.read([Read(("a",), (), out), Read(("a",))])
         if same(out, torch.full((4, 3), -1.0)):
-            raise AssertionError("`out` was not filled: it holds what it held before `read`")
+            raise failure("`out` was not filled: it holds what it held before `read`")
         check_same(out, value, "`out`")
         check_is_out(with_out, out)
         check_same(without, value, "a request without `out` beside one with it")
@@ -231,10 +249,10 @@ class ReadTests(StoreSetup):
         value = numbers(4, 3)
         store = self.holding(location, {("a",): value})
         if Cap.VIEW not in self.caps:
-            with raises(UnsupportedError) as caught:
+            with raises(UnsupportedError, doing="view without Cap.VIEW") as caught:
                 store.view(("a",))
             check_names(caught.value, store.url)
-            assert "VIEW" in str(caught.value)
+            check_mentions(caught.value, "VIEW")
             return
         view = store.view(("a",))
         check_same(view.cpu(), value)
@@ -259,19 +277,18 @@ class ReadTests(StoreSetup):
         for dtype in self.dtypes_refused:
             with raises(TypeError, match=dtype):  # OptionError is a TypeError
                 fill(store, {("refused",): sample(dtype, (2,))})
-            assert ("refused",) not in set(store.paths())
+            check_paths(store.paths(), [], f"a refused leaf of dtype {dtype} was made")
 
     def test_caps_are_as_declared(self, location: Location) -> None:
         """Check that the store's own `caps` are those of the class, and that `url` and `writable` exist."""
         store: Store = self.holding(location, {("a",): numbers(2)})
         more, fewer = store.caps & ~self.caps, self.caps & ~store.caps
-        assert store.caps == self.caps, f"the store declares {more} more and {fewer} less than the test class says"
-        assert isinstance(store.url, str)
-        assert store.url, "url is empty: messages need a name for the place"
+        assert not more, f"the store's caps have {able(more)}, which the test class does not declare"
+        assert not fewer, f"the store's caps lack {able(fewer)}, which the test class declares"
+        named = isinstance(store.url, str) and store.url
+        assert named, f"url is {store.url!r}: messages need a text that names the place"
         assert store.writable is (Cap.WRITE in self.caps), f"writable is {store.writable} after an opening with 'w'"
 
 
 def _names_leaf(error: KeyNotFoundError) -> None:
-    text = str(error)
-    assert "'group'" in text, f"the message names the leaf without its group: {text}"
-    assert "'absent-leaf'" in text, f"the message does not name the missing leaf: {text}"
+    check_mentions(error, "'group'", "'absent-leaf'")

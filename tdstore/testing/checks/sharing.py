@@ -10,8 +10,8 @@ import torch
 from tdstore.header import Group, Header, decode_header
 from tdstore.store import Cap
 from tdstore.testing.checks.headers import RICH
-from tdstore.testing.comparing import check_header, check_same
-from tdstore.testing.processes.child import Child, digest
+from tdstore.testing.comparing import check_digests, check_equal, check_header, check_same
+from tdstore.testing.processes.child import Child
 from tdstore.testing.samples import sample
 from tdstore.testing.setup import Location, StoreSetup, fill, header_for, import_root, numbers
 from tdstore.types import LeafSpec, Mode, Read, Write
@@ -35,8 +35,8 @@ class SharingTests(StoreSetup):
         leaves = {("a",): sample("float32", (4, 3)), ("g", "b"): sample("bfloat16", (5,)), ("s",): sample("bool", ())}
         self.saved(location, leaves, RICH)
         child = self.child(location)
-        assert child.ask("digests") == {path: digest(value) for path, value in leaves.items()}
-        assert decode_header(child.ask("header")) == RICH
+        check_digests(child.ask("digests"), leaves, "a new process reads")
+        check_header(decode_header(child.ask("header")), RICH, "the header in a new process")
 
     def test_second_process_writes(self, location: Location) -> None:
         """Check that the next opener reads what another process wrote and closed."""
@@ -61,10 +61,10 @@ class SharingTests(StoreSetup):
         fill(store, {("a",): value})
         store.save_header(header_for({("a",): value}))
         child = self.child(location, "r+")
-        assert child.ask("digests") == {("a",): digest(value)}
+        check_digests(child.ask("digests"), {("a",): value}, "a second process reads")
         store.write([Write(("a",), (), value + 1)])
         store.flush()
-        assert child.ask("digests") == {("a",): digest(value + 1)}, "the second process does not see a write"
+        check_digests(child.ask("digests"), {("a",): value + 1}, "the second process does not see a write")
         child.ask("put_whole", ("a",), 7.0)
         check_same(store.read([Read(("a",))])[0], torch.full((6, 2), 7.0), "a write of the second process is not seen")
 
@@ -87,7 +87,7 @@ class SharingTests(StoreSetup):
 
         try:
             with ThreadPoolExecutor(8) as pool:
-                assert sorted(pool.map(read_and_compare, range(80))) == list(range(80))
+                check_equal(sorted(pool.map(read_and_compare, range(80))), list(range(80)), "reads that came to an end")
         finally:
             sys.setswitchinterval(interval)
 
@@ -115,5 +115,6 @@ class SharingTests(StoreSetup):
             store = self.opened(location)
         a, small = store.read([Read(("a",)), Read(("small",))])
         expected = torch.arange(workers * rows)
-        assert a[:, 0].tolist() == expected.tolist(), "rows that one process wrote were lost to another"
-        assert small.tolist() == expected.tolist(), "rows that one process wrote were lost to another"
+        lost = "rows that one process wrote were lost to another"
+        check_same(a, expected.float()[:, None].expand(-1, 3).contiguous(), f"{lost}: leaf 'a'")
+        check_same(small, expected.byte(), f"{lost}: leaf 'small'")

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
+from tdstore.errors import TDStoreError
 from tdstore.header import Group, Header, encode_header
 from tdstore.hookspecs import Backend
 from tdstore.registry import registry
 from tdstore.store import Store
 from tdstore.testing.processes.warm import python
-from tdstore.testing.samples import bits
-from tdstore.types import Path, Read, Write
+from tdstore.testing.samples import digest
+from tdstore.types import LeafSpec, Mode, Path, Read, Write
 from tdstore.values import decode_value, encode_value
 
 
@@ -99,12 +99,12 @@ class Child:
         self.close()
 
     def _send(self, message: object) -> None:
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None, "it was started with a pipe"
         self._process.stdin.write(json.dumps(message) + "\n")
         self._process.stdin.flush()
 
     def _receive(self) -> Any:
-        assert self._process.stdout is not None
+        assert self._process.stdout is not None, "it was started with a pipe"
         line = self._process.stdout.readline()
         assert line, f"the second process ended with status {self._process.wait()} (its error is above)"
         status, value = json.loads(line)
@@ -112,11 +112,17 @@ class Child:
         return decode_value(value)
 
 
+def filled_with(value: torch.Tensor, number: float) -> torch.Tensor:
+    """Return a tensor of the same shape and dtype, of one number."""
+    return torch.full(value.shape, number, dtype=value.dtype)
+
+
 class _Commands:
     """The commands of a child."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, open_again: Callable[[Mode], Store]) -> None:
         self.store = store
+        self.open_again = open_again
 
     def digests(self) -> dict[Path, str]:
         """Return a hash of dtype, shape and bits for every leaf, by path."""
@@ -147,6 +153,35 @@ class _Commands:
         self.store.write([Write(path, (), torch.full(spec.shape, number, dtype=spec.dtype))])
         self.store.flush()
 
+    def hold(self, path: Path, number: float) -> None:
+        """Fill a leaf with a number, and commit nothing."""
+        (spec,) = self.store.specs([path])
+        self.store.write([Write(path, (), torch.full(spec.shape, number, dtype=spec.dtype))])
+
+    def replace(self, number: int) -> str:
+        """Save over the store: the same leaves, of one number, and a header of that batch size."""
+        with self.open_again("r") as store:
+            old = dict(zip(paths := list(store.paths()), store.specs(paths), strict=True))
+        return self._commit("w", number, old)
+
+    def change(self, number: int) -> str:
+        """Fill all leaves with a number in place, and commit a header of that batch size."""
+        return self._commit("r+", number, None)
+
+    def _commit(self, mode: Mode, number: int, leaves: dict[Path, LeafSpec] | None) -> str:
+        """Open, change and commit; the result is the text of an error of tdstore."""
+        try:
+            with self.open_again(mode) as store:
+                if leaves is not None:
+                    store.create(leaves)
+                specs = leaves or dict(zip(paths := list(store.paths()), store.specs(paths), strict=True))
+                values = {path: torch.full(spec.shape, number, dtype=spec.dtype) for path, spec in specs.items()}
+                store.write([Write(path, (), value) for path, value in values.items()])
+                store.save_header(Header({(): Group(batch_size=(number,))}))
+        except TDStoreError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
     def save_header(self, size: int) -> None:
         """Commit a header with that batch size."""
         self.store.save_header(Header({(): Group(batch_size=(size,))}))
@@ -156,25 +191,24 @@ class _Commands:
         self.store.close()
 
 
-def digest(tensor: torch.Tensor) -> str:
-    """Return a hash of dtype, shape and bits."""
-    return hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + bits(tensor)).hexdigest()
-
-
 def serve(job: dict[str, Any]) -> None:
     """Open the store of `job` and answer commands until stdin ends."""
     answers = sys.stdout
     sys.stdout = sys.stderr  # output of a backend must not look like an answer
     name, opener = job["backend"]
     backend = Backend(name=name, opener=opener, summary="under test")
+
+    def open_it(mode: Mode) -> Store:
+        return registry().open(backend, job["location"], mode=mode, **decode_value(job["options"]))
+
     try:
-        store = registry().open(backend, job["location"], mode=job["mode"], **decode_value(job["options"]))
+        store = open_it(job["mode"])
     except Exception as error:
         _answer(answers, "error", f"{type(error).__name__}: {error}")
         raise
     _answer(answers, "ok", None)
     with store:
-        commands = _Commands(store)
+        commands = _Commands(store, open_it)
         for line in sys.stdin:
             command, args = json.loads(line)
             try:

@@ -101,8 +101,8 @@ class Host:
         self._process.communicate(timeout=60)
 
     def _ask(self, message: object) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        assert self._process.stdin is not None, "it was started with a pipe"
+        assert self._process.stdout is not None, "it was started with a pipe"
         self._process.stdin.write(json.dumps(message) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()

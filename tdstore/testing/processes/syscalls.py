@@ -15,8 +15,9 @@ import pytest
 _DATA = "write pwrite64 writev pwritev pwritev2 sendfile copy_file_range ftruncate fallocate"
 _SYNCS = "fsync fdatasync msync sync_file_range"
 _NAMES = "rename renameat renameat2 link linkat unlink unlinkat rmdir mkdir mkdirat"
-CHANGES = ",".join(f"?{name}" for name in f"{_DATA} {_SYNCS} {_NAMES}".split())
-"""Calls that change the storage, or wait for it; those that a system lacks are skipped."""
+_OPENS = "open openat openat2 creat"
+CHANGES = ",".join(f"?{name}" for name in f"{_DATA} {_SYNCS} {_NAMES} {_OPENS}".split())
+"""Calls that may change the storage, or wait for it; those that a system lacks are skipped."""
 _CALL = re.compile(r"^\d+\s+(\w+)\((.*)$")
 _DESCRIPTOR = re.compile(r"^\d+<([^>]*)>")
 _TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -28,12 +29,12 @@ def needs_strace() -> None:
         pytest.skip("strace is not installed: what a library does between two calls of Python is not seen")
 
 
-def traced(work: Callable[[], object], *, kill_at: int | None = None) -> tuple[int, list[str]]:
+def traced(work: Callable[[], object], *, kill_at: tuple[str, int] | None = None) -> tuple[int, list[str]]:
     """Run the work in a forked child under `strace`.
 
     Args:
         work: the work of the child.
-        kill_at: the number, from 1, of the call of `CHANGES` at which the child is killed.
+        kill_at: a call by its name, and the number of the one, from 1, at which the child is killed.
 
     Returns:
         The exit status of the child, or minus the signal that ended it, and the calls that it made.
@@ -52,10 +53,10 @@ def traced(work: Callable[[], object], *, kill_at: int | None = None) -> tuple[i
             finally:
                 os._exit(status)
         os.close(reading)
-        inject = ["-e", f"inject={CHANGES}:signal=KILL:when={kill_at}"] if kill_at else []
+        inject = ["-e", f"inject={kill_at[0]}:signal=KILL:when={kill_at[1]}"] if kill_at else []
         command = ["strace", "-f", "-y", "-s", "4096", "-e", "signal=none", "-e", f"trace={CHANGES}", *inject]
         tracer = subprocess.Popen([*command, "-o", str(log), "-p", str(pid)], stderr=subprocess.PIPE, text=True)
-        assert tracer.stderr is not None
+        assert tracer.stderr is not None, "it was started with a pipe"
         first = tracer.stderr.readline()
         os.write(writing, b".")
         os.close(writing)
@@ -64,6 +65,49 @@ def traced(work: Callable[[], object], *, kill_at: int | None = None) -> tuple[i
         if "attached" not in first:
             pytest.skip(f"strace may not look at other processes here: {first.strip()}")
         return status, [line for line in log.read_text(errors="replace").splitlines() if _CALL.match(line)]
+
+
+def kill_points(calls: list[str], count: int) -> list[int]:
+    """Choose calls to kill a writer at: one of each kind (a call on a file), then others, spread over all of them.
+
+    Args:
+        calls: the calls of `traced`.
+        count: how many to choose at least, where there are that many.
+
+    Returns:
+        Numbers of calls, from 1, in order.
+    """
+    changing = [number for number, line in enumerate(calls, 1) if _changes(line)]
+    first: dict[str, int] = {}
+    for number in changing:
+        first.setdefault(_NUMBERS.sub("#", calls[number - 1].partition(" ")[2].partition(", ")[0]), number)
+    spread = [changing[i * len(changing) // count] for i in range(count)] if len(changing) > count else changing
+    return sorted({*first.values(), *spread})
+
+
+_NUMBERS = re.compile(r"[0-9a-f]{4,}|\d+")
+
+
+def _changes(line: str) -> bool:
+    found = _CALL.match(line)
+    opens = found is not None and found[1] in _OPENS.split()
+    return not opens or "O_TRUNC" in line or "O_CREAT" in line
+
+
+def named_call(calls: list[str], number: int) -> tuple[str, int]:
+    """Return the name of a call, and its number among those of this name in its thread: what `strace` counts.
+
+    Args:
+        calls: the calls of `traced`.
+        number: of the call, from 1.
+    """
+    thread, name = _thread_and_name(calls[number - 1])
+    return name, sum(_thread_and_name(line) == (thread, name) for line in calls[:number])
+
+
+def _thread_and_name(line: str) -> tuple[str, str]:
+    thread, _, rest = line.partition(" ")
+    return thread, rest.lstrip().partition("(")[0]
 
 
 def unsynced(calls: list[str], folder: FsPath) -> list[str]:
@@ -78,7 +122,7 @@ def unsynced(calls: list[str], folder: FsPath) -> list[str]:
     inside = f"{folder.resolve()}/"
     for line in calls:
         found = _CALL.match(line)
-        assert found
+        assert found, f"strace wrote a line of no call: {line}"
         name, rest = found.groups()
         descriptor = _DESCRIPTOR.match(rest)
         path = descriptor[1] if descriptor else ""
