@@ -18,7 +18,9 @@ from tdstore.container.methods.devices import PlacingMixin
 from tdstore.container.methods.entry_concat import ColumnsMixin
 from tdstore.container.methods.facts import MeasureMixin
 from tdstore.container.methods.filling import FillingMixin
-from tdstore.container.methods.structure import StructureMixin
+from tdstore.container.methods.removing import RemovingMixin
+from tdstore.container.methods.selection import SelectionMixin
+from tdstore.container.methods.transforms import TransformsMixin
 from tdstore.container.methods.writing import WritingMixin
 from tdstore.container.persistence.backend_names import NamedStorageMixin
 from tdstore.container.persistence.consolidate import ConsolidatingMixin
@@ -38,7 +40,9 @@ T = TypeVar("T")
 class TensorDictBase(
     AccessMixin,
     WritingMixin,
-    StructureMixin,
+    RemovingMixin,
+    SelectionMixin,
+    TransformsMixin,
     MeasureMixin,
     ColumnsMixin,
     PlacingMixin,

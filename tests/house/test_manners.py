@@ -164,7 +164,7 @@ PROBED = {
     ("tdstore/tensordicts/params.py", None): "attributes of torch.nn.Module",
     ("tdstore/tensordicts/resident/indexing.py", "__array__"): "an index of any array library",
     ("tdstore/container/methods/facts.py", "_leaf_list"): "a tensor, a list of them, or a container",
-    ("tdstore/container/methods/writing.py", "items"): "any mapping",
+    ("tdstore/container/methods/update_source.py", "items"): "any mapping",
 }
 # Left over from before the rule: a number that may only fall.
 PROBES = 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -13,10 +13,18 @@ from tdstore import errors
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
 from tdstore.container.core.key_views import IsLeaf, walk
 from tdstore.container.core.paths import entry_path, is_key
-from tdstore.container.core.tensorclasses import class_of, rewrap, unwrap
+from tdstore.container.core.tensorclasses import class_of, rewrap
 from tdstore.container.entries.nested_tensors import leaf_shape
 from tdstore.container.functions.uneven_stacks import differs, merged
-from tdstore.container.methods.access import NO_DEFAULT
+from tdstore.container.methods.update_source import (
+    as_key_list,
+    by_first_key,
+    flat_pairs,
+    pick,
+    source_of,
+    stops_at,
+    unequal_batches,
+)
 from tdstore.container.storage.change_plan import Changes
 from tdstore.container.values.nontensor import NonTensor, NonTensorData
 from tdstore.index.index_terms import as_terms, spelled_out
@@ -182,10 +190,10 @@ class WritingMixin(Container):
         Raises:
             LockedError: the TensorDict is locked, and its structure or its batch size would change.
         """
-        source = _source(input_dict_or_td, kwargs)
+        source = source_of(input_dict_or_td, kwargs)
         if source is self:
             return self
-        wanted = None if keys_to_update is None else [entry_path(k) for k in _as_list(keys_to_update)]
+        wanted = None if keys_to_update is None else [entry_path(k) for k in as_key_list(keys_to_update)]
         if update_batch_size or (isinstance(source, Container) and self.is_empty()):
             self._take_batches(source, update_batch_size, inplace, wanted is not None, ignore_lock)
         changes = Changes()
@@ -197,19 +205,19 @@ class WritingMixin(Container):
         """Add to a change what `update` does; `wanted` are the paths to update, None for all."""
         fresh: dict[str, Any] = {}
         writes: dict[str, Any] = {}
-        for first, value in _by_first_key(source):
+        for first, value in by_first_key(source):
             sub = None if wanted is None else [w[1:] for w in wanted if w[0] == first]
             if sub is not None and not sub:
                 continue
             kind = self._kind(first)
-            nested = not _leaf(how.is_leaf, value) if isinstance(value, Container) else isinstance(value, Mapping)
+            nested = not stops_at(how.is_leaf, value) if isinstance(value, Container) else isinstance(value, Mapping)
             part = sub if nested and sub is not None and () not in sub else None
             if kind == GROUP and nested and not how.inplace and differs(value, self._raw(first)):
                 fresh[first] = self._coerce(first, merged(self._raw(first), value, part, how.clone))
             elif kind == GROUP and nested:
                 self._raw(first)._plan_update(changes, value, part, how.below())
             elif part is not None:
-                fresh[first] = self._coerce(first, _pick(value, part))
+                fresh[first] = self._coerce(first, pick(value, part))
             elif how.inplace and kind is not None:
                 writes[first] = self._coerce_existing(first, value, whole=True)
             else:
@@ -230,7 +238,7 @@ class WritingMixin(Container):
         Args:
             wanted: take over the batch sizes; else a difference is an error.
         """
-        pairs = _unlike(self, source)
+        pairs = unequal_batches(self, source)
         if pairs and not wanted:
             raise errors.BatchSizeError(
                 f"update: a TensorDict of batch size {list(source.batch_size)} for one of {list(self.batch_size)}",
@@ -272,7 +280,7 @@ class WritingMixin(Container):
         """
         if isinstance(input_dict_or_td, list) and all(isinstance(p, tuple) and len(p) == 2 for p in input_dict_or_td):
             input_dict_or_td = dict(input_dict_or_td)
-        return self._update_in_place(_source(input_dict_or_td, kwargs), None, keys_to_update)
+        return self._update_in_place(source_of(input_dict_or_td, kwargs), None, keys_to_update)
 
     def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
         """Call `update_`, of which this is an alias."""
@@ -302,11 +310,11 @@ class WritingMixin(Container):
 
     def _plan_in_place(self, changes: Changes, source: Any, at: tuple[Any, ...] | None, keys_to_update: Any) -> None:
         """Add to a change what `update_` and `update_at_` do."""
-        wanted = None if keys_to_update is None else [entry_path(k) for k in _as_list(keys_to_update)]
+        wanted = None if keys_to_update is None else [entry_path(k) for k in as_key_list(keys_to_update)]
         if at is not None:  # here, where the ellipsis stands for this batch, and not for a nested one's
             at = spelled_out(at, len(self._batch_size))
         parts: dict[int, tuple[Any, dict[str, Any]]] = {}
-        for key, value in _flat_pairs(source, stacks=wanted is not None):
+        for key, value in flat_pairs(source, stacks=wanted is not None):
             path = entry_path(key)
             if wanted is not None and not any(path[: len(w)] == w for w in wanted):
                 continue
@@ -315,80 +323,6 @@ class WritingMixin(Container):
             parts.setdefault(id(node), (node, {}))[1][last] = checked
         for node, entries in parts.values():
             changes.write(node, entries, at)
-
-    # -- removing ----------------------------------------------------------------------------
-    def del_(self, key: NestedKey) -> Self:
-        """Remove an entry.
-
-        Raises:
-            KeyNotFoundError, LockedError.
-        """
-        found = self._find(key)
-        if (self if found is None else found[0]).is_locked:
-            raise self._refuse_locked(f"delete {key_text(key)}")
-        node, last = found or self._existing(key)
-        node._drop([last])
-        return self
-
-    def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Entry:
-        """Remove an entry and return it (non-tensor values wrapped, as `get` gives them), or `default`."""
-        found = self._find(key)
-        if found is None:
-            if default is NO_DEFAULT:
-                raise self._missing(key)
-            return default
-        node, last = found
-        if node.is_locked:
-            raise node._refuse_locked(f"pop {key_text(key)}")
-        entry: Any = node._raw(last)
-        if isinstance(entry, Container):
-            entry = entry._detached()  # type: ignore[attr-defined]
-        elif isinstance(entry, NonTensor):
-            entry = entry.own_copy()  # what it may have in the store goes now
-        node._drop([last])
-        return entry
-
-    def popitem(self) -> tuple[str, Any]:
-        """Remove the last first-level entry and return `(key, entry)`."""
-        keys = list(self._first_keys())
-        if not keys:
-            raise errors.KeyNotFoundError("popitem: the TensorDict is empty")
-        return keys[-1], self.pop(keys[-1])
-
-    def _detached(self) -> Any:
-        """Return what remains of a nested container when its place is removed."""
-        return self
-
-    def clear(self) -> Self:
-        """Remove every entry."""
-        if self.is_locked:
-            raise self._refuse_locked("clear")
-        self._drop(list(self._first_keys()))
-        return self
-
-    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
-        """Move an entry to another (nested) key.
-
-        Args:
-            safe: raise `KeyError` if the new key exists; otherwise it is replaced.
-        """
-        node, last = (self, "") if self.is_locked else self._existing(old_key)
-        if node.is_locked:
-            raise self._refuse_locked(f"rename {old_key!r}")
-        old, new = entry_path(old_key), entry_path(new_key)
-        if old == new:
-            return self
-        target: Any = self._node(new[:-1])
-        if safe and target is not None and target._kind(new[-1]) is not None:
-            raise errors.KeyExistsError(f"key {new_key!r} is already there")
-        if target is not None and target is node:
-            node._rename(last, new[-1])
-            return self
-        node._whole("rename entries")
-        entry = node._raw(last)
-        self.set(new, entry)
-        node._drop([last])
-        return self
 
     # -- subscripts --------------------------------------------------------------------------
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -501,100 +435,3 @@ class How(NamedTuple):
     def below(self) -> How:
         """Return the options for nested TensorDicts. Their own locks apply."""
         return self._replace(ignore_lock=False)
-
-
-def _unlike(mine: Any, theirs: Any) -> list[tuple[Any, Any]]:
-    """List containers of two trees side by side, where their batch sizes differ in a dimension that both have."""
-    mine, theirs = unwrap(mine), unwrap(theirs)
-    if not isinstance(theirs, Container):
-        groups = [(mine._raw(k), v) for k, v in theirs.items() if isinstance(k, str) and mine._kind(k) == GROUP]
-        return [pair for a, b in groups if isinstance(b, Container) for pair in _unlike(a, b)]
-    if isinstance(mine, Container._stack_class) and isinstance(theirs, Container._stack_class):
-        if len(mine._tds) == len(theirs._tds) and mine._stack_dim == theirs._stack_dim:
-            return [pair for a, b in zip(mine._tds, theirs._tds, strict=True) for pair in _unlike(a, b)]
-        return []
-    pairs = []
-    if any(a != b for a, b in zip(mine.batch_size, theirs.batch_size, strict=False)):
-        pairs.append((mine, theirs))
-    for key in mine._first_keys():
-        if mine._kind(key) == GROUP and theirs._kind(key) == GROUP:
-            pairs += _unlike(mine._raw(key), theirs._raw(key))
-    return pairs
-
-
-def _source(mapping: Any, kwargs: Mapping[str, Any]) -> Any:
-    if not kwargs:
-        return {} if mapping is None else mapping
-    return {**dict(_pairs({} if mapping is None else mapping)), **kwargs}
-
-
-def _pairs(source: Any) -> Any:
-    if hasattr(source, "items") and not isinstance(source, NonTensor):
-        return source.items()
-    raise errors.InvalidTypeError(f"update takes a TensorDict or a dict, not a {type(source).__name__}")
-
-
-def _flat_pairs(source: Any, prefix: Path = (), *, stacks: bool = True) -> Iterator[tuple[Path, Any]]:
-    """Yield entries by their paths, of lazy stacks too. With `stacks=False` lazy stacks are yielded whole."""
-    for key, value in _pairs(source):
-        path = (*prefix, *entry_path(key))
-        if isinstance(value, Container._stack_class) and not stacks:
-            yield path, value
-        elif isinstance(value, (Container, Mapping)):
-            yield from _flat_pairs(value, path, stacks=stacks)
-        else:
-            yield path, value
-
-
-def _by_first_key(source: Any) -> Iterator[tuple[str, Any]]:
-    """Collect the pairs of a source by first-level keys: the nested keys of one TensorDict together."""
-    pairs = [(entry_path(key), value) for key, value in _pairs(source)]
-    if all(len(path) == 1 for path, _ in pairs):
-        yield from ((path[0], value) for path, value in pairs)
-        return
-    merged: dict[str, Any] = {}
-    for (first, *rest), value in pairs:
-        before = merged.get(first)
-        if not rest:
-            merged[first] = value
-        elif isinstance(before, Container):
-            shallow: Any = before._shallow()
-            merged[first] = shallow.update(_nest(tuple(rest), value))
-        else:
-            merged[first] = _merged(before if isinstance(before, Mapping) else {}, rest, value)
-    yield from merged.items()
-
-
-def _merged(into: Mapping[Any, Any], path: Sequence[str], value: Any) -> dict[Any, Any]:
-    """Copy nested mappings, with one more value."""
-    first, *rest = path
-    out = dict(into)
-    below = out.get(first)
-    out[first] = _merged(below if isinstance(below, Mapping) else {}, rest, value) if rest else value
-    return out
-
-
-def _as_list(keys: Any) -> list[Any]:
-    """Return keys as a list: a string is one key, any other sequence holds keys, which may be nested."""
-    return [keys] if isinstance(keys, str) else list(keys)
-
-
-def _nest(path: Path, value: Any) -> Any:
-    for part in reversed(path):
-        value = {part: value}
-    return value
-
-
-def _pick(value: Any, paths: list[Path]) -> dict[str, Any]:
-    picked: dict[str, Any] = {}
-    for path in paths:
-        node, inner = picked, value
-        for part in path[:-1]:
-            inner = inner[part]
-            node = node.setdefault(part, {})
-        node[path[-1]] = inner[path[-1]]
-    return picked
-
-
-def _leaf(is_leaf: IsLeaf | None, value: Any) -> bool:
-    return is_leaf is not None and is_leaf(type(value))

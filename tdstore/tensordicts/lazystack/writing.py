@@ -17,7 +17,7 @@ from tdstore.container.core.locks import LOCKED, READONLY, THROUGH
 from tdstore.container.core.paths import entry_path
 from tdstore.container.entries.unbatched import is_batched
 from tdstore.container.methods.access import NO_DEFAULT
-from tdstore.container.methods.writing import _pairs, _source
+from tdstore.container.methods.update_source import pairs_of, source_of
 from tdstore.container.storage.change_plan import Changes, together
 from tdstore.container.storage.growth import Growth, check_owner, step_of
 from tdstore.container.storage.open_and_save import over
@@ -180,7 +180,7 @@ class LazyWrites(LazyTree):
         terms = spelled_out(at, ndim)
         found = route(terms, self._stack_dim, len(self._tds), ndim)
         below = {k: v for k, v in entries.items() if self._kind(k) == GROUP}
-        ready = [self._raw(k)._prepared(dict(_pairs(v)), terms) for k, v in below.items()]
+        ready = [self._raw(k)._prepared(dict(pairs_of(v)), terms) for k, v in below.items()]
         flat = {k: v for k, v in entries.items() if k not in below}
         if found is None:
             ready += self._scatter(flat, terms)
@@ -311,7 +311,7 @@ class LazyWrites(LazyTree):
         if isinstance(source, LazyTree) and source._stack_dim == self._stack_dim:
             parts = source._tds
         elif not isinstance(source, Container):
-            return self._split("", dict(_pairs(source)))
+            return self._split("", dict(pairs_of(source)))
         else:
             parts = list(source.unbind(self._stack_dim)) if self._stack_dim < len(source.batch_size) else []
         if len(parts) != len(self._tds):
@@ -321,7 +321,7 @@ class LazyWrites(LazyTree):
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
         names = ("non_blocking", "keys_to_update", "is_leaf", "update_batch_size", "ignore_lock")
         options = {name: kwargs.pop(name) for name in names if name in kwargs}
-        source = _source(input_dict_or_td, kwargs)
+        source = source_of(input_dict_or_td, kwargs)
         if source is self:
             return self
         separate = (
