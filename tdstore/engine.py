@@ -10,9 +10,10 @@ import asyncio
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Self
 
-from tdstore.errors import UnsupportedError
+from tdstore.errors import StoreNotFoundError, UnsupportedError
 from tdstore.index.ranges import Range
 
 Buffer = bytes | bytearray | memoryview
@@ -148,3 +149,44 @@ class Engine(ABC):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def get_and_look(engine: Engine, key: str, limit: int, others: Sequence[str]) -> tuple[Blob | None, list[str]]:
+    """Fetch an object, and find which others exist, all of them at once: one round.
+
+    Args:
+        engine: the engine.
+        key: the object to fetch.
+        limit: bytes that it may have.
+        others: keys of objects to look for.
+
+    Returns:
+        the object, None if there is none, and those of `others` that exist.
+
+    Raises:
+        CorruptStoreError: the object is larger than `limit` bytes. StoreError: as the engine says.
+
+    Example:
+        >>> with LocalEngine(tmp_path) as engine:
+        ...     _ = engine.put("zarr.json", b"{}")
+        ...     get_and_look(engine, "tdstore.json", 1 << 20, ["zarr.json", ".zgroup"])
+        (None, ['zarr.json'])
+    """
+
+    def get() -> Blob | None:
+        try:
+            return engine.get(key, limit)
+        except StoreNotFoundError:
+            return None
+
+    def is_there(other: str) -> bool:
+        try:
+            engine.size(other)
+        except StoreNotFoundError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(len(others) + 1) as pool:
+        blob = pool.submit(get)
+        found = [pool.submit(is_there, other) for other in others]
+        return blob.result(), [other for other, there in zip(others, found, strict=True) if there.result()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from tdstore.builtin.memmap.tensordict_layout import META
 from tdstore.bytestore.commit import NOTHING_THERE, ManifestState, Publisher, fetch_manifest, generation_of
 from tdstore.bytestore.directory import DIRECTORY_HINT, read_uploaded
 from tdstore.bytestore.manifest import Document, decode_objects
@@ -13,13 +14,17 @@ from tdstore.bytestore.store import ByteStore, Limits, Reopen, Verify
 from tdstore.bytestore.table import Table, check_table
 from tdstore.bytestore.view import View
 from tdstore.bytestore.write import DATA
-from tdstore.engine import Blob, Engine, EngineCap
+from tdstore.engine import Blob, Engine, EngineCap, get_and_look
 from tdstore.errors import CorruptStoreError, OptionError, ReadOnlyError, StoreExistsError, StoreNotFoundError
 from tdstore.header import Header
-from tdstore.storekit import files
-from tdstore.storekit.documents import NAME, OBJECTS_START
+from tdstore.storekit import files, refusals
+from tdstore.storekit.documents import MAX_FILE_BYTES, NAME, OBJECTS_START
 from tdstore.storekit.local_engine import LocalEngine
 from tdstore.types import MODES, Mode
+
+KIND = "a dataset of the object layout"
+OTHER_FORMATS = ("zarr.json", ".zgroup", ".zarray", META)
+"""Objects that show a zarr group or array, or an uploaded directory: a save beside them would hide it."""
 
 
 def open_objects(
@@ -79,7 +84,12 @@ def open_objects(
             refuse_foreign_files(engine.root, place)
         elif os.path.isfile(engine.root):
             raise StoreNotFoundError(f"{place} is a file, not a folder of objects", url=place)
-    blob = fetch_manifest(engine)
+    if mode in ("r", "r+") or isinstance(engine, LocalEngine):
+        blob = fetch_manifest(engine)
+    else:
+        blob, others = get_and_look(engine, NAME, MAX_FILE_BYTES, OTHER_FORMATS)
+        if blob is None and others:
+            raise refusals.foreign_files(place, others, KIND)
     if mode == "a":
         mode = "x" if blob is None else "r+"
     if mode == "x" and blob is not None:
@@ -192,11 +202,7 @@ def refuse_foreign_files(root: str, place: str) -> None:
     if NAME in names:
         return
     if strange := sorted(name for name in names if name != DATA and not files.is_temp(name)):
-        raise StoreExistsError(
-            f"{place} holds {strange[0]!r}, which is not of a dataset",
-            url=place,
-            hint="remove what is there first, or choose another place",
-        )
+        raise refusals.foreign_files(place, strange, KIND)
 
 
 def _is_ours(data: bytes) -> bool:

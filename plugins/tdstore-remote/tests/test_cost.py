@@ -71,6 +71,16 @@ def test_rounds_and_bytes(
     proxy.latency_ms = 4
 
 
+@pytest.mark.parametrize(("suffix", "rounds"), [("", 3), (".zarr", 7)])
+def test_looking_for_other_formats_costs_no_round(suffix: str, rounds: int, faulty: S3Server, slow: FaultProxy) -> None:
+    """What is of other programs is looked for beside the manifest, at the same time."""
+    TensorDict(a=torch.zeros(3)).save(f"{faulty.url}/{name()}", storage_options=faulty.fsspec_options).close()
+    slow.forget()  # the first save has tried out what the bucket can do
+    TensorDict(a=torch.zeros(3)).save(f"{faulty.url}/{name()}{suffix}", storage_options=faulty.fsspec_options).close()
+    assert slow.rounds() <= rounds
+    assert {r.method for r in slow.requests} >= {"GET", "HEAD", "PUT"}
+
+
 def test_asynchronous_reads_overlap(where: str, faulty: S3Server, proxy: FaultProxy) -> None:
     from tdstore_remote.store import open_remote
 

@@ -247,7 +247,8 @@ class SavingMixin(Container):
             handle = allocate(groups, specs, location, storage, how, options, device=device)
             td = over(handle)
         except StoreExistsError as error:
-            error.hint = "pass mode='w' to replace it"
+            if error.hint is None or "mode='w'" in error.hint:  # else that mode does not replace it either
+                error.hint = "pass mode='w' to replace it"
             raise
         if storage == "memmap":  # as memmap() says it, of temporary files too
             td._set_device(torch.device("cpu"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import uuid
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,15 +16,17 @@ import pytest
 import torch
 import zarr
 from redis import Redis
+from tdstore_redis.store import open_redis
 
 import tdstore
 from tdstore import TensorDict
 from tdstore.builtin.memory import MemoryStore
-from tdstore.errors import CorruptStoreError, OptionError, StoreError, StoreExistsError, StoreNotFoundError
+from tdstore.errors import CorruptStoreError, OptionError, StoreExistsError, StoreNotFoundError
 from tdstore.header import Group, Header
 from tdstore.hookspecs import Backend
 from tdstore.registry import registry
 from tdstore.store import Store
+from tdstore.types import LeafSpec
 
 
 def sqlite_file(path: Path) -> None:
@@ -144,15 +147,140 @@ def test_an_empty_place_is_taken(storage: str, tmp_path: Path) -> None:
     assert TensorDict.load(where, storage=storage)["a"].tolist() == [0, 1, 2]
 
 
-def test_keys_of_others_in_redis(redis: Any) -> None:
+# -- object stores -------------------------------------------------------------------------------------
+def remote_group(version: Any) -> Callable[[str, Any], None]:
+    def make(url: str, options: Any) -> None:
+        group = zarr.open_group(url, mode="w", storage_options=options, zarr_format=version)
+        group["x"] = np.arange(4)
+
+    return make
+
+
+def remote_array(version: Any) -> Callable[[str, Any], None]:
+    def make(url: str, options: Any) -> None:
+        zarr.save_array(url, np.arange(4), storage_options=options, zarr_format=version)
+
+    return make
+
+
+def remote_empty_group(url: str, options: Any) -> None:
+    zarr.open_group(url, mode="w", storage_options=options)
+
+
+def remote_dataset(storage: str) -> Callable[[str, Any], None]:
+    def make(url: str, options: Any) -> None:
+        TensorDict(a=torch.ones(2)).save(url, storage=storage, storage_options=options).close()
+
+    return make
+
+
+def remote_directory(url: str, options: Any) -> None:
+    with registry().engine(url, options) as engine:
+        engine.put("meta.json", b"{}")
+
+
+REMOTE: dict[str, Callable[[str, Any], None]] = {
+    "group of version 3": remote_group(3),
+    "group of version 2": remote_group(2),
+    "array of version 3": remote_array(3),
+    "array of version 2": remote_array(2),
+    "empty group": remote_empty_group,
+    "uploaded directory": remote_directory,
+}
+
+
+@pytest.fixture(params=["s3", "rgw"])
+def bucket(request: Any) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+def objects_below(bucket: Any, name: str) -> dict[str, bytes]:
+    client = bucket.client()
+    found = client.list_objects_v2(Bucket=bucket.bucket, Prefix=name).get("Contents", [])
+    return {o["Key"]: client.get_object(Bucket=bucket.bucket, Key=o["Key"])["Body"].read() for o in found}
+
+
+def refuses_all_ways(where: str, options: Any, look: Callable[[], Any]) -> None:
+    before = look()
+    assert before
+    ways: dict[str, Callable[[], Any]] = {
+        "save": lambda: TensorDict(a=torch.zeros(3)).save(where, **options),
+        "new": lambda: TensorDict.from_schema({"a": ((), "int64")}, batch_size=[3], location=where, **options),
+        "open": lambda: tdstore.open(where, mode="w", **options),
+        "exclusive": lambda: tdstore.open(where, mode="x", **options),
+    }
+    for way, call in ways.items():
+        with pytest.raises(StoreExistsError) as caught:
+            call()
+        assert where in str(caught.value), way
+        assert caught.value.hint, way
+        assert look() == before, way
+
+
+@pytest.mark.parametrize("suffix", ["", ".zarr"], ids=["objects", "zarr"])
+@pytest.mark.parametrize("make", REMOTE.values(), ids=REMOTE)
+def test_objects_of_other_programs_stay(bucket: Any, suffix: str, make: Callable[[str, Any], None]) -> None:
+    name = f"of others {uuid.uuid4().hex[:8]}{suffix}"
+    where = f"{bucket.url}/{name}"
+    options = {"storage_options": bucket.fsspec_options}
+    make(where, bucket.fsspec_options)
+    refuses_all_ways(where, options, lambda: objects_below(bucket, name))
+
+
+@pytest.mark.parametrize(("suffix", "other"), [("", "zarr"), (".zarr", "remote")], ids=["objects", "zarr"])
+def test_a_dataset_of_the_other_format_stays(s3: Any, suffix: str, other: str) -> None:
+    name = f"of ours {uuid.uuid4().hex[:8]}{suffix}"
+    where = f"{s3.url}/{name}"
+    how = {"format": "raw"} if other == "remote" else {}
+    TensorDict(a=torch.ones(2)).save(where, storage=other, storage_options=s3.fsspec_options, **how).close()
+    refuses_all_ways(where, {"storage_options": s3.fsspec_options}, lambda: objects_below(s3, name))
+
+
+@pytest.mark.parametrize("suffix", ["", ".zarr"], ids=["objects", "zarr"])
+def test_a_dataset_in_a_bucket_is_replaced(s3: Any, suffix: str) -> None:
+    where = f"{s3.url}/again {uuid.uuid4().hex[:8]}{suffix}"
+    options = {"storage_options": s3.fsspec_options}
+    for number in range(2):
+        TensorDict(a=torch.full((3,), number)).save(where, **options).close()
+    assert TensorDict.load(where, **options)["a"].tolist() == [1, 1, 1]
+
+
+# -- keys of a server ----------------------------------------------------------------------------------
+KEYS: dict[str, Callable[[Redis, bytes], object]] = {
+    "string": lambda client, key: client.set(key, "of another program"),
+    "hash": lambda client, key: client.hset(key, "name", "of another program"),
+    "list": lambda client, key: client.rpush(key, "of another program"),
+    "set": lambda client, key: client.sadd(key, "of another program"),
+    "sorted set": lambda client, key: client.zadd(key, {"of another program": 1}),
+    "stream": lambda client, key: client.xadd(key, {"of another": "program"}),
+}
+
+
+@pytest.mark.parametrize("part", ["head", "writers", "pending"])
+@pytest.mark.parametrize("make", KEYS.values(), ids=KEYS)
+def test_keys_of_others_in_redis(redis: Any, make: Callable[[Redis, bytes], object], part: str) -> None:
     client = Redis.from_url(redis.url)
-    where = f"{redis.url}/of-others"
-    head = b"tds:{9:of-others}:head"
-    client.set(head, "of another program")
-    with pytest.raises(StoreError) as caught:
-        TensorDict(a=torch.zeros(3)).save(where)
-    assert isinstance(caught.value, StoreExistsError)
-    assert client.get(head) == b"of another program"
+    client.flushall()
+    key = b"tds:{9:of-others}:" + part.encode()
+    make(client, key)
+    refuses_all_ways(f"{redis.url}/of-others", {}, lambda: (client.keys("*"), client.dump(key)))
+    client.flushall()
+
+
+def test_a_key_of_others_that_comes_before_the_commit_stays(redis: Any) -> None:
+    client = Redis.from_url(redis.url)
+    client.flushall()
+    key = b"tds:{9:of-others}:head"
+    store = open_redis(f"{redis.url}/of-others", mode="w")
+    store.create({("a",): LeafSpec((3,), "int64")})
+    client.hset(key, "name", "of another program")
+    with pytest.raises(StoreExistsError, match="another application"):
+        store.save_header(Header())
+    store.discard()
+    store.close()
+    assert client.keys("*") == [key]
+    assert client.hgetall(key) == {b"name": b"of another program"}
+    client.flushall()
 
 
 # -- a backend of a third party gets the same from the core -------------------------------------------

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from tdstore.errors import CorruptStoreError, StoreBusyError, StoreError, StoreExistsError
 from tdstore.header import Header
+from tdstore.storekit import refusals
 from tdstore_redis.cells.layout import Array
-from tdstore_redis.connection import Wire, pack
+from tdstore_redis.connection import Reply, Wire, pack
 from tdstore_redis.document import DATASET, Document, encode
 from tdstore_redis.session import dead_writers, fetch_document, first_error, new_dataset
 from tdstore_redis.transactions import keyspace
@@ -24,20 +25,20 @@ def begin(writer: Writer, *, exclusive: bool) -> None:
     """Start a new dataset, invisible before `publish`; remains of dead writers are removed.
 
     Raises:
-        StoreExistsError: a dataset exists, and `exclusive`.
+        StoreExistsError: a dataset exists, and `exclusive`; or another application has keys of that name.
     """
     with writer.line.errors("opening"):
-        replaces = writer.line.idempotent(lambda wire: _tidy(writer, wire))
+        replaces = writer.line.idempotent(lambda wire: _tidy(writer, wire, new=True))
     if exclusive and replaces is not None:
-        raise exists(writer)
+        raise refusals.place_exists(writer.url)
     writer.replaces = replaces
     writer.exclusive = exclusive
     writer.document = writer.base = Document(new_dataset(), arrays={})
 
 
-def exists(writer: Writer) -> StoreExistsError:
-    """Build the error of mode "x" for an existing dataset."""
-    return StoreExistsError(f"{writer.url} exists", url=writer.url, hint="mode='w' replaces it, mode='r+' changes it")
+def _foreign_keys(writer: Writer, keys: Sequence[bytes]) -> StoreExistsError:
+    names = ", ".join(map(keyspace.shown, keys))
+    return refusals.other_kind(writer.url, f"the name of keys of another application: {names}")
 
 
 def tidy(writer: Writer) -> None:
@@ -46,16 +47,67 @@ def tidy(writer: Writer) -> None:
         writer.line.idempotent(lambda wire: _tidy(writer, wire))
 
 
-def _tidy(writer: Writer, wire: Wire) -> bytes | None:
-    dataset, left = wire.raising([pack(b"HGET", writer.keys.head, b"dataset"), pack(b"EXISTS", writer.keys.pending)])
-    if left:
+def _tidy(writer: Writer, wire: Wire, *, new: bool = False) -> bytes | None:
+    """Remove the remains of dead writers; return the present dataset.
+
+    Args:
+        writer: the writer.
+        wire: the connection.
+        new: refuse keys of other applications, which `publish` would replace.
+    """
+    keys = writer.keys
+    *kinds, dataset = wire.pipe(
+        [
+            *(pack(b"TYPE", key) for key in (keys.head, keys.writers, keys.pending)),
+            pack(b"HGET", keys.head, b"dataset"),
+        ]
+    )
+    if new:
+        _refuse_foreign_keys(writer, wire, kinds, dataset)
+    error = first_error([*kinds, dataset])
+    if error is not None:
+        raise error
+    if kinds[2] != b"none":
         try:
-            document = fetch_document(wire, writer.keys, writer.url)
+            document = fetch_document(wire, keys, writer.url)
         except CorruptStoreError:
             return bytes(dataset or b"?")  # the arrays in use are unknown: nothing is removed
         keep = [] if document is None else [(document.dataset, a.number) for a in document.arrays.values()]
-        keyspace.clean(wire, writer.keys, writer.url, keep)
+        keyspace.clean(wire, keys, writer.url, keep)
     return None if dataset is None else bytes(dataset)
+
+
+def _refuse_foreign_keys(writer: Writer, wire: Wire, kinds: Sequence[Reply], dataset: Reply) -> None:
+    """Refuse keys that a new dataset would have, and that tdstore did not write.
+
+    Args:
+        writer: the writer.
+        wire: the connection.
+        kinds: the types of the head, of the writers and of the pending arrays.
+        dataset: the name in the head.
+
+    Raises:
+        StoreExistsError: it names the keys.
+    """
+
+    def is_other(kind: Reply) -> bool:
+        return isinstance(kind, bytes) and kind not in (b"none", b"hash")
+
+    names = (writer.keys.head, writer.keys.writers, writer.keys.pending)
+    found = [key for key, kind in zip(names, kinds, strict=True) if is_other(kind)]
+    if kinds[0] == b"hash" and dataset is None:
+        found.append(writer.keys.head)
+    if dataset is None and not found:
+        # Beside a dataset of ours, a field that cannot be read is damage, which has an error of its own.
+        for key, kind, of in ((names[1], kinds[1], Writing), (names[2], kinds[2], keyspace.Pending)):
+            if kind == b"hash":
+                (reply,) = wire.raising([pack(b"HGETALL", key)], limit=keyspace.MAX_RECORDS_BYTES)
+                try:
+                    keyspace.records(reply, of, writer.url, key)
+                except CorruptStoreError:
+                    found.append(key)
+    if found:
+        raise _foreign_keys(writer, found)
 
 
 def forgive(writer: Writer) -> None:
@@ -120,21 +172,24 @@ def _swap(writer: Writer, document: Document, manifest: bytes, bitmaps: list[byt
     until = time.monotonic() + writer.lock_timeout
     while True:
         wire = writer.wire()
-        _, state, note, notes = wire.raising(
+        _, state, note, notes, fields = wire.raising(
             [
                 pack(b"WATCH", keys.head, keys.pending, keys.writers),
                 pack(b"HMGET", keys.head, b"dataset", b"owner"),
                 pack(b"HEXISTS", keys.pending, mine),
                 pack(b"HGETALL", keys.writers),
+                pack(b"HLEN", keys.head),
             ],
             limit=keyspace.MAX_RECORDS_BYTES,
         )
         try:
             if not note:
                 raise writer.lose("the server forgot what was written: it was restarted, or its data were removed")
+            if state[0] is None and fields:
+                raise _foreign_keys(writer, [keys.head])
             if state[0] != writer.replaces:
                 if writer.exclusive:
-                    raise exists(writer)
+                    raise refusals.place_exists(writer.url)
                 raise StoreBusyError(
                     f"{writer.url}: another writer replaced or removed the dataset since this one began",
                     url=writer.url,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from tdstore.engine import Engine, EngineCap
+from tdstore.engine import Engine, EngineCap, get_and_look
 from tdstore.errors import (
     ConflictError,
     CorruptStoreError,
@@ -29,6 +29,7 @@ from tdstore.errors import (
     StoreNotFoundError,
     UnsupportedError,
 )
+from tdstore.storekit import refusals
 from tdstore.types import Path
 from tdstore_zarr.codec.metadata import KEY_ENCODINGS, ArrayMeta, parse_array
 from tdstore_zarr.layout.document import MAX_ROOT, NAME, Document, Mark, decode_root, mark_now
@@ -38,6 +39,8 @@ from tdstore_zarr.place.redo_log import LoggedEngine
 
 CLAIM = "tdstore.claim"
 THIS = "this process"
+OTHER_FORMATS = (".zgroup", ".zarray", "tdstore.json", "meta.json")
+"""Objects that show a zarr group or array of version 2, or a dataset of another layout: a save would hide it."""
 
 
 class ObjectPlace(Place):
@@ -178,9 +181,10 @@ class ObjectPlace(Place):
 
     def _look(self) -> None:
         """Find the present store, and chunk keys that it does not use."""
-        try:
-            blob = self.engine.get(NAME, MAX_ROOT)
-        except StoreNotFoundError:
+        blob, others = get_and_look(self.engine.base, NAME, MAX_ROOT, OTHER_FORMATS)
+        if blob is None:
+            if others:
+                raise refusals.foreign_files(self.url, others, "a zarr store")
             return
         self._there, self._tag = True, blob.tag
         if self._exclusive:
