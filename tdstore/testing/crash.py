@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path as FsPath
 from typing import Any, ClassVar
@@ -22,7 +22,15 @@ from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreError, Store
 from tdstore.header import Header
 from tdstore.store import Store
 from tdstore.testing.comparing import check_equal, check_header, check_leaves, check_unchanged, raises
-from tdstore.testing.processes.syscalls import kill_points, named_call, needs_strace, traced, unsynced
+from tdstore.testing.processes.points import OUTSIDE, find_points, point_name, watch
+from tdstore.testing.processes.syscalls import (
+    is_traceable,
+    kill_points,
+    named_call,
+    needs_strace,
+    traced,
+    unsynced,
+)
 from tdstore.testing.setup import (
     Leaves,
     Location,
@@ -83,8 +91,14 @@ def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_at(points: Sequence[tuple[Any, str]], kill_at: int) -> None:
-    """Count the calls of these functions from now on, and die before or after one: twice a call, at `kill_at`."""
+def die_at(points: Sequence[tuple[Any, str]], kill_at: int, found: Collection[str] = ()) -> None:
+    """Count the calls of functions from now on, and die before or after one: twice a call, at `kill_at`.
+
+    Args:
+        points: owners of functions, and their names there.
+        kill_at: the number of the step, from 1.
+        found: names of further functions, as `find_points` gives them.
+    """
     count = 0
 
     def step() -> None:
@@ -103,7 +117,11 @@ def die_at(points: Sequence[tuple[Any, str]], kill_at: int) -> None:
         return counted
 
     for owner, name in points:
-        setattr(owner, name, wrap(getattr(owner, name)))
+        call = getattr(owner, name)
+        if point_name(call) not in found:
+            setattr(owner, name, wrap(call))
+    if found:
+        watch(lambda name: step() if name in found else None)
 
 
 def deaths(
@@ -155,14 +173,13 @@ class CrashTests(StoreSetup):
     The leaves and the header are compared, which detects a commit of two steps. A kill leaves data that was passed to
     the system in place: it cannot detect a missing sync. `test_syncs` counts those, by `strace`.
 
-    The class names the functions to count, and it forks (so: no Windows). A writer is killed before and after the k-th
-    call of `points`, for every k, while it saves over a store ("save"), writes rows in place ("rows") and creates,
-    renames, resizes and deletes leaves ("structure"); then the store is read.
+    It forks (so: no Windows), and traces a writer with `strace` to find the functions that change the storage. A writer
+    is killed before and after the k-th call of one of these, for every k, while it saves over a store ("save"), writes
+    rows in place ("rows") and creates, renames, resizes and deletes leaves ("structure"); then the store is read.
 
         class TestMyCrashes(CrashTests):
             open = staticmethod(open_mine)
             caps = Cap.WRITE | Cap.PARTIAL_WRITE | Cap.RESIZE | Cap.PERSISTENT
-            points = [(os, "pwrite"), (os, "fsync"), (os, "replace")]
             outcomes = {"rows": {"old", "dirty", "new"}}
 
             @pytest.fixture
@@ -170,8 +187,9 @@ class CrashTests(StoreSetup):
                 return tmp_path / "store"
     """
 
-    points: ClassVar[Sequence[tuple[Any, str]]]
-    """(owner, name) of each function that changes the storage: `(os, "pwrite")`, `(h5py.File, "flush")`."""
+    points: ClassVar[Sequence[tuple[Any, str]]] = ()
+    """(owner, name) of functions that change the storage and that tracing cannot find: `(Mine, "write")`, which writes
+    through a memory map. Where `strace` is missing, these are all: `(os, "pwrite")`, `(h5py.File, "flush")`."""
     outcomes: ClassVar[Mapping[str, set[str]]] = {}
     """Of a work, all that is found after it was killed: {"old", "new"} where nothing is said, and beside these "dirty"
     (a `DirtyStoreError` that names leaves) and "corrupt" (a `CorruptStoreError`)."""
@@ -327,6 +345,18 @@ class CrashTests(StoreSetup):
             self._headers = old_header, store.load_header()
             return put_back, read_all(store), seconds
 
+    def found_points(self, work: Work) -> Collection[str]:
+        """Return the names of the functions in which a writer changes the storage; none without `strace`."""
+        if not is_traceable():
+            if not self.points:
+                needs_strace()
+            return ()
+        found = find_points(work)
+        if unseen := [name for name in found.pop(OUTSIDE, ()) if name]:
+            # Threads of a C library: `test_kill_at_system_calls` kills there.
+            assert found or self.points, f"the storage is changed by no function that Python sees: {unseen[0]}"
+        return found
+
     # -- kills ---------------------------------------------------------------------------
     @pytest.mark.parametrize("work", WORKS)
     def test_kill_at_every_call(self, location: Location, work: str, layout: str) -> None:
@@ -335,10 +365,12 @@ class CrashTests(StoreSetup):
         put_back, new, _ = self.prepared(work, location, options)
         seen: dict[str, int] = {}
         littered = 0
+        put_back()
+        found = self.found_points(lambda: self.work(work, location, options))
         for died in deaths(
             put_back,
             lambda: self.work(work, location, options),
-            lambda k: die_at(self.points, k),
+            lambda k: die_at(self.points, k, found),
             step=self.steps.get(work, 1),
             least=self.least,
         ):

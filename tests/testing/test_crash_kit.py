@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from tdstore.builtin.memmap.store import MemmapStore, open_memmap
 from tdstore.errors import StoreNotFoundError
 from tdstore.store import Store
-from tdstore.testing import CrashTests
+from tdstore.testing import CrashTests, crash
 from tdstore.testing.crash import in_child
+from tdstore.testing.processes.points import find_points, point_name
 from tdstore.testing.processes.syscalls import needs_strace, traced, unsynced
 from tests.testing import wrong_files, wrong_modes
 
@@ -82,8 +84,6 @@ def test_what_the_dead_leave(tmp_path: Path) -> None:
 class Files(CrashTests):
     open = staticmethod(wrong_files.OPENERS["SqliteStore"])
     caps = wrong_files.SqliteStore.caps
-    points = [(wrong_files.SqliteStore, "_put_leaves"), (wrong_files.SqliteStore, "_put_header")]
-    points += [(os, "replace"), (wrong_files.SqliteStore, "_put"), (wrong_files.SqliteStore, "_connect")]
     durable = {}
     traced_kills = 30
 
@@ -114,8 +114,34 @@ def test_each_write_is_a_commit(tmp_path: Path, work: str) -> None:
         wrong_file("WriteCommits").test_kill_at_every_call(tmp_path / "d", work, "default")
 
 
+def test_published_by_a_copy_at_every_call(tmp_path: Path) -> None:
+    """Nobody named the function that copies: it is found."""
+    with pytest.raises(AssertionError, match=r"'corrupt': \d+.*and `outcomes` says \['new', 'old'\]"):
+        wrong_file("CopiesToPublish").test_kill_at_every_call(tmp_path / "d", "save", "default")
+
+
+def test_functions_are_found_by_tracing(tmp_path: Path) -> None:
+    """In C and in Python, in a thread of Python, and by the name that wrapping needs."""
+
+    def work() -> None:
+        os.mkdir(tmp_path / "folder")
+        (tmp_path / "file").write_text("x")
+        thread = threading.Thread(target=os.rename, args=(tmp_path / "file", tmp_path / "other"))
+        thread.start()
+        thread.join()
+
+    needs_strace()
+    found = find_points(work)
+    assert {name: len(calls) for name, calls in found.items()} == {
+        "posix.mkdir": 1,
+        "io.open": 1,
+        "_io.TextIOWrapper.__exit__": 1,
+        "posix.rename": 1,
+    }
+    assert point_name(os.mkdir) == "posix.mkdir"
+
+
 def test_published_by_a_copy(tmp_path: Path) -> None:
-    """The copy is a call that `points` lacks."""
     with pytest.raises(AssertionError, match=r"killed at call \d+ of \d+, \w+: (the store is 'corrupt'|neither)"):
         wrong_file("CopiesToPublish").test_kill_at_system_calls(tmp_path / "d", "save")
 
@@ -149,7 +175,9 @@ def test_a_sync_that_comes_too_late(tmp_path: Path) -> None:
     assert fault == f"{file} is published as {tmp_path / 'y'} after 1 writes, and no sync between them"
 
 
-def test_points_that_are_never_reached(tmp_path: Path) -> None:
+def test_points_that_are_never_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without strace, the functions that the class names are all that there are."""
+    monkeypatch.setattr(crash, "is_traceable", lambda: False)
     with pytest.raises(AssertionError, match="does not see this storage"):
         wrong(open_memmap, points=[(os, "getcwd")]).test_kill_at_every_call(tmp_path / "d", "save", "default")
 

@@ -39,6 +39,7 @@ class TestCrash(CrashTests):
     ]  # fmt: skip
     outcomes = {"rows": {"old", "dirty", "new"}}
     least = 12
+    steps = {"structure": 2}
     random_kills = 40
     flips = 250
 
@@ -77,6 +78,7 @@ class TestCrashCompressed(TestCrash):
     layouts = {"compressed": {"chunks": 8, "compression": "gzip"}}
     full_disk_layouts: ClassVar[dict[str, Any]] = {}
     outcomes = {}
+    steps = {"rows": 4, "structure": 4}
 
 
 # -- damage --------------------------------------------------------------------------------

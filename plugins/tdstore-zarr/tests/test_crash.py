@@ -47,7 +47,7 @@ class TestCrash(CrashTests):
         (files, "exchange"), (files, "create_file"),
     ]  # fmt: skip
     least = 12
-    steps = {"save": 2, "rows": 3, "structure": 3}
+    steps = {"save": 4, "rows": 6, "structure": 6}
 
     @pytest.fixture
     def location(self, place: FsPath) -> FsPath:

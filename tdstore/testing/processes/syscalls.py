@@ -23,9 +23,14 @@ _DESCRIPTOR = re.compile(r"^\d+<([^>]*)>")
 _TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
+def is_traceable() -> bool:
+    """Check whether there is `strace`."""
+    return shutil.which("strace") is not None
+
+
 def needs_strace() -> None:
     """Skip a test where `strace` is missing."""
-    if shutil.which("strace") is None:
+    if not is_traceable():
         pytest.skip("strace is not installed: what a library does between two calls of Python is not seen")
 
 
@@ -77,7 +82,7 @@ def kill_points(calls: list[str], count: int) -> list[int]:
     Returns:
         Numbers of calls, from 1, in order.
     """
-    changing = [number for number, line in enumerate(calls, 1) if _changes(line)]
+    changing = [number for number, line in enumerate(calls, 1) if changes_storage(line)]
     first: dict[str, int] = {}
     for number in changing:
         first.setdefault(_NUMBERS.sub("#", calls[number - 1].partition(" ")[2].partition(", ")[0]), number)
@@ -88,7 +93,8 @@ def kill_points(calls: list[str], count: int) -> list[int]:
 _NUMBERS = re.compile(r"[0-9a-f]{4,}|\d+")
 
 
-def _changes(line: str) -> bool:
+def changes_storage(line: str) -> bool:
+    """Check whether a call changes the storage; an opening does where it makes or empties a file."""
     found = _CALL.match(line)
     opens = found is not None and found[1] in _OPENS.split()
     return not opens or "O_TRUNC" in line or "O_CREAT" in line

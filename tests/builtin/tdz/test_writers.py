@@ -38,7 +38,7 @@ class TestTdzCrashes(CrashTests):
     )
     layouts = {"stored": {}}  # noqa: RUF012
     reading = {"verify": "full"}  # noqa: RUF012
-    steps = {"save": 2, "structure": 2}  # noqa: RUF012
+    steps = {"save": 3, "rows": 3, "structure": 3}  # noqa: RUF012
     random_kills = 12
 
     @pytest.fixture
