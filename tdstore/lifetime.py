@@ -18,10 +18,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from tdstore.errors import ConflictError
 from tdstore.header import Header
@@ -128,6 +128,61 @@ def _is_gone(place: str) -> bool:
     return os.path.isabs(path) and not os.path.lexists(path)
 
 
+T = TypeVar("T")
+
+
+class LiveObjects(Generic[T]):
+    """Objects that exist in this process, listed from any thread. They are not kept alive.
+
+    A `WeakSet` cannot be listed while another thread, as that which closes dropped datasets, adds or discards.
+
+    Example:
+        >>> class Connection:
+        ...     pass
+        >>> connections = LiveObjects()
+        >>> first, second = Connection(), Connection()
+        >>> connections.add(first)
+        >>> connections.add(second)
+        >>> del first
+        >>> list(connections) == [second]
+        True
+    """
+
+    __slots__ = ("__weakref__", "_references")
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[T]] = {}
+
+    def add(self, item: T) -> None:
+        """Add an object; one that is there already is there once."""
+        references, key = self._references, id(item)
+
+        def forget(reference: weakref.ref[T]) -> None:
+            if references.get(key) is reference:
+                references.pop(key, None)
+
+        references[key] = weakref.ref(item, forget)
+
+    def discard(self, item: T) -> None:
+        """Remove an object, if it is there."""
+        self._references.pop(id(item), None)
+
+    def clear(self) -> None:
+        """Remove all objects."""
+        self._references.clear()
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+    def __contains__(self, item: object) -> bool:
+        reference = self._references.get(id(item))
+        return reference is not None and reference() is item
+
+    def __iter__(self) -> Iterator[T]:
+        # `list` of a dict's values runs no Python code, so that no other thread comes between.
+        return iter([item for reference in list(self._references.values()) if (item := reference()) is not None])
+
+
 class _State:
     """Pending work of a process. A forked child starts with a state of its own."""
 
@@ -137,7 +192,7 @@ class _State:
         """Those whose owner is gone, until their action begins."""
         self.changed: dict[int, Closable] = {}
         """Stores that were changed since they were opened and are not closed."""
-        self.resident: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self.resident: LiveObjects[Closable] = LiveObjects()
         """As `changed`, for stores of live tensors, which end with the last tensor."""
         self.queue: SimpleQueue[Ending | None] = SimpleQueue()
         self.running = threading.RLock()
@@ -272,3 +327,13 @@ def _in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+
+
+def wait_before_locks_of_fork() -> None:
+    """Have a fork wait for running commits before it takes the locks of the libraries that are imported by now.
+
+    Hooks that run before a fork run in the reverse order of their registration. Without this, a library that is
+    imported after tdstore and takes a lock before a fork, as h5py does, has it taken when the fork waits for a commit
+    that needs it: neither goes on. Called by a backend's module after its imports.
+    """
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)

@@ -210,3 +210,76 @@ if __name__ == "__main__":
 """)
     subprocess.run([sys.executable, str(program)], check=True, timeout=120)
     assert (tmp_path / "done").read_text() == "fork spawn forkserver "
+
+
+FORK_BESIDE_A_COMMIT = """
+import faulthandler
+faulthandler.dump_traceback_later(60, exit=True)
+import os, sys, threading, time
+import torch
+from tdstore import TensorDict
+from tdstore.lifetime import Ending
+TensorDict(a=torch.ones(2)).save(sys.argv[1]).close()  # imports h5py, after tdstore.lifetime
+import h5py
+class Owner:
+    pass
+begun = threading.Event()
+def action():
+    begun.set()
+    time.sleep(0.5)
+    h5py.h5p.create(h5py.h5p.FILE_ACCESS).close()  # takes h5py's lock, as each commit of a dataset does
+owner = Owner()
+Ending(owner, action, "a place")
+del owner
+assert begun.wait(30)
+child = os.fork()
+if not child:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print("forked")
+"""
+
+
+def test_a_fork_beside_a_commit_that_needs_the_lock_of_h5py(tmp_path: Path) -> None:
+    """A fork waits for the commit, and must not hold what the commit needs."""
+    done = subprocess.run(
+        [*warm.python(), "-c", FORK_BESIDE_A_COMMIT, str(tmp_path / "a.h5")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "forked\n", done.stderr
+
+
+def test_live_objects_are_listed_while_another_thread_changes_them() -> None:
+    found: lifetime.LiveObjects[Owner] = lifetime.LiveObjects()
+    owners = [Owner() for _ in range(50)]
+    for owner in owners:
+        found.add(owner)
+    ended = threading.Event()
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            other = Owner()
+            found.add(other)
+            found.discard(other)
+            found.add(Owner())
+
+    thread = threading.Thread(target=come_and_go)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        for _ in range(2000):
+            assert owners == [owner for owner in found if owner in owners]
+    finally:
+        sys.setswitchinterval(before)
+        ended.set()
+        thread.join()
+    assert list(found) == owners
+    assert len(found) == 50 and owners[0] in found and Owner() not in found
+    del owner
+    owners.clear()
+    gc.collect()
+    assert list(found) == []

@@ -269,6 +269,16 @@ def open_dir(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
+def is_same_open(fd: int, other: int) -> bool:
+    """Check whether two descriptors lead to one file or folder. One that another thread has closed leads to none."""
+    if fd < 0 or other < 0:
+        return False
+    try:
+        return os.path.samestat(os.fstat(fd), os.fstat(other))
+    except OSError:
+        return False
+
+
 def is_same_entry(fd: int, name: str, parent: int) -> bool:
     """Check whether an entry of a folder is still the file that `fd` was opened from."""
     try:

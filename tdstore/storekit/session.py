@@ -19,12 +19,12 @@ import os
 import secrets
 import socket
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tdstore.errors import CorruptStoreError, StoreBusyError
+from tdstore.lifetime import LiveObjects
 from tdstore.storekit import files
 from tdstore.types import Path
 
@@ -134,7 +134,7 @@ class Session:
             os.close(fd)
         if self.sync:
             files.fsync(self.root)
-        _SESSIONS.setdefault(self.key, weakref.WeakSet()).add(self)
+        _SESSIONS.setdefault(self.key, LiveObjects()).add(self)
 
     def note(self, add: list[FileParts], drop: list[FileParts]) -> None:
         """Log which files a commit is about to add and drop."""
@@ -167,7 +167,7 @@ class Session:
     def drop(self) -> None:
         """Close the descriptors, which releases the lock."""
         self.ended = True
-        _SESSIONS.get(self.key, set()).discard(self)
+        _SESSIONS.get(self.key, LiveObjects[Session]()).discard(self)
         if self._lock >= 0 and self.pid == os.getpid():
             files.unlock(self._lock)  # closing is not enough: a forked child holds the same open file
         for fd in (self._lock, self.root):
@@ -326,11 +326,11 @@ class Lease:
             self.session.escaped = True
 
 
-_SESSIONS: dict[tuple[int, int], weakref.WeakSet[Session]] = {}
+_SESSIONS: dict[tuple[int, int], LiveObjects[Session]] = {}
 
 
 def _forked() -> None:
-    for sessions in _SESSIONS.values():
+    for sessions in list(_SESSIONS.values()):
         for session in sessions:
             session.escaped = True
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import numpy as np
 
 from tdstore.errors import CorruptStoreError, DirtyStoreError, StoreBusyError, StoreError
 from tdstore.header import Header
+from tdstore.lifetime import LiveObjects
 from tdstore.storekit.files import io_errors
 from tdstore.storekit.foreign_strings import leaves_of_values
 from tdstore.types import Fault, LeafSpec, Path, path_text
@@ -593,5 +593,5 @@ class Session:
 DAMAGED = "other rows can be read; verify='none' reads all bytes as they are; restore the file from a copy"
 _REMADE = "%resize-"
 _CHANGED = "if another program changed the file on purpose, recover='accept' takes it as it is"
-OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
+OPEN: LiveObjects[Session] = LiveObjects()
 """Every session of this process."""

@@ -435,7 +435,7 @@ class _Writing:
 
 
 _TICK = 50_000_000
-_WRITERS: weakref.WeakSet[_Writing] = weakref.WeakSet()
+_WRITERS: lifetime.LiveObjects[_Writing] = lifetime.LiveObjects()
 
 
 def _forked() -> None:

@@ -13,7 +13,6 @@ import resource
 import stat
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +21,7 @@ import h5py
 from h5py import h5f, h5fd, h5p
 
 from tdstore.errors import OptionError, StoreBusyError, StoreError, StoreIOError, StoreNotFoundError
+from tdstore.lifetime import LiveObjects, wait_before_locks_of_fork
 from tdstore.storekit.files import NotRegularError, io_errors, raise_io, remove_empty, truncate
 from tdstore_h5.faults import h5_errors
 from tdstore_h5.file.journal import Journal
@@ -335,6 +335,15 @@ class Handle:
                 self.alone = alone
                 return
 
+    def holds(self, info: os.stat_result) -> bool:
+        """Check whether this is an open handle of that file. Another thread may close it meanwhile."""
+        if self.fd < 0:
+            return False
+        try:
+            return os.path.samestat(os.fstat(self.fd), info)
+        except OSError:
+            return False
+
     def is_at(self, path: str) -> bool:
         """Check whether the path still names this file."""
         try:
@@ -403,15 +412,7 @@ def open_plain(path: str, url: str, *, write: bool, locking: bool | None) -> Han
 
 def own_writers(info: os.stat_result) -> list[Handle]:
     """Return the handles of this process that hold a file exclusively."""
-    return [
-        h
-        for h in list(_LIVE)
-        if h.alone
-        and not h.child
-        and h.fd >= 0
-        and (s := os.fstat(h.fd)).st_ino == info.st_ino
-        and s.st_dev == info.st_dev
-    ]
+    return [h for h in _LIVE if h.alone and not h.child and h.holds(info)]
 
 
 def holders(fd: int) -> str:
@@ -446,17 +447,18 @@ def _unlink_same(path: str, fd: int) -> None:
 
 
 _memfd = getattr(os, "memfd_create", None)
-_LIVE: weakref.WeakSet[Handle] = weakref.WeakSet()
+_LIVE: LiveObjects[Handle] = LiveObjects()
 
 
 def _before_fork() -> None:
-    for handle in list(_LIVE):
+    for handle in _LIVE:
         handle._before_fork()
 
 
 def _after_fork_in_child() -> None:
-    for handle in list(_LIVE):
+    for handle in _LIVE:
         handle._in_child()
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+wait_before_locks_of_fork()  # h5py's is one of them

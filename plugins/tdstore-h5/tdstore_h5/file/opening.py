@@ -33,11 +33,8 @@ def _lock(session: Session, handle: Handle, *, write: bool) -> None:
 
 def _own_handle(handle: Handle, *, write: bool) -> bool:
     info = os.fstat(handle.fd)
-    others = [s.handle for s in list(OPEN) if s.thread == threading.get_ident() and s.handle.fd >= 0]
-    return any(
-        (write or h.alone) and not h.child and h.locking is not False and os.path.samestat(os.fstat(h.fd), info)
-        for h in others
-    )
+    others = [s.handle for s in OPEN if s.thread == threading.get_ident()]
+    return any((write or h.alone) and not h.child and h.locking is not False and h.holds(info) for h in others)
 
 
 def open_session(session: Session, *, write: bool, verify: str, accept: bool, max_bytes: int | None = None) -> None:

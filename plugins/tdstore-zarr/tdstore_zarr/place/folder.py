@@ -7,12 +7,12 @@ import errno
 import os
 import re
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tdstore.errors import StoreBusyError, StoreNotFoundError
+from tdstore.lifetime import LiveObjects
 from tdstore.storekit import files
 from tdstore.storekit.publish import Site
 from tdstore_zarr.layout.document import MAX_ROOT, NAME, Mark
@@ -166,7 +166,7 @@ class FolderPlace(Place):
             files.raise_io(error, self.url, "locking")
 
     def _same(self, other: FolderPlace) -> bool:
-        return os.path.samestat(os.fstat(self._lock), os.fstat(other._lock))
+        return files.is_same_open(self._lock, other._lock)
 
     def _holder(self) -> str:
         return "this process" if any(h._same(self) for h in list(_HOLDERS)) else "another process"
@@ -249,7 +249,7 @@ class FolderPlace(Place):
             rival.replaced = True
 
     def _is(self, fd: int) -> bool:
-        return self.engine.base.root >= 0 and os.path.samestat(os.fstat(self.engine.base.root), os.fstat(fd))
+        return files.is_same_open(self.engine.base.root, fd)
 
     def check_target(self) -> int:
         """Check the target, as `Site.check` does."""
@@ -275,8 +275,8 @@ class FolderPlace(Place):
         _quietly([self._lock], _close)
 
 
-_LIVE: weakref.WeakSet[FolderPlace] = weakref.WeakSet()
-_HOLDERS: weakref.WeakSet[FolderPlace] = weakref.WeakSet()
+_LIVE: LiveObjects[FolderPlace] = LiveObjects()
+_HOLDERS: LiveObjects[FolderPlace] = LiveObjects()
 """Those of this process that write in place now."""
 
 
