@@ -100,39 +100,93 @@ teach_collate()
 
 
 def open(location: Any = None, mode: Mode = "r", *, storage: Any = None, **options: Any) -> TensorDictBase:
-    """Open a dataset: a `TensorDict` over live tensors where its store has them, else a `PersistentTensorDict`.
+    """Open a dataset: as a `TensorDict` over live tensors where its store has them, else as a `PersistentTensorDict`.
+
+    Nothing is read but the structure; entries are read when they are used. A `with` block closes the dataset.
 
     Args:
         location: a path or URL.
-        mode: "r" must exist and is never changed; "r+" must exist, changed in place; "w" new, replacing
-            what is there; "x" new, `StoreExistsError` if anything is there; "a" as "r+", or new.
-        storage: name of the backend; default: found from the location.
+        mode: "r" reads a dataset that exists, and never changes it; "r+" changes one that exists; "w" makes a new one,
+            replacing what is there; "x" makes a new one and refuses what is there; "a" is "r+", or new.
+        storage: name of the backend. Default: found from the location.
         **options: of the backend.
 
     Raises:
-        StoreNotFoundError, StoreExistsError, CorruptStoreError, DirtyStoreError, PluginError, OptionError.
+        StoreNotFoundError: mode "r" or "r+", and there is no dataset at the location.
+        StoreExistsError: mode "x", and something is there.
+        CorruptStoreError: the dataset is damaged.
+        DirtyStoreError: a writer ended in the middle of a change.
+        PluginError: the backend's plugin is missing or failed.
+        OptionError: an option that the backend does not have.
 
     Example:
-        >>> with tdstore.open("runs/1") as td:  # doctest: +SKIP
-        ...     print(td)
+        >>> TensorDict({"a": torch.arange(3)}, [3]).save("runs/1").close()
+        >>> with tdstore.open("runs/1", mode="r+") as td:
+        ...     td["a"] += 1
+        >>> tdstore.open("runs/1")["a"].tolist()
+        [1, 2, 3]
     """
     return open_container(location, storage=storage, mode=mode, **options)
 
 
 def save(data: TensorDictBase, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> TensorDictBase:
-    """Save a container: `data.save(prefix, ...)`."""
+    """Save a container as a new dataset: `data.save(prefix, ...)`.
+
+    Args:
+        data: a TensorDict of any kind.
+        prefix: path or URL.
+        copy_existing: accepted for compatibility.
+        **kwargs: those of `TensorDict.save`.
+
+    Raises:
+        StoreExistsError: something is there, and `mode="x"`; or what is there is not a dataset.
+        OptionError: an option that the backend does not have.
+
+    Example:
+        >>> tdstore.save(TensorDict({"a": torch.arange(3)}, [3]), "runs/1").batch_size
+        torch.Size([3])
+    """
     saved: TensorDictBase = data.save(prefix, copy_existing, **kwargs)
     return saved
 
 
 def memmap(data: TensorDictBase, prefix: Any = None, copy_existing: bool = False, **kwargs: Any) -> TensorDictBase:
-    """Save a container memory-mapped: `data.memmap(prefix, ...)`."""
+    """Save a container as memory-mapped files: `data.memmap(prefix, ...)`.
+
+    Args:
+        data: a TensorDict of any kind.
+        prefix: a directory. Default: temporary files.
+        copy_existing: copy entries that are mapped from files somewhere else, instead of refusing to.
+        **kwargs: those of `TensorDict.memmap`.
+
+    Raises:
+        InvalidStateError: the entries are mapped from files somewhere else, and `copy_existing` is False.
+
+    Example:
+        >>> tdstore.memmap(TensorDict({"a": torch.arange(3)}, [3]), "run").is_memmap()
+        True
+    """
     saved: TensorDictBase = data.memmap(prefix, copy_existing, **kwargs)
     return saved
 
 
 def load(prefix: Any = None, *args: Any, **kwargs: Any) -> TensorDictBase:
-    """Load a container: `TensorDict.load(prefix, ...)`."""
+    """Open a dataset of any backend: `TensorDict.load(prefix, ...)`.
+
+    Args:
+        prefix: path or URL.
+        *args: those of `TensorDict.load`, as are `**kwargs`.
+
+    Raises:
+        StoreNotFoundError: there is no dataset at the location.
+        CorruptStoreError: the dataset is damaged.
+        OptionError: mode "w" or "x", which would make a new dataset.
+
+    Example:
+        >>> TensorDict({"a": torch.arange(3)}, [3]).save("runs/1").close()
+        >>> tdstore.load("runs/1")["a"].tolist()
+        [0, 1, 2]
+    """
     return TensorDict.load(prefix, *args, **kwargs)
 
 
@@ -150,7 +204,20 @@ def from_consolidated(filename: Any, **kwargs: Any) -> TensorDictBase:
 
 
 def from_schema(schema: Mapping[Any, Any], **kwargs: Any) -> TensorDictBase:
-    """Allocate a dataset: `TensorDict.from_schema(schema, ...)`."""
+    """Allocate a dataset from shapes and dtypes, without its data in memory: `TensorDict.from_schema(schema, ...)`.
+
+    Args:
+        schema: `key -> (shape, dtype)`, a dtype, or a `LeafSpec`; shapes are without the batch size.
+        **kwargs: those of `TensorDict.from_schema`.
+
+    Raises:
+        StoreExistsError: something is at the location, and `mode` is not "w".
+
+    Example:
+        >>> td = tdstore.from_schema({"obs": ((84, 84), "uint8")}, batch_size=[1000], location="frames")
+        >>> td["obs"].shape
+        torch.Size([1000, 84, 84])
+    """
     return TensorDict.from_schema(schema, **kwargs)
 
 

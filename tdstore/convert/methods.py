@@ -97,7 +97,7 @@ class ConvertMixin(Container):
             as_linked_list: no effect; the result is a plain list.
 
         Raises:
-            TypeError: `convert_tensors` without `convert_nodes`.
+            InvalidTypeError: `convert_tensors` without `convert_nodes`.
 
         Example:
             >>> TensorDict({"a": [1, 2]}, [2]).tolist(convert_tensors=True)
@@ -128,7 +128,12 @@ class ConvertMixin(Container):
         """Convert to nested dicts of numpy arrays, which share memory with the tensors; values are unchanged.
 
         Raises:
-            TypeError: numpy lacks a dtype, such as bfloat16. RuntimeError: a tensor requires a gradient.
+            TypeError: numpy lacks a dtype, such as bfloat16.
+            RuntimeError: a tensor requires a gradient.
+
+        Example:
+            >>> TensorDict({"a": torch.arange(3), "s": "text"}, [3]).numpy()
+            {'a': array([0, 1, 2]), 's': 'text'}
         """
         return arrays.to_numpy(self)
 

@@ -19,18 +19,19 @@ def verify(location: Location, *, storage: Storage = None, **options: Any) -> li
 
     Args:
         location: a path or URL; also of a file that `consolidate` wrote.
-        storage: name of the backend; default: found from the location.
+        storage: name of the backend. Default: found from the location.
         **options: of the backend.
 
     Returns:
         A `Fault` for each leaf that is not as it was committed: its path, and why. Empty when all is well.
 
     Raises:
-        StoreNotFoundError: nothing is there. CorruptStoreError: it is damaged such that it cannot be opened.
+        StoreNotFoundError: there is no dataset at the location.
+        CorruptStoreError: it is so damaged that it cannot be opened.
 
     Example:
-        >>> TensorDict({"a": torch.ones(3)}, [3]).save("runs/1").close()  # doctest: +SKIP
-        >>> tdstore.verify("runs/1")  # doctest: +SKIP
+        >>> TensorDict({"a": torch.ones(3)}, [3]).save("runs/1").close()
+        >>> tdstore.verify("runs/1")
         []
     """
     if storage is None and not options and isinstance(location, (str, os.PathLike)):

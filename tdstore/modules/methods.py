@@ -35,11 +35,15 @@ class ModulesMixin(Container):
         """Return the parameters and buffers of a module, the very objects, nested as its submodules are.
 
         Args:
-            as_module: as a `TensorDictParams`, which is a module itself.
-            lock: freeze the key set.
-            use_state_dict: take them from `module.state_dict()`: hooks run, tensors are detached, and
+            module: a `torch.nn.Module`.
+            as_module: return a `TensorDictParams`, which is a module itself.
+            lock: lock the result.
+            use_state_dict: use `module.state_dict()`: hooks run, tensors are detached, and
                 buffers that are not persistent are left out.
             filter_empty: leave out submodules without any tensor; False keeps them, as empty TensorDicts.
+
+        Raises:
+            InvalidTypeError: `module` is not a `torch.nn.Module`.
 
         Example:
             >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
@@ -154,24 +158,25 @@ class ModulesMixin(Container):
         preserve_module_state: bool = True,
         memo: dict[Any, Any] | None = None,
     ) -> TensorDictBase | None:
-        """Put these tensors in the place of a module's parameters and buffers, and return what was there.
+        """Set these tensors as a module's parameters and buffers, and return those that it had.
 
-        As a context manager: for its body, after which the module has its very own parameters again, also
-        after an exception. Keys that are not here stay as they are in the module.
+        As a context manager, it does so for the body of the `with` block; afterwards the module has its own parameters
+        again, the same objects, also after an exception. Parameters without a key here stay as they are.
 
         Args:
+            module: the module to set parameters of.
             inplace: copy the values into the module's tensors, which stay the same objects.
             return_swap: False returns nothing.
-            swap_dest: a TensorDict that takes what was there, and is returned.
+            swap_dest: a TensorDict to put the former tensors in, which is returned.
             use_state_dict: go through `module.load_state_dict`, whose hooks run.
             non_blocking: of the copies of `inplace`.
             preserve_module_state: a tensor without gradient that replaces a parameter becomes a parameter, which
                 requires a gradient if that one did, and parameters that were one object stay one if their values
                 are equal. Of a dataset that was opened for reading, what training changes is copied: buffers,
-                and parameters that require a gradient. False puts tensors in as they are. (What requires a
-                gradient, and what `torch.func` and `torch.compile` pass through a function, always goes in as
-                it is.)
-            memo: places that are filled already; share one dict to fill no place twice in several calls.
+                and parameters that require a gradient. False sets tensors as they are. (Tensors that require a
+                gradient, and those that `torch.func` and `torch.compile` pass through a function, are always set as
+                they are.)
+            memo: places that are set already; share one dict to set no place twice in several calls.
 
         Raises:
             KeyNotFoundError: the module has no such parameter, buffer or submodule; nothing was changed.

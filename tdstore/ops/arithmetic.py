@@ -110,7 +110,23 @@ class ArithmeticOps(OpsBase):
 
     # -- out of place -----------------------------------------------------------------------
     def add(self, other: Any, *, alpha: float | None = None, default: Any = None) -> Self:
-        """Apply [`torch.add`][] to every leaf: `leaf + alpha * other`."""
+        """Add to every leaf: `leaf + alpha * other`, as [`torch.add`][].
+
+        Args:
+            other: a number, a tensor that broadcasts with the batch, or a TensorDict with the keys of this one.
+            alpha: a factor for `other`. Default: 1.
+            default: stands for entries that one side lacks: a number, a tensor, or "intersection" to leave such entries
+                out.
+
+        Raises:
+            KeyNotFoundError: `other` lacks an entry, or has one more, and there is no `default`.
+            RuntimeError: shapes do not broadcast.
+
+        Example:
+            >>> td = TensorDict({"a": torch.ones(2)}, [2])
+            >>> td.add(td, alpha=2)["a"]
+            tensor([3., 3.])
+        """
         return self._with(_add_scaled(alpha), other, default)
 
     def sub(self, other: Any, *, alpha: float | None = None, default: Any = None) -> Self:
@@ -176,7 +192,20 @@ class ArithmeticOps(OpsBase):
         return self._with(_and, other, default)
 
     def lerp(self, end: Any, weight: Any) -> Self:
-        """Apply [`torch.lerp`][] to every leaf: `leaf + weight * (end - leaf)`, leaves matched by key."""
+        """Interpolate every leaf linearly: `leaf + weight * (end - leaf)`, as [`torch.lerp`][].
+
+        Args:
+            end: a TensorDict with the keys of this one.
+            weight: a number, or a TensorDict with a weight for each leaf.
+
+        Raises:
+            KeyNotFoundError: `end` lacks an entry, or has one more.
+
+        Example:
+            >>> start, end = TensorDict({"a": torch.zeros(2)}, [2]), TensorDict({"a": torch.ones(2)}, [2])
+            >>> start.lerp(end, 0.25)["a"]
+            tensor([0.2500, 0.2500])
+        """
         return self._foreach(_lerp, end, weight)
 
     def addcmul(self, other1: Any, other2: Any, *, value: float = 1) -> Self:
@@ -189,7 +218,23 @@ class ArithmeticOps(OpsBase):
 
     # -- in place ---------------------------------------------------------------------------
     def add_(self, other: Any, *, alpha: float | None = None) -> Self:
-        """Add to every leaf in place, as `Tensor.add_`."""
+        """Add to every leaf in place, as `Tensor.add_`. A dataset that is open for writing is changed.
+
+        Args:
+            other: a number, a tensor that broadcasts with the batch, or a TensorDict with the keys of this one.
+            alpha: a factor for `other`. Default: 1.
+
+        Returns:
+            This TensorDict.
+
+        Raises:
+            KeyNotFoundError: `other` lacks an entry, or has one more.
+            ReadOnlyError: the dataset was opened in mode "r".
+
+        Example:
+            >>> TensorDict({"a": torch.ones(2)}, [2]).add_(1)["a"]
+            tensor([2., 2.])
+        """
         return self._foreach_(_add_scaled_(alpha), other)
 
     def sub_(self, other: Any, alpha: float | None = None) -> Self:

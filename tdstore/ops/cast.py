@@ -16,7 +16,15 @@ class CastOps(OpsBase):
     __slots__ = ()
 
     def type(self, dst_type: torch.dtype) -> Self:
-        """Cast every leaf to `dst_type`, integers included. The result is not locked."""
+        """Cast every leaf to a dtype, integers included. The result is not locked.
+
+        Args:
+            dst_type: a `torch.dtype`.
+
+        Example:
+            >>> TensorDict({"a": torch.ones(2)}, [2]).type(torch.int64)["a"]
+            tensor([1, 1])
+        """
         made: Any = self._cast(dst_type)
         made.unlock_()
         found: Self = made
@@ -26,7 +34,12 @@ class CastOps(OpsBase):
         return self._foreach(lambda leaves: [t.to(dst_type) for t in leaves])
 
     def bool(self) -> Self:
-        """Cast every leaf to [`torch.bool`][]."""
+        """Cast every leaf to [`torch.bool`][]: whether its elements are not zero.
+
+        Example:
+            >>> TensorDict({"a": torch.tensor([0, 2])}, [2]).bool()["a"]
+            tensor([False,  True])
+        """
         return self._cast(torch.bool)
 
     def double(self) -> Self:
@@ -34,7 +47,12 @@ class CastOps(OpsBase):
         return self._cast(torch.float64)
 
     def float(self) -> Self:
-        """Cast every leaf to [`torch.float32`][]."""
+        """Cast every leaf to [`torch.float32`][], integers included.
+
+        Example:
+            >>> TensorDict({"a": torch.tensor([0, 2])}, [2]).float()["a"]
+            tensor([0., 2.])
+        """
         return self._cast(torch.float32)
 
     def half(self) -> Self:

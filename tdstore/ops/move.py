@@ -33,16 +33,17 @@ class MoveOps(OpsBase):
         """View the batch as `shape`, sharing memory: leaves `[*B, ...]` become `[*shape, ...]`.
 
         `view(dtype)` reads the bytes of every leaf as another dtype, as `Tensor.view` does: the last dimension of a
-        leaf, which must not be of the batch, grows or shrinks with the size of an element. `batch_size` is that of
-        the result, then.
+        leaf, which must not be a batch dimension, grows or shrinks with the size of an element. `batch_size` is then
+        that of the result.
 
         Args:
-            shape: the new batch size, as numbers or as one sequence; one -1 stands for what is left. Or a dtype.
+            *shape: the new batch size, as numbers or as one sequence; one -1 is computed from the others. Or a dtype.
             size: the new batch size, by this name.
             batch_size: the new batch size, by this name.
 
         Raises:
-            BatchSizeError: another number of elements. RuntimeError: a leaf's strides do not allow a view.
+            BatchSizeError: another number of elements.
+            RuntimeError: the strides of a leaf do not allow a view.
 
         Example:
             >>> td = TensorDict({"a": torch.zeros(2, 3, 5)}, [2, 3])
@@ -62,13 +63,14 @@ class MoveOps(OpsBase):
         """Reshape as `view`, copying leaves where a view is impossible: leaves `[*B, ...]` become `[*shape, ...]`.
 
         Args:
-            args: the new batch size, as numbers or as one sequence; one -1 stands for what is left.
+            *args: the new batch size, as numbers or as one sequence; one -1 is computed from the others.
             shape: the new batch size, by this name.
             size: the new batch size, by this name.
             inplace: let this TensorDict take over the result's entries and batch size: see `flatten`.
 
         Raises:
             BatchSizeError: another number of elements.
+            LockedError: `inplace`, and this TensorDict is locked.
 
         Example:
             >>> td = TensorDict({"a": torch.zeros(2, 3, 5)}, [2, 3])
@@ -84,10 +86,15 @@ class MoveOps(OpsBase):
         return self._apply_inplace_result(result, "reshape", inplace)
 
     def permute(self, *args: Any, dims: Sequence[int] | None = None) -> Self:
-        """Reorder the batch dimensions: each is named once, as for tensors.
+        """Reorder the batch dimensions, sharing memory; feature dimensions stay where they are.
+
+        Args:
+            *args: all batch dimensions in their new order, as numbers or as one sequence.
+            dims: the same, by this name.
 
         Raises:
-            DimensionError: a dimension out of range. InvalidArgumentError: one that is missing or repeated.
+            DimensionError: a dimension is out of range.
+            InvalidArgumentError: a dimension is missing or repeated.
 
         Example:
             >>> td = TensorDict({"a": torch.zeros(2, 3, 5)}, [2, 3])
@@ -113,7 +120,19 @@ class MoveOps(OpsBase):
         )
 
     def transpose(self, dim0: int, dim1: int) -> Self:
-        """Swap two batch dimensions."""
+        """Swap two batch dimensions, sharing memory.
+
+        Args:
+            dim0: a batch dimension.
+            dim1: the other one.
+
+        Raises:
+            DimensionError: a dimension is out of range.
+
+        Example:
+            >>> TensorDict({"a": torch.zeros(2, 3, 5)}, [2, 3]).transpose(0, 1)["a"].shape
+            torch.Size([3, 2, 5])
+        """
         n = len(self.batch_size)
         order = list(range(n))
         a, b = as_dim(dim0, n), as_dim(dim1, n)
@@ -121,7 +140,19 @@ class MoveOps(OpsBase):
         return self.permute(*order)
 
     def squeeze(self, dim: int | None = None) -> Self:
-        """Drop a batch dimension of size 1, or all of them; `self` when there is none."""
+        """Drop a batch dimension of size 1, or all of them, sharing memory.
+
+        Args:
+            dim: the batch dimension. One of another size is not dropped. Default: all of size 1.
+
+        Raises:
+            DimensionError: `dim` is out of range.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(1, 3, 1, 5)}, [1, 3, 1])
+            >>> td.squeeze()["a"].shape, td.squeeze(0)["a"].shape
+            (torch.Size([3, 5]), torch.Size([3, 1, 5]))
+        """
         old = self.batch_size
         gone = [i for i, n in enumerate(old) if n == 1]
         if dim is not None:
@@ -139,7 +170,19 @@ class MoveOps(OpsBase):
         )
 
     def unsqueeze(self, dim: int) -> Self:
-        """Insert a batch dimension of size 1 at `dim`, which counts the new one."""
+        """Insert a batch dimension of size 1, sharing memory.
+
+        Args:
+            dim: its place in the result, from `-len(B) - 1` to `len(B)` for a batch size `[*B]`: features stay behind
+                it.
+
+        Raises:
+            DimensionError: `dim` is out of range.
+
+        Example:
+            >>> TensorDict({"a": torch.zeros(3, 5)}, [3]).unsqueeze(-1)["a"].shape
+            torch.Size([3, 1, 5])
+        """
         old = self.batch_size
         at = as_dim(dim, len(old) + 1)
         names = self._dim_names()
@@ -153,7 +196,20 @@ class MoveOps(OpsBase):
         )
 
     def expand(self, *shape: Any) -> Self:
-        """Expand batch dimensions of size 1, and add leading ones, without copying."""
+        """Expand batch dimensions of size 1, and add leading ones, without copying.
+
+        The rows of the result share memory: writing to one in place writes to all.
+
+        Args:
+            *shape: the new batch size, as numbers or as one sequence; -1 leaves a dimension as it is.
+
+        Raises:
+            BatchSizeError: the batch size cannot be expanded so.
+
+        Example:
+            >>> TensorDict({"a": torch.zeros(3, 5)}, [3]).expand(2, 3)["a"].shape
+            torch.Size([2, 3, 5])
+        """
         old = self.batch_size
         new = expand_shape(old, as_size(flat_args(shape)))
         n, names = len(old), self._dim_names()
@@ -166,7 +222,8 @@ class MoveOps(OpsBase):
             other: a TensorDict that has the leaves of this one; or a tensor, whose shape the batch is expanded to.
 
         Raises:
-            KeyNotFoundError: `other` lacks a leaf. RuntimeError: a leaf or the batch cannot be expanded so.
+            KeyNotFoundError: `other` lacks a leaf.
+            BatchSizeError: a leaf or the batch cannot be expanded so.
 
         Example:
             >>> td = TensorDict({"a": torch.ones(3, 1)}, [3])
@@ -178,10 +235,22 @@ class MoveOps(OpsBase):
         return self._expanded_as(other, len(other.batch_size) - len(self.batch_size))
 
     def flatten(self, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False) -> Self:
-        """Merge the batch dimensions from `start_dim` to `end_dim`, both included (default: all).
+        """Merge batch dimensions into one, sharing memory where strides allow it. A batch size `[]` becomes `[1]`.
 
-        With `inplace`, here as in the methods below that have it, this TensorDict takes over the result's
-        leaves and is returned; its keys and nested TensorDicts stay the same objects.
+        Args:
+            start_dim: the first dimension to merge. Default: 0.
+            end_dim: the last one, included. Default: the last batch dimension.
+            inplace: let this TensorDict take over the result's leaves, and return it. Its keys and nested TensorDicts
+                stay the same objects. (The same holds for other methods with `inplace`.)
+
+        Raises:
+            DimensionError: a dimension is out of range.
+            InvalidArgumentError: `end_dim` comes before `start_dim`.
+            LockedError: `inplace`, and this TensorDict is locked.
+
+        Example:
+            >>> TensorDict({"a": torch.zeros(2, 3, 5)}, [2, 3]).flatten()["a"].shape
+            torch.Size([6, 5])
         """
         return self._apply_inplace_result(self._flattened(start_dim, end_dim), "flatten", inplace)
 
@@ -205,7 +274,22 @@ class MoveOps(OpsBase):
         )
 
     def unflatten(self, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> Self:
-        """Split batch dimension `dim` into `unflattened_size` (one -1 allowed)."""
+        """Split a batch dimension into several, sharing memory.
+
+        Args:
+            dim: the batch dimension.
+            unflattened_size: the sizes that replace it; one -1 is computed from the others.
+            inplace: let this TensorDict take over the result's leaves, and return it.
+
+        Raises:
+            DimensionError: `dim` is out of range.
+            BatchSizeError: the sizes do not multiply to the size of `dim`.
+            LockedError: `inplace`, and this TensorDict is locked.
+
+        Example:
+            >>> TensorDict({"a": torch.zeros(6, 5)}, [6]).unflatten(0, (2, -1))["a"].shape
+            torch.Size([2, 3, 5])
+        """
         old = self.batch_size
         at = as_dim(dim, len(old))
         sizes = view_shape(old[at : at + 1], as_size(unflattened_size))
@@ -220,14 +304,44 @@ class MoveOps(OpsBase):
         return self._apply_inplace_result(result, "unflatten", inplace)
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """Return a tuple with one TensorDict per index of `dim`, sharing memory."""
+        """Return a tuple with one TensorDict per index of a batch dimension, sharing memory.
+
+        Args:
+            dim: the batch dimension, which the results do not have.
+
+        Raises:
+            DimensionError: `dim` is out of range.
+
+        Example:
+            >>> first, second = TensorDict({"a": torch.tensor([1, 2])}, [2]).unbind()
+            >>> second["a"]
+            tensor(2)
+        """
         old = self.batch_size
         at = as_dim(dim, len(old))
         new = torch.Size((*old[:at], *old[at + 1 :]))
         return self._fan_out(lambda t: t.unbind(at), [new] * old[at], _without(self._dim_names(), [at]))
 
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
-        """Return a tuple of pieces along `dim`, of `split_size` rows or of the sizes listed, sharing memory."""
+        """Split a batch dimension into pieces, sharing memory.
+
+        Args:
+            split_size: the length of each piece (the last may be shorter), or a list of lengths that add up to the size
+                of `dim`.
+            dim: the batch dimension.
+
+        Returns:
+            A tuple of TensorDicts, locked if this one is.
+
+        Raises:
+            DimensionError: `dim` is out of range.
+            InvalidArgumentError: `split_size` is not positive.
+            BatchSizeError: the lengths do not add up to the size of `dim`.
+
+        Example:
+            >>> [len(piece) for piece in TensorDict({"a": torch.zeros(10)}, [10]).split(4)]
+            [4, 4, 2]
+        """
         old = self.batch_size
         at = as_dim(dim, len(old))
         sizes = split_sizes(old[at], split_size)
@@ -240,20 +354,42 @@ class MoveOps(OpsBase):
         )
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Self, ...]:
-        """Return at most `chunks` pieces of equal length (the last may be shorter) along `dim`."""
+        """Split a batch dimension into at most so many pieces of equal length, sharing memory. The last may be shorter.
+
+        Args:
+            chunks: the largest number of pieces.
+            dim: the batch dimension.
+
+        Raises:
+            DimensionError: `dim` is out of range.
+            InvalidArgumentError: `chunks` is not positive.
+
+        Example:
+            >>> [len(piece) for piece in TensorDict({"a": torch.zeros(10)}, [10]).chunk(3)]
+            [4, 4, 2]
+        """
         at = as_dim(dim, len(self.batch_size))
         return self.split(chunk_size(self.batch_size[at], chunks), at)
 
     def gather(self, dim: int, index: Tensor, out: Self | None = None, *, inplace: bool = False) -> Self:
-        """Gather along batch dimension `dim`, as `torch.gather` on every leaf.
+        """Gather rows along a batch dimension, as `torch.gather` on every leaf.
 
         Args:
-            index: int64 rows of `dim`; batch dimensions that it lacks at the end are taken whole.
-            out: a TensorDict of the result's batch size to write into.
+            dim: the batch dimension.
+            index: an int64 tensor of positions along `dim`, with at most as many dimensions as the batch; those that it
+                lacks at the end are taken whole.
+            out: a TensorDict of the result's batch size to write into, in place.
+            inplace: let this TensorDict take over the result's leaves, and return it.
 
         Raises:
-            ValueError: both `out` and `inplace`, or `index` has more dimensions than the batch, or none for `dim`.
-            DimensionError: no such `dim`.
+            InvalidArgumentError: both `out` and `inplace`.
+            BatchSizeError: `index` has more dimensions than the batch, or none for `dim`.
+            DimensionError: `dim` is out of range.
+
+        Example:
+            >>> td = TensorDict({"a": torch.tensor([10, 20, 30])}, [3])
+            >>> td.gather(0, torch.tensor([2, 0]))["a"]
+            tensor([30, 10])
         """
         if out is not None and inplace:
             raise InvalidArgumentError("gather writes into `out` or in place: give one of the two")

@@ -126,7 +126,19 @@ class RearrangeOps(MoveOps):
         return td
 
     def broadcast_to(self, *args: Any, shape: Any = None) -> Self:
-        """Call `expand`, of which this is an alias; the shape may be given as `shape`, too."""
+        """Expand the batch: another name of `expand`.
+
+        Args:
+            *args: the new batch size, as numbers or as one sequence; -1 leaves a dimension as it is.
+            shape: the new batch size, by this name.
+
+        Raises:
+            BatchSizeError: the batch size cannot be expanded so.
+
+        Example:
+            >>> TensorDict({"a": torch.zeros(3, 5)}, [3]).broadcast_to(2, 3)["a"].shape
+            torch.Size([2, 3, 5])
+        """
         return self.expand(*(args if shape is None else shape))
 
     # -- rows ----------------------------------------------------------------------------------
@@ -152,9 +164,20 @@ class RearrangeOps(MoveOps):
         return self.flip(0)
 
     def roll(self, shifts: int | Sequence[int], dims: Any = None, *, inplace: bool = False) -> Self:
-        """Shift positions along batch dimensions, those that fall off coming back, as [`torch.roll`][].
+        """Shift rows along batch dimensions, as [`torch.roll`][]: what leaves at one end comes in at the other.
 
-        Without `dims` the batch is rolled as if it were flat.
+        Args:
+            shifts: how far to shift; a sequence for several `dims`.
+            dims: batch dimensions. Default: roll the batch as if it were flat.
+            inplace: let this TensorDict take over the result's leaves, and return it.
+
+        Raises:
+            DimensionError: a dimension is out of range.
+            LockedError: `inplace`, and this TensorDict is locked.
+
+        Example:
+            >>> TensorDict({"a": torch.arange(4)}, [4]).roll(1)["a"]
+            tensor([3, 0, 1, 2])
         """
         old, n = self.batch_size, len(self.batch_size)
         which = None if dims is None else _dims(dims, n)
@@ -219,12 +242,13 @@ class RearrangeOps(MoveOps):
         return self._apply_inplace_result(many, "repeat_interleave", inplace)
 
     def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> Self:
-        """Pad batch dimensions with `value`: `pad_size` is (before, after) of dimension 0, then of 1, and so on.
-
-        Negative amounts crop. New rows of entries that have one non-tensor value per row are None.
+        """Pad batch dimensions with a number. Entries that have one non-tensor value per row get None in the new rows.
 
         Args:
-            safe: taken for compatibility: what cannot be padded is always found before anything changes.
+            pad_size: `(before, after)` of dimension 0, then of dimension 1, and so on. Negative amounts crop.
+            value: the number.
+            inplace: let this TensorDict take over the result's leaves, and return it.
+            safe: accepted for compatibility: what cannot be padded is always found before anything changes.
 
         Raises:
             BatchSizeError: not one pair for each of some leading batch dimensions, or more is cropped than there is.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
 import torch
 from torch import Tensor
@@ -24,13 +24,8 @@ from tdstore.types import Names
 
 if TYPE_CHECKING:
     Dims = int | str | Sequence[int | str]
-    T = TypeVar("T")
-
-    class ValuesAndIndices(NamedTuple, Generic[T]):
-        """What `torch.max` and its kin return over one dimension: `torch.return_types.max`, of TensorDicts."""
-
-        values: T
-        indices: T
+    On = Literal[True]
+    Off = Literal[False] | None
 
 
 FEATURE = "feature"
@@ -56,7 +51,7 @@ class Over(NamedTuple):
 
 
 class ReduceOps(OpsBase):
-    """sum, mean, std, ...; on stored data they stream over blocks of rows."""
+    """all, any, sum, mean, std, ...; on stored data they stream over blocks of rows."""
 
     __slots__ = ()
 
@@ -69,7 +64,20 @@ class ReduceOps(OpsBase):
     @overload
     def all(self, dim: Dims, keepdim: bool = False) -> Self: ...
     def all(self, dim: Any = None, keepdim: bool = False) -> Any:
-        """Return whether every element of every leaf is true (a bool), or a TensorDict reduced over batch `dim`."""
+        """Return whether every element of every leaf is true: one bool, or a TensorDict reduced over batch dimensions.
+
+        Args:
+            dim: batch dimensions to reduce, by number or name. Default: everything, to one bool.
+            keepdim: whether reduced batch dimensions stay, with length 1.
+
+        Raises:
+            DimensionError: `dim` is not a batch dimension.
+
+        Example:
+            >>> td = TensorDict({"a": torch.tensor([[True, False], [True, True]])}, [2])
+            >>> td.all(), td.all(dim=0)["a"]
+            (False, tensor([ True, False]))
+        """
         if dim is None:
             return all(bool(leaf.all()) for leaf in self._every_leaf(how.ALL))
         return self._reduction(how.ALL, dim, keepdim, None)
@@ -79,7 +87,20 @@ class ReduceOps(OpsBase):
     @overload
     def any(self, dim: Dims, keepdim: bool = False) -> Self: ...
     def any(self, dim: Any = None, keepdim: bool = False) -> Any:
-        """Return whether any element of any leaf is true (a bool), or a TensorDict reduced over batch `dim`."""
+        """Return whether any element of any leaf is true: one bool, or a TensorDict reduced over batch dimensions.
+
+        Args:
+            dim: batch dimensions to reduce, by number or name. Default: everything, to one bool.
+            keepdim: whether reduced batch dimensions stay, with length 1.
+
+        Raises:
+            DimensionError: `dim` is not a batch dimension.
+
+        Example:
+            >>> td = TensorDict({"a": torch.tensor([[True, False], [True, False]])}, [2])
+            >>> td.any(), td.any(dim=0)["a"]
+            (True, tensor([ True, False]))
+        """
         if dim is None:
             return any(bool(leaf.any()) for leaf in self._every_leaf(how.ANY))
         return self._reduction(how.ANY, dim, keepdim, None)
@@ -91,7 +112,7 @@ class ReduceOps(OpsBase):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
-        reduce: Literal[True],
+        reduce: On,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Tensor: ...
     @overload
@@ -101,7 +122,7 @@ class ReduceOps(OpsBase):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
-        reduce: Literal[False] | None = None,
+        reduce: Off = None,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Self: ...
     def sum(
@@ -113,17 +134,23 @@ class ReduceOps(OpsBase):
         reduce: bool | None = None,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Sum of elements, as [`torch.sum`][].
+        """Compute the sum of elements, as [`torch.sum`][].
 
         Args:
-            dim: what is summed: None for everything, batch dimensions, or `"feature"`.
-            keepdim: reduced batch dimensions stay, with length 1.
-            dtype: leaves are cast to it first, so that small integers do not overflow.
-            reduce: True for one tensor over all leaves.
-            key_transform: gives each entry of the result its name: `str -> str`, `tuple -> tuple`.
+            dim: what to reduce: None for everything, batch dimensions by number or name, or `"feature"` for what lies
+                right of the batch.
+            keepdim: whether reduced batch dimensions stay, with length 1.
+            dtype: the dtype that leaves are cast to first, so that small integers do not overflow.
+            reduce: True returns one tensor over all leaves.
+            key_transform: maps the key of each entry to its key in the result: `str -> str`, `tuple -> tuple`.
+
+        Returns:
+            A TensorDict of the batch dimensions that are left, or with `reduce=True` a tensor.
 
         Raises:
-            DimensionError: `dim` is not a batch dimension. TypeError: `keepdim` with features.
+            DimensionError: `dim` is not a batch dimension.
+            InvalidTypeError: `keepdim` without batch dimensions to reduce.
+            InvalidStateError: `reduce=True` over a batch dimension, and the leaves differ in shape.
 
         Example:
             >>> td = TensorDict({"x": torch.ones(3, 2)}, [3])
@@ -134,7 +161,7 @@ class ReduceOps(OpsBase):
 
     @overload
     def nansum(
-        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: Literal[True]
+        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: On
     ) -> Tensor: ...
     @overload
     def nansum(
@@ -143,7 +170,7 @@ class ReduceOps(OpsBase):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
-        reduce: Literal[False] | None = None,
+        reduce: Off = None,
     ) -> Self: ...
     def nansum(
         self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: bool | None = None
@@ -158,7 +185,7 @@ class ReduceOps(OpsBase):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
-        reduce: Literal[True],
+        reduce: On,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Tensor: ...
     @overload
@@ -168,7 +195,7 @@ class ReduceOps(OpsBase):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
-        reduce: Literal[False] | None = None,
+        reduce: Off = None,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Self: ...
     def mean(
@@ -180,12 +207,30 @@ class ReduceOps(OpsBase):
         reduce: bool | None = None,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Compute the mean, as [`torch.mean`][]; arguments as `sum`. Integer leaves need `dtype=`."""
+        """Compute the mean, as [`torch.mean`][]. Integer leaves need `dtype=`.
+
+        Args:
+            dim: what to reduce: None for everything, batch dimensions by number or name, or `"feature"`.
+            keepdim: whether reduced batch dimensions stay, with length 1.
+            dtype: the dtype that leaves are cast to first.
+            reduce: True returns one tensor, the mean over the elements of all leaves.
+            key_transform: maps the key of each entry to its key in the result.
+
+        Raises:
+            DimensionError: `dim` is not a batch dimension.
+            InvalidTypeError: `keepdim` without batch dimensions to reduce.
+            RuntimeError: a leaf of integers, and no `dtype`.
+
+        Example:
+            >>> td = TensorDict({"x": torch.tensor([1.0, 2.0, 6.0])}, [3])
+            >>> td.mean()["x"], td.mean(dim=0, keepdim=True)["x"]
+            (tensor(3.), tensor([3.]))
+        """
         return self._reduction(how.average(dtype), dim, keepdim, reduce, key_transform)
 
     @overload
     def nanmean(
-        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: Literal[True]
+        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: On
     ) -> Tensor: ...
     @overload
     def nanmean(
@@ -194,7 +239,7 @@ class ReduceOps(OpsBase):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
-        reduce: Literal[False] | None = None,
+        reduce: Off = None,
     ) -> Self: ...
     def nanmean(
         self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: bool | None = None
@@ -204,7 +249,7 @@ class ReduceOps(OpsBase):
 
     @overload
     def prod(
-        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: Literal[True]
+        self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: On
     ) -> Tensor: ...
     @overload
     def prod(
@@ -213,12 +258,27 @@ class ReduceOps(OpsBase):
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
-        reduce: Literal[False] | None = None,
+        reduce: Off = None,
     ) -> Self: ...
     def prod(
         self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None, reduce: bool | None = None
     ) -> Any:
-        """Compute the product, as [`torch.prod`][]; arguments as `sum`."""
+        """Compute the product, as [`torch.prod`][].
+
+        Args:
+            dim: what to reduce: None for everything, batch dimensions by number or name, or `"feature"`.
+            keepdim: whether reduced batch dimensions stay, with length 1.
+            dtype: the dtype that leaves are cast to first.
+            reduce: True returns one tensor over all leaves.
+
+        Raises:
+            DimensionError: `dim` is not a batch dimension.
+            InvalidTypeError: `keepdim` without batch dimensions to reduce.
+
+        Example:
+            >>> TensorDict({"x": torch.tensor([[1, 2], [3, 4]])}, [2]).prod(dim=0)["x"]
+            tensor([3, 8])
+        """
         return self._reduction(how.multiply(dtype), dim, keepdim, reduce)
 
     @overload
@@ -228,7 +288,7 @@ class ReduceOps(OpsBase):
         keepdim: bool = False,
         *,
         correction: int = 1,
-        reduce: Literal[True],
+        reduce: On,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Tensor: ...
     @overload
@@ -238,7 +298,7 @@ class ReduceOps(OpsBase):
         keepdim: bool = False,
         *,
         correction: int = 1,
-        reduce: Literal[False] | None = None,
+        reduce: Off = None,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Self: ...
     def std(
@@ -250,7 +310,24 @@ class ReduceOps(OpsBase):
         reduce: bool | None = None,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Compute the standard deviation, as [`torch.std`][] with `correction`; arguments as `sum`."""
+        """Compute the standard deviation, as [`torch.std`][].
+
+        Args:
+            dim: what to reduce: None for everything, batch dimensions by number or name, or `"feature"`.
+            keepdim: whether reduced batch dimensions stay, with length 1.
+            correction: subtracted from the number of elements in the divisor; 0 for the whole population.
+            reduce: True returns one tensor over all leaves.
+            key_transform: maps the key of each entry to its key in the result.
+
+        Raises:
+            DimensionError: `dim` is not a batch dimension.
+            InvalidTypeError: `keepdim` without batch dimensions to reduce.
+            RuntimeError: a leaf is neither floating-point nor complex.
+
+        Example:
+            >>> TensorDict({"x": torch.tensor([1.0, 3.0])}, [2]).std(correction=0)["x"]
+            tensor(1.)
+        """
         return self._reduction(how.spread(correction, root=True), dim, keepdim, reduce, key_transform)
 
     @overload
@@ -260,7 +337,7 @@ class ReduceOps(OpsBase):
         keepdim: bool = False,
         *,
         correction: int = 1,
-        reduce: Literal[True],
+        reduce: On,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Tensor: ...
     @overload
@@ -270,7 +347,7 @@ class ReduceOps(OpsBase):
         keepdim: bool = False,
         *,
         correction: int = 1,
-        reduce: Literal[False] | None = None,
+        reduce: Off = None,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Self: ...
     def var(
@@ -286,17 +363,17 @@ class ReduceOps(OpsBase):
         return self._reduction(how.spread(correction, root=False), dim, keepdim, reduce, key_transform)
 
     @overload
-    def amax(self, dim: Any = None, keepdim: bool = False, *, reduce: Literal[True]) -> Tensor: ...
+    def amax(self, dim: Any = None, keepdim: bool = False, *, reduce: On) -> Tensor: ...
     @overload
-    def amax(self, dim: Any = None, keepdim: bool = False, *, reduce: Literal[False] | None = None) -> Self: ...
+    def amax(self, dim: Any = None, keepdim: bool = False, *, reduce: Off = None) -> Self: ...
     def amax(self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None) -> Any:
         """Return the largest element, as [`torch.amax`][]; arguments as `sum`."""
         return self._reduction(how.AMAX, dim, keepdim, reduce)
 
     @overload
-    def amin(self, dim: Any = None, keepdim: bool = False, *, reduce: Literal[True]) -> Tensor: ...
+    def amin(self, dim: Any = None, keepdim: bool = False, *, reduce: On) -> Tensor: ...
     @overload
-    def amin(self, dim: Any = None, keepdim: bool = False, *, reduce: Literal[False] | None = None) -> Self: ...
+    def amin(self, dim: Any = None, keepdim: bool = False, *, reduce: Off = None) -> Self: ...
     def amin(self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None) -> Any:
         """Return the smallest element, as [`torch.amin`][]; arguments as `sum`."""
         return self._reduction(how.AMIN, dim, keepdim, reduce)
@@ -308,7 +385,23 @@ class ReduceOps(OpsBase):
         dtype: torch.dtype | None = None,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Self:
-        """Compute the 2-norm of every leaf: a TensorDict of scalars of batch size `[]`, written to `out` if given."""
+        """Compute the 2-norm of every leaf.
+
+        Args:
+            out: a TensorDict to write the result into, in place.
+            dtype: the dtype that leaves are cast to first.
+            key_transform: maps the key of each entry to its key in the result.
+
+        Returns:
+            A TensorDict of scalars, of batch size `[]`.
+
+        Raises:
+            RuntimeError: a leaf is neither floating-point nor complex.
+
+        Example:
+            >>> TensorDict({"x": torch.tensor([3.0, 4.0])}, [2]).norm()["x"]
+            tensor(5.)
+        """
         td: Any = self
         found = td._reduction(how.length(dtype), None, False, None, key_transform)
         made: Self = _into(out, found.lock_() if td.is_locked and out is None else found)
@@ -319,121 +412,6 @@ class ReduceOps(OpsBase):
         every = tuple(range(len(self.batch_size))) or None
         made: Self = _into(out, self._reduction(how.LOGSUMEXP, every if dim is None else dim, keepdim, None))
         return made
-
-    @overload
-    def max(
-        self, dim: Any = None, keepdim: bool = False, *, reduce: Literal[True], return_indices: bool = True
-    ) -> Tensor: ...
-    @overload
-    def max(
-        self,
-        dim: None = None,
-        keepdim: bool = False,
-        *,
-        reduce: Literal[False] | None = None,
-        return_indices: bool = True,
-    ) -> Self: ...
-    @overload
-    def max(
-        self, dim: Dims, keepdim: bool = False, *, reduce: Literal[False] | None = None, return_indices: Literal[False]
-    ) -> Self: ...
-    @overload
-    def max(
-        self,
-        dim: int,
-        keepdim: bool = False,
-        *,
-        reduce: Literal[False] | None = None,
-        return_indices: Literal[True] = True,
-    ) -> ValuesAndIndices[Self]: ...
-    @overload
-    def max(
-        self, dim: Dims, keepdim: bool = False, *, reduce: Literal[False] | None = None, return_indices: bool = True
-    ) -> Self | ValuesAndIndices[Self]: ...
-    def max(
-        self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None, return_indices: bool = True
-    ) -> Any:
-        """Return the largest element, as [`torch.max`][].
-
-        Over one batch dimension it gives `(values, indices)`, two TensorDicts, as torch does; the values alone
-        with `return_indices=False`, over everything, over several dimensions or over features.
-        """
-        return self._extreme(torch.max, how.AMAX, dim, keepdim, reduce, return_indices)
-
-    @overload
-    def min(
-        self, dim: Any = None, keepdim: bool = False, *, reduce: Literal[True], return_indices: bool = True
-    ) -> Tensor: ...
-    @overload
-    def min(
-        self,
-        dim: None = None,
-        keepdim: bool = False,
-        *,
-        reduce: Literal[False] | None = None,
-        return_indices: bool = True,
-    ) -> Self: ...
-    @overload
-    def min(
-        self, dim: Dims, keepdim: bool = False, *, reduce: Literal[False] | None = None, return_indices: Literal[False]
-    ) -> Self: ...
-    @overload
-    def min(
-        self,
-        dim: int,
-        keepdim: bool = False,
-        *,
-        reduce: Literal[False] | None = None,
-        return_indices: Literal[True] = True,
-    ) -> ValuesAndIndices[Self]: ...
-    @overload
-    def min(
-        self, dim: Dims, keepdim: bool = False, *, reduce: Literal[False] | None = None, return_indices: bool = True
-    ) -> Self | ValuesAndIndices[Self]: ...
-    def min(
-        self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None, return_indices: bool = True
-    ) -> Any:
-        """Return the smallest element, as [`torch.min`][]; arguments and results as `max`."""
-        return self._extreme(torch.min, how.AMIN, dim, keepdim, reduce, return_indices)
-
-    @overload
-    def cummax(
-        self, dim: int | str, *, reduce: Literal[False] | None = None, return_indices: Literal[True] = True
-    ) -> ValuesAndIndices[Self]: ...
-    @overload
-    def cummax(
-        self, dim: int | str, *, reduce: Literal[False] | None = None, return_indices: Literal[False]
-    ) -> Self: ...
-    @overload
-    def cummax(
-        self, dim: int | str, *, reduce: Literal[True], return_indices: Literal[True] = True
-    ) -> ValuesAndIndices[Tensor]: ...
-    @overload
-    def cummax(self, dim: int | str, *, reduce: Literal[True], return_indices: Literal[False]) -> Tensor: ...
-    def cummax(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
-        """Return the largest element so far along a batch dimension, as [`torch.cummax`][]: `(values, indices)`.
-
-        With `reduce=True`, of all leaves together, strung along `dim`: two tensors.
-        """
-        return self._running(torch.cummax, dim, reduce, return_indices)
-
-    @overload
-    def cummin(
-        self, dim: int | str, *, reduce: Literal[False] | None = None, return_indices: Literal[True] = True
-    ) -> ValuesAndIndices[Self]: ...
-    @overload
-    def cummin(
-        self, dim: int | str, *, reduce: Literal[False] | None = None, return_indices: Literal[False]
-    ) -> Self: ...
-    @overload
-    def cummin(
-        self, dim: int | str, *, reduce: Literal[True], return_indices: Literal[True] = True
-    ) -> ValuesAndIndices[Tensor]: ...
-    @overload
-    def cummin(self, dim: int | str, *, reduce: Literal[True], return_indices: Literal[False]) -> Tensor: ...
-    def cummin(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
-        """Return the smallest element so far along a batch dimension, as [`torch.cummin`][]; arguments as `cummax`."""
-        return self._running(torch.cummin, dim, reduce, return_indices)
 
     def softmax(self, dim: Any, dtype: torch.dtype | None = None) -> Self:
         """Compute the softmax along a batch dimension, as [`torch.softmax`][]."""
@@ -450,7 +428,7 @@ class ReduceOps(OpsBase):
         keepdim: bool = False,
         *,
         interpolation: str = "linear",
-        reduce: Literal[True],
+        reduce: On,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Tensor: ...
     @overload
@@ -461,7 +439,7 @@ class ReduceOps(OpsBase):
         keepdim: bool = False,
         *,
         interpolation: str = "linear",
-        reduce: Literal[False] | None = None,
+        reduce: Off = None,
         key_transform: Callable[[Any], Any] | None = None,
     ) -> Self: ...
     def quantile(
@@ -484,31 +462,6 @@ class ReduceOps(OpsBase):
             return how.over_one(t, dims, keep, lambda x, k: torch.quantile(x, q, -1, k, interpolation=interpolation))
 
         return self._reduction(Reduction(whole), dim, keepdim, reduce, key_transform)
-
-    def _extreme(
-        self, fn: Any, kind: Reduction, dim: Any, keepdim: bool, reduce: bool | None, return_indices: bool
-    ) -> Any:
-        if reduce or not return_indices or dim is None or dim == FEATURE or isinstance(dim, (tuple, list)):
-            return self._reduction(kind, dim, keepdim, reduce)
-        best = self._reduction(kind, dim, keepdim, None)
-        indices = self._reduction(how.argument(fn), dim, keepdim, None)
-        return getattr(torch.return_types, fn.__name__)((best, indices))
-
-    def _running(self, fn: Any, dim: Any, reduce: bool | None, return_indices: bool) -> Any:
-        at = self._one_dim(dim)
-        if reduce:
-            whole = fn(self._strung(at), at)
-            return whole if return_indices else whole.values
-        pairs: list[Any] = []
-
-        def values(leaves: Sequence[Tensor]) -> list[Tensor]:
-            pairs.extend(fn(leaf, at) for leaf in leaves)
-            return [pair.values for pair in pairs]
-
-        best = self._in_rows()._foreach(values)
-        if not return_indices:
-            return best
-        return getattr(torch.return_types, fn.__name__)((best, best._foreach(lambda _: [p.indices for p in pairs])))
 
     # -- what they share ---------------------------------------------------------------------
     def _every_leaf(self, kind: Reduction) -> Sequence[Tensor]:

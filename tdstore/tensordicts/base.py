@@ -86,12 +86,17 @@ class TensorDictBase(
         """Build a TensorDict from nested dicts. A TensorDict is returned itself, with its own batch sizes.
 
         Args:
-            batch_size: of every level, whatever `auto_batch_size` says.
-            auto_batch_size: give every level the largest batch size its entries share; default: with `batch_dims`.
+            input_dict: (nested) keys to tensors, values, or dicts of them.
+            auto_batch_size: give every level the largest batch size that its entries share. Default: only with
+                `batch_dims`.
+            batch_size: the batch size of every level, whatever `auto_batch_size` says.
+            device: the device of the tensors.
             batch_dims: at most this many batch dimensions.
+            names: names of the batch dimensions.
 
         Raises:
-            ValueError: both `batch_size` and `batch_dims`.
+            InvalidArgumentError: both `batch_size` and `batch_dims`.
+            BatchSizeError: an entry does not start with `batch_size`.
 
         Example:
             >>> TensorDict.from_dict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3)}}, batch_dims=1).batch_size
@@ -139,22 +144,80 @@ class TensorDictBase(
 
     @classmethod
     def lazy_stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> LazyStackedTensorDict:
-        """Stack TensorDicts that may differ lazily: see `tdstore.lazy_stack`."""
+        """Stack TensorDicts along a new batch dimension without copying them: the elements stay separate.
+
+        Reading a key stacks the tensors of that key. Elements may differ in keys, in shapes and in batch size: a batch
+        dimension that differs has size -1, and entries that differ are read with `get(key, as_list=True)` or
+        `get(key, as_nested_tensor=True)`.
+
+        Args:
+            input: TensorDicts of batch size `[*B]`.
+            dim: the place of the new dimension, from `-len(B) - 1` to `len(B)`.
+            out: a TensorDict to write the result into, in place.
+            **kwargs: `stack_dim_name=`, the name of the new dimension.
+
+        Raises:
+            DimensionError: `dim` is out of range.
+            InvalidStateError: no TensorDicts.
+
+        Example:
+            >>> td = TensorDict.lazy_stack([TensorDict({"a": torch.zeros(n)}) for n in (2, 3)])
+            >>> td.batch_size, td[1]["a"].shape
+            (torch.Size([2]), torch.Size([3]))
+        """
         made: LazyStackedTensorDict = construct_and_join.lazy_stack(input, dim, out=out, **kwargs)
         return made
 
     @classmethod
     def maybe_dense_stack(cls, input: Sequence[T], dim: int = 0, *, out: Any = None, **kwargs: Any) -> T:
-        """Stack as `stack` where keys and shapes allow it, else as `lazy_stack`."""
+        """Stack as `stack` where keys and shapes allow it, else as `lazy_stack`.
+
+        Args:
+            input: TensorDicts of batch size `[*B]`.
+            dim: the place of the new dimension, from `-len(B) - 1` to `len(B)`.
+            out: a TensorDict to write the result into, in place.
+            **kwargs: those of `lazy_stack`.
+
+        Raises:
+            DimensionError: `dim` is out of range.
+            InvalidStateError: no TensorDicts.
+
+        Example:
+            >>> stacked = TensorDict.maybe_dense_stack([TensorDict({"a": torch.zeros(n)}) for n in (2, 3)])
+            >>> type(stacked).__name__
+            'LazyStackedTensorDict'
+        """
         return construct_and_join.maybe_dense_stack(input, dim, out=out, **kwargs)
 
     def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict:
-        """Return a lazy stack of the rows along `dim`, sharing memory."""
+        """Return a lazy stack of the rows along a batch dimension, sharing memory.
+
+        Args:
+            dim: the batch dimension.
+
+        Raises:
+            DimensionError: `dim` is out of range.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3, 5)}, [3]).to_lazystack()
+            >>> type(td).__name__, td.batch_size
+            ('LazyStackedTensorDict', torch.Size([3]))
+        """
         name = self.names[dim] if self._names is not None else None
         return self._stack_class(*self.unbind(dim), stack_dim=dim % max(1, self.batch_dims), stack_dim_name=name)
 
     def densify(self, layout: torch.layout = torch.strided) -> TensorDict:
-        """Return the same entries with every lazy stack below made dense: see `LazyStackedTensorDict.densify`."""
+        """Return the same entries with every lazy stack among them made dense.
+
+        Args:
+            layout: the layout of the nested tensors that entries of different shapes become, `torch.strided` or
+                `torch.jagged`.
+
+        Example:
+            >>> lazy = TensorDict.lazy_stack([TensorDict({"a": torch.zeros(2)}) for _ in range(3)])
+            >>> TensorDict({"n": lazy}, [3]).densify()["n"]["a"].shape
+            torch.Size([3, 2])
+        """
         td = self._resident()
         entries: dict[str, Any] = td._data
         data = {k: v.densify(layout) if isinstance(v, _KINDS) else v for k, v in entries.items()}

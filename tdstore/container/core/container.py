@@ -31,9 +31,9 @@ from tdstore.header import Group
 from tdstore.index.shapes import as_dim, as_size
 from tdstore.ops.arithmetic import ArithmeticOps
 from tdstore.ops.cast import CastOps
+from tdstore.ops.extremes import ExtremeOps
 from tdstore.ops.pointwise import PointwiseOps
 from tdstore.ops.rearrange import RearrangeOps
-from tdstore.ops.reduce import ReduceOps
 from tdstore.settings import list_to_stack
 from tdstore.types import Names, path_text
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tdstore.tensordicts.resident.tensordict import TensorDict
 
 
-class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, NamesMixin, LockMixin, Primitives):
+class Container(ArithmeticOps, PointwiseOps, ExtremeOps, CastOps, RearrangeOps, NamesMixin, LockMixin, Primitives):
     """The state of a container, and what follows from the primitives at once; `TensorDictBase` adds the methods."""
 
     __slots__ = ("__weakref__", "_batch_size", "_device", "_names", "_tensorclass")
@@ -116,7 +116,12 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
     ndim = batch_dims
 
     def dim(self) -> int:
-        """Return the number of batch dimensions."""
+        """Return the number of batch dimensions.
+
+        Example:
+            >>> TensorDict({"a": torch.zeros(3, 4, 5)}, [3, 4]).dim()
+            2
+        """
         return len(self._batch_size)
 
     ndimension = dim
@@ -126,11 +131,28 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
     @overload
     def size(self, dim: int) -> int: ...
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """Return the batch size, or its length along `dim`."""
+        """Return the batch size, or its length along one dimension.
+
+        Args:
+            dim: a batch dimension. Default: all.
+
+        Raises:
+            DimensionError: `dim` is out of range.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3, 4, 5)}, [3, 4])
+            >>> td.size(), td.size(-1)
+            (torch.Size([3, 4]), 4)
+        """
         return self._batch_size if dim is None else self._batch_size[as_dim(dim, self.batch_dims)]
 
     def numel(self) -> int:
-        """Return the number of batch positions, at least 1."""
+        """Return the number of rows: the product of the batch size, and at least 1. `param_count` counts elements.
+
+        Example:
+            >>> TensorDict({"a": torch.zeros(3, 4, 5)}, [3, 4]).numel()
+            12
+        """
         return max(1, self._batch_size.numel())
 
     def __len__(self) -> int:
@@ -152,9 +174,19 @@ class Container(ArithmeticOps, PointwiseOps, ReduceOps, CastOps, RearrangeOps, N
         return deepest + 1 if deepest >= 0 else 0 if len(below) < len(kinds) else -1
 
     def auto_batch_size_(self, batch_dims: int | None = None, keep_compliant_size: bool = False) -> Self:
-        """Set the largest batch size that all entries share, of at most `batch_dims` dimensions; nested ones too.
+        """Set the largest batch size that all entries share, here and in nested TensorDicts.
 
-        With `keep_compliant_size`, nested TensorDicts with `batch_dims` batch dimensions or more stay as they are.
+        Args:
+            batch_dims: at most this many batch dimensions. Default: as many as possible.
+            keep_compliant_size: leave nested TensorDicts alone that have `batch_dims` batch dimensions or more.
+
+        Returns:
+            This TensorDict.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3, 4), "b": torch.zeros(3, 5)})
+            >>> td.auto_batch_size_().batch_size
+            torch.Size([3])
         """
         for _, group in self._stored_groups():
             if not keep_compliant_size or batch_dims is None or group.batch_dims < batch_dims:

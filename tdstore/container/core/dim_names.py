@@ -118,5 +118,18 @@ class NamesMixin(OpsBase):
         return names
 
     def rename(self, *names: str | None, **rename_map: str) -> Self:
-        """Return a shallow copy with other dimension names; see `rename_`."""
+        """Return a shallow copy with other names of the batch dimensions. It shares the tensors.
+
+        Args:
+            *names: all names, in order; None for no name.
+            **rename_map: some names, as `old="new"`.
+
+        Raises:
+            InvalidArgumentError: both forms, a name that no dimension has, or another number of names.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3, 4)}, [3, 4], names=["time", "env"])
+            >>> td.rename(env="worker").names
+            ['time', 'worker']
+        """
         return self._copy_with_names(as_names(self._renamed(names, rename_map), len(self.batch_size)))

@@ -62,7 +62,21 @@ class LockMixin:
             self.unlock_()
 
     def lock_(self) -> Self:
-        """Freeze the key set of this TensorDict and all nested ones. As a context manager: for its body."""
+        """Freeze the set of keys of this TensorDict and of all nested ones. Data can still be written in place.
+
+        As a context manager, it locks for the body of the `with` block.
+
+        Returns:
+            This TensorDict.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2)}, [2])
+            >>> with td.lock_():
+            ...     td.is_locked, td.set_("a", torch.ones(2))["a"]
+            (True, tensor([1., 1.]))
+            >>> td.is_locked
+            False
+        """
         new = not self._state & LOCKED
         if new:
             self._lock(None)
@@ -88,10 +102,22 @@ class LockMixin:
                 waiting += [(_bare(group), me) for group in groups]
 
     def unlock_(self) -> Self:
-        """Allow structural changes again. As a context manager: for its body.
+        """Allow keys to be added, replaced and removed again, here and in all nested TensorDicts.
+
+        As a context manager, it unlocks for the body of the `with` block.
+
+        Returns:
+            This TensorDict.
 
         Raises:
-            LockedError: part of another TensorDict that is locked.
+            LockedError: this TensorDict is nested in another one that is locked.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2)}, [2]).lock_()
+            >>> with td.unlock_():
+            ...     td["b"] = torch.ones(2)
+            >>> td.is_locked, list(td.keys())
+            (True, ['a', 'b'])
         """
         if not self._state & LOCKED:
             self._offer("")

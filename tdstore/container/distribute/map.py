@@ -56,35 +56,38 @@ class MappingMixin(Container):
         pbar: bool = False,
         mp_start_method: str | None = None,
     ) -> Any:
-        """Map `fn` over chunks of rows, on many workers; the results, concatenated along `dim` in order.
+        """Call a function on chunks of rows, in worker processes, and concatenate the results along `dim` in order.
 
-        `fn` takes a TensorDict of some rows and returns a TensorDict or a tensor (of any length along `dim`), or
-        always None, and so does `map` then. Stored rows travel as their place: each worker opens the store, once,
-        and reads its rows itself. Others are sent by value: what `fn` changes in them in place is not changed here.
+        Stored rows are sent as a reference to their store: each worker opens the store once, and reads its rows itself.
+        Rows in memory are sent by value: what `fn` changes in them in place is not changed here.
 
         Args:
-            dim: batch dimension to cut.
-            num_workers: processes (default: one per CPU); 0 runs `fn` in this process.
-            out: write the results there, in place, and return it: a TensorDict (a tensor, if `fn` returns tensors)
-                with at least the keys of the results. The workers themselves write into stores that many processes
-                may write (shared memory, memmap, ...); results must then be as long as their chunks.
+            fn: called with a TensorDict of some rows; returns a TensorDict or a tensor (of any length along `dim`). If
+                it always returns None, so does `map`.
+            dim: the batch dimension to divide.
+            num_workers: number of processes. Default: one per CPU. 0 runs `fn` in this process.
+            out: a TensorDict to write the results into, in place, which is returned (a tensor, if `fn` returns
+                tensors), with at least the keys of the results. The workers themselves write into stores that many
+                processes may write (shared memory, memmap, ...); results must then be as long as their chunks.
             chunksize: rows per chunk; 0 calls `fn` with single rows, which lack `dim`, and stacks the results.
-            num_chunks: how many chunks instead, at most. Default: one per worker. Their borders are those of
-                the chunks of the store, where it has such and they are not larger.
+            num_chunks: the largest number of chunks, instead. Default: one per worker. Chunks end where those of the
+                store do, if it has chunks and they are not larger.
             pool: a pool (multiprocessing, torch.multiprocessing, ray) to run in; it is not closed.
             executor: any `concurrent.futures.Executor` to run in: threads, processes, loky, dask, MPI; it is not shut
                 down. `num_workers` is then the number of its workers, if it does not tell.
             generator: seeds the workers: worker `k` has the first number drawn from it, plus `k`.
-            max_tasks_per_child: replace a process after so many chunks.
+            max_tasks_per_child: replace a process after this many chunks.
             worker_threads: threads of torch in each process.
-            index_with_generator: accepted; chunks are always cut when they are sent.
+            index_with_generator: accepted for compatibility; chunks are always cut when they are sent.
             pbar: show a progress bar (tqdm).
-            mp_start_method: "fork", "spawn" or "forkserver"; default: that of multiprocessing.
+            mp_start_method: "fork", "spawn" or "forkserver". Default: that of multiprocessing.
 
         Raises:
-            What `fn` raised, its type kept. IndexError: no dimension `dim`. ValueError: both `chunksize` and
-            `num_chunks`, or a number out of range. TypeError: `fn` or a result cannot be pickled, or is of another
-            type. WorkerDiedError: a worker was killed.
+            Exception: what `fn` raised, of its own type.
+            IndexError: there is no dimension `dim`.
+            ValueError: both `chunksize` and `num_chunks`, or a number out of range.
+            TypeError: `fn` or a result cannot be pickled, or is of another type.
+            WorkerDiedError: a worker was killed.
 
         Example:
             >>> td = TensorDict({"x": torch.arange(6)}, [6])
@@ -130,19 +133,26 @@ class MappingMixin(Container):
         pbar: bool = False,
         mp_start_method: str | None = None,
     ) -> Generator[Any, None, None]:
-        """Map `fn` over chunks of rows, on many workers; an iterator over its results, which may be anything.
+        """Call a function on chunks of rows, in worker processes, and iterate over its results, which may be anything.
 
-        A few chunks are on their way at a time, so a dataset may be of any size. The workers end with the
+        A few chunks are in flight at a time, so a dataset may be of any size. The workers end with the
         iterator: exhaust it, or `close()` it.
 
         Args:
-            shuffle: chunks of rows drawn at random, each row once; results come as they are ready.
-            index_with_generator: chunks are cut when they are sent, always; False refuses `shuffle`.
-            dim, num_workers, chunksize, num_chunks, pool, executor, generator, max_tasks_per_child, worker_threads, \
-pbar, mp_start_method: as `map`.
+            fn: called with a TensorDict of some rows.
+            dim: as of `map`, as are `num_workers`, `chunksize`, `num_chunks`, `pool`, `executor`, `generator`,
+                `max_tasks_per_child`, `worker_threads`, `pbar` and `mp_start_method`.
+            shuffle: draw the rows of each chunk at random, each row once; results come as they are ready.
+            index_with_generator: accepted for compatibility; chunks are always cut when they are sent. False refuses
+                `shuffle`.
 
         Raises:
-            As `map`. RuntimeError: `shuffle` without `index_with_generator`.
+            Exception: what `fn` raised, of its own type.
+            IndexError: there is no dimension `dim`.
+            ValueError: both `chunksize` and `num_chunks`, or a number out of range.
+            TypeError: `fn` or a result cannot be pickled.
+            WorkerDiedError: a worker was killed.
+            RuntimeError: `shuffle` without `index_with_generator`.
 
         Example:
             >>> td = TensorDict({"x": torch.arange(6)}, [6])

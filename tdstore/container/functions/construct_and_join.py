@@ -162,13 +162,25 @@ def stack(input: Iterable[TypedT], dim: int = 0, *, out: Any = None) -> TypedT: 
 @overload
 def stack(input: Iterable[T], dim: int = 0, *, out: Any = None) -> T: ...
 def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
-    """Stack TensorDicts of one batch size and one set of keys along a new batch dimension.
+    """Stack TensorDicts along a new batch dimension, as `torch.stack`.
 
-    Lazy stacks of equal length give a lazy stack of their elements, stacked; see also `set_lazy_legacy`. Dimensions
-    have names in the result if all have the same names.
+    Lazy stacks of equal length give a lazy stack of their elements, stacked; see also `set_lazy_legacy`. The result has
+    dimension names if all have the same ones.
+
+    Args:
+        input: TensorDicts of one batch size `[*B]`, with the same keys and leaf shapes.
+        dim: the place of the new dimension, from `-len(B) - 1` to `len(B)`.
+        out: a TensorDict to write the result into, in place.
 
     Raises:
-        RuntimeError: no TensorDict, different batch sizes, keys or shapes.
+        DifferentKeysError: a key that not all of them have.
+        BatchSizeError: batch sizes differ.
+        DimensionError: `dim` is out of range.
+        InvalidStateError: leaf shapes differ, or there are no TensorDicts.
+
+    Example:
+        >>> tdstore.stack([TensorDict({"a": torch.zeros(3, 2)}, [3]) for _ in range(4)], 1)["a"].shape
+        torch.Size([3, 4, 2])
     """
     parts = list(input)
     if set_lazy_legacy.on and parts:
@@ -200,10 +212,22 @@ def cat(input: Iterable[TypedT], dim: int = 0, *, out: Any = None) -> TypedT: ..
 @overload
 def cat(input: Iterable[T], dim: int = 0, *, out: Any = None) -> T: ...
 def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
-    """Concatenate TensorDicts with one set of keys along a batch dimension; lazily if one of them is a lazy stack.
+    """Concatenate TensorDicts along a batch dimension, as `torch.cat`. With a lazy stack among them, the result is one.
+
+    Args:
+        input: TensorDicts with the same keys, whose batch sizes differ in `dim` at most.
+        dim: the batch dimension to concatenate along.
+        out: a TensorDict to write the result into, in place.
 
     Raises:
-        RuntimeError: no TensorDict, different batch sizes in other dimensions. DifferentKeysError.
+        DifferentKeysError: a key that not all of them have.
+        BatchSizeError: batch sizes differ in another dimension.
+        DimensionError: `dim` is out of range.
+        InvalidStateError: feature shapes differ, or there are no TensorDicts.
+
+    Example:
+        >>> tdstore.cat([TensorDict({"a": torch.zeros(n, 2)}, [n]) for n in (3, 4)])["a"].shape
+        torch.Size([7, 2])
     """
     parts = list(input)
     if not _all_plain(parts):
@@ -323,19 +347,28 @@ def lazy_stack(
     stack_dim_name: str | None = None,
     strict_shape: bool = False,
 ) -> Any:
-    """Stack TensorDicts lazily into a `LazyStackedTensorDict`: shapes and keys may differ; reading a key stacks it.
+    """Stack TensorDicts without copying them, into a `LazyStackedTensorDict`: shapes and keys may differ.
+
+    The elements stay separate; reading a key stacks the tensors of that key.
 
     Args:
         input: TensorDicts, or tensors, which are stacked.
         dim: the new batch dimension.
         device: move the elements there.
-        out: write into this one instead.
+        out: a TensorDict to write the result into, in place.
         stack_dim_name: name of the new dimension.
-        strict_shape: refuse different batch sizes, which otherwise show as -1.
+        strict_shape: refuse different batch sizes. Otherwise a batch dimension that differs has size -1.
 
     Raises:
-        RuntimeError: nothing to stack. TypeError: not a TensorDict. BatchSizeError: batch sizes that differ in length.
-        ValueError: dimension names that differ.
+        InvalidStateError: there is nothing to stack.
+        TypeError: an element is not a TensorDict.
+        BatchSizeError: the elements have different numbers of batch dimensions; or `strict_shape`, and sizes differ.
+        ValueError: names of dimensions differ.
+
+    Example:
+        >>> td = tdstore.lazy_stack([TensorDict({"a": torch.zeros(n)}) for n in (2, 3)])
+        >>> td[1]["a"].shape, td.get("a", as_list=True)[0].shape
+        (torch.Size([3]), torch.Size([2]))
     """
     tds = list(input)
     if not tds:

@@ -21,7 +21,17 @@ T = TypeVar("T")
 
 
 def pad(tensordict: T, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> T:
-    """Pad batch dimensions with a value: `TensorDict.pad`.
+    """Pad batch dimensions with a number: `TensorDict.pad`.
+
+    Args:
+        tensordict: the TensorDict.
+        pad_size: `(before, after)` of dimension 0, then of dimension 1, and so on. Negative amounts crop.
+        value: the number.
+        inplace: change the TensorDict, and return it.
+        safe: accepted for compatibility.
+
+    Raises:
+        BatchSizeError: not one pair for each of some leading batch dimensions, or more is cropped than there is.
 
     Example:
         >>> pad(TensorDict({"a": torch.ones(2)}, [2]), [0, 1], value=-1.0)["a"]
@@ -43,13 +53,14 @@ def pad_sequence(
 
     Args:
         list_of_tensordicts: TensorDicts; entries that only some have are left out.
-        pad_dim: a dimension of every tensor.
-        out: write into this TensorDict.
-        return_mask: add an entry "masks" (or of this key): a TensorDict of bool tensors `[n, ..., longest]` that are
-            true for what was there, one for each tensor.
+        pad_dim: the dimension of every tensor that is padded.
+        padding_value: the number to pad with.
+        out: a TensorDict to write the result into.
+        return_mask: add an entry "masks" (or of this key): a TensorDict of bool tensors `[n, ..., longest]`, one for
+            each tensor, that are False where it was padded.
 
     Raises:
-        RuntimeError: no TensorDict, or tensors that differ in other dimensions too; names the key.
+        RuntimeError: there are no TensorDicts, or tensors of an entry differ in other dimensions too.
 
     Example:
         >>> pad_sequence([TensorDict({"a": torch.ones(i)}, [i]) for i in (1, 2)])["a"]

@@ -156,7 +156,18 @@ class AccessMixin(Container):
         return found.plain() if isinstance(found, NonTensor) else found
 
     def entry_class(self, key: NestedKey) -> type:
-        """Return the class of the entry without reading its data: `Tensor` for what is stored or stacked."""
+        """Return the class of an entry without reading its data: `Tensor` for what is stored or stacked.
+
+        Args:
+            key: a string, or a tuple of strings for a nested entry.
+
+        Raises:
+            KeyNotFoundError: there is no such entry.
+
+        Example:
+            >>> TensorDict({"a": torch.zeros(2)}, [2]).entry_class("a").__name__
+            'Tensor'
+        """
         node, last = self._existing(key)
         return node._leaf_class(last) if node._kind(last) == LEAF else type(node._raw(last))
 

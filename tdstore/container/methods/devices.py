@@ -48,15 +48,25 @@ class PlacingMixin(Container):
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Convert to a device, a dtype, both, or those of another tensor or TensorDict.
 
+        A stored TensorDict is read into memory, unless nothing is to change.
+
         Args:
-            *args: a device, a `torch.dtype` (cast of every leaf, integers included), a tensor, or a TensorDict;
-                one of `TensorAttrs`, as `attrs` gives, says for each leaf what it becomes, and nothing of others.
-            batch_size: change the batch size in place, and return this TensorDict.
-            non_blocking: as `Tensor.to`.
-            inplace: change this TensorDict instead of making one.
+            *args: a device, a `torch.dtype` (cast of every leaf, integers included), a tensor, or a TensorDict. A
+                TensorDict of `TensorAttrs`, as `attrs` returns it, says for each leaf what it becomes.
+            **kwargs: `device` and `dtype` by name; `non_blocking`, as of `Tensor.to`; `batch_size`, which is set in
+                place; `inplace=True`, which changes this TensorDict instead of making one.
 
         Returns:
-            This TensorDict when there is nothing to change.
+            This TensorDict when there is nothing to change, else a new one.
+
+        Raises:
+            TypeError: an argument is none of these, or given twice.
+            RuntimeError: there is no such device.
+
+        Example:
+            >>> td = TensorDict({"a": torch.arange(2)}, [2])
+            >>> td.to(torch.float64)["a"].dtype, td.to("cpu").device
+            (torch.float64, device(type='cpu'))
         """
         kwargs.pop("num_threads", None), kwargs.pop("non_blocking_pin", None)
         inplace = kwargs.pop("inplace", False)
@@ -132,7 +142,15 @@ class PlacingMixin(Container):
             group._set_device(device)
 
     def cpu(self, **kwargs: Any) -> Self:
-        """Move to the CPU: `to("cpu")`."""
+        """Move to the CPU: `to("cpu")`.
+
+        Args:
+            **kwargs: those of `to`, such as `non_blocking`.
+
+        Example:
+            >>> TensorDict({"a": torch.zeros(2)}, [2]).cpu().device
+            device(type='cpu')
+        """
         return self.to("cpu", **kwargs)
 
     def cuda(self, device: Any = None, **kwargs: Any) -> Self:
@@ -157,7 +175,13 @@ class PlacingMixin(Container):
         return _common_dtype(self)
 
     def detach(self) -> Self:
-        """Return a TensorDict of detached leaves that share memory with these."""
+        """Return a TensorDict of detached leaves that share memory with these: gradients do not flow through them.
+
+        Example:
+            >>> td = TensorDict({"a": torch.ones(2, requires_grad=True)}, [2])
+            >>> td.detach()["a"].requires_grad
+            False
+        """
         made: Self = self._resident()._foreach(lambda leaves: [t.detach() for t in leaves])
         return made
 
@@ -168,10 +192,20 @@ class PlacingMixin(Container):
         return made
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Set `requires_grad` of every leaf.
+        """Set `requires_grad` of every leaf, in place.
+
+        Args:
+            requires_grad: whether gradients are recorded.
+
+        Returns:
+            This TensorDict.
 
         Raises:
-            RuntimeError: a leaf of integers or bools, which cannot; none was changed.
+            InvalidStateError: a leaf of integers or bools, which cannot require gradients; no leaf was changed.
+
+        Example:
+            >>> TensorDict({"a": torch.ones(2)}, [2]).requires_grad_()["a"].requires_grad
+            True
         """
         leaves = self._leaf_list()
         mismatched = {leaf.dtype for leaf in leaves if not (leaf.is_floating_point() or leaf.is_complex())}
@@ -206,7 +240,7 @@ class PlacingMixin(Container):
             with ThreadPoolExecutor(num_threads) as pool:
                 return list(pool.map(torch.Tensor.pin_memory, leaves))
 
-        return self._apply_inplace_result(self._resident()._foreach(pin), "pin_memory", inplace)
+        return self._apply_inplace_result(self._resident()._foreach(pin), "pin memory", inplace)
 
     def pin_memory_(self, num_threads: int | str = 0) -> Self:
         """Move the leaves into page-locked memory in place; see `pin_memory`."""

@@ -31,7 +31,11 @@ class MeasureMixin(Container):
         Stored leaves are not read, and count as they do in memory.
 
         Args:
-            count_duplicates: False counts a tensor that several entries share once.
+            count_duplicates: False counts a tensor that is several entries once.
+
+        Example:
+            >>> TensorDict({"a": torch.zeros(3, 4), "b": torch.zeros(3, dtype=torch.uint8)}, [3]).bytes()
+            51
         """
         leaves = sum(n * size for n, size in self._sizes(count_duplicates))
         return leaves + sum(self._companion_sizes(count_duplicates))
@@ -77,7 +81,19 @@ class MeasureMixin(Container):
         return id(self), key
 
     def data_ptr(self, *, storage: bool = False) -> TensorDictBase:
-        """Return the addresses of the leaves as int64 scalars in a TensorDict; with `storage`, of their storages."""
+        """Return the memory addresses of the leaves.
+
+        Args:
+            storage: the addresses of the leaves' storages, which views share.
+
+        Returns:
+            A TensorDict of int64 scalars, of batch size `[]`. A lazy stack has an entry for each element: "0", "1", ...
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3])
+            >>> int(td.data_ptr()["a"]) == td["a"].data_ptr()
+            True
+        """
 
         def address(leaf: Tensor) -> Tensor:
             return torch.tensor(leaf.untyped_storage().data_ptr() if storage else leaf.data_ptr())
@@ -110,8 +126,16 @@ class MeasureMixin(Container):
     def is_non_tensor(self, key: Any) -> bool:
         """Return whether the entry of a (nested) key is a value that is not a tensor.
 
+        Args:
+            key: a string, or a tuple of strings for a nested entry.
+
         Raises:
-            KeyNotFoundError: no such entry.
+            KeyNotFoundError: there is no such entry.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2), "b": "text"}, [2])
+            >>> td.is_non_tensor("a"), td.is_non_tensor("b")
+            (False, True)
         """
         found = self._find(entry_path(key))
         if found is None:
@@ -134,7 +158,20 @@ class MeasureMixin(Container):
         return made
 
     def zero_grad(self, set_to_none: bool = True) -> Self:
-        """Forget the leaves' gradients, or with `set_to_none=False` fill them with zeros."""
+        """Drop the gradients of the leaves.
+
+        Args:
+            set_to_none: False fills them with zeros instead.
+
+        Returns:
+            This TensorDict.
+
+        Example:
+            >>> td = TensorDict({"a": torch.ones(2, requires_grad=True)}, [2])
+            >>> td["a"].sum().backward()
+            >>> td.zero_grad().grad is None
+            True
+        """
         for leaf in self._leaf_list():
             if leaf.grad is not None:
                 if set_to_none:
@@ -146,16 +183,17 @@ class MeasureMixin(Container):
     def backward(
         self, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
     ) -> None:
-        """Differentiate all leaves that require a gradient, at once, and add to the `grad` of what they came from.
+        """Compute gradients of all leaves that require one, at once, and accumulate them in the graph's leaves.
 
         Args:
             gradient: a TensorDict with the gradient of each of these leaves; default: 1, for leaves of one element.
             retain_graph: keep the graph for another call; default: `create_graph`.
+            create_graph: build a graph of the gradients, for gradients of higher order.
             inputs: a TensorDict or tensors; only their `grad` is added to.
 
         Raises:
-            RuntimeError: no leaf requires a gradient, or one has several elements and no `gradient`.
-            TypeError: `gradient` is no TensorDict.
+            InvalidStateError: no leaf requires a gradient, or one has several elements and no `gradient`.
+            InvalidTypeError: `gradient` is not a TensorDict.
 
         Example:
             >>> x = torch.ones(2, requires_grad=True)

@@ -29,11 +29,38 @@ class FillingMixin(Container):
     __slots__ = ()
 
     def zero_(self) -> Self:
-        """Set every element of every leaf to zero, in place."""
+        """Set every element of every leaf to zero, in place. A dataset that is open for writing is changed.
+
+        Returns:
+            This TensorDict.
+
+        Raises:
+            ReadOnlyError: the dataset was opened in mode "r".
+
+        Example:
+            >>> TensorDict({"a": torch.ones(2)}, [2]).zero_()["a"]
+            tensor([0., 0.])
+        """
         return self._foreach_(torch._foreach_zero_)
 
     def fill_(self, key: NestedKey, value: Any) -> Self:
-        """Fill one entry in place with a number (every leaf of it, if it is a TensorDict)."""
+        """Fill one entry in place with a number; of a nested TensorDict, every leaf.
+
+        Args:
+            key: a string, or a tuple of strings for a nested entry.
+            value: a number, which is cast to the dtype of the entry.
+
+        Returns:
+            This TensorDict.
+
+        Raises:
+            KeyNotFoundError: there is no such entry.
+            ReadOnlyError: the dataset was opened in mode "r".
+
+        Example:
+            >>> TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, [2]).fill_("a", 7)["a"]
+            tensor([7., 7.])
+        """
         entry = self.get(key)
         if isinstance(entry, Container):
             entry._foreach_(lambda leaves: [t.fill_(value) for t in leaves])
@@ -45,7 +72,23 @@ class FillingMixin(Container):
         return self.set_(key, torch.full((), value, dtype=entry.dtype, device=entry.device).expand(entry.shape))
 
     def masked_fill_(self, mask: Tensor, value: Any) -> Self:
-        """Set the rows where `mask` (of the batch's leading shape) is true, in place."""
+        """Set the rows where a mask is true, in place, in every entry.
+
+        Args:
+            mask: a bool tensor of the batch size or of its leading dimensions.
+            value: a number, or what `td[mask] = value` accepts.
+
+        Returns:
+            This TensorDict.
+
+        Raises:
+            BatchSizeError: the mask is not bool, or has another shape.
+            ReadOnlyError: the dataset was opened in mode "r".
+
+        Example:
+            >>> TensorDict({"a": torch.ones(2)}, [2]).masked_fill_(torch.tensor([True, False]), 9)["a"]
+            tensor([9., 1.])
+        """
         self._check_mask(mask)
         self[mask] = value
         return self
@@ -74,14 +117,24 @@ class FillingMixin(Container):
     def where(
         self, condition: Tensor, other: Any, *, out: Any = None, pad: Any = None, update_batch_size: bool = False
     ) -> Self:
-        """Choose rows of this TensorDict where `condition` is true, and of `other` (TensorDict or number) elsewhere.
+        """Select rows of this TensorDict where a condition is true, and of `other` elsewhere.
 
         Args:
-            condition: bool, of the batch size or its leading dimensions.
-            out: write the result into this TensorDict, wherever it lives: in blocks of rows of bounded memory, so
+            condition: a bool tensor, of the batch size or of its leading dimensions.
+            other: a TensorDict, a tensor or a number.
+            out: a TensorDict to write the result into, wherever it lives: in blocks of rows of bounded memory, so
                 that none of the three need fit in memory. Without it the result is in memory.
-            pad: stands for entries that one side lacks.
-            update_batch_size: `out` takes over this batch size.
+            pad: a number that stands for entries that one side lacks.
+            update_batch_size: whether `out` adopts this batch size.
+
+        Raises:
+            KeyNotFoundError: one side lacks an entry, and there is no `pad`.
+            RuntimeError: the shapes of two leaves do not broadcast.
+
+        Example:
+            >>> td = TensorDict({"a": torch.tensor([1, 2, 3])}, [3])
+            >>> td.where(torch.tensor([True, False, True]), 0)["a"]
+            tensor([1, 0, 3])
         """
         if update_batch_size and out is not None:
             out.batch_size = self.batch_size
@@ -146,15 +199,23 @@ class FillingMixin(Container):
 
     # -- new tensors of the same form ----------------------------------------------------------
     def new_zeros(self, *size: Any, **kwargs: Any) -> Self:
-        """Create zeros with these leaves' feature shapes and dtypes, for batch size `size`.
+        """Create zeros with the feature shapes and dtypes of these leaves, for another batch size.
 
-        The last dimensions of `size` keep the names of the last batch dimensions. Values that differ from row
-        to row are left out: the rows are others.
+        The last dimensions of `size` have the names of the last batch dimensions. Values that differ from row
+        to row are left out, since the rows are others.
 
         Args:
-            **kwargs: those of `Tensor.new_zeros`; the result has the `device` that is given. With
+            *size: the batch size, as numbers or as one sequence.
+            **kwargs: those of `Tensor.new_zeros`, such as `device` and `dtype`. With
                 `empty_lazy=True` a nested lazy stack becomes one of elements without entries, for an indexed write
                 to fill, and values that differ from row to row become None.
+
+        Raises:
+            RuntimeError: a negative size.
+
+        Example:
+            >>> TensorDict({"a": torch.ones(3, 5)}, [3]).new_zeros(10)["a"].shape
+            torch.Size([10, 5])
         """
         return self._new_leaves(size, Tensor.new_zeros, kwargs)
 

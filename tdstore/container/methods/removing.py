@@ -21,8 +21,20 @@ class RemovingMixin(Container):
     def del_(self, key: NestedKey) -> Self:
         """Remove an entry.
 
+        Args:
+            key: a string, or a tuple of strings for a nested entry.
+
+        Returns:
+            This TensorDict.
+
         Raises:
-            KeyNotFoundError, LockedError.
+            KeyNotFoundError: there is no such entry.
+            LockedError: the TensorDict that has the entry is locked.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2), "c": torch.ones(2)}}, [2])
+            >>> list(td.del_(("n", "b")).keys(True, True))
+            ['a', ('n', 'c')]
         """
         found = self._find(key)
         if (self if found is None else found[0]).is_locked:
@@ -32,7 +44,24 @@ class RemovingMixin(Container):
         return self
 
     def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Entry:
-        """Remove an entry and return it (non-tensor values wrapped, as `get` gives them), or `default`."""
+        """Remove an entry and return it. Of a stored TensorDict, it is read into memory first.
+
+        Args:
+            key: a string, or a tuple of strings for a nested entry.
+            default: what to return if there is no such entry.
+
+        Returns:
+            A tensor, a TensorDict, or a wrapped value, as `get` returns it.
+
+        Raises:
+            KeyNotFoundError: there is no such entry, and no `default`.
+            LockedError: the TensorDict that has the entry is locked.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2), "b": torch.ones(2)}, [2])
+            >>> td.pop("b"), td.pop("b", None), list(td.keys())
+            (tensor([1., 1.]), None, ['a'])
+        """
         found = self._find(key)
         if found is None:
             if default is NO_DEFAULT:
@@ -50,7 +79,19 @@ class RemovingMixin(Container):
         return entry
 
     def popitem(self) -> tuple[str, Any]:
-        """Remove the last first-level entry and return `(key, entry)`."""
+        """Remove the last first-level entry and return it with its key.
+
+        Returns:
+            `(key, entry)`.
+
+        Raises:
+            KeyNotFoundError: there are no entries.
+            LockedError: the TensorDict is locked.
+
+        Example:
+            >>> TensorDict({"a": torch.zeros(2), "b": torch.ones(2)}, [2]).popitem()
+            ('b', tensor([1., 1.]))
+        """
         keys = list(self._first_keys())
         if not keys:
             raise errors.KeyNotFoundError("popitem: the TensorDict is empty")
@@ -61,17 +102,44 @@ class RemovingMixin(Container):
         return self
 
     def clear(self) -> Self:
-        """Remove every entry."""
+        """Remove all entries. The batch size and the device stay.
+
+        Returns:
+            This TensorDict.
+
+        Raises:
+            LockedError: the TensorDict is locked.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2)}, [2]).clear()
+            >>> td.is_empty(), td.batch_size
+            (True, torch.Size([2]))
+        """
         if self.is_locked:
             raise self._refuse_locked("clear")
         self._drop(list(self._first_keys()))
         return self
 
     def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
-        """Move an entry to another (nested) key.
+        """Move an entry to another (nested) key, in place. Within one TensorDict, no data is copied.
 
         Args:
-            safe: raise `KeyError` if the new key exists; otherwise it is replaced.
+            old_key: a string, or a tuple of strings for a nested entry.
+            new_key: the new key; nested TensorDicts on its way are created.
+            safe: refuse a new key that exists; otherwise its entry is replaced.
+
+        Returns:
+            This TensorDict.
+
+        Raises:
+            KeyNotFoundError: there is no entry at `old_key`.
+            KeyExistsError: `safe`, and there is an entry at `new_key`.
+            LockedError: the TensorDict is locked.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2)}, [2])
+            >>> list(td.rename_key_("a", ("n", "b")).keys(True, True))
+            [('n', 'b')]
         """
         node, last = (self, "") if self.is_locked else self._existing(old_key)
         if node.is_locked:

@@ -30,9 +30,9 @@ class SelectionMixin(Container):
         """Return a TensorDict with only these (nested) entries, in this order. It shares them.
 
         Args:
-            keys: keys, or one list of them. Of a key and one below it, only the one below is selected.
+            *keys: keys, or one list of them. Of a key and one below it, only the one below is selected.
             inplace: remove the other entries from this TensorDict, and return it.
-            strict: refuse keys that do not exist. Else they are ignored.
+            strict: refuse keys that do not exist. Otherwise they are ignored.
             as_tensordict: return a plain TensorDict for a tensorclass.
 
         Raises:
@@ -70,10 +70,14 @@ class SelectionMixin(Container):
         self._raw(first)._want(tree[first], below)
 
     def exclude(self, *keys: NestedKey, inplace: bool = False) -> Self:
-        """Return a TensorDict without these (nested) entries. Keys that do not exist are ignored.
+        """Return a TensorDict without these (nested) entries. It shares the others. Keys that do not exist are ignored.
+
+        Args:
+            *keys: keys, or one list of them.
+            inplace: remove the entries from this TensorDict, and return it.
 
         Raises:
-            InvalidKeyError: a key that is neither a string nor a tuple of strings.
+            InvalidKeyError: a key is neither a string nor a tuple of strings.
             LockedError: `inplace`, and this TensorDict is locked.
 
         Example:
@@ -224,10 +228,21 @@ class SelectionMixin(Container):
     def flatten_keys(
         self, separator: str = ".", inplace: bool = False, is_leaf: Callable[[type], bool] | None = None
     ) -> Self:
-        """Join nested keys with a separator: `("a", "b")` becomes `"a.b"`.
+        """Join nested keys with a separator: `("a", "b")` becomes `"a.b"`. The result shares the tensors.
+
+        Args:
+            separator: what the parts of a key are joined with.
+            inplace: change this TensorDict, and return it.
+            is_leaf: called with the type of a nested entry; True keeps the entry as it is.
 
         Raises:
-            KeyError: two keys would become one.
+            KeyExistsError: two keys would become one.
+            LockedError: `inplace`, and this TensorDict is locked.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, [2])
+            >>> list(td.flatten_keys("/").keys())
+            ['a', 'n/b']
         """
         td = self._resident()
         flat: dict[str, Any] = {}
@@ -251,10 +266,20 @@ class SelectionMixin(Container):
         return out
 
     def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Self:
-        """Split keys at a separator into nested TensorDicts: the inverse of `flatten_keys`.
+        """Split keys at a separator into nested TensorDicts, the inverse of `flatten_keys`. Shares the tensors.
+
+        Args:
+            separator: where keys are split.
+            inplace: change this TensorDict, and return it.
 
         Raises:
-            KeyError: a key is both an entry and the start of another.
+            KeyExistsError: a key is both an entry and the start of another.
+            LockedError: `inplace`, and this TensorDict is locked.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2), "n/b": torch.zeros(2)}, [2])
+            >>> list(td.unflatten_keys("/").keys(True, True))
+            ['a', ('n', 'b')]
         """
         td = self._resident()
         tree: dict[str, Any] = {}
@@ -299,7 +324,22 @@ class SelectionMixin(Container):
         return out  # type: ignore[no-any-return]
 
     def create_nested(self, key: NestedKey) -> Self:
-        """Put an empty nested TensorDict at a key, replacing what is there."""
+        """Set an empty nested TensorDict at a key, of this batch size and device. It replaces an entry of that key.
+
+        Args:
+            key: a string, or a tuple of strings.
+
+        Returns:
+            This TensorDict.
+
+        Raises:
+            LockedError: the TensorDict is locked.
+
+        Example:
+            >>> td = TensorDict({}, [3]).create_nested(("a", "b"))
+            >>> td["a", "b"].batch_size
+            torch.Size([3])
+        """
         return self.set(key, self._resident_class._new({}, self._batch_size, self._device, self._names))
 
 

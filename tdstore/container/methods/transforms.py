@@ -30,10 +30,21 @@ class TransformsMixin(Container):
     def empty(
         self, recurse: bool = False, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = None
     ) -> Self:
-        """Return a TensorDict of the same batch size without tensors.
+        """Return a TensorDict of the same batch size, device and names, without tensors.
 
         Args:
-            recurse: keep the tree: nested TensorDicts, empty of tensors, and what is no tensor.
+            recurse: keep the nested TensorDicts, empty of tensors, and the values that are not tensors.
+            batch_size: another batch size.
+            device: another device, or None for no device.
+            names: other names of the batch dimensions.
+
+        Raises:
+            InvalidArgumentError: another number of `names` than batch dimensions.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, [2])
+            >>> list(td.empty().keys()), list(td.empty(recurse=True).keys())
+            ([], ['n'])
         """
         batch = self._batch_size if batch_size is None else as_size(batch_size)
         if names is None and batch_size is None:
@@ -59,10 +70,17 @@ class TransformsMixin(Container):
         return cls._new({}, td._batch_size, td._device, td._names)._become(td)
 
     def clone(self, recurse: bool = True) -> Self:
-        """Copy leaves and values too (`recurse=True`), or only the tree around the same ones.
+        """Copy the TensorDict. A stored one is read into memory.
 
-        Values are copied as `copy.deepcopy` does it. One that it refuses, such as a lock, is in both. Dicts and lists
-        are copied in either case: they are part of the tree.
+        Values are copied as `copy.deepcopy` does. One that refuses to be copied, such as a lock, is in both. Dicts and
+        lists are copied in either case: they are part of the structure.
+
+        Args:
+            recurse: copy tensors and values too. False copies the structure only: the copy has the same tensors, but
+                keys can be added and removed without changing the original.
+
+        Returns:
+            An unlocked TensorDict.
 
         Example:
             >>> td = TensorDict({"a": torch.zeros(3)}, [3])
@@ -87,14 +105,35 @@ class TransformsMixin(Container):
         return self.clone(recurse=False)
 
     def copy(self) -> Self:
-        """Copy the tree around the same leaves."""
+        """Copy the structure around the same tensors: `clone(recurse=False)`. `clone()` copies tensors too.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3])
+            >>> td.copy().set("b", torch.ones(3))["a"] is td["a"], "b" in td
+            (True, False)
+        """
         return self.clone(recurse=False)
 
     def __copy__(self) -> Any:
         return self.clone(recurse=False)
 
     def replace(self, *args: Any, **kwargs: Any) -> Self:
-        """Copy shallowly, with some entries replaced. Stored data is copied into memory; the store stays as it is."""
+        """Copy the structure around the same tensors, with some entries replaced: `copy().update(...)`.
+
+        A dataset is not changed: its entries are read into memory.
+
+        Args:
+            *args: the arguments of `update`: a TensorDict or a dict first.
+            **kwargs: those of `update`, or entries by their keys.
+
+        Raises:
+            BatchSizeError: a new entry does not have the batch size.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2)}, [2])
+            >>> td.replace(a=torch.ones(2))["a"], td["a"]
+            (tensor([1., 1.]), tensor([0., 0.]))
+        """
         if not kwargs and (not args or args[0] is None or (isinstance(args[0], dict) and not args[0])):
             return self
         return self._own_copy().update(*args, **kwargs)
@@ -104,26 +143,50 @@ class TransformsMixin(Container):
         return self._shallow()
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Self:
-        """Make the leaves contiguous. A stored TensorDict is read into memory.
+        """Return a TensorDict whose tensors are contiguous in memory; those that are already are shared, not copied.
+
+        A stored TensorDict is read into memory, and a lazy stack is made dense.
 
         Args:
-            canonical: leaves also get the strides that torch gives a new tensor of their shape. A dimension
+            canonical: tensors also get the strides that torch gives a new tensor of their shape. A dimension
                 of size 1 may have any other stride and still be contiguous.
-            inplace: this TensorDict takes over the leaves and is returned.
+            inplace: this TensorDict takes over the tensors and is returned.
+
+        Raises:
+            LockedError: `inplace`, and this TensorDict is locked.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2, 3)}, [2, 3]).transpose(0, 1)
+            >>> td.is_contiguous(), td.contiguous().is_contiguous()
+            (False, True)
         """
         td = self._resident()
         made = [
             t if t.is_contiguous() and not (canonical and _has_unusual_strides(t)) else _compact(t)
             for t in td._leaf_list()
         ]
-        return self._apply_inplace_result(td._with_leaves(iter(made)), "contiguous", inplace)
+        return self._apply_inplace_result(td._with_leaves(iter(made)), "make contiguous", inplace)
 
     def is_contiguous(self) -> bool:
         """Return whether every leaf is contiguous in memory."""
         return self._resident() is self and all(t.is_contiguous() for t in self._leaf_list())
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
-        """Return a plain in-memory TensorDict with copies of all entries."""
+        """Return a `TensorDict` in memory with copies of all entries, whatever this container is.
+
+        A stored TensorDict is read, a lazy stack is made dense, and nested tensorclasses become plain TensorDicts.
+
+        Args:
+            retain_none: accepted for compatibility: entries whose value is None are kept.
+
+        Raises:
+            UnevenError: elements of a lazy stack differ in shape, and cannot be made dense.
+
+        Example:
+            >>> td = tdstore.lazy_stack([TensorDict({"a": torch.tensor(i)}) for i in range(3)])
+            >>> type(td.to_tensordict()).__name__, td.to_tensordict()["a"]
+            ('TensorDict', tensor([0, 1, 2]))
+        """
         td = self._resident()
         data: dict[str, Any] = {}
         for key, value in td._data.items():
@@ -140,12 +203,19 @@ class TransformsMixin(Container):
         convert_tensors: bool | Literal["numpy"] = False,
         tolist_first: bool = False,
     ) -> dict[str, Any]:
-        """Convert to nested plain dicts.
+        """Convert to nested plain dicts. Tensors are shared, not copied; those of a stored TensorDict are read.
 
         Args:
             retain_none: keep entries whose value is None.
-            convert_tensors: tensors become lists of numbers, or with "numpy" arrays.
+            convert_tensors: True converts tensors to lists of numbers, "numpy" to arrays.
             tolist_first: nested TensorDicts with batch dimensions become lists of dicts, and values lists of them.
+
+        Raises:
+            TypeError: `convert_tensors="numpy"`, and numpy lacks the dtype of a tensor, such as bfloat16.
+
+        Example:
+            >>> TensorDict({"a": torch.arange(2), "n": {"b": torch.ones(2)}}, [2]).to_dict(convert_tensors=True)
+            {'a': [0, 1], 'n': {'b': [1.0, 1.0]}}
         """
         out: dict[str, Any] = {}
         for key, value in self._plain_entries():
@@ -186,22 +256,37 @@ class TransformsMixin(Container):
         is_leaf: Callable[[type], bool] | None = None,
         out: Any = None,
     ) -> Self:
-        """Map `fn(leaf, *leaves of others)` over tensor leaves into a new TensorDict.
+        """Call a function on each tensor, and return a TensorDict of the results.
 
-        A result of None drops the entry; `apply` returns None when every entry was dropped and
-        `filter_empty` is not False.
+        With `others`, it is called with the tensors of the same key: `fn(leaf, *leaves of others)`. A result of None
+        drops the entry; `apply` returns None when every entry was dropped and `filter_empty` is not False.
 
         Args:
+            fn: called with tensors of shape `[*B, ...]`; returns a tensor.
+            *others: TensorDicts with the keys of this one.
             batch_size: of the result, when `fn` changes leading dimensions.
-            default: stands for an entry that one of `others` lacks; without it that is a `KeyError`.
-            filter_empty: leave out nested TensorDicts that end up empty.
-            call_on_nested: call `fn` on nested TensorDicts and values too, instead of going into them.
-            is_leaf: tells by its type whether `fn` is called on an entry that is no tensor; with `is_leaf_nontensor`,
-                it is called on values.
+            device: of the result.
+            names: names of the batch dimensions of the result.
             inplace: write the results into this TensorDict.
-            out: this one takes the results, and its batch size is that of the results; where it is locked or its
-                leaves lie in files they are written into its leaves. Stored leaves are then read, and their results
-                written, in blocks of rows of bounded memory (so too with `inplace`): `fn` sees some rows at a time.
+            default: stands for an entry that one of `others` lacks; without it that is a `KeyNotFoundError`.
+            filter_empty: leave out nested TensorDicts that end up empty.
+            propagate_lock: lock the result if this TensorDict is locked.
+            call_on_nested: call `fn` on nested TensorDicts and values too, instead of going into them.
+            is_leaf: called with the type of an entry that is not a tensor; True calls `fn` on the entry. With
+                `is_leaf_nontensor`, `fn` is called on values.
+            out: a TensorDict for the results, whose batch size is that of the results. Where it is locked, or its
+                tensors are in files, they are written into. Stored tensors are then read, and their results written, in
+                blocks of rows of bounded memory (so too with `inplace`): `fn` sees some rows at a time.
+
+        Raises:
+            KeyNotFoundError: one of `others` lacks an entry, and there is no `default`.
+            BatchSizeError: a result does not have the batch size.
+            LockedError: `inplace`, the TensorDict is locked, and a result cannot be written into its entry.
+
+        Example:
+            >>> td = TensorDict({"a": torch.ones(2), "n": {"b": torch.zeros(2)}}, [2])
+            >>> td.apply(lambda x, y: x + 2 * y, td)["a"]
+            tensor([3., 3.])
         """
         made: Self = self._map_leaves(
             fn,
@@ -221,7 +306,22 @@ class TransformsMixin(Container):
         return made
 
     def named_apply(self, fn: Callable[..., Any], *others: Any, nested_keys: bool = False, **kwargs: Any) -> Self:
-        """Apply `fn` as `apply` does, with the key first: its last part, or the whole path with `nested_keys`."""
+        """Call a function on each tensor with its key: as `apply`, with `fn(key, leaf, *leaves of others)`.
+
+        Args:
+            fn: called with the key first.
+            *others: TensorDicts with the keys of this one.
+            nested_keys: pass the whole path of a nested entry, a tuple; False passes its last part.
+            **kwargs: those of `apply`.
+
+        Raises:
+            KeyNotFoundError: one of `others` lacks an entry, and there is no `default`.
+
+        Example:
+            >>> td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2)}}, [2])
+            >>> td.named_apply(lambda key, x: x if key == "a" else -x)["n", "b"]
+            tensor([-1., -1.])
+        """
 
         def call(path: Path, *leaves: Any) -> Any:
             key = path if nested_keys and len(path) > 1 else path[-1]
@@ -231,7 +331,25 @@ class TransformsMixin(Container):
         return made
 
     def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
-        """Map `fn` over the leaves and write the results back in place."""
+        """Call a function on each tensor, and write the results into the tensors in place.
+
+        Args:
+            fn: called with tensors, as of `apply`; returns a tensor of the same shape.
+            *others: TensorDicts with the keys of this one.
+            **kwargs: those of `apply`.
+
+        Returns:
+            This TensorDict.
+
+        Raises:
+            KeyNotFoundError: one of `others` lacks an entry, and there is no `default`.
+            ReadOnlyError: the dataset was opened in mode "r".
+
+        Example:
+            >>> td = TensorDict({"a": torch.ones(2)}, [2])
+            >>> td.apply_(lambda x: x + 1)["a"]
+            tensor([2., 2.])
+        """
         self.apply(fn, *others, inplace=True, **kwargs)
         return self
 

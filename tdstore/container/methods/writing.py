@@ -42,13 +42,31 @@ class WritingMixin(Container):
     def set(
         self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False, **kwargs: Any
     ) -> Self:
-        """Set an entry, making nested TensorDicts on the way.
+        """Set an entry, creating nested TensorDicts on the way.
+
+        The tensor itself becomes the entry: it is not copied. On a dataset that is open for writing, it is written
+        there.
 
         Args:
-            inplace: write into the entry if there is one (best effort: a new key is added).
+            key: a string, or a tuple of strings for a nested entry.
+            item: a tensor of shape `[*B, ...]`, a TensorDict or dict, or any other value, which is stored as non-tensor
+                data.
+            inplace: copy into the entry if there is one, instead of replacing it; a new key is added.
+            non_blocking: accepted for compatibility.
+            **kwargs: accepted for compatibility.
+
+        Returns:
+            This TensorDict.
 
         Raises:
-            LockedError: locked, and the key set or an entry would change. BatchSizeError: wrong leading shape.
+            LockedError: the TensorDict is locked, and an entry would be added or replaced.
+            BatchSizeError: the leading shape of `item` is not the batch size.
+            NotAGroupError: a part of the key before the last is not a TensorDict.
+
+        Example:
+            >>> td = TensorDict({}, [3]).set(("next", "obs"), torch.ones(3, 4))
+            >>> td["next", "obs"].shape
+            torch.Size([3, 4])
         """
         path = entry_path(key)
         node, rest = self._descend(path, item)
@@ -127,8 +145,25 @@ class WritingMixin(Container):
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
         """Write into an existing entry in place: same shape, cast to its dtype.
 
+        Every view of the entry's memory sees the new values, and a locked TensorDict allows it.
+
+        Args:
+            key: a string, or a tuple of strings for a nested entry.
+            item: a tensor of the entry's shape, or a value for non-tensor data.
+            non_blocking: accepted for compatibility.
+
+        Returns:
+            This TensorDict.
+
         Raises:
-            KeyNotFoundError: no such entry. BatchSizeError: another shape. ReadOnlyError.
+            KeyNotFoundError: there is no such entry.
+            BatchSizeError: `item` has another shape.
+            ReadOnlyError: the dataset was opened in mode "r".
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3]).lock_()
+            >>> td.set_("a", torch.arange(3))["a"]
+            tensor([0., 1., 2.])
         """
         node, last = self._existing(key)
         value = node._coerce_existing(last, item, whole=True)
@@ -141,10 +176,24 @@ class WritingMixin(Container):
         return self
 
     def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Self:
-        """Write `td[key][index] = value` in place, broadcast and cast as torch does.
+        """Write rows of an existing entry in place: `td[key][index] = value`, broadcast and cast as torch does.
+
+        Args:
+            key: a string, or a tuple of strings for a nested entry.
+            value: a tensor or number that broadcasts to the shape at the index.
+            index: an index into the dimensions of the entry, batch dimensions first.
+            non_blocking: accepted for compatibility.
+
+        Returns:
+            This TensorDict.
 
         Raises:
-            KeyNotFoundError: no such entry.
+            KeyNotFoundError: there is no such entry.
+            ReadOnlyError: the dataset was opened in mode "r".
+
+        Example:
+            >>> TensorDict({"a": torch.zeros(3)}, [3]).set_at_("a", 5.0, slice(1, None))["a"]
+            tensor([0., 5., 5.])
         """
         node, last = self._existing(key)
         if node._kind(last) == LEAF:
@@ -154,11 +203,42 @@ class WritingMixin(Container):
         return self
 
     def set_non_tensor(self, key: NestedKey, value: Any) -> Self:
-        """Store any object as one value for the whole batch."""
+        """Store any object as one value for the whole batch, also one that `set` would convert to a tensor.
+
+        Args:
+            key: a string, or a tuple of strings for a nested entry.
+            value: the object. `td[key]` returns it, and indexing the batch does not divide it.
+
+        Returns:
+            This TensorDict.
+
+        Raises:
+            LockedError: the TensorDict is locked.
+
+        Example:
+            >>> td = TensorDict({}, [3]).set_non_tensor("bounds", [0.0, 1.0])
+            >>> td["bounds"], td[0]["bounds"]
+            ([0.0, 1.0], [0.0, 1.0])
+        """
         return self.set(key, NonTensorData(value, self._batch_size))
 
     def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Entry:
-        """Set the entry if there is none, and return it."""
+        """Set an entry if there is none, and return the entry.
+
+        Args:
+            key: a string, or a tuple of strings for a nested entry.
+            default: what to set if there is no such entry.
+            inplace: as of `set`.
+
+        Raises:
+            LockedError: there is no such entry, and the TensorDict is locked.
+            BatchSizeError: the leading shape of `default` is not the batch size.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2)}, [2])
+            >>> td.setdefault("a", torch.ones(2)), td.setdefault("b", torch.ones(2))
+            (tensor([0., 0.]), tensor([1., 1.]))
+        """
         if self.get(key, None) is None:
             self.set(key, default, inplace=inplace)
         return self.get(key)
@@ -176,19 +256,34 @@ class WritingMixin(Container):
         ignore_lock: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """Merge entries, going into nested TensorDicts that are on both sides; nothing is set unless everything fits.
+        """Merge entries of another TensorDict or a dict into this one; nothing is set unless everything fits.
 
-        Where the source has a lazy stack whose elements differ in keys or shapes, the entry becomes a lazy stack.
+        Nested TensorDicts that are on both sides are merged, not replaced. Where the source has a lazy stack whose
+        elements differ in keys or shapes, the entry becomes a lazy stack.
 
         Args:
-            clone: store copies of the tensors.
-            inplace: write into existing entries where there are some.
+            input_dict_or_td: a TensorDict, or a dict with (nested) keys.
+            clone: store copies of the tensors instead of the tensors themselves.
+            inplace: copy into existing entries instead of replacing them; new keys are added.
+            non_blocking: accepted for compatibility.
             keys_to_update: only these (nested) keys: a sequence, or one name. `("a", "b")` are two names, and
                 `[("a", "b")]` is one nested key.
-            update_batch_size: take over the source's batch size.
+            is_leaf: called with the type of a nested entry; True replaces the entry instead of merging into it.
+            update_batch_size: adopt the batch size of the source.
+            ignore_lock: update although this TensorDict is locked.
+            **kwargs: more entries, by their keys.
+
+        Returns:
+            This TensorDict.
 
         Raises:
             LockedError: the TensorDict is locked, and its structure or its batch size would change.
+            BatchSizeError: the source has another batch size, and `update_batch_size` is False.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, [2])
+            >>> td.update({"n": {"c": torch.ones(2)}})["n"].sorted_keys
+            ['b', 'c']
         """
         source = source_of(input_dict_or_td, kwargs)
         if source is self:
@@ -271,19 +366,52 @@ class WritingMixin(Container):
         keys_to_update: Any = None,
         **kwargs: Any,
     ) -> Self:
-        """Write into existing entries in place; nothing is written unless every key is there.
+        """Write into existing entries in place; nothing is written unless every key exists.
 
-        Takes a TensorDict, a dict or a list of (key, value) pairs.
+        Unlike `update`, it never adds a key and never replaces a tensor: the memory stays, and a lock does not matter.
+
+        Args:
+            input_dict_or_td: a TensorDict, a dict or a list of (key, value) pairs. Values are cast to the dtypes of the
+                entries.
+            clone: accepted for compatibility.
+            non_blocking: accepted for compatibility.
+            keys_to_update: only these (nested) keys.
+            **kwargs: more entries, by their keys.
+
+        Returns:
+            This TensorDict.
 
         Raises:
-            KeyNotFoundError: a key that this TensorDict does not have.
+            KeyNotFoundError: the source has a key that this TensorDict does not have.
+            BatchSizeError: a shape does not fit.
+            ReadOnlyError: the dataset was opened in mode "r".
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2)}, [2]).lock_()
+            >>> td.update_({"a": torch.ones(2)})["a"]
+            tensor([1., 1.])
         """
         if isinstance(input_dict_or_td, list) and all(isinstance(p, tuple) and len(p) == 2 for p in input_dict_or_td):
             input_dict_or_td = dict(input_dict_or_td)
         return self._update_in_place(source_of(input_dict_or_td, kwargs), None, keys_to_update)
 
     def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
-        """Call `update_`, of which this is an alias."""
+        """Write into existing entries in place: another name of `update_`.
+
+        Args:
+            tensordict: a TensorDict or dict whose keys all exist here.
+            non_blocking: accepted for compatibility.
+
+        Raises:
+            KeyNotFoundError: the source has a key that this TensorDict does not have.
+            BatchSizeError: a shape does not fit.
+            ReadOnlyError: the dataset was opened in mode "r".
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2)}, [2])
+            >>> td.copy_(TensorDict({"a": torch.ones(2)}, [2]))["a"]
+            tensor([1., 1.])
+        """
         return self.update_(tensordict)
 
     def update_at_(
@@ -295,7 +423,27 @@ class WritingMixin(Container):
         non_blocking: bool = False,
         keys_to_update: Any = None,
     ) -> Self:
-        """Write into existing entries at a batch index; keys that the source lacks are left alone."""
+        """Write rows of existing entries in place; entries that the source lacks stay as they are.
+
+        Args:
+            input_dict_or_td: a TensorDict or dict, of the batch size of `td[idx]` or one that expands to it.
+            idx: an index into the batch dimensions.
+            clone: accepted for compatibility.
+            non_blocking: accepted for compatibility.
+            keys_to_update: only these (nested) keys.
+
+        Returns:
+            This TensorDict.
+
+        Raises:
+            KeyNotFoundError: the source has a key that this TensorDict does not have.
+            ReadOnlyError: the dataset was opened in mode "r".
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3)}, [3])
+            >>> td.update_at_({"a": torch.ones(2)}, slice(0, 2))["a"]
+            tensor([1., 1., 0.])
+        """
         return self._update_in_place(input_dict_or_td, as_terms(idx), keys_to_update)
 
     def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True) -> Self:

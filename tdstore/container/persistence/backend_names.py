@@ -41,13 +41,26 @@ class NamedStorageMixin(Container):
     @overload
     def memmap(self, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> Self: ...
     def memmap(self, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> Any:
-        """Save as memory-mapped files under `prefix` (default: temporary ones); the result is locked, on the CPU.
+        """Save as memory-mapped files under `prefix`; the result is a locked TensorDict over them, on the CPU.
 
-        See `save`. A URL goes to its own backend. What is mapped from files already stays in these without a
-        `prefix`, and with another one is copied only if `copy_existing` says so.
+        The tensors of the result *are* the files: writing into them writes to the files, and other processes that load
+        the directory see it. Entries that are mapped from files already stay where they are if there is no `prefix`.
+
+        Args:
+            prefix: a directory. Default: temporary files, deleted with the last tensor over them. A URL goes to its own
+                backend.
+            copy_existing: copy entries that are mapped from files somewhere else, instead of refusing to.
+            **kwargs: `return_early=True` returns a future at once; others are those of `save`.
 
         Raises:
-            RuntimeError: the entries are mapped from files somewhere else, and `copy_existing` is False.
+            InvalidStateError: the entries are mapped from files somewhere else, and `copy_existing` is False.
+            StoreExistsError: `existsok=False`, and something is there.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3]).memmap("run")
+            >>> td["a"][0] = 1.0
+            >>> TensorDict.load_memmap("run")["a"]
+            MemoryMappedTensor([1., 0., 0.])
         """
         files = _files_of(self)
         if prefix is None and files is not None and not kwargs.keys() - {"return_early"}:
@@ -74,7 +87,25 @@ class NamedStorageMixin(Container):
             group._mark_mapped()
 
     def memmap_(self, prefix: Location = None, copy_existing: bool = False, **kwargs: Any) -> Self:
-        """Save as `memmap` does, and make this TensorDict the one over the files."""
+        """Save as `memmap` does, and make this TensorDict the one over the files: its tensors become memory-mapped.
+
+        Args:
+            prefix: a directory. Default: temporary files, deleted with the last tensor over them.
+            copy_existing: copy entries that are mapped from files somewhere else, instead of refusing to.
+            **kwargs: `return_early=True` returns a future at once; others are those of `save`.
+
+        Returns:
+            This TensorDict, locked.
+
+        Raises:
+            InvalidStateError: the entries are in shared memory; or they are mapped from files somewhere else, and
+                `copy_existing` is False.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3])
+            >>> td.memmap_("run").is_memmap()
+            True
+        """
         early: Any = kwargs.pop("return_early", False)
         prefix = absolute(prefix) if early else prefix
 
@@ -103,9 +134,27 @@ class NamedStorageMixin(Container):
     def memmap_like(
         self, prefix: Location = None, copy_existing: bool = False, *, existsok: bool = True, **kwargs: Any
     ) -> Any:
-        """Allocate files for the same shapes, filled with zeros, without touching the data; values are kept.
+        """Allocate memory-mapped files for the same keys, shapes and dtypes, filled with zeros.
 
-        An expanded TensorDict of a million rows takes no time and no memory.
+        The tensors are not read, so an expanded TensorDict of a million rows takes no time and no memory. Values that
+        are not tensors are copied.
+
+        Args:
+            prefix: a directory. Default: temporary files, deleted with the last tensor over them.
+            copy_existing: accepted for compatibility.
+            existsok: False refuses to replace an existing dataset.
+            **kwargs: `return_early=True` returns a future at once; others are those of `save`.
+
+        Returns:
+            A locked TensorDict over the files, on the CPU.
+
+        Raises:
+            StoreExistsError: something is there, and `existsok` is False.
+
+        Example:
+            >>> step = TensorDict({"obs": torch.zeros(84, 84, dtype=torch.uint8)})
+            >>> TensorDict.memmap_like(step.expand(1000), "buffer")["obs"].shape
+            torch.Size([1000, 84, 84])
         """
         groups, specs = describe(self)
         # Where the rows of nested tensors are is no data: without it there are no rows.
@@ -128,7 +177,21 @@ class NamedStorageMixin(Container):
 
     @classmethod
     def load_memmap(cls, prefix: Location, *args: Any, **kwargs: Any) -> TensorDictBase:
-        """Load a TensorDict: `load` by its older name."""
+        """Load a dataset: an older name of `load`, and the same for every backend.
+
+        Args:
+            prefix: path or URL.
+            *args: as of `load`, as are `**kwargs`.
+
+        Raises:
+            StoreNotFoundError: there is no dataset at the location.
+            CorruptStoreError: the dataset is damaged.
+
+        Example:
+            >>> saved = TensorDict({"a": torch.arange(3)}, [3]).memmap("run")
+            >>> TensorDict.load_memmap("run").batch_size
+            torch.Size([3])
+        """
         td: TensorDictBase = cls.load(prefix, *args, **kwargs)
         return td
 
@@ -137,7 +200,13 @@ class NamedStorageMixin(Container):
         return self.load_(prefix, *args, **kwargs)
 
     def is_memmap(self) -> bool:
-        """Return whether the entries are views of memory-mapped files."""
+        """Return whether the tensors of this TensorDict are views of memory-mapped files.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3])
+            >>> td.is_memmap(), td.memmap().is_memmap()
+            (False, True)
+        """
         return bool(self._state & MAPPED)
 
     def _place(self) -> tuple[StoreHandle, Path] | None:
@@ -220,7 +289,25 @@ class NamedStorageMixin(Container):
         raise UnsupportedError("make_memmap needs a TensorDict over memory-mapped files", hint="use set() here")
 
     def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
-        """Read the dataset again: entries that other processes added appear, removed ones go."""
+        """Read the dataset again: entries that other processes added appear, removed ones go.
+
+        Args:
+            allow_pickle: accepted for compatibility.
+
+        Returns:
+            This TensorDict.
+
+        Raises:
+            InvalidStateError: this TensorDict is not over memory-mapped files.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3]).memmap("run")
+            >>> other = TensorDict.load_memmap("run", mode="r+")
+            >>> other.make_memmap("b", (3,)).shape
+            torch.Size([3])
+            >>> list(td.memmap_refresh_().keys())
+            ['a', 'b']
+        """
         binding = self._place()
         if binding is None:
             raise InvalidStateError("memmap_refresh_: this TensorDict is not over memory-mapped files")
@@ -239,17 +326,48 @@ class NamedStorageMixin(Container):
 
     # -- others ------------------------------------------------------------------------------
     def to_h5(self, filename: Location, **kwargs: Any) -> TensorDictBase:
-        """Save as one HDF5 file; options such as `chunks` and `compression` go to every dataset."""
+        """Save as one HDF5 file. Needs `tdstore-h5`.
+
+        Args:
+            filename: the file; an existing one is replaced.
+            **kwargs: those of `save`, and options that apply to every dataset in the file, such as `chunks` and
+                `compression`.
+
+        Returns:
+            A `PersistentTensorDict` over the file, unlocked and writable.
+
+        Raises:
+            PluginError: the plugin is not installed.
+            StoreExistsError: what is there is not a dataset; or `mode="x"`.
+
+        Example:
+            >>> with TensorDict({"a": torch.arange(3)}, [3]).to_h5("data.h5") as td:
+            ...     print(td["a"])
+            tensor([0, 1, 2])
+        """
         made: TensorDictBase = unlocked(self.save(filename, storage="h5", **kwargs))
         return made
 
     def to_zarr(self, filename: object, **kwargs: Any) -> TensorDictBase:
-        """Save as a zarr store; options such as `chunks` and `shards` go to every array.
+        """Save as a zarr store. Needs `tdstore-zarr`.
 
         Args:
             filename: a path or URL, or a store object of zarr. A `LocalStore` or `ZipStore` stands for its path, a
-                `MemoryStore` holds the data itself, and so do others, where `single_writer=True` says that nobody else
-                writes.
+                `MemoryStore` holds the data itself, and so do others, where `single_writer=True` says that no other
+                process writes.
+            **kwargs: those of `save`, and options that apply to every array, such as `chunks` and `shards`.
+
+        Returns:
+            A `PersistentTensorDict` over the store, unlocked and writable.
+
+        Raises:
+            PluginError: the plugin is not installed.
+            StoreExistsError: what is there is not a dataset; or `mode="x"`.
+
+        Example:
+            >>> with TensorDict({"a": torch.arange(3)}, [3]).to_zarr("data.zarr") as td:
+            ...     print(td["a"])
+            tensor([0, 1, 2])
         """
         made: TensorDictBase = unlocked(self.save(cast(Location, filename), storage="zarr", **kwargs))
         return made
@@ -292,10 +410,20 @@ class NamedStorageMixin(Container):
         return found
 
     def share_memory_(self) -> Self:
-        """Move the leaves to shared memory that child processes see, and lock.
+        """Move the leaves to shared memory, which other processes see without a copy, and lock.
+
+        On a GPU nothing happens: CUDA memory can be sent to other processes as it is.
+
+        Returns:
+            This TensorDict.
 
         Raises:
             InvalidStateError: the leaves are in memory-mapped files, which processes share already.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3]).share_memory_()
+            >>> td.is_shared(), td.is_locked
+            (True, True)
         """
         _refuse_other_memory(self, MAPPED, "share_memory_", "memory-mapped files, which other processes open, too")
         if self._device is not None and self._device.type == "cuda":
@@ -313,17 +441,29 @@ class NamedStorageMixin(Container):
         batch_size: Any = None,
         device: Any = None,
     ) -> TensorDictBase:
-        """Open an HDF5 file, ours or a foreign one, as a `PersistentTensorDict`.
+        """Open an HDF5 file, ours or a foreign one, as a `PersistentTensorDict`. Needs `tdstore-h5`.
+
+        Nothing is read but the structure: entries are read when they are indexed.
 
         Args:
-            auto_batch_size: the largest batch size that the entries share, as for a foreign file anyway.
+            filename: the file.
+            mode: "r", or "r+" to change the file.
+            auto_batch_size: use the largest batch size that all entries share. A foreign file is always opened so.
             batch_dims: at most this many batch dimensions.
-            batch_size: another one than the file says; the file is not changed.
-            device: where reads land.
+            batch_size: another batch size than the file says; the file is not changed.
+            device: the device that reads return tensors on.
 
         Raises:
-            TypeError: both `batch_size` and `auto_batch_size`. BatchSizeError: the entries do not have that one.
+            InvalidTypeError: both `batch_size` and `auto_batch_size`.
+            BatchSizeError: the entries do not have that batch size.
             OptionError: mode "w" or "x", which would make a new file.
+            StoreNotFoundError: there is no such file.
+
+        Example:
+            >>> TensorDict({"a": torch.arange(3)}, [3]).to_h5("data.h5").close()
+            >>> with TensorDict.from_h5("data.h5") as td:
+            ...     print(td[1:]["a"])
+            tensor([1, 2])
         """
         made: TensorDictBase = _opened(filename, "h5", mode, auto_batch_size, batch_dims, batch_size, device)
         return made

@@ -162,19 +162,27 @@ class ConsolidatingMixin(Container):
     def from_consolidated(
         cls, filename: Location, *, mode: str = "r", verify: Verify = "size", max_bytes: int | None = None
     ) -> TensorDictBase:
-        """Map a file that `consolidate` wrote, here or in the `tensordict` package.
+        """Map a file that `consolidate` wrote, with this library or with the `tensordict` package.
 
-        The description is not trusted: no name in it is imported.
+        The description in the file is not trusted: no name in it is imported.
 
         Args:
+            filename: the file.
             mode: "r" leaves the file as it is: what is written into the leaves stays in this process. With "r+"
                 it is written into the file.
             verify: "size" compares files of up to 16 MiB with their checksums, and of larger ones what `read`
-                copies; "full" all of the file; "none" nothing. The peer's files have no checksums.
+                copies; "full" all of the file; "none" nothing. Files of the `tensordict` package have no checksums.
             max_bytes: refuse a file that declares more data.
 
         Raises:
-            StoreNotFoundError: no such file. CorruptStoreError: not a consolidated file, or a damaged one.
+            StoreNotFoundError: there is no such file.
+            CorruptStoreError: it is not a consolidated file, or a damaged one.
+            OptionError: another `mode` or `verify`.
+
+        Example:
+            >>> written = TensorDict({"a": torch.arange(3)}, [3]).consolidate("batch.bin")
+            >>> TensorDict.from_consolidated("batch.bin")["a"]
+            tensor([0, 1, 2])
         """
         if filename is None:
             raise OptionError("from_consolidated needs the name of a file")

@@ -27,20 +27,23 @@ class GrowingMixin(Container):
     def append(self, row: Any) -> None:
         """Add one row at the end of the first batch dimension, in every entry.
 
-        In memory the entries get spare room, which doubles: appending costs no more as they get longer, and tensors
-        taken earlier stay as they are. On a dataset the row is written and committed: wholly there or not at all,
-        and a reader in another process sees the old length or the new one. A lock does not keep a TensorDict from
-        growing, since its keys stay the same.
+        In memory, entries are given spare room, which doubles: appending costs no more as they get longer, and tensors
+        obtained earlier stay as they are. On a dataset, the row is written and committed: wholly there or not at all,
+        and a reader in another process sees the old length or the new one. A locked TensorDict can grow, since its keys
+        stay the same.
 
         Args:
             row: a TensorDict or a dict with the same (nested) keys, of batch size `batch_size[1:]`. (One of batch
-                size `[n, *batch_size[1:]]` is taken for `n` rows, as `extend` does.) Values are cast to the dtypes
+                size `[n, *batch_size[1:]]` is treated as `n` rows, as `extend` does.) Values are cast to the dtypes
                 of the entries.
 
         Raises:
-            KeyNotFoundError: a key is missing, or one that is not here. BatchSizeError: a shape does not fit.
-            UnsupportedError: a window, or a backend whose leaves have a fixed length. ReadOnlyError.
-            Whatever is raised, nothing has changed.
+            KeyNotFoundError: a key is missing, or there is one too many.
+            BatchSizeError: a shape does not fit, or there is no batch dimension.
+            UnsupportedError: this is a window, or the leaves of the backend have a fixed length.
+            ReadOnlyError: the dataset was opened in mode "r".
+
+        Whatever is raised, nothing has changed.
 
         Example:
             >>> td = TensorDict({"obs": torch.zeros(2, 3)}, batch_size=[2])
@@ -52,14 +55,19 @@ class GrowingMixin(Container):
         self._add_rows(_one_row(self, row))
 
     def extend(self, rows: Any) -> None:
-        """Add rows at the end of the first batch dimension, in every entry; one commit, however many they are.
+        """Add rows at the end of the first batch dimension, in every entry, with one commit however many they are.
 
         Args:
             rows: a TensorDict or a dict of batch size `[n, *batch_size[1:]]`, or a list of rows as `append` takes
                 them. A stored TensorDict is copied in blocks of bounded memory.
 
         Raises:
-            As `append`.
+            KeyNotFoundError: a key is missing, or there is one too many.
+            BatchSizeError: a shape does not fit, or there is no batch dimension.
+            UnsupportedError: this is a window, or the leaves of the backend have a fixed length.
+            ReadOnlyError: the dataset was opened in mode "r".
+
+        Whatever is raised, nothing has changed.
 
         Example:
             >>> td = TensorDict({"obs": torch.zeros(2, 3)}, batch_size=[2])
@@ -73,11 +81,17 @@ class GrowingMixin(Container):
     def resize_(self, n: int) -> Self:
         """Set the length of the first batch dimension, in place; new rows are zeros (stored: the fill value).
 
-        Tensors taken earlier stay valid and keep their length.
+        Tensors obtained earlier stay valid and keep their length.
+
+        Args:
+            n: the new length, 0 or more.
 
         Raises:
-            ValueError: a negative length. UnsupportedError: as `append`, or rows to be made of an entry that has one
-            value per row, or of a lazy stack.
+            InvalidArgumentError: a negative length.
+            BatchSizeError: there is no batch dimension.
+            UnsupportedError: this is a window, or the leaves of the backend have a fixed length; or rows would have to
+                be made up for an entry that has one value per row, or for a lazy stack.
+            ReadOnlyError: the dataset was opened in mode "r".
 
         Example:
             >>> TensorDict({"a": torch.arange(3)}, batch_size=[3]).resize_(5)["a"]
@@ -92,12 +106,23 @@ class GrowingMixin(Container):
         return self
 
     def refresh_(self) -> Self:
-        """Read the dataset again: what other processes committed meanwhile appears, a new length too.
+        """Read the structure of the dataset again: what other processes committed since appears, a new length too.
 
-        A reader keeps what it opened until then. Tensors taken earlier, and windows, stay as they are.
+        Until then a reader sees the dataset as it was when it was opened. Tensors obtained earlier, and windows, stay
+        as they are.
+
+        Returns:
+            This TensorDict.
 
         Raises:
-            UnsupportedError: in memory, or temporary: nobody else can have changed it.
+            UnsupportedError: it is in memory or temporary, so that no other process can have changed it.
+
+        Example:
+            >>> writer = TensorDict({"a": torch.zeros(3)}, [3]).save("run")
+            >>> reader = TensorDict.load("run")
+            >>> writer.append({"a": torch.ones(())})
+            >>> len(reader), len(reader.refresh_())
+            (3, 4)
         """
         binding = place_of(self)
         if binding is None or binding[0].location is None:

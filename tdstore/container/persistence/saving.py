@@ -82,29 +82,33 @@ class SavingMixin(Container):
     ) -> Any:
         """Save as a new dataset, and return the TensorDict over it.
 
-        A save is all or nothing: until its last step the old dataset, if there is one, is what readers see.
+        A save is all or nothing: until its last step, readers see the old dataset, if there is one. The result is
+        locked: rows can be written in place, and go to the dataset; keys stay as they are.
 
         Args:
-            prefix: path or URL; `location` is the same. A plain path is a memory-mapped directory.
-            storage: name of the backend; default: found from the location.
+            prefix: path or URL; `location` is the same. A plain path is a directory of memory-mapped files.
+            copy_existing: accepted for compatibility: a save always copies.
+            storage: name of the backend. Default: found from the location.
             mode: "w" replaces an existing dataset, "x" refuses to.
             existsok: False is `mode="x"`.
-            return_early: return a future at once.
+            num_threads: accepted for compatibility, as are `share_non_tensor` and `robust_key`.
+            return_early: return a future at once, and save in a thread.
             archive: True makes one file, an archive as `.tdz` names do (backend "tdz", with `compression=`); False
                 makes a directory, whatever the name.
             progress: show a bar.
-            trust: True pickles values that are not plain data and have no codec: who reads them must say `trust=True`,
-                too, since reading a pickle may run any code. Anything else it may be is the backend's.
+            trust: True pickles values that are neither plain data nor have a codec. Readers must then pass `trust=True`
+                too, since unpickling may run any code. Any other value is an option of the backend.
             **options: of the backend, and `leaf_options={key: {...}}` for single entries (h5: chunks, ...).
 
         Raises:
-            StoreExistsError: something is there, and `mode="x"`; or it is not a dataset.
-            UntrustedDataError: a value that is not plain data.
+            StoreExistsError: something is there, and `mode="x"`; or what is there is not a dataset.
+            UntrustedDataError: a value is not plain data, has no codec, and `trust` is not True.
+            OptionError: a mode other than "w" and "x", or an option that the backend does not have.
 
         Example:
-            >>> TensorDict({"a": torch.arange(3)}, [3]).save("runs/1")  # doctest: +SKIP
-            >>> TensorDict.load("runs/1")["a"]  # doctest: +SKIP
-            tensor([0, 1, 2])
+            >>> saved = TensorDict({"a": torch.arange(3)}, [3]).save("runs/1")
+            >>> saved.is_locked, TensorDict.load("runs/1")["a"].tolist()
+            (True, [0, 1, 2])
         """
         where = prefix if prefix is not None else location
         storage = archived(where, storage, archive)
@@ -157,20 +161,40 @@ class SavingMixin(Container):
         allow_pickle: bool | None = None,
         **kwargs: Any,
     ) -> TensorDictBase:
-        """Open a dataset of any backend. In mode "r" nothing is ever changed; "r+" writes through.
+        """Open a dataset of any backend.
+
+        The result is over the dataset: entries are read when they are used, not now. In mode "r" nothing is ever
+        changed; "r+" writes changes through to the dataset. `to_tensordict()` of the result is a copy in memory.
 
         Args:
             location: path or URL; `prefix` is the same.
-            device: move leaves there; `"meta"` gives shapes and dtypes only.
-            storage: name of the backend; default: found from the location.
-            out: a TensorDict that takes over what is loaded; keys that are not there leave it.
-            allow_pickle: the same as `trust=True`: pickled values are read, which may run any code that who wrote them
-                chose. Without it they are an `UntrustedDataError`.
-            **kwargs: `subpath=` (a nested TensorDict only), and options of the backend.
+            device: where the tensors go. On another device than the CPU they are copied at once; `"meta"` gives shapes
+                and dtypes only, and reads no data.
+            non_blocking: accepted for compatibility.
+            storage: name of the backend. Default: found from the location.
+            mode: "r", or "r+" to change the dataset.
+            out: a TensorDict whose entries are replaced by those of the dataset, and which is returned.
+            robust_key: accepted for compatibility, as is `num_threads`.
+            allow_pickle: the same as `trust=True`: read pickled values. Unpickling may run any code that the writer of
+                the dataset chose. Without it, pickled values raise `UntrustedDataError`.
+            **kwargs: `subpath=` (open a nested TensorDict only), and options of the backend.
+
+        Returns:
+            A `TensorDict` of live tensors where the backend has them (memmap, shared memory), else a
+            `PersistentTensorDict`.
 
         Raises:
             OptionError: mode "w" or "x", which would make a new dataset; nothing is touched.
-            StoreNotFoundError, CorruptStoreError, DirtyStoreError, UntrustedDataError, PluginError.
+            StoreNotFoundError: there is no dataset at the location.
+            CorruptStoreError: the dataset is damaged.
+            DirtyStoreError: a writer ended in the middle of a change.
+            UntrustedDataError: a value is pickled, and `allow_pickle` is not set.
+            PluginError: the backend's plugin is missing or failed.
+
+        Example:
+            >>> saved = TensorDict({"a": torch.arange(3)}, [3]).save("run")
+            >>> TensorDict.load("run")["a"].tolist()
+            [0, 1, 2]
         """
         refuse_new(mode, "load")
         if not isinstance(allow_pickle, (bool, type(None))):
@@ -212,15 +236,25 @@ class SavingMixin(Container):
         existsok: bool = False,
         **options: Any,
     ) -> TensorDictBase:
-        """Allocate a dataset from shapes and dtypes, filled with zeros, without holding it in memory.
+        """Allocate a dataset from shapes and dtypes, without holding its data in memory.
+
+        Every leaf reads as its fill value, zeros by default, until it is written. A dataset larger than memory can be
+        allocated this way and filled row by row.
 
         Args:
-            schema: `key -> (shape, dtype)`, a dtype, or a `LeafSpec` with options of its own; nested
-                dicts and tuple keys make nested TensorDicts. Shapes are without the batch size.
-            batch_size: leading shape of every leaf.
-            storage: backend name or URL; None: in memory.
-            mode: "x" (default: an existing target is an error) or "w" (replace it).
+            schema: `key -> (shape, dtype)`, a dtype, or a `LeafSpec` with options of its own; nested dicts and tuple
+                keys make nested TensorDicts. Shapes are without the batch size.
+            batch_size: leading shape of every leaf, `[*B]`.
+            storage: backend name or URL. Default: from the location, or in memory if there is none.
+            device: the device of the entries.
+            names: names of the batch dimensions.
+            mode: "x" (default) refuses an existing target; "w" replaces it.
+            existsok: True is `mode="w"`.
             **options: `location=` (or `prefix=`, `filename=`), and options of the backend.
+
+        Raises:
+            StoreExistsError: something is at the location, and `mode` is not "w".
+            OptionError: another mode, an option that the backend does not have, or any option in memory.
 
         Example:
             >>> td = TensorDict.from_schema({"obs": ((4,), "uint8"), ("next", "obs"): ((4,), "uint8")}, batch_size=[8])
@@ -271,13 +305,43 @@ class SavingMixin(Container):
         return handle, path
 
     def close(self) -> None:
-        """Commit in-place writes and let go of the dataset, if this TensorDict is over one. Twice is fine."""
+        """Commit in-place writes and close the dataset, if this TensorDict is over one.
+
+        Afterwards every use of the entries raises `StoreClosedError`. In memory, and the second time, nothing happens.
+        A `with` block over what `save`, `load` and `from_schema` return closes it.
+
+        Raises:
+            StoreError: what was written could not be committed, such as on a full disk.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3]).save("run")
+            >>> td["a"][0] = 1.0
+            >>> td.close()
+            >>> TensorDict.load("run")["a"].tolist()
+            [1.0, 0.0, 0.0]
+        """
         binding = getattr(self, "_binding", None)
         if binding is not None:
             binding[0].close()
 
     def commit(self) -> Self:
-        """Make in-place writes to the dataset durable and checked now, instead of at `close()`."""
+        """Make in-place writes to the dataset durable now, instead of at `close()`.
+
+        Checksums of what was written are renewed, so that later readers can verify it.
+
+        Returns:
+            This TensorDict.
+
+        Raises:
+            UnsupportedError: this TensorDict is not over a dataset.
+            ReadOnlyError: the dataset was opened in mode "r".
+            StoreClosedError: it was closed.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(3)}, [3]).save("run")
+            >>> td.zero_().commit().verify()
+            []
+        """
         handle, _ = self._owned("commit")
         handle.commit(handle.groups)
         return self
@@ -287,7 +351,10 @@ class SavingMixin(Container):
 
         Returns:
             A `Fault` for each leaf that is not as it was committed: its path in the dataset, and why. Empty when all
-            is well, and for data in memory. Leaves that were written since are not compared.
+            is well, and for data in memory. Leaves that were written since the commit are not compared.
+
+        Raises:
+            StoreClosedError: the dataset was closed.
 
         Example:
             >>> TensorDict({"a": torch.ones(3)}, [3]).memmap().verify()
@@ -302,12 +369,29 @@ class SavingMixin(Container):
 
     # -- reading -----------------------------------------------------------------------------
     def read(self, index: Any = None, keys: Any = None, out: Any = None) -> Self:
-        """Read rows now, all entries in one batch, into fresh memory or the caller's buffers.
+        """Read rows now: all entries in one batch, into fresh memory or into buffers of the caller.
+
+        `td[index]` of a stored TensorDict reads nothing yet; `read(index)` asks the store once for all entries.
 
         Args:
-            index: a batch index; default: everything.
-            keys: only these (nested) keys.
-            out: a TensorDict of buffers with the result's shapes and dtypes, filled and returned.
+            index: a batch index, as in `td[index]`. Default: everything.
+            keys: a (nested) key or a list of them. Default: all.
+            out: a TensorDict of buffers with the shapes and dtypes of the result. They are filled, and `out` is
+                returned.
+
+        Returns:
+            A TensorDict in memory, of the batch size of `td[index]`.
+
+        Raises:
+            KeyNotFoundError: there is no such key, or `out` lacks one.
+            BatchSizeError: a buffer has another shape or dtype.
+            CorruptStoreError: the data that was read does not match its checksum.
+            StoreClosedError: the dataset was closed.
+
+        Example:
+            >>> td = TensorDict({"a": torch.arange(10), "b": torch.zeros(10, 4)}, [10]).memmap()
+            >>> td.read(slice(2, 5), keys=["a"])["a"].tolist()
+            [2, 3, 4]
         """
         td = self if index is None else self._at(index)
         if keys is not None:

@@ -48,45 +48,49 @@ def copy_dataset(
     src_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Copy a dataset between any two locations, block by block: memory stays at a few blocks, whatever its size.
+    """Copy a dataset between any two locations, block by block, with a few blocks in memory, whatever its size.
 
-    Leaves, nested TensorDicts, batch sizes, names and values that are not tensors all arrive. A copy that
-    was interrupted, even by `kill -9`, is finished by the same call: every `checkpoint` seconds what is
-    there is committed together with a mark that tells how far it came. Until the mark is taken off at the
+    Leaves, nested TensorDicts, batch sizes, names and values that are not tensors are all copied. A copy that
+    was interrupted, even by `kill -9`, is finished by the same call: every `checkpoint` seconds, what has been copied
+    is committed, with a record of the progress. Until the record is removed at the
     end, `open` and `load` refuse the target with `DirtyStoreError`. A copy that ends before its first
-    checkpoint leaves no trace. If the source changed in between, a warning says so and all is copied anew.
+    checkpoint leaves no trace. If the source changed in between, a warning says so, and all is copied again.
 
     Args:
         src: a location, or an open TensorDict (whose copy cannot be resumed: its data may be changed at any time).
-        dst: where to.
-        storage: name of the target's backend; default: found from `dst`. `src_storage` is the source's.
+        dst: the location of the copy.
+        storage: name of the target's backend; default: found from `dst`.
+        src_storage: name of the source's backend; default: found from `src`.
         keys: copy these (nested) keys only, of tensors, nested TensorDicts or values.
         mode: "x" refuses an existing dataset. "w" replaces it in one step at the end, and then cannot be resumed;
             a partial copy is replaced from the start, or finished if it is one of the same source.
-        layout: "random" (single rows) or "scan" (long runs of rows): what the chunks of the target are to be good
-            at. It is the option `layout` of the target's backend, and refused by one that has none.
+        layout: "random" (single rows) or "scan" (long runs of rows): the access that the target's chunks are
+            sized for. It is the option `layout` of the target's backend; a backend without it refuses it.
         rules: options of single leaves, `{pattern: {option: value}}`: a tuple is matched part by part, a string
             against the path written with dots, both with `*` and `?`; what matches a nested TensorDict matches all
-            in it. Of one option the last rule that names it wins. `{"*": {"layout": "scan"}, "next.*": {"chunks": 1}}`.
+            in it. The last rule that names an option wins. `{"*": {"layout": "scan"}, "next.*": {"chunks": 1}}`.
         verify: "source" compares the source with the checksums that it keeps, "target" reads each block back and
             compares it with what was written; True does both.
-        resume: False makes no partial target and goes on with none.
+        resume: False makes no partial target, and continues none.
         progress: show a bar; default: if stderr is a terminal.
-        block_bytes: size of a block. Blocks keep to the chunks of the target and the source.
-        checkpoint: seconds between two checkpoints; more where they take long, so that they take a tenth of the time
+        block_bytes: size of a block. Blocks are aligned with the chunks of the target and the source.
+        checkpoint: seconds between two checkpoints; more where they are slow, so that they take a tenth of the time
             at most. 0: after each block.
         src_options: options of the source's backend.
         **options: options of the target's backend: compression, chunks, credentials, ...
 
     Raises:
-        StoreExistsError: something is there already, or a partial copy of something else.
-        CorruptStoreError: a leaf of the source is damaged, or reads back from the target other than it was
-            written; names the leaf and its rows. The target is not published.
+        StoreExistsError: there is a dataset at `dst` already, or a partial copy of another one.
+        CorruptStoreError: a leaf of the source is damaged, or the target reads back other values than were
+            written; the error names the leaf and its rows. The target is not published.
         KeyNotFoundError: one of `keys`, or a rule, matches nothing.
         OptionError: an option that the backend does not have.
 
     Example:
-        >>> tdstore.copy("runs/1", "run.h5", layout="scan", compression="gzip")  # doctest: +SKIP
+        >>> TensorDict({"a": torch.arange(3)}, [3]).save("runs/1").close()
+        >>> tdstore.copy("runs/1", "run.h5", layout="scan", compression="gzip")
+        >>> tdstore.load("run.h5").read()["a"]
+        tensor([0, 1, 2])
     """
     if mode not in ("w", "x"):
         raise OptionError(f"copy takes mode 'x' or 'w', not {mode!r}")

@@ -88,9 +88,17 @@ class StateDictMixin(Container):
             assign: whether to use the tensors themselves instead of copying their values.
             from_flatten: whether to split keys at dots. Default: derived from the state dict and the entries.
 
+        Returns:
+            This TensorDict.
+
         Raises:
-            StateDictError: the keys do not match. BatchSizeError: an entry has another shape. After an error nothing is
-                changed.
+            StateDictError: the keys do not match. After an error nothing is changed.
+            BatchSizeError: an entry has another shape.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2)}, [2])
+            >>> td.load_state_dict(TensorDict({"a": torch.ones(2)}, [2]).state_dict())["a"]
+            tensor([1., 1.])
         """
         if _asked_by_a_loader():
             return self

@@ -250,6 +250,7 @@ def from_dataclass(
         TypeError: `dataclass` is not an instance of a dataclass.
 
     Example:
+        >>> import dataclasses
         >>> @dataclasses.dataclass
         ... class Point:
         ...     x: torch.Tensor
@@ -294,6 +295,7 @@ def from_namedtuple(
         TypeError: `named_tuple` is neither a named tuple nor a dict.
 
     Example:
+        >>> from collections import namedtuple
         >>> Point = namedtuple("Point", ["x", "y"])
         >>> from_namedtuple(Point(torch.zeros(2), torch.ones(2)), auto_batch_size=True)["y"]
         tensor([1., 1.])

@@ -102,7 +102,13 @@ class BindingMixin(ResidentTree):
         return record, specs_of_nested(parts)
 
     def is_shared(self) -> bool:
-        """Return whether other processes of this machine see writes to the leaves (always so on CUDA)."""
+        """Return whether other processes of this machine see writes to the leaves. On CUDA they always do.
+
+        Example:
+            >>> td = TensorDict({"a": torch.zeros(2)}, [2])
+            >>> td.is_shared(), td.share_memory_().is_shared()
+            (False, True)
+        """
         return bool(self._state & SHARED) or (self._device is not None and self._device.type == "cuda")
 
     # -- structure ---------------------------------------------------------------------------

@@ -1,0 +1,145 @@
+"""The largest and the smallest element, and where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar, overload
+
+import torch
+from torch import Tensor
+
+from tdstore.ops import reductions as how
+from tdstore.ops.reduce import FEATURE, ReduceOps
+from tdstore.ops.reductions import Reduction
+
+if TYPE_CHECKING:
+    T = TypeVar("T")
+    Dims = int | str | Sequence[int | str]
+    On = Literal[True]
+    Off = Literal[False] | None
+
+    class Pair(NamedTuple, Generic[T]):
+        """What `torch.max` and its kin return over one dimension: `torch.return_types.max`, of TensorDicts."""
+
+        values: T
+        indices: T
+
+
+class ExtremeOps(ReduceOps):
+    """max, min, cummax, cummin."""
+
+    __slots__ = ()
+
+    @overload
+    def max(self, dim: Any = None, keepdim: bool = False, *, reduce: On, return_indices: bool = True) -> Tensor: ...
+    @overload
+    def max(
+        self, dim: None = None, keepdim: bool = False, *, reduce: Off = None, return_indices: bool = True
+    ) -> Self: ...
+    @overload
+    def max(self, dim: Dims, keepdim: bool = False, *, reduce: Off = None, return_indices: Literal[False]) -> Self: ...
+    @overload
+    def max(self, dim: int, keepdim: bool = False, *, reduce: Off = None, return_indices: On = True) -> Pair[Self]: ...
+    @overload
+    def max(
+        self, dim: Dims, keepdim: bool = False, *, reduce: Off = None, return_indices: bool = True
+    ) -> Self | Pair[Self]: ...
+    def max(
+        self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None, return_indices: bool = True
+    ) -> Any:
+        """Return the largest element, as [`torch.max`][]: with its index when one batch dimension is reduced.
+
+        Args:
+            dim: what to reduce: None for everything, batch dimensions by number or name, or `"feature"`.
+            keepdim: whether reduced batch dimensions stay, with length 1.
+            reduce: True returns one tensor over all leaves.
+            return_indices: False returns the values alone.
+
+        Returns:
+            Over one batch dimension `(values, indices)`, two TensorDicts, the indices of dtype int64, as torch does.
+            Else the values: over everything, over several dimensions, over features, or without `return_indices`.
+
+        Raises:
+            DimensionError: `dim` is not a batch dimension.
+            InvalidTypeError: `keepdim` without batch dimensions to reduce.
+
+        Example:
+            >>> td = TensorDict({"a": torch.tensor([[1, 5], [7, 2]])}, [2])
+            >>> td.max(dim=0).indices["a"]
+            tensor([1, 0])
+            >>> td.max(reduce=True)
+            tensor(7)
+        """
+        return self._extreme(torch.max, how.AMAX, dim, keepdim, reduce, return_indices)
+
+    @overload
+    def min(self, dim: Any = None, keepdim: bool = False, *, reduce: On, return_indices: bool = True) -> Tensor: ...
+    @overload
+    def min(
+        self, dim: None = None, keepdim: bool = False, *, reduce: Off = None, return_indices: bool = True
+    ) -> Self: ...
+    @overload
+    def min(self, dim: Dims, keepdim: bool = False, *, reduce: Off = None, return_indices: Literal[False]) -> Self: ...
+    @overload
+    def min(self, dim: int, keepdim: bool = False, *, reduce: Off = None, return_indices: On = True) -> Pair[Self]: ...
+    @overload
+    def min(
+        self, dim: Dims, keepdim: bool = False, *, reduce: Off = None, return_indices: bool = True
+    ) -> Self | Pair[Self]: ...
+    def min(
+        self, dim: Any = None, keepdim: bool = False, *, reduce: bool | None = None, return_indices: bool = True
+    ) -> Any:
+        """Return the smallest element, as [`torch.min`][]; arguments and results as `max`."""
+        return self._extreme(torch.min, how.AMIN, dim, keepdim, reduce, return_indices)
+
+    @overload
+    def cummax(self, dim: int | str, *, reduce: Off = None, return_indices: On = True) -> Pair[Self]: ...
+    @overload
+    def cummax(self, dim: int | str, *, reduce: Off = None, return_indices: Literal[False]) -> Self: ...
+    @overload
+    def cummax(self, dim: int | str, *, reduce: On, return_indices: On = True) -> Pair[Tensor]: ...
+    @overload
+    def cummax(self, dim: int | str, *, reduce: On, return_indices: Literal[False]) -> Tensor: ...
+    def cummax(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
+        """Return the largest element so far along a batch dimension, as [`torch.cummax`][]: `(values, indices)`.
+
+        With `reduce=True`, of all leaves concatenated along `dim`: two tensors.
+        """
+        return self._running(torch.cummax, dim, reduce, return_indices)
+
+    @overload
+    def cummin(self, dim: int | str, *, reduce: Off = None, return_indices: On = True) -> Pair[Self]: ...
+    @overload
+    def cummin(self, dim: int | str, *, reduce: Off = None, return_indices: Literal[False]) -> Self: ...
+    @overload
+    def cummin(self, dim: int | str, *, reduce: On, return_indices: On = True) -> Pair[Tensor]: ...
+    @overload
+    def cummin(self, dim: int | str, *, reduce: On, return_indices: Literal[False]) -> Tensor: ...
+    def cummin(self, dim: Any, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
+        """Return the smallest element so far along a batch dimension, as [`torch.cummin`][]; arguments as `cummax`."""
+        return self._running(torch.cummin, dim, reduce, return_indices)
+
+    def _extreme(
+        self, fn: Any, kind: Reduction, dim: Any, keepdim: bool, reduce: bool | None, return_indices: bool
+    ) -> Any:
+        if reduce or not return_indices or dim is None or dim == FEATURE or isinstance(dim, (tuple, list)):
+            return self._reduction(kind, dim, keepdim, reduce)
+        best = self._reduction(kind, dim, keepdim, None)
+        indices = self._reduction(how.argument(fn), dim, keepdim, None)
+        return getattr(torch.return_types, fn.__name__)((best, indices))
+
+    def _running(self, fn: Any, dim: Any, reduce: bool | None, return_indices: bool) -> Any:
+        at = self._one_dim(dim)
+        if reduce:
+            whole = fn(self._strung(at), at)
+            return whole if return_indices else whole.values
+        pairs: list[Any] = []
+
+        def values(leaves: Sequence[Tensor]) -> list[Tensor]:
+            pairs.extend(fn(leaf, at) for leaf in leaves)
+            return [pair.values for pair in pairs]
+
+        best = self._in_rows()._foreach(values)
+        if not return_indices:
+            return best
+        return getattr(torch.return_types, fn.__name__)((best, best._foreach(lambda _: [p.indices for p in pairs])))
