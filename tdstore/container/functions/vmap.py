@@ -53,6 +53,34 @@ def _stacks(td: Any, path: Path) -> Iterator[tuple[Path, int]]:
 _PLAIN = Form()
 
 
+class MappedValues(list[Any]):
+    """The values of all rows, which the mapped function sees in place of its own; the result has them by row again.
+
+    Args:
+        rows: the values before mapping.
+        dim: the dimension that was mapped.
+        level: the level of vmap that the function runs in.
+    """
+
+    def __init__(self, rows: NonTensor, dim: int, level: int | None) -> None:
+        super().__init__(rows.tolist())
+        self.rows, self.dim, self.level = rows, dim, level
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MappedValues:
+        return MappedValues(self.rows, self.dim, self.level)
+
+    def restore(self, key: str, shape: torch.Size, dim: int) -> NonTensor:
+        """Return the values by row, with the mapped dimension at `dim`."""
+        rows: NonTensor = self.rows.move(lambda t: t.movedim(self.dim, dim))
+        if rows.batch_size != shape:
+            raise UnsupportedError(
+                f"the values of {key!r} differ from row to row and had the shape {list(self.rows.batch_size)} "
+                f"before torch.vmap, the result has {list(shape)}",
+                hint=f"change the shape outside of the mapped function, or exclude({key!r}) first",
+            )
+        return rows
+
+
 class Box:
     """A TensorDict as tensors; `dim` is the batch dimension that is mapped over, None where there is none."""
 
@@ -141,7 +169,7 @@ def _rebuilt(td: Any, new: torch.Size, leaves: Iterator[Tensor], dim: int | None
         elif is_batched(value):
             data[key] = next(leaves)
         elif isinstance(value, NonTensor):
-            data[key] = value if dim is None else _moved(key, value, new, dim)
+            data[key] = value if dim is None else _moved(key, value, new, dim, len(new) < len(old))
         else:
             data[key] = _rebuilt(value, torch.Size((*new, *value._batch_size[len(old) :])), leaves, dim)
     return td._new(data, new, td._device, names if names and any(names) else None)
@@ -162,20 +190,21 @@ def _mapped_later(key: str, value: Any, inward: bool) -> Any:
     return MappedUninitialized(value, level)
 
 
-def _moved(key: str, value: NonTensor, new: torch.Size, dim: int) -> NonTensor:
+def _moved(key: str, value: NonTensor, new: torch.Size, dim: int, inward: bool) -> NonTensor:
     if isinstance(value, UnbatchedTensor):
         return value.for_batch(new)
+    level = torch._C._functorch.maybe_current_level()
     if isinstance(value, NonTensorData):
-        return NonTensorData(value.data, new)
+        mapped = value.data
+        if not inward and isinstance(mapped, MappedValues) and mapped.level == (level or 0) + 1:
+            return mapped.restore(key, new, dim)
+        return NonTensorData(mapped, new)
     if value.ndim < len(new):
         return value.move(lambda t: t.unsqueeze(dim).expand(new))
     rows = value.spread(lambda t: t.unbind(dim))
-    if not all(row.same(rows[0]) for row in rows):
-        raise UnsupportedError(
-            f"torch.vmap cannot map over {key!r}, whose values differ from row to row",
-            hint=f"exclude({key!r}) first",
-        )
-    return rows[0]
+    if all(row.same(rows[0]) for row in rows):
+        return rows[0]
+    return NonTensorData(MappedValues(value, dim, level), new)
 
 
 def _boxed(tree: Any, dims: Any, inward: bool) -> Any:

@@ -113,8 +113,8 @@ def test_names_and_values():
     assert out.names == ["t", None]
     assert out["s"] == "hello"
     td["s"] = NonTensorStack.from_list([["a", "b"], ["a", "c"], ["a", "d"]], 2)
-    with pytest.raises(UnsupportedError, match="exclude\\('s'\\)"):
-        torch.vmap(lambda x: x)(td)
+    out = torch.vmap(lambda x: seen.append(x["s"]) or x)(td)
+    assert seen[1] == out["s"] == [["a", "b"], ["a", "c"], ["a", "d"]]
     td["s"] = NonTensorStack.from_list([["a", "b"]] * 3, 2)
     assert torch.vmap(lambda x: x)(td)["s"] == [["a", "b"]] * 3
 
