@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.paths import entry_path
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tdstore.tensordicts.resident.tensordict import TensorDict
 
 Callback = Callable[..., Any]
+E = TypeVar("E")
 
 
 def merge_tensordicts(*tensordicts: Any, callback_exist: Callback | Mapping[Any, Callback] | None = None) -> TensorDict:
@@ -38,6 +39,11 @@ def merge_tensordicts(*tensordicts: Any, callback_exist: Callback | Mapping[Any,
     return _merged([td._resident() for td in tensordicts], len(tensordicts), callback_exist, ())
 
 
+def unlocked_copy(entry: E) -> E:
+    """Return the entry; a locked nested TensorDict as an unlocked one with the same tensors."""
+    return entry.clone(False) if isinstance(entry, Container) and entry.is_locked else entry
+
+
 def _merged(tds: Sequence[Any], everyone: int, callback: Any, path: Path) -> TensorDict:
     first = tds[0]
     made = Container._resident_class(batch_size=first.batch_size, device=first.device, names=first._dim_names())
@@ -47,7 +53,7 @@ def _merged(tds: Sequence[Any], everyone: int, callback: Any, path: Path) -> Ten
         fn = callback.get(here) if isinstance(callback, dict) else callback
         groups = [entry._resident() for entry in column if isinstance(entry, Container)]
         if isinstance(column[0], Container):
-            entry = _merged(groups, everyone, callback, here) if len(groups) > 1 else column[0]
+            entry = _merged(groups, everyone, callback, here) if len(groups) > 1 else unlocked_copy(column[0])
         elif fn is not None and len(column) == everyone:
             entry = fn(*column)
         else:

@@ -44,7 +44,7 @@ def _facts(node: Any, path: Path) -> Iterator[tuple[Path, tuple[torch.Size, torc
 class Mapper:
     """One walk of `apply`: a function over the leaves of a tree and of others beside it."""
 
-    __slots__ = ("call_on_nested", "default", "filter_empty", "fn", "is_leaf", "least", "named")
+    __slots__ = ("call_on_nested", "default", "device", "filter_empty", "fn", "is_leaf", "least", "named")
 
     def __init__(
         self,
@@ -54,7 +54,9 @@ class Mapper:
         filter_empty: bool | None,
         call_on_nested: bool,
         is_leaf: Callable[[type], bool] | None = None,
+        device: Any = NO_DEFAULT,
     ) -> None:
+        self.device = device
         self.fn, self.named, self.default, self.is_leaf = fn, named, default, is_leaf
         self.filter_empty, self.call_on_nested = filter_empty, call_on_nested
         self.least: torch.Size | None = None
@@ -71,12 +73,16 @@ class Mapper:
         data: dict[str, Any] = {}
         dropped = False
         names = td._names if batch == td._batch_size else None
-        built = td._resident_class._new(data, batch, td._device, names)
+        device = td._device if self.device is NO_DEFAULT else self.device
+        built = td._resident_class._new(data, batch, device, names)
         for key, value in td._data.items():
             unmapped = isinstance(value, NonTensor) and not (isinstance(value, Tensor) and batch == td._batch_size)
             if unmapped and not self.calls(value):
                 if isinstance(value, (NonTensorData, Tensor)) or batch == td._batch_size:  # else whose rows are they?
-                    data[key] = built._coerce(key, value.own_copy())
+                    copy = value.own_copy()
+                    if isinstance(copy, NonTensorData) and copy.batch_size != batch:
+                        copy = copy.for_batch(batch)
+                    data[key] = built._coerce(key, copy)
                 continue
             rest = [_other_entry(o, (*path, key), self.default) for o in others] if others else ()
             if isinstance(value, Tensor) or self.calls(value):
@@ -91,9 +97,7 @@ class Mapper:
                 made = nested._mapped(self, below, (*path, key) if named or others else (), wide)
             if made is None:
                 dropped = True
-            elif (
-                type(made) is Tensor and td._device is None and not made.is_nested and made.shape[: len(batch)] == batch
-            ):
+            elif type(made) is Tensor and device is None and not made.is_nested and made.shape[: len(batch)] == batch:
                 data[key] = made
             else:
                 try:
@@ -102,7 +106,7 @@ class Mapper:
                     if least is None:
                         raise
                     batch, least = least, None
-                    built = td._resident_class._new(data, batch, td._device, None)
+                    built = td._resident_class._new(data, batch, device, None)
                     data[key] = built._coerce(key, made)
         if not data and (self.filter_empty or (self.filter_empty is None and dropped)):
             return None

@@ -11,6 +11,7 @@ import torch
 from tdstore.container.core.container import GROUP, VALUE, Container
 from tdstore.container.core.paths import entry_path
 from tdstore.container.functions.broadcast import uneven, widened
+from tdstore.container.functions.merge import unlocked_copy
 from tdstore.container.methods.access import NO_DEFAULT
 from tdstore.container.values.nontensor import NonTensor
 from tdstore.errors import InvalidArgumentError, KeyExistsError, OptionError
@@ -289,7 +290,7 @@ class SelectionMixin(Container):
             if len(parts) > 1:
                 split.append((parts, value))
             else:
-                tree[key] = value
+                tree[key] = unlocked_copy(value)
         mine: set[int] = set()  # the nested TensorDicts made here; those of others are copied before they change
         for parts, value in split:
             node = tree

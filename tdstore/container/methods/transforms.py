@@ -374,14 +374,18 @@ class TransformsMixin(Container):
         batch = self._batch_size if batch_size is None else as_size(batch_size)
         if batch_size is None and target is not None and -1 not in target.batch_size:
             batch = target.batch_size
-        made = self._mapped(Mapper(fn, named, default, filter_empty, call_on_nested, is_leaf), others, (), batch)
+        if device is not NO_DEFAULT and device is not None:
+            device = torch.device(device)
+        of = NO_DEFAULT if target is not None else device
+        plan = Mapper(fn, named, default, filter_empty, call_on_nested, is_leaf, of)
+        made = self._mapped(plan, others, (), batch)
         if target is not None:
             if made is not None:
                 target.update(made, inplace=inplace or writes_in_place(target, made))
             return target
         if made is None:
             return None
-        if device is not NO_DEFAULT:
+        if device is not NO_DEFAULT and made.device != device:  # what was mapped as it is, a stored element above all
             made = made.clear_device_() if device is None else made.to(device)
         if names is not NO_DEFAULT:
             made._set_names(as_names(names, len(batch)))
