@@ -4,6 +4,7 @@
     ├── InvalidArgumentError      (ValueError)
     ├── InvalidTypeError          (TypeError)
     ├── InvalidStateError         (RuntimeError)
+    │   └── GradientError         (ValueError)
     ├── OutOfRangeError           (IndexError)
     ├── BatchSizeError            (ValueError, RuntimeError)
     ├── DimensionError            (IndexError, ValueError, RuntimeError)
@@ -85,6 +86,10 @@ class InvalidTypeError(TDStoreError, TypeError):
 
 class InvalidStateError(TDStoreError, RuntimeError):
     """The object is in a state in which the call is not allowed; the message says which."""
+
+
+class GradientError(InvalidStateError, ValueError):
+    """A leaf of autograd would be written in place while gradients are recorded."""
 
 
 class OutOfRangeError(TDStoreError, IndexError):

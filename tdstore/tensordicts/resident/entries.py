@@ -124,7 +124,7 @@ class ResidentTree(TensorDictBase):
         if at is not None:
             at = spelled_out(at, len(self._batch_size))
             index_shape(self._batch_size, at)  # raises for what does not fit the batch
-        ready = [(key, data[key], self._writable_value(key, value, at)) for key, value in entries.items()]
+        ready = [(k, data[k], self._writable_value(k, v, at)) for k, v in entries.items() if at or v is not data[k]]
         if HOLES:
             for _, old, _ in ready:
                 if isinstance(old, UnbatchedTensor):

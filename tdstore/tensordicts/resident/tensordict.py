@@ -183,7 +183,7 @@ class TensorDict(IndexedTree):
         if inplace:
             if type(key) is str and type(item) is Tensor and not self._state & READONLY:
                 old = self._data.get(key)
-                if type(old) is Tensor and old.shape == item.shape:
+                if type(old) is Tensor and old.shape == item.shape and not old.requires_grad:
                     if HOLES:
                         reserve(old)
                     old.copy_(item)
@@ -289,7 +289,8 @@ class TensorDict(IndexedTree):
             if is_batched(mine) and is_batched(value):
                 if mine.is_nested or mine.shape != value.shape:
                     return False
-                pairs.append((mine, value))
+                if mine is not value:
+                    pairs.append((mine, value))
             elif type(mine) is not TensorDict or type(value) is not TensorDict or not mine._pair_existing(value, pairs):
                 return False
         return True

@@ -13,7 +13,7 @@ from tdstore.container.storage.inline_values import InlineStack
 from tdstore.container.values.codecs import pickling
 from tdstore.container.values.nontensor import NonTensor, NonTensorData, NonTensorStack
 from tdstore.container.varlen.columns import PackedStack
-from tdstore.errors import BatchSizeError, InvalidStateError
+from tdstore.errors import BatchSizeError, GradientError, InvalidStateError
 from tdstore.index.tracing import mapped, traced
 from tdstore.storekit.sparse import HOLES, reserve
 
@@ -80,7 +80,7 @@ def check_copies(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 def _check_grad(leaf: Tensor) -> None:
     base = leaf._base if leaf._is_view() else leaf
     if torch.is_grad_enabled() and base is not None and base.is_leaf and base.requires_grad:
-        raise InvalidStateError(
+        raise GradientError(
             "a leaf that requires grad cannot be written in place: do it under torch.no_grad(), or detach() it first"
         )
 
