@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tdstore.container.core.container import Container
 from tdstore.container.core.locks import LOCKED, MAPPED, SHARED
+from tdstore.container.persistence.saved_path import SavedPath
 from tdstore.container.persistence.saving import absolute, later, refuse_new, unlocked
 from tdstore.container.storage.describe import describe
 from tdstore.container.storage.handle import StoreHandle
@@ -215,9 +216,10 @@ class NamedStorageMixin(Container):
         return place
 
     @property
-    def saved_path(self) -> str | None:
+    def saved_path(self) -> SavedPath | None:
         """Where the memory-mapped files are: None of temporary ones; `AttributeError` if there are none.
 
+        It is a string, and has the methods of a `pathlib.Path`: `td.saved_path / "a.memmap"`.
         A relative path, if one was given, for as long as the working directory is the same, and else an absolute one.
         """
         binding = self._place()
@@ -228,8 +230,8 @@ class NamedStorageMixin(Container):
             return None
         place, root, written = handle.store.group_location(path), handle.store.group_location(()), handle.location
         if written is not None and not os.path.isabs(written) and os.path.abspath(written) == root:
-            return str(PurePath(written, os.path.relpath(place, root)))
-        return place
+            return SavedPath(PurePath(written, os.path.relpath(place, root)))
+        return None if place is None else SavedPath(place)
 
     def make_memmap(
         self, key: NestedKey, shape: Any, *, dtype: torch.dtype | None = None, robust_key: bool = True
@@ -417,6 +419,9 @@ class NamedStorageMixin(Container):
         Returns:
             This TensorDict.
 
+        Where a leaf is a parameter or requires a gradient, as those of `from_module` do, each tensor is moved where it
+        is: it stays the same object, and the module that it is of shares it, too.
+
         Raises:
             InvalidStateError: the leaves are in memory-mapped files, which processes share already.
 
@@ -428,6 +433,10 @@ class NamedStorageMixin(Container):
         _refuse_other_memory(self, MAPPED, "share_memory_", "memory-mapped files, which other processes open, too")
         if self._device is not None and self._device.type == "cuda":
             return self
+        stored = isinstance(self, Container._stored_class)
+        if not stored and any(leaf.requires_grad for leaf in self._leaf_list()):
+            _share_tensors(self)
+            return self.lock_()
         return self._become(self.save(storage="shared"))
 
     @classmethod
@@ -526,6 +535,17 @@ def _files_of(td: Any) -> str | None:
     if not td._state & MAPPED or getattr(td, "_binding", None) is None or td._binding[0].location is None:
         return None
     return str(td.saved_path)
+
+
+def _share_tensors(td: Any) -> None:
+    """Move each tensor to shared memory of its own."""
+    for leaf in td._leaf_list():
+        leaf.share_memory_()
+    groups = [td]
+    while groups:
+        group = groups.pop()
+        group._state |= SHARED
+        groups += group._groups()
 
 
 def _refuse_other_memory(td: Any, state: int, method: str, where: str) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tdstore.container.core.container import GROUP, LEAF, VALUE, Container
+from tdstore.container.core.locks import SHARED
 from tdstore.container.core.tensorclasses import class_of, takes, unwrap
 from tdstore.container.entries.unbatched import UnbatchedTensor
 from tdstore.container.functions.uneven_stacks import even
@@ -42,8 +43,9 @@ class StateDictMixin(Container):
         *,
         legacy: bool = False,
     ) -> dict[str, Any]:
-        """Return the tensors as an `OrderedDict`, as `torch.nn.Module.state_dict` does: detached, with shared memory.
+        """Return the tensors as an `OrderedDict`, as `torch.nn.Module.state_dict` does: detached, with the same memory.
 
+        Those of `share_memory_()` are copies, so that `torch.save` writes them and nothing else.
         Its attribute `_metadata` holds batch sizes, devices, names and values that are not tensors. A lazy stack
         is stored stacked or, where its elements differ, by element. The loaders of torchdata, which ask a
         data set for its position, get an empty state.
@@ -131,10 +133,14 @@ def _tree_of(td: Any, keep_vars: bool) -> Tree:
         return Tree(td.batch_size, td.device, td._names, td.stack_dim, elements)
     td = td._resident()
     tree = Tree(td.batch_size, td.device, td._names)
+    shared = bool(td._state & SHARED) and not keep_vars
     for key in td._first_keys():
         value = td._raw(key)
         if isinstance(value, Tensor):
-            tree.entries[key] = value if keep_vars else value.detach()
+            leaf = value if keep_vars else value.detach()
+            # Leaves in one shared file are one storage to torch.save, which refuses it with several dtypes.
+            one_file = shared and leaf.untyped_storage().nbytes() != leaf.nbytes
+            tree.entries[key] = leaf.clone() if one_file else leaf
         else:
             tree.entries[key] = _tree_of(value, keep_vars) if isinstance(value, Container) else value
     if tensorclass is not None:
